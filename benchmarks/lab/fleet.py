@@ -326,9 +326,10 @@ class Box:
         condition: Callable[[], T | None],
         seconds: float = MOVE_S,
         must_run: tuple[Peer, ...] = (),
+        every: float = 0.1,
     ) -> T:
-        """The first true value of ``condition()``. Raises Hang after ``seconds``, and at once when
-        one of ``must_run`` ends."""
+        """The first true value of ``condition()``, asked for once in so many seconds. Raises Hang
+        after ``seconds``, and at once when one of ``must_run`` ends."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             for peer in must_run:
@@ -336,7 +337,7 @@ class Box:
                     raise Hang(f"{peer.label} ended while waiting for {what}")
             if time.monotonic() >= deadline:
                 raise Hang(f"{what}: not in {seconds:.0f} s")
-            time.sleep(0.1)
+            time.sleep(every)
         return value
 
     def start(self, *peers: Peer) -> None:
