@@ -4,7 +4,9 @@
 """
 
 import gc
+import os
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is loaded; it tells of every end
 import grpc.aio
 import pytest
 from hypothesis import settings

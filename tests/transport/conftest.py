@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 import grpc
 import pytest
 
