@@ -1,18 +1,15 @@
 """Daemons that are forked from one process which has loaded the program already.
 
-Loading torch takes a daemon four seconds of a core, several times what it then needs until it
-trains, and tests start a hundred. Nothing else differs from a daemon that a command started: a
-process with a process group of its own, its words, environment and output, that dies with the
-process which asked for it.
+Loading torch is most of what a daemon takes of a core until it trains, and tests start a hundred.
+Nothing else differs from a daemon that a command started: a process with a process group of its
+own, its words, environment and output, that dies with the process which asked for it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +20,7 @@ from typing import Any
 
 import cli
 from node.app.launch import Child
-from node.transport.parent_watch import PR_SET_PDEATHSIG
+from node.transport.parent_watch import end_with
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LARGEST = 1 << 17
@@ -41,18 +38,8 @@ class Forks:
     def start(self, words: list[str], log: Path, environment: dict[str, str]) -> Forked:
         """Run ``tutti`` with these words; what it says goes to ``log``. Raises OSError when the
         process that forks has ended."""
-        if self._socket is None:
-            self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-            with theirs:
-                command = [sys.executable, "-m", "benchmarks.lab.forks", str(theirs.fileno())]
-                # In a process group of its own, where no Ctrl-C reaches it.
-                self._server = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], cwd=REPOSITORY, process_group=0
-                )
-        place = {"log": str(log), "folder": os.getcwd()}
-        self._socket.send(
-            json.dumps({"words": words, "environment": environment, **place}).encode()
-        )
+        asked = {"words": words, "environment": environment, "log": str(log)}
+        self._server_end().send(json.dumps({**asked, "folder": os.getcwd()}).encode())
         while (pid := self._next()) is None:
             pass
         return Forked(self, pid, words)
@@ -113,11 +100,13 @@ class Forked(subprocess.Popen[bytes]):
         self.stdin = self.stdout = self.stderr = None
 
     def poll(self) -> int | None:
-        self.returncode = self._forks.code(self.pid, 0.0)
+        if self.returncode is None:
+            self.returncode = self._forks.code(self.pid, 0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        self.returncode = self._forks.code(self.pid, timeout)
+        if self.returncode is None:
+            self.returncode = self._forks.code(self.pid, timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
@@ -129,8 +118,8 @@ class Forked(subprocess.Popen[bytes]):
 
 def serve(door: socket.socket) -> list[str] | None:
     """Fork daemons until ``door`` is closed at its other end. In a daemon: its words."""
-    running: dict[int, int] = {}
-    """Process ids, by descriptors of the processes."""
+    server, running = os.getpid(), dict[int, int]()
+    """``running``: process ids, by descriptors of the processes."""
     while True:
         for ready in select.select([door.fileno(), *running], [], [])[0]:
             if ready in running:
@@ -147,16 +136,12 @@ def serve(door: socket.socket) -> list[str] | None:
                 door.close()
                 for other in running:
                     os.close(other)
-                return _become(json.loads(said))
+                return _become(json.loads(said), server)
 
 
-def _become(asked: dict[str, Any]) -> list[str]:
-    """Make this process the one that was asked for."""
-    parent = os.getppid()
-    os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the kernel knew whom to tell
+def _become(asked: dict[str, Any], server: int) -> list[str]:
+    """Make this process, a child of ``server``, the one that was asked for."""
+    end_with(server)
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])

@@ -15,14 +15,20 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    parent, program = int(sys.argv[1]), sys.argv[2:]
+def end_with(parent: int) -> None:
+    """Put this process in a group of its own, and let it be killed when ``parent``, the process id
+    of its parent, ends."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         # The parent died before the kernel knew whom to tell us about.
         sys.exit(1)
+
+
+def main() -> None:
+    parent, program = int(sys.argv[1]), sys.argv[2:]
+    end_with(parent)
     os.execv(program[0], program)
 
 
