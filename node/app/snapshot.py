@@ -25,6 +25,7 @@ from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.scheduler.reasons import reasons
 from node.training.leader.leader import Leader
+from node.training.protocol.pace import WAY_TIMEOUT_S
 from node.training.service import Training
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
@@ -248,7 +249,8 @@ class SnapshotBuilder:
         waiting = a.training.waiting_for()
         if waiting:
             why = f"waiting for {waiting}{self._no_way(unproven)}"
-            return why, _waiting_step(waiting, bool(unproven))
+            found = s.up_s >= 2 * WAY_TIMEOUT_S
+            return why, waiting_step(waiting, bool(unproven), found)
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         idle = 0.0 if 0.0 < a.thread.busy_for < JOB_S else s.last_work_s
         if idle > max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)):
@@ -469,12 +471,14 @@ def _peer_line(peer: PeerId, body: PeerBody, **seen: Any) -> ask.PeerLine:
     )
 
 
-def _waiting_step(waiting: str, unproven: bool) -> str:
+def waiting_step(waiting: str, unproven: bool, found: bool) -> str:
+    """``unproven``: there are peers that this one has tried to reach in vain; ``found``: it has had
+    the time to find a way to everybody."""
     if "a peer for" in waiting:
         return "invite one: tutti swarm invite"
     if waiting == "an ends peer":
         return "wait for whoever founded the run, or hold the ends here: tutti start --role ends"
-    if unproven or "a way between" in waiting:
+    if unproven or (found and "a way between" in waiting):
         return (
             "let a router map a port (UPnP), forward one by hand, or start  tutti bootstrap  on "
             "a public machine; see tutti doctor net"

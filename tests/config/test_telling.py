@@ -73,3 +73,10 @@ async def test_a_total_that_went_back_adds_nothing_to_the_page(monkeypatch):
         page.measure()
         counted = {s.name: s.value for family in page.collect() for s in family.samples}
         assert (counted["tutti_tokens_total"], counted["tutti_epoch"]) == (grown, 0)
+
+
+def test_routers_are_blamed_once_a_way_could_have_been_found():
+    way = "a way between 4Yx (stage 1) and 7Ab (ends)"
+    assert "router" not in module.waiting_step(way, unproven=False, found=False)
+    assert "router" in module.waiting_step(way, unproven=False, found=True)
+    assert "router" in module.waiting_step(way, unproven=True, found=False)
