@@ -42,7 +42,7 @@ which stage was searched for short plans with a third of the stages left out. Tw
 and one is left."""
 SIZES = [sum(map(len, cell)) for cell in CELLS]
 NODES = tuple(sum(map(len, stage)) for stage in zip(*CELLS, strict=True))
-SCALE = 300.0
+SCALE = 400.0
 """Published bandwidth over ours, once the cells have formed: so slow that two cores are mostly
 idle."""
 HELD, IN_FLIGHT = 2, 8
@@ -108,9 +108,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 TARGETS: dict[str, float | None] = {"planned-full": 0.67, "turns": None, "turns-all": 0.5}
 BUSY = 0.6
 SHARE = 0.75
-MEASURED, WATCHED_S = 6, 75.0
+MEASURED, WATCHED_S = 5, 75.0
 """Epochs of every cell at least; seconds, in which a window of 60 s begins."""
-LOAD_S, EPOCH_S = 420.0, 200.0
+LOAD_S, EPOCH_S = 420.0, 400.0
 """Bounds: fourteen daemons that load torch on two busy cores and divide twice; an epoch."""
 
 
@@ -281,14 +281,18 @@ def measure(
             return chronicle.read()
 
         def divided() -> list[list[str]] | None:
-            # The last plan of every leader says who is in its cell.
-            plans = {e.who: e.get("peers") for e in told() if e.kind == PLANNED}
-            if not plans:
+            cells: list[set[str]] = []
+            for e in told():
+                if e.kind == PLANNED:
+                    # What was planned before for one of these peers, maybe by another leader, is
+                    # over.
+                    new = set(e.get("peers"))
+                    cells = [cell for cell in cells if not cell & new] + [new]
+            if sorted(map(len, cells)) != sizes:
                 return None
             names = {peer.key: label for label, peer in peers.items()}
-            found = [[names[peer] for peer in plan] for plan in plans.values()]
-            found = sorted((len(cell), sorted(cell)) for cell in found)
-            return [cell for _, cell in found] if [n for n, _ in found] == sizes else None
+            found = [sorted(names[peer] for peer in cell) for cell in cells]
+            return sorted(found, key=lambda cell: (len(cell), cell))
 
         def measured() -> dict[str, tuple[float, ...]] | None:
             found = epochs(told(), begun)

@@ -33,6 +33,8 @@ _NETWORK = bytes((10, 88, 0))
 _NAMESPACES = "/var/run/netns"
 _BURST = 64
 """Packets read from one host before the others have their turn."""
+_EARLY_S = 0.001
+"""A packet is handed on with those before it when it would be due so soon after them."""
 
 
 @dataclass
@@ -50,13 +52,8 @@ class Link:
     dropped: int = 0
 
 
-@dataclass(order=True)
-class _Parcel:
-    due: float
-    number: int
-    link: Link = field(compare=False)
-    to: int = field(compare=False)
-    packet: bytes = field(compare=False)
+_Parcel = tuple[float, int, Link, int, bytes]
+"""When it is due, its number, its link, the host it goes to, the packet."""
 
 
 class Wan:
@@ -132,24 +129,24 @@ class Wan:
         due: list[_Parcel] = []
         number = 0
         while not self._stop.is_set():
-            patience = min(0.1, max(0.0, due[0].due - time.monotonic())) if due else 0.1
+            patience = min(0.1, max(0.0, due[0][0] - time.monotonic())) if due else 0.1
             for tun, _ in hub.poll(patience):
                 for _ in range(_BURST):
                     try:
-                        packet = os.read(tun, 65536)
+                        packet = os.read(tun, self._mtu)
                     except BlockingIOError:
                         break
                     if parcel := self._accept(host[tun], packet, number):
                         number += 1
                         heapq.heappush(due, parcel)
-            now = time.monotonic()
-            while due and due[0].due <= now:
-                parcel = heapq.heappop(due)
-                parcel.link.queued -= 1
+            now = time.monotonic() + _EARLY_S
+            while due and due[0][0] <= now:
+                _, _, link, to, packet = heapq.heappop(due)
+                link.queued -= 1
                 try:
-                    os.write(self._tuns[parcel.to], parcel.packet)
+                    os.write(self._tuns[to], packet)
                 except BlockingIOError:
-                    parcel.link.dropped += 1
+                    link.dropped += 1
         hub.close()
 
     def _accept(self, source: int, packet: bytes, number: int) -> _Parcel | None:
@@ -165,7 +162,7 @@ class Wan:
         if link.rate_bps:
             at = link.free_at = max(link.free_at, at) + len(packet) * 8 / link.rate_bps
         link.queued += 1
-        return _Parcel(at + link.delay_s, number, link, packet[19] - 1, packet)
+        return at + link.delay_s, number, link, packet[19] - 1, packet
 
 
 def why_not() -> str:
