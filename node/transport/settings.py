@@ -29,7 +29,7 @@ class TransportSettings:
     """Largest gRPC message; a bigger one is refused before it is read."""
     handshake_timeout_s: float = 5.0
     """A stranger's connection that has not finished its handshake by then is closed."""
-    keepalive_s: float = 2.0
+    keepalive_s: float = 1.5
     """Time without a byte from the other side after which a connection is probed."""
     keepalive_timeout_s: float = 3.0
     """Silence after a probe that means the peer is gone. On a slow link the answer waits behind the
