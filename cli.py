@@ -323,7 +323,13 @@ def demo(
         bool, Option("--kill", help="Kill peers in the middle and watch the swarm go on.")
     ] = False,
     epochs: Annotated[int, Option(min=0, help="Stop after so many epochs; 0: the default.")] = 0,
-    seconds: Annotated[float, Option(min=0, help="Stop after so many seconds; 0: no limit.")] = 0.0,
+    seconds: Annotated[
+        float,
+        Option(
+            min=0,
+            help="Stop after so many seconds, with --kill when the new daemon works; 0: no limit.",
+        ),
+    ] = 0.0,
     keep: Annotated[bool, Option("--keep", help="Keep the peers' directories.")] = False,
     rendezvous: Annotated[
         bool, Option("--rendezvous", help="Meet at a peer of its own, as in docker-compose.yml.")
