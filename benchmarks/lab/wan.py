@@ -34,7 +34,7 @@ _NAMESPACES = "/var/run/netns"
 _BURST = 64
 """Packets read from one host before the others have their turn."""
 _EARLY_S = 0.001
-"""A packet is handed on with those before it when it would be due so soon after them."""
+"""Seconds that a packet is handed on too early at most: a wake-up for several is cheaper."""
 
 
 @dataclass
