@@ -50,7 +50,8 @@ SAMPLE_TOKENS = 160
 @dataclass(frozen=True)
 class DemoOptions:
     """``nodes``: peers of the ends, then of each block stage. ``epochs`` 0: the manifest's;
-    ``seconds`` 0: no limit. With ``kill`` it lasts until the replacement is in a plan.
+    ``seconds`` 0: no limit. With ``kill`` it lasts until the replacement is in a plan, at most
+    :data:`START_S` after the kill.
 
     ``rendezvous``: everybody meets at a peer that holds no part of the model, as in
     docker-compose.yml.
@@ -100,6 +101,7 @@ class DemoOutcome:
     failures: int = 0
     killed: str = ""
     replaced_in_s: float = 0.0
+    """From the kill until the replacement worked; 0: it never did."""
     bytes_sent: int = 0
     cpu_s: float = 0.0
     time_s: dict[str, float] = field(default_factory=dict)
@@ -288,10 +290,16 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: S
             snapshots,
             f"{now - began:.0f} s" + (f"   killed {outcome.killed}" if outcome.killed else ""),
         )
+        finished = ends and all(s.state == "finished" for s in ends)
         over = 0 < options.seconds < now - began
-        # What is told of the replacement would otherwise depend on how fast the machine is.
-        awaited = outcome.killed and not outcome.replaced_in_s and now - killed_at < START_S
-        if ends and all(s.state == "finished" for s in ends) or (over and not awaited):
+        # Whether the replacement works must not depend on how fast the machine is.
+        awaited = (
+            replacement is not None
+            and replacement.running
+            and not outcome.replaced_in_s
+            and now - killed_at < START_S
+        )
+        if finished or (over and not awaited):
             outcome.seconds = round(now - began, 1)
             return
         time.sleep(POLL_S)
@@ -362,8 +370,8 @@ def _summary(o: DemoOutcome) -> None:
         f"{o.failures} failures"
     )
     if o.killed:
-        later = f"{o.replaced_in_s:.0f} s later" if o.replaced_in_s else "not yet"
-        _say(f"{o.killed} was killed; its replacement was in a plan {later}")
+        back = f"in a plan {o.replaced_in_s:.0f} s later" if o.replaced_in_s else "in no plan yet"
+        _say(f"{o.killed} was killed; its replacement was {back}")
 
 
 # ------------------------------------------------------------ what the person sees

@@ -26,8 +26,8 @@ def tiny() -> Manifest:
     )
 
 
-SECONDS = 40.0
-"""In which the loss falls; the demo goes on until the killed one's replacement works."""
+SECONDS = 8.0
+"""Fewer than a fresh daemon needs to load and join after the kill: the demo waits for it."""
 
 
 @pytest.mark.timeout(400)
@@ -60,5 +60,5 @@ def test_the_compose_topology_trains_and_survives_a_kill(tmp_path, capsys, pytes
     assert said["replaced_in_s"] > 0
     each = 16 * 32
     assert said["epochs"] * each - said["tokens"] in (0, each), "the next plan tells the last ones"
-    assert said["loss_val"] < said["loss_first"] - 1, said
+    assert 0 < said["loss_val"] < said["loss_first"] - 1, said
     assert len(said["sample"]) > 10
