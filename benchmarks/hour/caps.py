@@ -18,7 +18,7 @@ from benchmarks.lab.fleet import MOVE_S, START_S, WORKING, Box, Hang, Host, Peer
 from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report
-from node.app.forecast import forecast
+from node.app.capacity import forecast
 
 WINDOW_S, WARM_S = 60.0, 5.0
 CAP = 500_000

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from node.app.capacity import planned_memory
-from node.app.forecast import Forecast, forecast
+from node.app.capacity import Forecast, forecast, planned_memory
 from node.config import NodeConfig
 from node.control.diagnose import fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine

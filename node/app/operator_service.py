@@ -7,19 +7,30 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from node.app.assembly import Assembled
-from node.app.export import gather
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
+from node.checkpoint.fetch import fetch
+from node.checkpoint.state import NoDonor, StateKind
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan
+from node.core.tasks import together
+from node.data.places import Places
+from node.data.tokenizer import open_tokenizer
 from node.identity.invites import Invite, fitting_addresses
 from node.inference import evaluate, forwarding, generate
+from node.model.export import write_adapter, write_hf
+from node.model.shapes import parameter_shapes
 from node.telemetry.events import Event, Journal
+from node.transport.port import TransportPort
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
@@ -28,6 +39,9 @@ SHOWN = 16
 CALL_S = 1.0
 """For a peer that a stranger wants to be called. One call at a time, so that strangers cannot make
 this peer call others much."""
+ATTEMPTS = 5
+"""The swarm moves on while stages are gathered; a version that slipped away is tried for again this
+often."""
 
 
 class OperatorService(SnapshotBuilder, Window):
@@ -220,3 +234,69 @@ class OperatorService(SnapshotBuilder, Window):
         addresses = fitting_addresses(d.transport.reachable.multiaddrs() + d.open_peers())
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)
+
+
+async def gather(
+    a: Assembled, transport: TransportPort, directory: Path, places: Places
+) -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
+    """Fetch every stage from its members and write ``directory`` as Hugging Face has it, all of one
+    epoch where the swarm allows (it is said when not). Yields what was done: a word, a sentence,
+    and figures.
+
+    Raises NetworkFault when a stage has no donor, what :func:`open_tokenizer` raises where ``a``
+    hosts a block stage, and what :func:`write_hf` raises for a place that cannot be written.
+    """
+    m, plan = a.manifest, a.work.plan
+    if plan is None:
+        raise NetworkFault(
+            "the swarm has not begun: no plan yet",
+            "wait for every stage to have a peer; see tutti status",
+        )
+    tokenizer = a.tokenizer or await asyncio.to_thread(open_tokenizer, m.data, places)
+    attempts = 0
+    while True:
+        now = a.work.plan or plan
+        # All at once: the swarm goes on meanwhile, and the model should be of one epoch.
+        got = await together(*(_stage(a, transport, now, s) for s in range(m.pipeline.stages + 1)))
+        low, high = min(epoch for _, epoch in got), max(epoch for _, epoch in got)
+        if low == high or attempts == ATTEMPTS:
+            break
+        attempts += 1
+        yield "epochs-apart", f"stages came at epochs {low} to {high}; gathering them again", {}
+    for stage, (_, epoch) in enumerate(got):
+        text = f"stage {stage} of {m.pipeline.stages} at epoch {epoch}"
+        yield "stage-gathered", text, {"stage": stage, "epoch": epoch}
+    whole = {name: tensor for tensors, _ in got for name, tensor in tensors.items()}
+    parameters = m.optimizer.parameters
+    if m.model.adapter:
+        await asyncio.to_thread(write_adapter, directory, m.model, whole, parameters)
+    else:
+        await asyncio.to_thread(
+            write_hf, directory, m.model, whole, tokenizer.to_json(), parameters
+        )
+    text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm trained on)"
+    yield "exported", f"wrote {directory} from {text}", {"directory": str(directory), "epoch": high}
+
+
+async def _stage(
+    a: Assembled, transport: TransportPort, plan: Plan, stage: int
+) -> tuple[dict[str, Tensor], int]:
+    """Parameters of a stage by name, and their epoch."""
+    if stage == a.stage.stage:
+        return a.stage.parameters(), a.stage.version.epoch
+    donors = [x.peer for x in plan.stage(stage) if x.current]
+    shapes = parameter_shapes(a.manifest.model, a.manifest.pipeline.stages, stage)
+    settings, attempts = a.work.engines.store.settings, 0
+    while True:
+        try:
+            got = await fetch(
+                transport, donors, stage, StateKind.PARAMETERS, None, shapes, settings=settings
+            )
+            return got.tensors, got.version.epoch
+        except NoDonor as e:
+            attempts += 1
+            if attempts == ATTEMPTS:
+                raise NetworkFault(
+                    f"stage {stage} could not be gathered: {e}", "see tutti peers"
+                ) from e
+        await asyncio.sleep(0.2 * attempts)

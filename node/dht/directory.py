@@ -29,8 +29,7 @@ from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
 from node.identity.keys import Identity
 from node.identity.peers import peer_id_of, public_key_of
-from node.telemetry.events import Journal
-from node.telemetry.rate_limit import RateLimitedLog
+from node.telemetry.events import Journal, RateLimitedLog
 
 _DOWN = (
     P2PDaemonError,

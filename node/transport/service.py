@@ -32,9 +32,8 @@ from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.reach.ladder import ClimbAttempt, Rung
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
-from node.telemetry.events import Journal
+from node.telemetry.events import Journal, RateLimitedLog
 from node.telemetry.metrics import Metrics
-from node.telemetry.rate_limit import RateLimitedLog
 from node.transport import ask, handshake
 from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking

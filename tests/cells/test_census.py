@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.between.rounds import cell_id, standings
 from benchmarks.between.scale import SEAL
-from node.app.cells import cells_in_sight
+from node.app.peer import cells_in_sight
 from node.cells import census
 from node.cells.census import (
     CellRecord,
