@@ -563,7 +563,7 @@ def ping(
         report = PingReport(peer=peer.rpartition("/p2p/")[2], path="dialled")
         for _ in range(count):
             nonce, begin = os.urandom(16), time.perf_counter()
-            answer = joining.observe((peer,), Ask(ping=AskPing(nonce=nonce)), "ping").ping
+            answer = joining.observe((peer,), Ask(ping=AskPing(nonce=nonce))).ping
             if answer.nonce != nonce:
                 raise WireError("the node answered something else than it was asked") from None
             report.rtt_s.append(time.perf_counter() - begin)

@@ -294,11 +294,6 @@ class NodeConfig:
     def admission(self) -> bytes:
         return bytes.fromhex(self.node.admission)
 
-    @property
-    def metrics_port(self) -> int | None:
-        """Port of the metrics page, 0 for a free one; None: no page."""
-        return None if self.node.metrics_port < 0 else self.node.metrics_port
-
     def memory_limit(self, total: int) -> int:
         """Bytes this peer may use of a device that has ``total``."""
         text = self.node.memory.strip()
@@ -359,10 +354,6 @@ class NodeConfig:
 
     def checkpoint_dir(self, run_id: str) -> Path:
         return self.swarm_dir(run_id) / "ckpt"
-
-    def left_dir(self, run_id: str) -> Path:
-        """Checkpoints of the cell that this peer has left, which nothing reads."""
-        return self.swarm_dir(run_id) / "ckpt.left"
 
     def incoming_dir(self, run_id: str, stage: int) -> Path:
         """Pieces of a stage's state that are still coming."""
@@ -436,9 +427,9 @@ class NodeConfig:
 
     def change_cell(self, run_id: str, cell: str) -> None:
         """The next start is in that cell, and begins without parameters: the checkpoints here are
-        of the cell that was left, and are set aside in the place of those set aside before. Raises
-        Refused and OutOfResources."""
-        kept, aside = self.checkpoint_dir(run_id), self.left_dir(run_id)
+        of the cell that was left, and are set aside, where nothing reads them, in the place of
+        those set aside before. Raises Refused and OutOfResources."""
+        kept, aside = self.checkpoint_dir(run_id), self.swarm_dir(run_id) / "ckpt.left"
         with writing(aside, _RIGHTS, Refused):
             if kept.is_dir():
                 if aside.is_dir():

@@ -149,6 +149,15 @@ def _share(sizes: Sequence[int], among: int) -> int:
     return max((*sizes, -(-sum(sizes) // among)))
 
 
+def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
+    """What can be owned of every stage of the run's model."""
+    m, stages = manifest.model, manifest.pipeline.stages
+    return {
+        s: tuple(parts_of(parameter_shapes(m, stages, s), manifest.optimizer))
+        for s in range(stages + 1)
+    }
+
+
 def hosted(config: NodeConfig, manifest: Manifest, limit: int) -> list[int]:
     """Stages that tell what a peer with these settings may hold: the one it names, else the ends
     and the block stage that takes most, as far as its role allows."""

@@ -93,8 +93,8 @@ class Daemon(Node):
         control = ControlService(self.view, self.config.prepare_control_socket())
         try:
             await control.start()
-            if self.config.metrics_port is not None:
-                self.metrics_url = self.metrics.serve(self.config.metrics_port)
+            if self.config.node.metrics_port >= 0:
+                self.metrics_url = self.metrics.serve(self.config.node.metrics_port)
             self.transport.answer_with(self.view.answer)
             logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
             faulthandler.enable()
@@ -170,12 +170,11 @@ class Daemon(Node):
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
-        ends = solo or self.role == "ends"
         stage = await self.take(
             self.presence,
             self.manifest,
             named=self.config.stage,
-            ends=ends,
+            ends=solo or self.role == "ends",
             kept=self.config.cell(self.manifest.run_id),
             company=bool(bootstrap),
         )
@@ -329,10 +328,9 @@ class Daemon(Node):
                 # The token names this one child, so it may stand on a command line.
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
                 guest = Identity.load_or_create(home / self.config.identity_path.name).peer_id
-                token = admission_token(
+                settings["admission"] = admission_token(
                     self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S
-                )
-                settings["admission"] = token.hex()
+                ).hex()
             child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)

@@ -312,8 +312,7 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
         snapshots = [s for s in swarm.poll() if s.state != "lost"]
         compared, unequal = compare_digests(snapshots)
         polls += 1
-        trains = any(s.state == "training" for s in snapshots)
-        if compared or not trains or polls == COMPARISONS:
+        if compared or polls == COMPARISONS or not any(s.state == "training" for s in snapshots):
             break
     ends = next(s for s in snapshots if s.role == "ends")
     kinds = sorted({kind for s in snapshots for kind in s.time_s})

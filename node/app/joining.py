@@ -77,13 +77,11 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     else:
         manifest, invite = last_or_solo(ours)
     if manifest is not None and addresses:
-        known_addresses = invite.addresses if invite else ()
-        admission = invite.admission if invite else ours.admission
         invite = Invite(
             manifest.run_id,
             manifest.swarm.owner,
-            within_limits((*addresses, *known_addresses)),
-            admission,
+            within_limits((*addresses, *(invite.addresses if invite else ()))),
+            invite.admission if invite else ours.admission,
         )
     return manifest, invite
 
@@ -215,8 +213,7 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
             f"give  --set model.seq_len={most}  , or less",
         )
     weights.check(m)
-    digests = weights.digests(m, manifest.pipeline.stages)
-    return amended(manifest, {"model.weights": list(digests)})
+    return amended(manifest, {"model.weights": list(weights.digests(m, manifest.pipeline.stages))})
 
 
 def opened(
@@ -266,14 +263,13 @@ def lan_lines(found: Sequence[Found]) -> list[str]:
     """For people: one line for each swarm."""
     if not found:
         return ["no swarm announces itself on this LAN"]
-    lines = [f"{'SWARM':16} {'RUN':12} {'PEERS':>5}  OWNER"]
-    for run_id, peers in _by_run(found).items():
-        lines.append(
+    return [
+        f"{'SWARM':16} {'RUN':12} {'PEERS':>5}  OWNER",
+        *(
             f"{clean(peers[0].swarm, 16):16} {run_id[:12]} {len(peers):5}  "
             f"{short(PeerId(peers[0].owner))}"
-        )
-    return [
-        *lines,
+            for run_id, peers in _by_run(found).items()
+        ),
         "anybody on this LAN can announce a swarm: before you join, compare the run with the "
         "person who runs it",
     ]
@@ -315,7 +311,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
     """The verified manifest behind an invite or addresses, asked from the swarm unless remembered;
     and the invite as text."""
     if places[0].startswith("/"):
-        answer = observe(places, Ask(manifest=AskManifest()), "manifest")
+        answer = observe(places, Ask(manifest=AskManifest()))
         manifest = Manifest.parse(answer.manifest.toml)
         manifest.verify()
         print(
@@ -333,7 +329,6 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
         answer = observe(
             invite.addresses,
             Ask(manifest=AskManifest(run_id=invite.run_id, admission=token)),
-            "manifest",
             seed,
         )
         manifest = Manifest.parse(answer.manifest.toml)
@@ -409,13 +404,13 @@ def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
 def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
     """Whom the node at ``place`` sees; of a private run only an invite tells."""
     if place.startswith("/"):
-        return observe((place,), Ask(peers=AskPeers()), "peers").peers
+        return observe((place,), Ask(peers=AskPeers())).peers
     invite = Invite.decode(place)
     token, seed = introduced(ours, invite)
-    return observe(invite.addresses, Ask(peers=AskPeers(admission=token)), "peers", seed).peers
+    return observe(invite.addresses, Ask(peers=AskPeers(admission=token)), seed).peers
 
 
-def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | None = None) -> Answer:
+def observe(places: tuple[str, ...], question: Ask, seed: bytes | None = None) -> Answer:
     """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is
     Refused; another kind of answer is WireError. Raises ProtocolMismatch for the manifest of who
     speaks no protocol version that is spoken here."""
@@ -429,7 +424,7 @@ def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | Non
     left = begin + LIMIT_S - time.monotonic()
     answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
     theirs = protocols_of(answer)
-    if kind == "manifest" and not PROTOCOLS.common(theirs):
+    if question.HasField("manifest") and not PROTOCOLS.common(theirs):
         raise ProtocolMismatch(
             f"{places[0]} speaks {theirs}, this tutti {PROTOCOLS}", PROTOCOLS.advice(theirs)
         )
@@ -439,7 +434,7 @@ def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | Non
             f"{places[0]} refused: {answer.refusal.reason[:300]}",
             "ask with an invite of that run, or try another peer",
         )
-    if said != kind:
+    if said != question.WhichOneof("question"):
         raise WireError(f"{places[0]} answered something else than it was asked")
     return answer
 

@@ -113,8 +113,7 @@ class Node(Peer[Assembled]):
 
     def _facts(self) -> Facts:
         run_id = self._serves() if self.role != "rendezvous" else ""
-        shown = self.admission(RunId(run_id))
-        return Facts(run_id, self.name, VERSION, shown, self.protocols())
+        return Facts(run_id, self.name, VERSION, self.admission(RunId(run_id)), self.protocols())
 
     def protocols(self) -> Protocols:
         """The protocol versions spoken here, as far as the run allows them."""

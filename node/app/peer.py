@@ -227,8 +227,9 @@ class Peer(ABC, Generic[S]):
         return machine.stage
 
     def _begin(self, presence: Presence, stage: int | None) -> Choosing:
-        stages, now = able(self.open_to, self._stages), self.clock.now()
-        self._choosing = Choosing(presence.me, stages, self._stages, now, stage)
+        self._choosing = Choosing(
+            presence.me, able(self.open_to, self._stages), self._stages, self.clock.now(), stage
+        )
         return self._choosing
 
     def start(self, a: Services, presence: Presence, manifest: Manifest) -> None:

@@ -24,7 +24,6 @@ from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.scheduler.reasons import reasons
-from node.training.leader.leader import Leader
 from node.training.protocol.pace import WAY_TIMEOUT_S
 from node.training.service import Training
 from node.transport.port import PeerLink
@@ -180,7 +179,16 @@ class SnapshotBuilder:
             momentum_lost=work.state_export.taking.lost,
             momentum_age=work.state_export.taking.age,
             optimizer_bytes=work.engines.owner.nbytes,
-            paths=self._paths(plan, m, leader) if plan is not None and plan.paths else None,
+            paths=pb.PathsLine(
+                how=m.scheduler.paths,
+                run_s=plan.forecast[0],
+                round_s=plan.forecast[1],
+                last_said_s=self.tally.last_said_s,
+                last_took_s=self.tally.last_took_s,
+                why=reasons(plan, m.pipeline.stages, leader.routing.costs if leader else None),
+            )
+            if plan is not None and plan.paths
+            else None,
             cell=self._cell_line(a, a.meetings, m) if a.meetings is not None else None,
             change=change_line(training) if training.standing.known.revision else None,
         )
@@ -217,17 +225,6 @@ class SnapshotBuilder:
         if training.finished.is_set():
             line.next_s, line.alone = 0.0, False
         return line
-
-    def _paths(self, plan: Plan, m: Manifest, leader: Leader | None) -> pb.PathsLine:
-        t = self.tally
-        return pb.PathsLine(
-            how=m.scheduler.paths,
-            run_s=plan.forecast[0],
-            round_s=plan.forecast[1],
-            last_said_s=t.last_said_s,
-            last_took_s=t.last_took_s,
-            why=reasons(plan, m.pipeline.stages, leader.routing.costs if leader else None),
-        )
 
     def _health(self, s: pb.Snapshot) -> tuple[str, str]:
         """What is wrong, "" for nothing, and what to do about it."""

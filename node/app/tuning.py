@@ -158,9 +158,8 @@ def read_times(path: Path, machine: str) -> Times | None:
         times = {KernelTrial(*trial): seconds for *trial, seconds in found["times"]}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    if not all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values()):
-        return None
-    return None if following(times) else times
+    sound = all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values())
+    return times if sound and not following(times) else None
 
 
 def write_times(path: Path, machine: str, times: Times) -> str:

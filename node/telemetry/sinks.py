@@ -64,7 +64,6 @@ class _Threaded:
                 self._waiting.clear()
                 dropped, self.dropped = self.dropped, 0
             if dropped:
-                text = f"{dropped} events could not be written"
                 batch.insert(
                     0,
                     Event(
@@ -72,7 +71,7 @@ class _Threaded:
                         "warning",
                         "telemetry",
                         "events-dropped",
-                        text,
+                        f"{dropped} events could not be written",
                         {"count": dropped},
                     ),
                 )

@@ -116,9 +116,9 @@ class Monitor(App[str]):
     def on_resize(self, event: events.Resize) -> None:
         columns, rows = event.size
         self.screen_stack[0].set_class(columns < SMALLEST[0] or rows < SMALLEST[1], "small")
-        need = f"this terminal has {columns}x{rows}, the monitor needs {SMALLEST[0]}x{SMALLEST[1]}"
         self.query_one("#small", Static).update(
-            f"{need}\nenlarge it, or leave with q and use\ntutti status --watch"
+            f"this terminal has {columns}x{rows}, the monitor needs {SMALLEST[0]}x{SMALLEST[1]}\n"
+            "enlarge it, or leave with q and use\ntutti status --watch"
         )
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.query_one("#events", RichLog).scroll_end, animate=False)
@@ -247,8 +247,7 @@ class Monitor(App[str]):
         if not table.columns:
             table.add_columns(*columns)
         for line in in_order(answer):
-            row = peer_cells(line, answer.swarm.stages, cells=cells)
-            table.add_row(*row[: len(columns)])
+            table.add_row(*peer_cells(line, answer.swarm.stages, cells=cells)[: len(columns)])
         table.scroll_to(y=at, animate=False)
 
 
@@ -264,12 +263,12 @@ def _stack(lines: list[Text]) -> Group:
 def node_lines(s: Snapshot, width: int) -> list[Text]:
     """This node in five lines; why it is not healthy comes before everything else."""
     state = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
-    head = (
+    lines = [
         _row("state", "")
         .append(state, STATE_STYLE.get(s.state, ""))
         .append(f" {clean(s.phase, 8)}", "dim")
-    )
-    lines = [head.append(f"  up {span(s.up_s)}")]
+        .append(f"  up {span(s.up_s)}")
+    ]
     if not s.healthy:
         lines.append(Text(clean(s.reason, 200) or "degraded", "bold yellow"))
         if s.next_step:

@@ -111,10 +111,12 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
     )
     places, asked = (ADDRESS + OWNER.peer_id,), []
 
-    def observed(places, question, kind, seed=None):
+    def observed(places, question, seed=None):
         asked.append((question, Identity(Ed25519PrivateKey.from_private_bytes(seed), None)))
         manifest = ManifestAnswer(toml=private.to_toml())
-        return Answer(manifest=manifest) if kind == "manifest" else Answer(peers=PeersAnswer())
+        if question.HasField("manifest"):
+            return Answer(manifest=manifest)
+        return Answer(peers=PeersAnswer())
 
     monkeypatch.setattr("node.app.joining.observe", observed)
     for guest in (None, me.peer_id):

@@ -57,7 +57,7 @@ def test_every_variable_of_a_container_is_read(tmp_path):
     assert config.transport.announce == ("a:1", "b:2")
     assert config.transport.force_tunnel is True
     assert config.directory.ttl_s == 20.0
-    assert config.metrics_port is None
+    assert config.node.metrics_port == -1
     assert config.node.device == "auto"  # empty means not given
 
 

@@ -17,7 +17,8 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.swarm import Reference
-from node.app.assembly import Ports, compose, parts_of_stages
+from node.app.assembly import Ports, compose
+from node.app.capacity import parts_of_stages
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.clock import SystemClock
