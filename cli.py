@@ -271,7 +271,6 @@ def join(
     ) | _assignments(settings)
     from node.app import joining
     from node.control.doctor import LIMIT_S
-    from node.identity.invites import Invite
 
     begin, ours = time.monotonic(), _config(flags)
     if not no_start:
@@ -286,8 +285,7 @@ def join(
             "no invite was given",
             "tutti join INVITE, or  tutti join --lan  for what is on this LAN",
         )
-    manifest, text = joining.look(ours, invite)
-    asked = Invite.decode(text)
+    manifest, asked = joining.look(ours, invite)
     joining.check(ours, asked, begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(ours, manifest, signed=True)))
     if not yes:
@@ -297,7 +295,7 @@ def join(
             )
         if not typer.confirm("Join this swarm?", err=True):
             return ExitCode.REFUSED
-    path = ours.remember(manifest, text)
+    path = ours.remember(manifest, asked)
     _say(f"remembered in {path}")
     if no_start:
         _say("start it with  tutti start")

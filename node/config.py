@@ -260,11 +260,10 @@ class NodeConfig:
                     f"allowed: {LEAST_CAP} or more, 0 for no cap",
                 )
         sections = {section: kind(**tables[section]) for section, kind in SECTIONS.items()}
-        sources = {name: source for name, (_, source) in merged.items()}
         return cls(
             home=home,
             node=NodeSettings(**tables[""]),
-            sources=sources,
+            sources={name: source for name, (_, source) in merged.items()},
             moved=moved,
             **sections,
         )
@@ -272,9 +271,8 @@ class NodeConfig:
     @property
     def stage(self) -> int | None:
         """The stage to host, asked for by the user or by the swarm since; None: choose one."""
-        if self.moved not in ("", "-"):
-            return int(self.moved)
-        return None if self.node.stage == "auto" else int(self.node.stage)
+        named = self.node.stage if self.moved in ("", "-") else self.moved
+        return None if named == "auto" else int(named)
 
     @property
     def open_to(self) -> str:
@@ -363,13 +361,13 @@ class NodeConfig:
         """The fetched weights of a stage beside which adapters are trained."""
         return self.swarm_dir(run_id) / "base" / f"stage-{stage}"
 
-    def remember(self, manifest: Manifest, invite: str = "") -> Path:
+    def remember(self, manifest: Manifest, invite: Invite | None = None) -> Path:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.
         Returns its file."""
         path = self.manifest_path(manifest.run_id)
         _keep(path, manifest.to_toml())
-        if invite:
-            _keep(path.parent / "invite", f"{invite}\n".encode())
+        if invite is not None:
+            _keep(path.parent / "invite", f"{invite.encode()}\n".encode())
         _keep(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
         return path
 
@@ -478,8 +476,8 @@ class NodeConfig:
             )
         return runs[0] if runs else ""
 
-    def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:
-        """The swarm used last (or the one named) with its invite, "" for none; None when there is
+    def remembered(self, run_id: str = "") -> tuple[Manifest, Invite | None] | None:
+        """The swarm used last (or the one named) with its invite, if it has one; None when there is
         no such swarm.
 
         Raises UsageFault when it is not known which was used last, Refused when its manifest or its
@@ -503,21 +501,19 @@ class NodeConfig:
             )
         return manifest, self.kept_invite(name)
 
-    def kept_invite(self, run_id: str) -> str:
-        """The invite that a run was joined by, "" for none. Raises Refused for one that is
+    def kept_invite(self, run_id: str) -> Invite | None:
+        """The invite that a run was joined by, None for none. Raises Refused for one that is
         damaged."""
         path = self.swarm_dir(run_id) / "invite"
         try:
-            text = path.read_text().strip()
-            Invite.decode(text)
+            return Invite.decode(path.read_text().strip())
         except FileNotFoundError:
-            return ""
+            return None
         except (OSError, ValueError, UsageFault) as e:
             why = e.strerror if isinstance(e, OSError) else e
             raise Refused(
                 f"{path} is damaged: {why}", "join again with a fresh invite:  tutti join INVITE"
             ) from e
-        return text
 
 
 def config_toml(config: NodeConfig) -> str:

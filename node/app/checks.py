@@ -296,8 +296,7 @@ def disk(ours: NodeConfig) -> list[DoctorCheck]:
         step = f"make it a directory you may write:  chmod u+rwx {home}"
         return [fault("disk", f"{home}: {trouble}", step, None if foreign else mend)]
     found = [*_key(ours), *_room_on_disk(ours), *_checkpoints(ours)]
-    free = human(shutil.disk_usage(_existing(home)).free)
-    said = f"{home}: {free} free"
+    said = f"{home}: {human(shutil.disk_usage(_existing(home)).free)} free"
     return found if any(not one.finding.ok for one in found) else [passed("disk", said), *found]
 
 
@@ -463,8 +462,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
         return [passed("clock", f"{abs(ahead):.1f} s {way} those that answered")]
     # Files whose times this machine has set: the program's own, and those of this home.
     written = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
-    newest = max((f.stat().st_mtime for f in written if f.is_file()), default=0.0)
-    behind = newest - time.time()
+    behind = max((f.stat().st_mtime for f in written if f.is_file()), default=0.0) - time.time()
     if behind > CLOCK_S:
         finding = wrong_clock(-behind, 0)
         cause = (

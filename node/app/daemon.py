@@ -211,7 +211,7 @@ class Daemon(Node):
         a.training.on_move = self.asked
         a.training.on_cell = self._enters
         if a.training.cell:
-            self._keep_cell(a.training.cell)
+            self._enters(a.training.cell)
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
@@ -235,13 +235,9 @@ class Daemon(Node):
         self.start(a, self.presence, self.manifest)
 
     def _enters(self, cell: CellId) -> None:
-        """The cell has divided, and this peer is in the new one."""
-        if self.presence is not None:
+        """This peer is in that cell, from its start on or since its own has divided."""
+        if self.presence is not None and self.manifest is not None:
             self.presence.enter(cell)
-        self._keep_cell(cell)
-
-    def _keep_cell(self, cell: CellId) -> None:
-        if self.manifest is not None:
             try:
                 self.config.keep_cell(self.manifest.run_id, cell)
             except LocalFault as e:
@@ -433,7 +429,7 @@ class Daemon(Node):
             asked = (self._ask_manifest(peer, invite) for peer in peers)
             for peer, found in zip(peers, await asyncio.gather(*asked), strict=True):
                 if isinstance(found, Manifest):
-                    self.config.remember(found, invite.encode())
+                    self.config.remember(found, invite)
                     return found
                 if isinstance(found, LocalFault) or not isinstance(said.get(peer), LocalFault):
                     said[peer] = found

@@ -7,6 +7,7 @@ Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cann
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -65,8 +66,7 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     if file is not None:
         manifest = read_manifest(file)
         manifest.verify(invite.run_id if invite else None, me=who(ours))
-        if invite is None and (text := _invite_of(ours, manifest)):
-            invite = Invite.decode(text)
+        invite = invite or _invite_of(ours, manifest)
         ours.remember(manifest)
     elif invite is not None:
         # Not known yet: the daemon asks the swarm for it and checks it against the invite.
@@ -96,7 +96,7 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     except Refused as e:
         return _mended(ours, e)
     if known is not None:
-        return known[0], Invite.decode(known[1]) if known[1] else None
+        return known
     if ours.node.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
@@ -118,15 +118,13 @@ def _mended(ours: NodeConfig, why: Refused) -> tuple[Manifest | None, Invite]:
     """What the damaged one of manifest and invite can be had from: the swarm by the invite, or the
     peers that were met last by the manifest. Raises ``why`` where that is nothing."""
     run_id = ours.current()
-    try:
-        invite = Invite.decode(ours.kept_invite(run_id) or "")
-        print(
-            f"{why.what}\n  the swarm is asked for it again, by the invite it was joined by",
-            file=sys.stderr,
-        )
-        return None, invite
-    except (Refused, UsageFault):
-        pass
+    with contextlib.suppress(Refused):
+        if (invite := ours.kept_invite(run_id)) is not None:
+            print(
+                f"{why.what}\n  the swarm is asked for it again, by the invite it was joined by",
+                file=sys.stderr,
+            )
+            return None, invite
     try:
         manifest = read_manifest(ours.manifest_path(run_id))
         manifest.verify()
@@ -156,13 +154,13 @@ def _known(ours: NodeConfig, invite: Invite) -> Manifest | None:
     return known
 
 
-def _invite_of(ours: NodeConfig, manifest: Manifest) -> str:
+def _invite_of(ours: NodeConfig, manifest: Manifest) -> Invite | None:
     """The invite a run was joined by; a damaged one is said and left."""
     try:
         return ours.kept_invite(manifest.run_id)
     except Refused as e:
         print(f"{e.what}\n  going on without it; {e.next_step}", file=sys.stderr)
-        return ""
+        return None
 
 
 def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -307,9 +305,9 @@ def _by_run(found: Sequence[Found]) -> dict[str, list[Found]]:
     return runs
 
 
-def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
+def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
     """The verified manifest behind an invite or addresses, asked from the swarm unless remembered;
-    and the invite as text."""
+    and the invite."""
     if places[0].startswith("/"):
         answer = observe(places, Ask(manifest=AskManifest()))
         manifest = Manifest.parse(answer.manifest.toml)
@@ -319,9 +317,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
             "prove which run you join, an invite does",
             file=sys.stderr,
         )
-        return manifest, Invite(
-            manifest.run_id, manifest.swarm.owner, within_limits(places)
-        ).encode()
+        return manifest, Invite(manifest.run_id, manifest.swarm.owner, within_limits(places))
     invite = Invite.decode(places[0])
     manifest = _known(ours, invite)
     if manifest is None:
@@ -333,7 +329,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
         )
         manifest = Manifest.parse(answer.manifest.toml)
     manifest.verify(invite.run_id, invite.owner)
-    return manifest, invite.encode()
+    return manifest, invite
 
 
 def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
@@ -360,18 +356,18 @@ def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
     Raises UsageFault for what is neither.
     """
     known = None if places else ours.remembered()
-    texts = list(places) or ([known[1]] if known is not None and known[1] else [])
-    for text in texts:
+    for text in places:
         if not (is_invite(text) or text.startswith("/")):
             raise UsageFault(
                 f"neither an invite nor an address: {text[:80]!r}",
                 "give what  tutti swarm invite  printed",
             )
-    invites = [Invite.decode(text) for text in texts if is_invite(text)]
+    invites = [Invite.decode(text) for text in places if is_invite(text)]
+    invites += [known[1]] if known and known[1] else []
     token, seed = introduced(ours, invites[0]) if invites else (b"", None)
     addresses = [
         *(a for invite in invites for a in invite.addresses),
-        *(t for t in texts if t.startswith("/")),
+        *(text for text in places if text.startswith("/")),
     ]
     return examine(addresses, me=_resting(ours), admission=token, seed=seed)
 

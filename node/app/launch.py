@@ -89,7 +89,7 @@ class Child:
         return ""
 
 
-def stop_all(children: Sequence[Child], patience_s: float = PATIENCE_S) -> None:
+def stop_all(children: Sequence[Child]) -> None:
     """Ask all to end, then wait; who does not end is killed."""
     for child in children:
         if child.running and child.process is not None:
@@ -98,7 +98,7 @@ def stop_all(children: Sequence[Child], patience_s: float = PATIENCE_S) -> None:
         if child.process is None:
             continue
         try:
-            child.process.wait(patience_s)
+            child.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             child.kill()
 

@@ -80,8 +80,7 @@ class OperatorService(SnapshotBuilder, Window):
         if listed and not self._calling.locked():
             async with self._calling:
                 with contextlib.suppress(PeerFault):
-                    question = ask.Ask(ping=ask.AskPing())
-                    await self._d.transport.ask(PeerId(called), question, CALL_S)
+                    await self._d.transport.ask(PeerId(called), ask.Ask(ping=ask.AskPing()), CALL_S)
                     answer.called = True
         return answer
 

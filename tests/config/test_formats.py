@@ -96,10 +96,10 @@ def test_a_home_and_its_checkpoints_work_for_both_formats(name: str, tmp_path: P
     ours = NodeConfig(home=tmp_path)
     for manifest in (before, after):
         ours.remember(manifest)
-        assert ours.remembered() == (manifest, "")
+        assert ours.remembered() == (manifest, None)
         _store(ours, manifest).save(1, 20, {"w": torch.ones(2)}, {}, {"of": manifest.format})
     for manifest in (before, after):
-        assert ours.remembered(manifest.run_id) == (manifest, "")
+        assert ours.remembered(manifest.run_id) == (manifest, None)
         found = _store(ours, manifest).load(1, 20)
         assert found.meta == {"of": manifest.format}
 
