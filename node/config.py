@@ -259,13 +259,12 @@ class NodeConfig:
                     f"that is {tables[section][key]:g} bytes a second, too little to take part; "
                     f"allowed: {LEAST_CAP} or more, 0 for no cap",
                 )
-        sections = {section: kind(**tables[section]) for section, kind in SECTIONS.items()}
         return cls(
             home=home,
             node=NodeSettings(**tables[""]),
             sources={name: source for name, (_, source) in merged.items()},
             moved=moved,
-            **sections,
+            **{section: kind(**tables[section]) for section, kind in SECTIONS.items()},
         )
 
     @property

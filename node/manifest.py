@@ -11,7 +11,6 @@ of a setting never changes within a format.
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import json
@@ -64,7 +63,6 @@ _HEADERS = {
     1: f"{HEADER} Changing one character makes another run.",
     2: f"{HEADER} Changing a value makes another run.",
 }
-_DEFAULTS_SAID = "# Settings behind a # have their defaults."
 LATER = (
     "data.tokenizer_sha256",
     "data.windows",
@@ -100,7 +98,6 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
-_WIRE = FieldRule(choices=("fp32", "bf16", "fp16"))
 _SHARE = FieldRule(0.0, 1.0)
 _SEED = FieldRule(0, 2**63 - 1)
 MANIFEST_RULES: dict[str, FieldRule] = {
@@ -140,7 +137,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.adapter_alpha": FieldRule(1e-6, 1e6),
     "pipeline.stages": FieldRule(1, 4096),
     "pipeline.micro_batch": FieldRule(1, 65536),
-    "pipeline.wire": _WIRE,
+    "pipeline.wire": FieldRule(choices=("fp32", "bf16", "fp16")),
     "pipeline.forward_timeout_s": FieldRule(0.1, 3600.0),
     "pipeline.may_skip": _SHARE,
     "pipeline.watch": FieldRule(0.0, 1000.0),
@@ -463,7 +460,7 @@ class Manifest:
         """
         lines = [_HEADERS[self.format]] if self.signature is not None else []
         if self.format > 1:
-            lines += [_DEFAULTS_SAID, f"format = {self.format}"]
+            lines += ["# Settings behind a # have their defaults.", f"format = {self.format}"]
         for section, rows in groupby(self._values(), lambda row: row[0]):
             kind = SECTIONS[section]
             said, about = meanings(kind), (kind.__doc__ or "").strip().splitlines()[0]
@@ -598,7 +595,7 @@ def _signature(table: Any) -> Signature | None:
     key = check("signature.key", table["key"], str, MANIFEST_RULES["swarm.owner"])
     try:
         sig = base64.b64decode(check("signature.sig", table["sig"], str, None), validate=True)
-    except (binascii.Error, ValueError) as e:
+    except ValueError as e:
         raise UsageFault("signature.sig is not base64", "expected 64 bytes in base64") from e
     if len(sig) != 64:
         raise UsageFault(f"signature.sig holds {len(sig)} bytes", "expected 64 bytes in base64")

@@ -197,7 +197,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
 def unfit_packages() -> Iterator[tuple[str, str]]:
     """(what tutti asks for, version that is here, "" for none) of every library that is missing or
     another."""
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
     try:
         asked, about = metadata.requires("tutti") or [], metadata.metadata("tutti")
@@ -208,15 +208,10 @@ def unfit_packages() -> Iterator[tuple[str, str]]:
         sys.version.split()[0], prereleases=True
     ):
         yield f"python {needs}", sys.version.split()[0]
-    for text in asked:
-        try:
-            one = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
-            continue
+    for one in map(Requirement, asked):
+        wanted = one.marker is None or one.marker.evaluate({"extra": ""})
         there = _installed(one.name)
-        if not there or not one.specifier.contains(there, prereleases=True):
+        if wanted and not (there and one.specifier.contains(there, prereleases=True)):
             yield f"{one.name}{one.specifier}", there
 
 

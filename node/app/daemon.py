@@ -125,7 +125,7 @@ class Daemon(Node):
             self.clock,
             self.manifest.run_id,
             self.journal,
-            admit=self.gate().admit,
+            admit=self.gate.admit,
             admission=self.admission(self.manifest.run_id),
         )
         bootstrap = self._bootstrap()
@@ -179,9 +179,8 @@ class Daemon(Node):
             company=bool(bootstrap),
         )
         split = split_between(self.config, self.manifest) if solo else {}
-        config = self.config
-        if split:
-            config = replace(config, node=replace(config.node, memory=split[stage]))
+        memory = split.get(stage, self.config.node.memory)
+        config = replace(self.config, node=replace(self.config.node, memory=memory))
         build = partial(
             assemble,
             config,
@@ -366,12 +365,16 @@ class Daemon(Node):
         await self.transport.server.stop(None)
         a = self.assembled
         if a is not None:
-            if a.meetings is not None:
-                await a.meetings.close()
-            for service in (a.training, a.work, a.pipeline, a.cell):
-                await service.close()
-            if a.work.engines.text is not None:
-                await a.work.engines.text.close()
+            for service in (
+                a.meetings,
+                a.training,
+                a.work,
+                a.pipeline,
+                a.cell,
+                a.work.engines.text,
+            ):
+                if service is not None:
+                    await service.close()
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)

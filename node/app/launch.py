@@ -3,7 +3,6 @@ every stage itself, and a fresh image of one that has changed its place."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -84,9 +83,10 @@ class Child:
 
     def tail(self, lines: int = 12) -> str:
         """The last words of a child that failed."""
-        with contextlib.suppress(OSError):
+        try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        return ""
+        except OSError:
+            return ""
 
 
 def stop_all(children: Sequence[Child]) -> None:

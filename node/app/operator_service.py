@@ -67,7 +67,7 @@ class OperatorService(SnapshotBuilder, Window):
         m = self._d.manifest
         if m is not None and kind in ("manifest", "peers"):
             # Of a private run a stranger learns nothing, not even who is in it.
-            self._d.gate().admit(peer, getattr(question, kind).admission, self._d.clock.wall())
+            self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
         if kind == "peers":
