@@ -33,7 +33,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
-from node.core.errors import LocalFault, UsageFault
+from node.core.errors import LocalFault, UsageFault, refuse
 from node.core.ids import ENDS, PeerId
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
@@ -428,15 +428,11 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
     if config.node.local_devices == 1:
         return [config.node.device], config.node.threads
-    for broken, what in (
-        (manifest.model.adapter, "that trains adapters"),
-        (manifest.optimizer.masters, "with bf16 parameters"),
-    ):
-        if broken:
-            raise UsageFault(
-                f"{config.node.local_devices} local devices in a run {what}",
-                "take one:  --local-devices 1",
-            )
+    several, step = f"{config.node.local_devices} local devices", "take one:  --local-devices 1"
+    refuse(
+        (manifest.model.adapter, f"{several} in a run that trains adapters", step),
+        (manifest.optimizer.masters, f"{several} in a run with bf16 parameters", step),
+    )
     # One device needs nothing of torch's distributed half, which takes a second to load.
     from node.local.opening import device_names, threads_each
     from node.local.split import check_devices

@@ -93,10 +93,9 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
         known = ours.remembered()
         if known is not None:
             known[0].verify(me=who(ours))
+            return known
     except Refused as e:
         return _mended(ours, e)
-    if known is not None:
-        return known
     if ours.node.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
@@ -145,12 +144,10 @@ def _known(ours: NodeConfig, invite: Invite) -> Manifest | None:
     """
     try:
         known = read_manifest(ours.manifest_path(invite.run_id))
-        known.verify()
+        known.verify(invite.run_id)
     except (UsageFault, Refused):
         return None
-    if known.run_id != invite.run_id:
-        return None
-    known.verify(invite.run_id, invite.owner)
+    known.verify(expected_owner=invite.owner)
     return known
 
 

@@ -416,9 +416,7 @@ class SnapshotBuilder:
     def peers(self) -> ask.PeersAnswer:
         """Every peer in sight, this one first."""
         d = self._d
-        answer = ask.PeersAnswer()
-        if d.manifest is not None:
-            answer.swarm.CopyFrom(self._swarm(d.manifest))
+        answer = ask.PeersAnswer(swarm=self._swarm(d.manifest) if d.manifest is not None else None)
         now = d.clock.wall()
         answer.peers.append(
             _peer_line(
