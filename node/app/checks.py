@@ -155,7 +155,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             )
         )
     elif not os.access(binary, os.X_OK):
-        mode = binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
+        mode = binary.stat().st_mode | 0o111
         found.append(
             fault(
                 "versions",

@@ -130,6 +130,17 @@ class Daemon(Node):
         )
         bootstrap = self._bootstrap()
         attach = partial(directory.attach, initial_peers=bootstrap)
+        await directory.serve(self._in_routing_tables(bool(bootstrap)))
+        await attach(self.transport.p2p.p2p)
+        self.transport.p2p.on_up(attach)
+        self.presence = presence = Presence(
+            self.identity.peer_id,
+            directory,
+            self.clock,
+            self.config.directory.refresh_s,
+            self._learn,
+            self._failed,
+        )
         told: set[str] = set()
 
         def moved() -> None:
@@ -144,34 +155,22 @@ class Daemon(Node):
                     "swarm invite"
                 )
                 self.journal.emit("daemon", "reachable", text)
-            if self.presence is not None:
-                self.presence.changed()
+            presence.changed()
 
-        await directory.serve(self._in_routing_tables(bool(bootstrap)))
-        await attach(self.transport.p2p.p2p)
-        self.transport.p2p.on_up(attach)
         self.transport.reachable.on_change.append(moved)
         self.transport.relays.on_change = moved
-        self.presence = Presence(
-            self.identity.peer_id,
-            directory,
-            self.clock,
-            self.config.directory.refresh_s,
-            self._learn,
-            self._failed,
-        )
-        self.presence.start()
+        presence.start()
         self.tasks.spawn(self._keep_acquaintances(self.manifest), "acquaintances", eternal=True)
         self.tasks.spawn(self._keep_dht_mode(directory, bool(bootstrap)), "dht mode", eternal=True)
         await self._meet_on_the_lan(self.manifest, directory)
         if self.role == "rendezvous":
-            self.presence.announce(self.body)
+            presence.announce(self.body)
             self.journal.emit(
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
         stage = await self.take(
-            self.presence,
+            presence,
             self.manifest,
             named=self.config.stage,
             ends=solo or self.role == "ends",
@@ -187,7 +186,7 @@ class Daemon(Node):
             self.manifest,
             identity=self.identity,
             transport=self.transport,
-            presence=self.presence,
+            presence=presence,
             clock=self.clock,
             journal=self.journal,
             metrics=self.metrics,
@@ -198,14 +197,14 @@ class Daemon(Node):
         try:
             a = await build(stage)
         except LocalFault as e:
-            stage = await self.instead(self.presence, e)
+            stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         await self.transport.serve()
         self.assembled = a
-        self.tasks.spawn(self.watch_stage(self.presence), "placing", eternal=True)
+        self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
         a.training.on_plan = self.view.planned
         a.training.on_move = self.asked
         a.training.on_cell = self._enters
@@ -215,7 +214,7 @@ class Daemon(Node):
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
             self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
-        self.presence.changed()
+        presence.changed()
         what = f"stage {stage}, layers {a.layers}" if stage else "the ends (embedding, head, data)"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
@@ -223,7 +222,7 @@ class Daemon(Node):
         weights, fetches = self.manifest.model.weights, a.work.stage.empty
         await catch_up(
             a.work,
-            self.presence,
+            presence,
             self.config.incoming_dir(self.manifest.run_id, stage),
             self.journal,
             given=weights[stage].removeprefix(DIGEST) if weights else "",
@@ -231,7 +230,7 @@ class Daemon(Node):
         if fetches and a.work.stage.frozen is not None:
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
-        self.start(a, self.presence, self.manifest)
+        self.start(a, presence, self.manifest)
 
     def _enters(self, cell: CellId) -> None:
         """This peer is in that cell, from its start on or since its own has divided."""

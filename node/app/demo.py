@@ -27,7 +27,7 @@ from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
 from node.core.home import control_socket
 from node.core.ids import ENDS
 from node.identity.keys import Identity
-from node.manifest import Manifest
+from node.manifest import Manifest, amended
 from node.reach.interfaces import free_port
 from protos.control_pb2 import GenerateRequest, Snapshot
 
@@ -115,15 +115,12 @@ class DemoSwarm:
         self.home, self.options = home, options
         chief = Identity.load_or_create(home / "ends-0" / "identity.key")
         base = options.manifest or Manifest.default_demo()
-        training = dataclasses.replace(
-            base.training,
-            min_replicas=min(options.nodes[1:]),
-            epochs=options.epochs or base.training.epochs,
-        )
-        pipeline = dataclasses.replace(base.pipeline, stages=len(options.nodes) - 1)
-        self.manifest = Manifest.parse(
-            dataclasses.replace(base, training=training, pipeline=pipeline).sign(chief)
-        )
+        changes = {
+            "training.min_replicas": min(options.nodes[1:]),
+            "training.epochs": options.epochs or base.training.epochs,
+            "pipeline.stages": len(options.nodes) - 1,
+        }
+        self.manifest = Manifest.parse(amended(base, changes).sign(chief))
         self.swarm_toml = home / "swarm.toml"
         self.swarm_toml.write_bytes(self.manifest.to_toml())
         self._port = free_port(["127.0.0.1"])
