@@ -328,25 +328,20 @@ class Daemon(Node):
             child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)
-        self.tasks.spawn(self._mind_children(), "children", eternal=True)
+            self.tasks.spawn(self._mind(child), f"children {child.label}", eternal=True)
 
-    async def _mind_children(self) -> None:
-        again: dict[str, tuple[float, float]] = {}
+    async def _mind(self, child: Child) -> None:
+        due, pause = 0.0, RETRY_S
         while True:
             await asyncio.sleep(RETRY_S)
             now = time.monotonic()
-            for child in self.children:
-                due, pause = again.get(child.label, (0.0, RETRY_S))
-                if child.running or self.ending:
-                    if child.running and now - due > CHILD_STEADY_S:
-                        again.pop(child.label, None)
-                        self.child_trouble.pop(child.label, None)
-                    continue
-                if now < due:
-                    continue
+            if child.running and now - due > CHILD_STEADY_S:
+                due, pause = 0.0, RETRY_S
+                self.child_trouble.pop(child.label, None)
+            elif not child.running and not self.ending and now >= due:
                 # One that cannot start says why in its last words, and is not started every second
                 # for ever.
-                again[child.label] = now + pause, min(2 * pause, CHILD_PAUSE_S)
+                due, pause = now + pause, min(2 * pause, CHILD_PAUSE_S)
                 said = re.findall(r"^tutti: (.*)", child.tail(), re.MULTILINE)
                 why = said[-1] if said else ""
                 text = f"the local daemon of {child.label} ended ({why or f'see {child.log}'})"
