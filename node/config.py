@@ -296,12 +296,7 @@ class NodeConfig:
         text = self.node.memory.strip()
         if text.endswith("%"):
             return total * int(text[:-1]) // 100
-        return min(total, _size(text))
-
-    @property
-    def reserve(self) -> int:
-        """Bytes of the device that are left to others."""
-        return _size(self.node.reserve)
+        return min(total, size_of(text))
 
     @property
     def home_flag(self) -> str:
@@ -575,7 +570,7 @@ def _note(path: Path, text: str) -> None:
         write_atomically(path, text.encode())
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
     """Bytes of "20GiB", "1.5 GB", "500", which its rule has let pass."""
     [(number, unit, binary)] = re.findall(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text)
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " "))

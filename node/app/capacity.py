@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from node.averaging.coding.formats import nbytes_of
 from node.averaging.exchange.groups import LET_IN
-from node.config import NodeConfig
+from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human, in_words
 from node.manifest import Manifest
@@ -56,7 +56,7 @@ def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> tup
     number where it is not all of a device). Of a GPU no more is counted than is free now, so that
     memory which other programs use, a desktop for instance, is left to them; ``held`` bytes of each
     are used by this peer itself, and count as free."""
-    gpu, reserve, said = devices[0].is_cuda, config.reserve, list[str]()
+    gpu, reserve, said = devices[0].is_cuda, size_of(config.node.reserve), list[str]()
     free, total = min(
         (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
     )
@@ -217,15 +217,10 @@ class Forecast:
     state: int
     idle: float
 
-    @property
-    def epoch(self) -> float:
-        """Bytes each way of one epoch; at the ends' leader the plans come on top of what is
-        sent."""
-        return self.activations + self.averaging
-
     def over(self, epochs: float, seconds: float, leads: bool = False) -> tuple[float, float]:
-        """Bytes sent and received in ``seconds`` that bring so many epochs."""
-        down = epochs * self.epoch + seconds * self.idle
+        """Bytes sent and received in ``seconds`` that bring so many epochs; at the ends' leader the
+        plans come on top of what is sent."""
+        down = epochs * (self.activations + self.averaging) + seconds * self.idle
         return down + (epochs * self.plans if leads else 0.0), down
 
 
