@@ -381,12 +381,8 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
         return
     root, aside = ours.checkpoint_dir(manifest.run_id), ours.home / "damaged"
     store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
-    for folder in sorted(root.glob("stage-*")):
-        number = folder.name.removeprefix("stage-")
-        if not number.isdecimal():
-            continue
-        stage = int(number)
-        bad = dict(store.problems(stage))
+    for stage in range(manifest.pipeline.stages + 1):
+        folder, bad = root / f"stage-{stage}", dict(store.problems(stage))
         for epoch in reversed(store.epochs(stage)):
             try:
                 store.load(stage, epoch)
@@ -396,8 +392,10 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
         if bad:
             name, why = next(iter(bad.items()))
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            said = f"moved {len(bad)} damaged from {folder} to {aside}"
-            mend = partial(_set_aside, folder, bad, aside), said
+            mend = (
+                partial(_set_aside, folder, bad, aside),
+                f"moved {len(bad)} damaged from {folder} to {aside}",
+            )
             yield fault(
                 "disk",
                 f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}",

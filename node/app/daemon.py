@@ -290,8 +290,7 @@ class Daemon(Node):
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones
         are kept."""
         config, run_id = self.config, manifest.run_id
-        text = config.change(run_id)
-        if text:
+        if text := config.change(run_id):
             try:
                 a.work.anchor.follow(a.training.change(text).outer)
             except Refused as e:
