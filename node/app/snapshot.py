@@ -267,11 +267,10 @@ class SnapshotBuilder:
         )
 
     def _swarm(self, m: Manifest) -> ask.SwarmLine:
-        epoch = self._d.assembled.stage.version.epoch if self._d.assembled else 0
         return ask.SwarmLine(
             name=m.swarm.name,
             run_id=m.run_id,
-            epoch=max(0, epoch),
+            epoch=max(0, self._d.assembled.stage.version.epoch) if self._d.assembled else 0,
             epochs=m.training.epochs,
             loss=self.tally.shown.loss,
             stages=m.pipeline.stages,

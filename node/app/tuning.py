@@ -81,10 +81,9 @@ class Tuned:
 
 def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
     """Whether a peer of ``stage`` steps matrices that a measured rule may make faster."""
-    shapes = parameter_shapes(manifest.model, manifest.pipeline.stages, stage)
     ours = (
         math.prod(shape)
-        for name, shape in shapes.items()
+        for name, shape in parameter_shapes(manifest.model, manifest.pipeline.stages, stage).items()
         if method_of(name, shape, manifest.optimizer) == "muon"
     )
     return device.type == "cpu" and max(ours, default=0) >= MEASURED_FROM
