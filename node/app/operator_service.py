@@ -18,7 +18,7 @@ from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses
-from node.inference import evaluate, forwarding, generate
+from node.inference import at_ends, forwarding
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -148,14 +148,14 @@ class OperatorService(SnapshotBuilder, Window):
         """Text through the live swarm, a piece a token."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
-            return generate.speak(a, transport, request)
+            return at_ends.speak(a, transport, request)
         return forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
     def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
-            return evaluate.answer(a, transport, request)
+            return at_ends.answer(a, transport, request)
         return forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
     def _assembled(self) -> Assembled:

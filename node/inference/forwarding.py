@@ -30,9 +30,8 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.inference.evaluate import MOST_CHOICES, answer
+from node.inference.at_ends import MOST_CHOICES, answer, speak
 from node.inference.forward_router import TRIES, WATCH_S, is_alive, named
-from node.inference.generate import speak
 from node.transport.port import EOF, TransportPort, printable, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc

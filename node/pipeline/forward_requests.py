@@ -17,11 +17,10 @@ from node.core.journey import Hop
 from node.pipeline.delivery import Delivery, Pause, Trouble
 from node.pipeline.device import Priority
 from node.pipeline.events import Claim, Direction
+from node.pipeline.frames import FrameReader, Incoming, frames, loose_shape, read_chunks
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import Incoming, frames, loose_shape, read_chunks
 from node.pipeline.hops.inbound import say
 from node.pipeline.hops.sender import Sender
-from node.pipeline.received import FrameReader
 from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb

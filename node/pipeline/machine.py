@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
@@ -33,6 +35,7 @@ from node.pipeline.events import (
     Arrived,
     Asked,
     Broken,
+    Claim,
     Close,
     Commit,
     Compute,
@@ -71,9 +74,69 @@ from node.pipeline.events import (
     Void,
 )
 from node.pipeline.route import NOBODY, beside, current, misfit, predicted, skipped, visited
-from node.pipeline.visit import Step, Visit
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
+
+
+class Step(IntEnum):
+    """How far one direction of a visit is."""
+
+    ABSENT = 0
+    HELD = 1
+    """The tensor is here."""
+    COMPUTED = 2
+    PASSED = 3
+    """The next peer ACCEPTED the result."""
+    SETTLED = 4
+    """The next peer is DONE with it."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """One direction of a visit: its step, and the delivery of its result."""
+
+    step: Step = Step.ABSENT
+    told: bool = False
+    delivery: Delivery | None = None
+    target: PeerId | None = None
+    """Whom the attempt under way goes to; None between attempts and after giving up."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """This peer's part in one micro-batch. ``journey`` is what it knows of the others."""
+
+    journey: list[Hop]
+    forward: Leg = field(default_factory=Leg)
+    backward: Leg = field(default_factory=Leg)
+    gradient_from: PeerId | None = None
+    named: bool = False
+    """The origin says that this peer counts."""
+    committed: bool = False
+    """Decided: its share was counted, or thrown away."""
+
+    def leg(self, way: Direction) -> Leg:
+        return self.forward if way is FORWARD else self.backward
+
+    def same_way(self, claim: Claim) -> bool:
+        """Whether the claim's tensor, or the activation it is the gradient of, came over the stages
+        ours came over."""
+        return skipped(self.journey, claim.position) == skipped(claim.journey, claim.position)
+
+    def learn(self, way: Direction, claim: Claim) -> None:
+        """Take over the sender's journey on its side of this peer: the sender knows it best."""
+        here, journey = claim.position, claim.journey
+        if way is FORWARD:
+            self.journey[:here] = journey[:here]
+        else:
+            self.journey[here + 1 :] = journey[here + 1 :]
+
+    def undecided(self, position: int) -> bool:
+        """Whether a gradient was given on from this block stage and the origin has not said yet if
+        the share counts."""
+        back = self.backward
+        given = back.step >= Step.PASSED or (back.step is Step.COMPUTED and back.target is not None)
+        return given and not self.committed and 0 < position < len(self.journey) - 1
 
 
 class PipelineMachine:
@@ -176,11 +239,13 @@ class PipelineMachine:
     def _adopt(self, plan: Plan | None) -> list[Action]:
         if plan is not None and self.plan is not None and plan.hash == self.plan.hash:
             return []
-        actions: list[Action] = [Free(key) for key in self.visits]
-        actions += [
-            Dropped(k.index, "the epoch is over")
-            for k, v in self.visits.items()
-            if k.position == 0 and not v.committed
+        actions: list[Action] = [
+            *(Free(key) for key in self.visits),
+            *(
+                Dropped(key.index, "the epoch is over")
+                for key, visit in self.visits.items()
+                if key.position == 0 and not visit.committed
+            ),
         ]
         self.visits.clear()
         self.suspects.gone.clear()
@@ -367,7 +432,12 @@ class PipelineMachine:
 
     @staticmethod
     def _fail_open(key: Key, visit: Visit, reason: str) -> list[Action]:
-        return [Failed(key, way, reason) for way in visit.open_ways()]
+        """To the peers that wait for our DONE."""
+        return [
+            Failed(key, way, reason)
+            for way in Direction
+            if (leg := visit.leg(way)).step is not Step.ABSENT and not leg.told
+        ]
 
     # Sending
     # ------------------------------------------------------------

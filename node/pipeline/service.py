@@ -25,17 +25,16 @@ from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
 from node.pipeline.events import Direction, Key
 from node.pipeline.forward_requests import ForwardRequests
+from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
-from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import FrameShape
+from node.pipeline.hops.base import PipelineBase, Telemetry
 from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import BatchOf, MicroBatchDone, Origin
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
-from node.pipeline.telemetry import Telemetry
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
 from protos import pipeline_pb2 as pb
@@ -102,7 +101,7 @@ class Pipeline(PipelineBase):
         )
         self._usual_s = usual_s
         self.stage, self.math = stage, math(module, settings.wire, autocast)
-        self.guard = Guard(transport, telemetry, settings.watch)
+        self.guard = Guard(transport, telemetry.emit, settings.watch)
         self.sender = Sender(self)
         self.forward_requests = ForwardRequests(self, self.sender)
         self._gradients = gradients or GradientSum()

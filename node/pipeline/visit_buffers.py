@@ -18,9 +18,9 @@ from node.core.errors import WireError
 from node.model.device import free_cached, out_of_memory
 from node.model.documents import ends_of, within
 from node.model.stages import Blocks
+from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
-from node.pipeline.received import FrameReader
 from node.wire.tensors import TensorReader, encode
 
 T = TypeVar("T")

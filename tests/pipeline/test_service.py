@@ -14,10 +14,10 @@ from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
+from node.pipeline.hops.base import Stash
 from node.pipeline.hops.sender import AlreadyThere
 from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
-from node.pipeline.stash import Stash
 from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import begun, dies_at
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from node.core.clock import Clock
 from node.core.journey import Path
@@ -13,18 +14,83 @@ from node.core.tasks import Tasks
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread
 from node.pipeline.events import Answer, Direction, Event, Key, Say
+from node.pipeline.frames import FrameReader, FrameShape
 from node.pipeline.guard import Guard
-from node.pipeline.hops.frames import FrameShape
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.received import FrameReader
 from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
-from node.pipeline.stash import Stash
-from node.pipeline.telemetry import Telemetry
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.transport.port import TransportPort
 
 Waiter = asyncio.Future[tuple[bool, str]]
+
+
+class Telemetry(Protocol):
+    """What the pipeline reports, and to whom: a port that the daemon fills. Never blocks, never
+    raises."""
+
+    def spent(self, kind: str, seconds: float) -> None:
+        """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
+        (device idle inside an epoch)."""
+
+    def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+        """One fact for the record."""
+
+
+class Stash:
+    """Activations kept for backward, bounded in bytes: what this peer keeps for micro-batches that
+    are not finished.
+
+    ``limit`` is in bytes; ``on_room()`` is called when there is more room. A forward is charged
+    (:meth:`charge`) before its tensor is read, so that frames which are still arriving count too;
+    backward work and the origin's own micro-batches go in with :meth:`put` alone and are never
+    turned away. One micro-batch always fits into an empty stash, however small the limit, otherwise
+    a stage with a tiny limit would never finish anything.
+    """
+
+    def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
+        self.limit, self.used, self._on_room = limit, 0, on_room
+        self._entries: dict[Key, VisitBuffers] = {}
+
+    def room(self, nbytes: int) -> bool:
+        """True when ``nbytes`` more may come in."""
+        return self.used == 0 or self.used + nbytes <= self.limit
+
+    def charge(self, nbytes: int) -> None:
+        """Reserve ``nbytes`` for a frame that starts to arrive, after :meth:`room` was asked; the
+        negative amount when it is here, or will not come."""
+        self.used += nbytes
+        if nbytes < 0:
+            self._on_room()
+
+    def put(self, key: Key, work: VisitBuffers, nbytes: int) -> None:
+        """Keep ``work`` until popped; after its deadline :meth:`expired` names it."""
+        self.pop(key)
+        self._entries[key], work.nbytes = work, nbytes
+        self.charge(nbytes)
+
+    def recharge(self, key: Key, nbytes: int) -> None:
+        """Correct the charge of an entry once its real size is known. Unknown keys are ignored: the
+        entry was freed meanwhile."""
+        work = self._entries.get(key)
+        if work is not None:
+            self.charge(nbytes - work.nbytes)
+            work.nbytes = nbytes
+
+    def get(self, key: Key) -> VisitBuffers | None:
+        return self._entries.get(key)
+
+    def pop(self, key: Key) -> VisitBuffers | None:
+        """Free an entry; None when it is not there."""
+        work = self._entries.pop(key, None)
+        if work is not None:
+            self.charge(-work.nbytes)
+        return work
+
+    def expired(self, now: float) -> list[Key]:
+        """Entries whose micro-batch nobody waits for any more, oldest first."""
+        by_time = sorted(self._entries.items(), key=lambda entry: entry[1].deadline)
+        return [key for key, work in by_time if work.deadline <= now]
 
 
 class PipelineBase(ABC):

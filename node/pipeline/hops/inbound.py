@@ -23,9 +23,8 @@ from node.pipeline.events import (
     Say,
     TensorReceived,
 )
+from node.pipeline.frames import FrameReader, Incoming, frames, parse_head, read_chunks
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import Incoming, frames, parse_head, read_chunks
-from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
 from node.transport.port import EOF
 from protos import pipeline_pb2 as pb

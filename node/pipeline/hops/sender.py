@@ -18,9 +18,8 @@ from node.core.journey import Hop
 from node.pipeline import events as ev
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Claim, Direction, Key
+from node.pipeline.frames import FrameReader, frames, read_chunks
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import frames, read_chunks
-from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
 from node.transport.port import EOF, answers, printable
 from protos import pipeline_pb2 as pb
