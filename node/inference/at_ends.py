@@ -20,7 +20,7 @@ from collections.abc import (
 import torch
 
 from node.app.assembly import Assembled
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 from node.data.tokenizer import Tokenizer
 from node.inference.forward_router import ForwardRouter, named
 from node.pipeline.service import Pipeline
@@ -82,24 +82,26 @@ async def evaluate(
     yield whole
     if not share:
         return
-    missing = (*whole.missing.asked, *whole.missing.dead)
-    stages = whole.missing.stages
     if not 0 <= share < 1:
         raise UsageFault(
             f"a share of {share:g} of the block stages",
             "give 0 or more and less than 1, such as 0.5",
         )
+    missing, stages = (*whole.missing.asked, *whole.missing.dead), whole.missing.stages
     wanted = round(share * stages)
-    if wanted >= stages:
-        raise UsageFault(
-            f"a share of {share:g} leaves none of {stages} block stages", "give a smaller share"
-        )
-    if wanted < len(missing):
-        what = (
+    refuse(
+        (
+            wanted >= stages,
+            f"a share of {share:g} leaves none of {stages} block stages",
+            "give a smaller share",
+        ),
+        (
+            wanted < len(missing),
             f"a share of {share:g} is {wanted} of {stages} block stages, and {len(missing)} are "
-            "missing anyway"
-        )
-        raise UsageFault(what, "give a larger share, or none")
+            "missing anyway",
+            "give a larger share, or none",
+        ),
+    )
     if wanted == len(missing):
         return
     for chosen in choose(stages, missing, wanted, min(choices or CHOICES, MOST_CHOICES)):

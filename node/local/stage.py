@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +30,7 @@ from node.optim.newton_schulz import followed, newton_schulz_all
 from node.partition.cost import muon_flops
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.guard import NotFinite
-from node.pipeline.visit_buffers import Autocast, EndsModule, StageMath
+from node.pipeline.visit_buffers import Autocast, StageMath
 
 LEAST_FLOPS = 2_000_000_000
 """Floating-point operations of a step from which it is shared with the other ranks: below, on two
@@ -57,7 +56,7 @@ class LocalStage:
 
     def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
         """What the pipeline computes with; ``autocast`` is each rank's own."""
-        return CutMath(self.ranks, self.program, module, self.settings, wire)
+        return CutMath(self.ranks, self.program, self.settings, wire)
 
     def place(self, whole: Mapping[str, Tensor]) -> None:
         """Every rank takes its part of these parameters. Waits for a micro-batch that is being
@@ -104,18 +103,13 @@ class CutMath(StageMath):
     """The arithmetic of a visit, over all ranks. A micro-batch with invalid numbers is refused
     before a command is sent."""
 
-    def __init__(
-        self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, wire: str
-    ) -> None:
-        super().__init__(module, wire)
+    def __init__(self, ranks: Ranks, program: Program, settings: ModelSettings, wire: str) -> None:
+        super().__init__(program.module, wire)
         self.ranks, self.program, self.settings = ranks, program, settings
-        self._names, self._parameters, self._device = [], [], program.here.device.device
+        self._ends = CutEndsMath(self)
+        self._trained, self._device = {}, program.here.device.device
         self._graphs: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._made = CutShare({}, Handle(0))
-
-    @property
-    def _ends(self) -> EndsModule:
-        return CutEndsMath(self)
 
     def hidden(self, x: Tensor) -> Tensor:
         """``x``, if it is hidden states [B, T, D] fp32; raises ValueError."""
@@ -180,19 +174,9 @@ class CutMath(StageMath):
         share, self._made = self._made, CutShare({}, Handle(0))
         return share
 
-    def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
-        """As of one device; bytes of rank 0 alone, whose memory is the one that is counted."""
-        own = {local_part(p).untyped_storage().data_ptr() for p in self.program.parameters.values()}
-        seen: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = local_part(tensor).untyped_storage()
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = storage.nbytes()
-            self.graph_bytes[shape] = sum(seen.values())
-            return tensor.detach()
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
+        """At rank 0, whose memory is the one that is counted."""
+        return local_part(tensor).untyped_storage()
 
 
 class CutEndsMath:

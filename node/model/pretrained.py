@@ -80,10 +80,12 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
 
 def _plain(c: Mapping[str, Any], directory: Path) -> None:
     """Raises UsageFault for what such models may have and none here has."""
-    biased = c.get("attention_bias", False) and c["model_type"] != "qwen2"
     found = (
         (c.get("hidden_act", "silu") != "silu", f"hidden_act = {c.get('hidden_act')!r}"),
-        (biased, "attention_bias = true"),
+        (
+            c.get("attention_bias", False) and c["model_type"] != "qwen2",
+            "attention_bias = true",
+        ),
         (c.get("mlp_bias", False), "mlp_bias = true"),
         ("quantization_config" in c, "quantised weights"),
         (c.get("partial_rotary_factor", 1) != 1, "a rotary embedding of a part of each head"),

@@ -88,13 +88,9 @@ def layer_cut(settings: ModelSettings, stages: int) -> list[range]:
 
 def ends_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
     """Parameters of stage 0; a tied head has no tensor of its own."""
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (settings.vocab, settings.d_model),
-        FINAL_NORM: (settings.d_model,),
-    }
-    if not settings.tied:
-        shapes[HEAD] = (settings.vocab, settings.d_model)
-    return shapes
+    matrix = (settings.vocab, settings.d_model)
+    head = {} if settings.tied else {HEAD: matrix}
+    return {EMBEDDING: matrix, FINAL_NORM: (settings.d_model,), **head}
 
 
 def layer_shapes(settings: ModelSettings, layer: int) -> dict[str, tuple[int, ...]]:
@@ -134,10 +130,11 @@ def base_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, t
         raise UsageFault(f"there is no stage {stage}", f"choose a stage between 0 and {stages}")
     if stage == ENDS:
         return ends_shapes(settings)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in cut[stage - 1]:
-        shapes |= layer_shapes(settings, layer)
-    return shapes
+    return {
+        name: shape
+        for layer in cut[stage - 1]
+        for name, shape in layer_shapes(settings, layer).items()
+    }
 
 
 def parameter_shapes(

@@ -26,7 +26,6 @@ from enum import IntEnum
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
-from node.pipeline.delivery import Delivery, Pause, Suspects, Trouble
 from node.pipeline.events import (
     AcknowledgeVisit,
     Action,
@@ -69,11 +68,23 @@ from node.pipeline.events import (
     TellCounted,
     TellOrigin,
     TensorReceived,
+    Trouble,
     Turned,
     VisitEvent,
     Void,
 )
-from node.pipeline.route import NOBODY, beside, current, misfit, predicted, skipped, visited
+from node.pipeline.route import (
+    NOBODY,
+    Delivery,
+    Pause,
+    Suspects,
+    beside,
+    current,
+    misfit,
+    predicted,
+    skipped,
+    visited,
+)
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
@@ -149,16 +160,9 @@ class PipelineMachine:
 
     def __init__(self, me: PeerId, fewest: int = sys.maxsize, planned: bool = False) -> None:
         self.me, self.fewest, self.planned = me, fewest, planned
-        self.plan: Plan | None = None
-        self.closed = False
         self.visits: dict[Key, Visit] = {}
         self.suspects = Suspects()
-        self.paths: dict[int, Path] = {}
-        """The plan's path of each micro-batch."""
-        self._replicas: dict[int, tuple[PeerId, ...]] = {}
-        self._stage = ENDS
-        self._share_s: dict[PeerId, float] = {}
-        self._done_s: dict[PeerId, float] = {}
+        self._adopt(None)
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
         """Peers that hold ``stage`` in the plan's parameters, in PeerId order; none without a
@@ -206,8 +210,6 @@ class PipelineMachine:
                 self.suspects.clear(event.peer)
             case Turned(trouble=Trouble.FAILED):
                 self.suspects.add(event.peer, now)
-            case _:
-                pass
         visit = self.visits.get(event.key)
         return [] if visit is None else self._of_visit(event, visit, now)
 
@@ -222,8 +224,7 @@ class PipelineMachine:
             case Turned():
                 return self._turned(event, visit, now)
             case Retry(key, way):
-                waits = visit.leg(way).target is None
-                return self._send(key, visit, way, now) if waits else []
+                return self._send(key, visit, way, now) if visit.leg(way).target is None else []
             case Broken():
                 return self._broken(event, visit)
             case Fetched(key, peer):
@@ -250,7 +251,8 @@ class PipelineMachine:
         self.visits.clear()
         self.suspects.gone.clear()
         self.plan, self.closed = plan, False
-        self.paths = {p.index: p for p in plan.paths} if plan else {}
+        self.paths: dict[int, Path] = {p.index: p for p in plan.paths} if plan else {}
+        """The plan's path of each micro-batch."""
         mine = plan.member(self.me) if plan else None
         self._stage = mine.stage if mine else ENDS
         cells = current(plan) if plan else {}
@@ -294,9 +296,8 @@ class PipelineMachine:
         if path is None:
             return Answer(Say.REFUSED, "the plan has no such micro-batch")
         reason = misfit(path, claim, event.way, self.me, event.caller, self.fewest, self.replicas)
-        start = Key(claim.epoch, claim.index, 0)
-        if not reason and claim.journey[0].peer == self.me and start not in self.visits:
-            reason = "not under way here"
+        if claim.journey[0].peer == self.me and claim.key._replace(position=0) not in self.visits:
+            reason = reason or "not under way here"
         return Answer(Say.REFUSED, reason) if reason else None
 
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
@@ -616,8 +617,7 @@ class PipelineMachine:
             return []
         actions: list[Action] = [Dropped(index, reason)]
         for key in mine:
-            visit = self.visits.pop(key)
-            actions += [*self._fail_open(key, visit, reason), Free(key)]
+            actions += [*self._fail_open(key, self.visits.pop(key), reason), Free(key)]
         return actions
 
     def _lost(self, event: Lost) -> list[Action]:

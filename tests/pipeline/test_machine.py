@@ -8,8 +8,7 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan
 from node.pipeline import events as ev
-from node.pipeline.delivery import Trouble
-from node.pipeline.events import Direction, Key, Say
+from node.pipeline.events import Direction, Key, Say, Trouble
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
 from tests.pipeline.conftest import ORIGIN, make_plan

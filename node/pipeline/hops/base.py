@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from node.core.clock import Clock
+from node.core.ids import PeerId
 from node.core.journey import Path
 from node.core.tasks import Tasks
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread
 from node.pipeline.events import Answer, Direction, Event, Key, Say
-from node.pipeline.frames import FrameReader, FrameShape
+from node.pipeline.frames import FrameReader, FrameShape, read_chunks
 from node.pipeline.guard import Guard
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.transport.port import TransportPort
+from protos import pipeline_pb2 as pb
 
 Waiter = asyncio.Future[tuple[bool, str]]
 
@@ -143,14 +145,13 @@ class PipelineBase(ABC):
     def handle(self, event: Event) -> Answer:
         """Give the machine an event, carry out its actions, and return its answer; where the event
         has none, a refusal."""
-        answer = Answer(Say.REFUSED, "no answer")
+        actions = self.machine.handle(event, self.clock.now())
         self._handled.set()
-        for action in self.machine.handle(event, self.clock.now()):
-            if isinstance(action, Answer):
-                answer = action
-            else:
-                self._carry_out(action)
-        return answer
+        self.carry_out(action for action in actions if not isinstance(action, Answer))
+        return next(
+            (action for action in actions if isinstance(action, Answer)),
+            Answer(Say.REFUSED, "no answer"),
+        )
 
     def hold(
         self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float
@@ -175,7 +176,8 @@ class PipelineBase(ABC):
         return answer, rest
 
     def carry_out(self, actions: Iterable[ev.Action]) -> None:
-        """Carry out the actions that :meth:`hold` returned."""
+        """Do what the machine decided, the answers apart. :meth:`hold` leaves that to who
+        called it."""
         for action in actions:
             self._carry_out(action)
 
@@ -212,6 +214,21 @@ class PipelineBase(ABC):
         for key in self.stash.expired(self.clock.now()):
             self.handle(ev.Expired(key))
         return self.stash.room(nbytes)
+
+    async def read(
+        self,
+        caller: PeerId,
+        head: pb.FrameHead,
+        shape: tuple[int, ...],
+        masked: bool,
+        read: Callable[[], Any],
+    ) -> FrameReader:
+        """The content of a frame of ``caller``: a tensor of ``shape``, ``masked`` with the ends of
+        documents in it. ``read`` gives the next message. Raises WireError."""
+        reader = FrameReader(head, shape, self.shape.wire, masked)
+        await read_chunks(read, reader)
+        self.transport.count(caller, received=reader.nbytes, plane="pipeline")
+        return reader
 
     def look_again(self) -> None:
         """Wake the frames that wait for a plan or for room."""

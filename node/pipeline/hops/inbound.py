@@ -23,7 +23,7 @@ from node.pipeline.events import (
     Say,
     TensorReceived,
 )
-from node.pipeline.frames import FrameReader, Incoming, frames, parse_head, read_chunks
+from node.pipeline.frames import FrameReader, Incoming, frames, parse_head
 from node.pipeline.hops.base import PipelineBase
 from node.pipeline.route import beside
 from node.transport.port import EOF
@@ -76,18 +76,15 @@ class Inbound(PipelineServicer):
         answer, cost = await self._patient(way, caller, incoming)
         waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
-            shape, forward = pipeline.shape, way is Direction.FORWARD
-            reader = FrameReader(
-                incoming.head, pipeline.shape_of(claim.index), shape.wire, shape.masked and forward
-            )
+            shape, forward = pipeline.shape_of(claim.index), way is Direction.FORWARD
+            masked = pipeline.shape.masked and forward
             charge = cost if forward and not pipeline.at_origin(claim.key) else 0
             pipeline.stash.charge(charge)
             try:
                 async with asyncio.timeout(pipeline.hop_s):
-                    await read_chunks(context.read, reader)
+                    reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
             finally:
                 pipeline.stash.charge(-charge)
-            pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
             answer, rest = self._look(way, caller, incoming, reader)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
@@ -161,9 +158,14 @@ class Inbound(PipelineServicer):
         if answer.say is not Say.TAKE or work is None or work.output is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
             return
-        journey = tuple(pipeline.machine.visits[key].journey)
         for frame in frames(
-            Claim(key.epoch, request.plan_hash, key.index, journey, request.position),
+            Claim(
+                key.epoch,
+                request.plan_hash,
+                key.index,
+                tuple(pipeline.machine.visits[key].journey),
+                request.position,
+            ),
             pb.TRAIN,
             1.0,
             work.shape,
