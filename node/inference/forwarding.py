@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
 
 from node.app.assembly import Assembled
@@ -69,15 +68,11 @@ class EndsService(rpc.EndsServicer):
         """As ``tutti generate`` at this peer. PERMISSION_DENIED for strangers, RESOURCE_EXHAUSTED
         when others are served."""
         request.max_tokens = min(request.max_tokens or 100, MAX_TOKENS)
-        await self._serve(context, lambda: self._speak(request))
+        await self._serve(context, lambda: speak(self._a, self._transport, check(request)))
 
     async def Evaluate(self, request: pb.EvaluateRequest, context: Any) -> None:
         """As ``tutti eval`` at this peer, refused as :meth:`Generate` is."""
         await self._serve(context, lambda: answer(self._a, self._transport, request))
-
-    def _speak(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.Piece, None]:
-        check(request)
-        return speak(self._a, self._transport, request)
 
     async def _serve(self, context: Any, begin: Callable[[], AsyncGenerator[Any, None]]) -> None:
         peer = self._transport.caller(context)
@@ -104,8 +99,8 @@ class EndsService(rpc.EndsServicer):
             self._serving.discard(peer)
 
 
-def check(request: pb.GenerateRequest) -> None:
-    """Raises UsageFault for what nobody is asked to work on."""
+def check(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The request itself. Raises UsageFault for what nobody is asked to work on."""
     size = len(request.prompt.encode())
     if size > MAX_PROMPT:
         raise UsageFault(
@@ -114,6 +109,7 @@ def check(request: pb.GenerateRequest) -> None:
         )
     if not 0 <= request.temperature <= 10:
         raise UsageFault(f"a temperature of {request.temperature:g}", "give a number from 0 to 10")
+    return request
 
 
 def generate(

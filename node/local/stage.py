@@ -126,12 +126,14 @@ class CutMath(StageMath):
             raise IndexError("a token id is outside the vocabulary")
         return tokens
 
-    def told(self, what: str, x: Tensor, compute: Callable[[], Tensor], **words: Any) -> Tensor:
-        """Rank 0's part of what all ranks ``compute`` of ``x``. Their graphs are held while the
-        output is; none is kept where no gradient is wanted."""
+    def told(
+        self, what: str, x: Tensor, compute: Callable[[Tensor], Tensor], **words: Any
+    ) -> Tensor:
+        """Rank 0's part of what all ranks ``compute`` of ``x``, which they get from here. Their
+        graphs are held while the output is; none is kept where no gradient is wanted."""
         handle = self.ranks.handle() if torch.is_grad_enabled() else Handle(0)
         with self.ranks.command(what, keep=handle.number, shape=list(x.shape), **words):
-            output = compute()
+            output = compute(self.program.here.share(x))
         if handle.number:
             self._graphs[output] = handle
         return output
@@ -141,11 +143,10 @@ class CutMath(StageMath):
         return False
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
-        self.hidden(x)
         return self.told(
             "forward",
-            x,
-            lambda: self.program.forward(self.program.here.share(x), document_ends),
+            self.hidden(x),
+            lambda x: self.program.forward(x, document_ends),
             document_ends=document_ends,
         )
 
@@ -183,14 +184,12 @@ class CutEndsMath:
     """What stage 0 offers, over all ranks."""
 
     def __init__(self, math: CutMath) -> None:
-        self._math, self._program, self._here = math, math.program, math.program.here
+        self._math, self._program = math, math.program
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """As :meth:`Ends.embed`."""
         tokens = self._math.ids(tokens_BT).contiguous()
-        return self._math.told(
-            "embed", tokens, lambda: self._program.embed(self._here.share(tokens))
-        )
+        return self._math.told("embed", tokens, self._program.embed)
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """As :meth:`Ends.loss`."""
@@ -204,16 +203,13 @@ class CutEndsMath:
         total = self._math.told(
             "loss",
             h_BTD,
-            lambda: self._program.loss(
-                self._here.share(h_BTD), self._here.share(targets_BT.contiguous())
-            ),
+            lambda h: self._program.loss(h, self._program.here.share(targets_BT.contiguous())),
         )
         return total, tokens
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """As :meth:`Ends.logits`."""
-        h = self._math.hidden(h_BTD)
-        return self._math.told("logits", h, lambda: self._program.logits(self._here.share(h)))
+        return self._math.told("logits", self._math.hidden(h_BTD), self._program.logits)
 
 
 class CutSum(GradientSum):

@@ -20,7 +20,7 @@ from torch import Tensor
 from node.core.errors import OutOfResources, Refused, UsageFault, refuse
 from node.core.tables import build
 from node.model.settings import DIGEST, ModelSettings
-from node.model.shapes import HEAD, base_shapes
+from node.model.shapes import HEAD, all_shapes, base_shapes
 from node.wire.tensors import digest, dtype_of
 
 SEQ_LEN = 1024
@@ -144,7 +144,7 @@ class Weights:
 
     def check(self, settings: ModelSettings) -> None:
         """Raises UsageFault when there are tensors that the model has no place for."""
-        known = base_shapes(settings, 1, 0).keys() | base_shapes(settings, 1, 1).keys()
+        known = all_shapes(settings)
         # Some files have the shared matrix twice, and tables that are computed here.
         more = [
             name
@@ -173,8 +173,7 @@ class Weights:
             by_file.setdefault(self._file_of[name], []).append(name)
         for file, names in by_file.items():
             with self._open(file) as opened:
-                for name in names:
-                    found[name] = self._tensor(opened, name, shapes[name])
+                found |= {name: self._tensor(opened, name, shapes[name]) for name in names}
         return found
 
     def _tensor(self, opened: Any, name: str, shape: tuple[int, ...]) -> Tensor:

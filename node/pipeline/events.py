@@ -371,7 +371,7 @@ class Free(OfVisit):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(OfMicroBatch):
+class Finished(OfVisit):
     """The gradient came home: the micro-batch counts."""
 
 

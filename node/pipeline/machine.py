@@ -594,7 +594,7 @@ class PipelineMachine:
     def _finish(self, key: Key, visit: Visit) -> list[Action]:
         last = Key(key.epoch, key.index, len(visit.journey) - 1)
         who = tuple(hop.peer for hop in visit.journey[1:-1] if hop.peer != NOBODY)
-        return [TellCounted(key.index, who), Finished(key.index), Free(last), Free(key)]
+        return [TellCounted(key.index, who), Finished(key), Free(last), Free(key)]
 
     def _counted(self, event: Counted) -> list[Action]:
         path = self.paths.get(event.index)

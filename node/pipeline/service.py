@@ -27,7 +27,7 @@ from node.pipeline.events import Direction, Key, MicroBatchDone
 from node.pipeline.forward_requests import ForwardRequests
 from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
-from node.pipeline.guard import Guard, NotFinite
+from node.pipeline.guard import NotFinite
 from node.pipeline.hops.base import PipelineBase, Telemetry
 from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.sender import Sender
@@ -130,12 +130,11 @@ class Origin:
         """Another plan is in force: its micro-batches may have the same numbers."""
         self._results.clear()
 
-    def finished(self, index: int) -> None:
+    def finished(self, key: Key) -> None:
         """The gradient came home."""
-        plan = self._pipeline.machine.plan
-        head = None if plan is None else self.at_last(Key(plan.epoch, index, 0))
+        head = self.at_last(key)
         if head is not None:
-            self._end(MicroBatchDone(index, True, head.loss_sum, head.tokens))
+            self._end(MicroBatchDone(key.index, True, head.loss_sum, head.tokens))
 
     def dropped(self, index: int, reason: str) -> None:
         if self._end(MicroBatchDone(index, False)):
@@ -147,7 +146,7 @@ class Origin:
         return (
             None
             if path is None
-            else self._pipeline.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
+            else self._pipeline.stash.get(key._replace(position=len(path.hops) + 1))
         )
 
     def _end(self, done: MicroBatchDone) -> bool:
@@ -209,10 +208,10 @@ class Pipeline(PipelineBase):
                 masked=document_mask,
             ),
             machine(transport.peer_id, fewest_hops(settings.stages, settings.may_skip), planned),
+            stage,
+            math(module, settings.wire, autocast),
         )
         self._usual_s = usual_s
-        self.stage, self.math = stage, math(module, settings.wire, autocast)
-        self.guard = Guard(transport, telemetry.emit, settings.watch)
         self.sender = Sender(self)
         self.forward_requests = ForwardRequests(self, self.sender)
         self._gradients = gradients or GradientSum()
@@ -382,8 +381,8 @@ class Pipeline(PipelineBase):
                     self.stash.recharge(key, 0)
             case ev.Free(key):
                 self._free(key)
-            case ev.Finished(index):
-                self.origin.finished(index)
+            case ev.Finished(key):
+                self.origin.finished(key)
             case ev.Dropped(index, reason):
                 self.origin.dropped(index, reason)
 

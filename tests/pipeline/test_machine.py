@@ -146,7 +146,7 @@ def test_the_origin_names_the_journey_that_came_home():
     actions = machine.handle(ev.Computed(start, Direction.BACKWARD), 0.0)
     assert ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b"))) in actions
     assert actions.index(ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b")))) < actions.index(
-        ev.Finished(0)
+        ev.Finished(start)
     )
 
 

@@ -185,8 +185,8 @@ class World:
                     self.attempts[plan, me, key, way] += 1
                     for done in self.waiting.pop((plan, me, key, way), []):
                         done(False)
-            case ev.Finished(index):
-                self.ended[plan, index].append("finished")
+            case ev.Finished(key):
+                self.ended[plan, key.index].append("finished")
             case ev.Dropped(index, _):
                 self.ended[plan, index].append("dropped")
 

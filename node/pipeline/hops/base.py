@@ -12,9 +12,8 @@ from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.core.journey import Path
 from node.core.tasks import Tasks
-from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread
-from node.pipeline.events import Answer, Direction, Event, Key, Say
+from node.pipeline.events import Action, Answer, Direction, Event, Expired, Key, Say, TensorReceived
 from node.pipeline.frames import FrameReader, FrameShape, read_chunks
 from node.pipeline.guard import Guard
 from node.pipeline.machine import PipelineMachine
@@ -96,12 +95,7 @@ class Stash:
 
 
 class PipelineBase(ABC):
-    """The shared part of :class:`node.pipeline.service.Pipeline`, which sets the attributes that
-    depend on the hosted stage: ``stage``, ``math`` and ``guard``."""
-
-    stage: int
-    math: StageMath
-    guard: Guard
+    """The shared part of :class:`node.pipeline.service.Pipeline`."""
 
     def __init__(
         self,
@@ -114,11 +108,14 @@ class PipelineBase(ABC):
         plan_wait_s: float,
         shape: FrameShape,
         machine: PipelineMachine,
+        stage: int,
+        math: StageMath,
     ) -> None:
         self.me, self.transport, self.device = transport.peer_id, transport, device
         self.settings, self.limits, self.telemetry = settings, limits, telemetry
         self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
-        self.machine = machine
+        self.machine, self.stage, self.math = machine, stage, math
+        self.guard = Guard(transport, telemetry.emit, settings.watch)
         self.stash = Stash(limits.stash_bytes or STASH, self.look_again)
         self.tasks = Tasks("pipeline", self._on_error)
         self.timing = Timing()
@@ -131,7 +128,7 @@ class PipelineBase(ABC):
         self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
 
     @abstractmethod
-    def _carry_out(self, action: ev.Action) -> None:
+    def _carry_out(self, action: Action) -> None:
         """Do what the machine decided."""
 
     @property
@@ -154,8 +151,8 @@ class PipelineBase(ABC):
         )
 
     def hold(
-        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float
-    ) -> tuple[Answer, list[ev.Action]]:
+        self, event: TensorReceived, reader: FrameReader, deadline_s: float
+    ) -> tuple[Answer, list[Action]]:
         """Put a whole tensor into the stash. Returns the answer, and the actions to carry out after
         the answer was sent."""
         first, *rest = self.machine.handle(event, self.clock.now())
@@ -175,7 +172,7 @@ class PipelineBase(ABC):
                     work.targets = None if start is None else start.targets
         return answer, rest
 
-    def carry_out(self, actions: Iterable[ev.Action]) -> None:
+    def carry_out(self, actions: Iterable[Action]) -> None:
         """Do what the machine decided, the answers apart. :meth:`hold` leaves that to who
         called it."""
         for action in actions:
@@ -212,7 +209,7 @@ class PipelineBase(ABC):
         if self.stash.room(nbytes):
             return True
         for key in self.stash.expired(self.clock.now()):
-            self.handle(ev.Expired(key))
+            self.handle(Expired(key))
         return self.stash.room(nbytes)
 
     async def read(

@@ -26,7 +26,7 @@ from node.pipeline.events import (
 from node.pipeline.frames import FrameReader, Incoming, frames, parse_head
 from node.pipeline.hops.base import PipelineBase
 from node.pipeline.route import beside
-from node.transport.port import EOF
+from node.transport.port import EOF, printable
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
@@ -177,15 +177,11 @@ class Inbound(PipelineServicer):
         pipeline.transport.count(caller, sent=len(work.output), plane="pipeline")
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
-        pipeline = self._pipeline
-        caller = pipeline.transport.caller(context)
-        reason = "".join(c for c in request.reason[:200] if c.isprintable())
-        return pb.LostReply(
-            accepted=pipeline.handle(
-                Lost(request.epoch, request.plan_hash, request.index, caller, reason)
-            ).say
-            is Say.TAKE
+        caller = self._pipeline.transport.caller(context)
+        note = Lost(
+            request.epoch, request.plan_hash, request.index, caller, printable(request.reason)
         )
+        return pb.LostReply(accepted=self._pipeline.handle(note).say is Say.TAKE)
 
     async def Counted(self, request: pb.CountedNote, context: Any) -> pb.CountedReply:
         pipeline = self._pipeline

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from node.core.errors import PeerFault, WireError
