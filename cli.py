@@ -745,7 +745,7 @@ def swarm_init(
     from node.config import write_atomically
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest
-    from node.model.named import shape_named
+    from node.model.shapes import shape_named
 
     if out is None:
         out = joining.beside(source) if source and source.is_file() else Path("swarm.toml")

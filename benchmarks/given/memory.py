@@ -20,8 +20,8 @@ from node.config import NodeConfig
 from node.core.numbers import human
 from node.manifest import Manifest, amended
 from node.model.cost import RECOMPUTE, stash_bytes
-from node.model.named import shape_named
 from node.model.settings import ModelSettings
+from node.model.shapes import shape_named
 from node.model.stages import build
 from node.pipeline.visit_buffers import StageMath
 

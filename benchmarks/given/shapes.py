@@ -10,9 +10,8 @@ import transformers
 
 from benchmarks.report import Report
 from node.model.export import config_of
-from node.model.named import SHAPES
 from node.model.settings import ModelSettings
-from node.model.shapes import all_shapes, count
+from node.model.shapes import SHAPES, all_shapes, count
 
 
 def rows(report: Report, root: Path) -> None:

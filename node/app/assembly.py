@@ -151,7 +151,7 @@ async def assemble(
     )
     local = None
     if len(devices) > 1:
-        from node.local.opening import open_stage
+        from node.local.stage import open_stage
 
         local = await open_stage(
             devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error
@@ -434,8 +434,8 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
         (manifest.optimizer.masters, f"{several} in a run with bf16 parameters", step),
     )
     # One device needs nothing of torch's distributed half, which takes a second to load.
-    from node.local.opening import device_names, threads_each
     from node.local.split import check_devices
+    from node.local.stage import device_names, threads_each
 
     check_devices(manifest.model, config.node.local_devices)
     names = device_names(config.node.device, config.node.local_devices)

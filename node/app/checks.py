@@ -244,7 +244,7 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
         chosen = Device.pick(ours.node.device)
         devices = [chosen]
         if chosen.is_cuda and ours.node.local_devices > 1:
-            from node.local.opening import device_names
+            from node.local.stage import device_names
 
             names = device_names(str(chosen.device), ours.node.local_devices)
             devices = [*map(Device.pick, names)]

@@ -26,8 +26,10 @@ from node.core.tasks import together
 from node.data.places import Places
 from node.data.tokenizer import open_tokenizer
 from node.identity.invites import Invite, fitting_addresses
-from node.inference import evaluate, forwarding, generate
-from node.model.export import write_adapter, write_hf
+from node.inference import at_ends
+from node.inference import forwarding
+from node.model.export import write_adapter
+from node.model.export import write_hf
 from node.model.shapes import parameter_shapes
 from node.telemetry.events import Event, Journal
 from node.transport.port import TransportPort
@@ -161,14 +163,14 @@ class OperatorService(SnapshotBuilder, Window):
         """Text through the live swarm, a piece a token."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
-            return generate.speak(a, transport, request)
+            return at_ends.speak(a, transport, request)
         return forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
     def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
-            return evaluate.answer(a, transport, request)
+            return at_ends.answer(a, transport, request)
         return forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
     def _assembled(self) -> Assembled:

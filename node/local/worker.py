@@ -67,9 +67,9 @@ class Worker:
             case "step":
                 follow(KernelRule(**words["rule"]))
                 shapes = tuple((rows, cols) for rows, cols in words["shapes"])
-                how = words["steps"], words["stack"]
-                step = whole_at_first(self._here, shapes, *how, self._steps)
-                step.run({}, lambda name, update: None)
+                whole_at_first(self._here, shapes, words["steps"], words["stack"], self._steps).run(
+                    {}, lambda name, update: None
+                )
             case other:
                 raise ValueError(f"no command is called {other!r}")
 

@@ -18,7 +18,7 @@ from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.identity.keys import Signer, is_signed
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.telemetry.events import Journal
 from node.training.election import LOOK_S, Election
 from node.training.leader.leader import Leader, Phase
@@ -404,7 +404,7 @@ class Training(rpc.TrainingServicer):
             # counted.
             self.facts.bounds.counted(m.at.epoch, m.tokens),
             self.leaving,
-            tuple(sorted(self.work.engines.pipeline.rates().items())),
+            tuple(sorted(self.work.engines.pipeline.timing.rates().items())),
             self.work.room,
             self.work.costs(),
             self.standing.tells(leader or self.me),

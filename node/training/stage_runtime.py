@@ -20,8 +20,7 @@ from node.core.journey import Hop, Plan, Version
 from node.core.tasks import Tasks
 from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
-from node.pipeline.events import Direction
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import Direction, MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.scheduler.settings import SchedulerSettings
 from node.training.colleagues import Colleagues
@@ -217,7 +216,7 @@ class StageRuntime:
             return
         mine = [p for p in plan.paths if p.origin == self.me]
         text.expect(position for path in mine for position in path.samples)
-        await self.engines.pipeline.run(mine, lambda path: text.fetch(path.samples), done)
+        await self.engines.pipeline.origin.run(mine, lambda path: text.fetch(path.samples), done)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
         """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what

@@ -22,7 +22,7 @@ from node.model.documents import ends_of, lengths_of
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import DeviceThread
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 
@@ -166,7 +166,7 @@ class Swarm:
         or none, be ``counted``."""
         self.results = []
         await asyncio.wait_for(
-            self.pipelines["s0a"].run(plan.paths, self.fetch, self.results.append), 60
+            self.pipelines["s0a"].origin.run(plan.paths, self.fetch, self.results.append), 60
         )
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
         await self.settle()

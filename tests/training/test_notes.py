@@ -24,7 +24,7 @@ from node.core.journey import (
     lineage_after,
 )
 from node.core.samples import SampleClass
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
 from node.training.protocol import events as ev
 from node.training.protocol import notes

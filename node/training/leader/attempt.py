@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.facts import Assign

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, Window
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules

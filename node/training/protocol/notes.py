@@ -10,7 +10,7 @@ from node.core.errors import WireError
 from node.core.ids import CellId, PeerId, is_cell
 from node.core.journey import Plan, Version, lineage
 from node.identity.keys import SIGNATURE_BYTES
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM

@@ -9,7 +9,7 @@ from typing import Any
 
 from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId
-from node.pipeline.delivery import Trouble
+from node.pipeline.events import Trouble
 from node.pipeline.timing import RunningAverage
 from node.scheduler.costs import STEADY
 from node.scheduler.throughput import SecondsPerUnit
