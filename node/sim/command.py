@@ -13,12 +13,10 @@ from pathlib import Path
 from node.control.words import several
 from node.core.errors import ExitCode, UsageFault, writing
 from node.manifest import Manifest, read_manifest
-from node.sim.faults import Schedule
-from node.sim.run import ScheduleOutcome, run
-from node.sim.scenarios import lay
+from node.sim.faults import Schedule, lay
+from node.sim.run import ScheduleOutcome, run, shrink
 from node.sim.setup import Setup
 from node.sim.show import figure, svg, timeline
-from node.sim.shrink import shrink
 from node.telemetry import pictures
 
 

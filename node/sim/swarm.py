@@ -10,9 +10,9 @@ from itertools import count
 
 from node.app.assembly import Machines
 from node.core.ids import ENDS, PeerId
+from node.sim.lies import Stranger
 from node.sim.process import SimPeer, Swarm
 from node.sim.setup import Setup
-from node.sim.strangers import Stranger
 from node.sim.watch import HistoryRecorder
 
 

@@ -10,7 +10,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, CellId, first_cell
 from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes
-from node.sim.world.links import Wall
+from node.sim.world.network import Wall
 from tests.sim.outcomes import PlayedSwarm
 
 SLOW = WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.sim.scenarios import lay
+from node.sim.faults import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished

@@ -22,7 +22,7 @@ from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.visit_buffers import StageMath, VisitBuffers, _there
 from node.sim.setup import NUMBERS, WIDTH
-from node.sim.world.device import SimDevice
+from node.sim.world.loop import SimDevice
 from node.training.state.text import Text
 from node.wire.tensors import TensorReader, encode
 
