@@ -13,8 +13,7 @@ from node.app.export import gather
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
-from node.control.service import as_event
-from node.control.window import Window
+from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses
