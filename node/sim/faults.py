@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
-from node.sim.lies import LIES
+from node.sim.lies import LIES, Stranger
 from node.sim.names import SCENARIOS
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
@@ -29,7 +29,7 @@ MILD = {"kill", "stranger"}
 """What need not cost an epoch: of who is killed it depends on who is left."""
 Trouble = Iterator[float]
 """Happens at once; then yields for how many seconds it lasts, and is undone. One that lasts no
-longer than a moment yields nothing."""
+longer than a moment yields nothing, or is a function without a result."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Schedule:
 
 def strike(swarm: SimSwarm, fault: Fault) -> None:
     """Begin a fault now."""
-    _play(swarm, KINDS[fault.kind](swarm, fault))
+    _play(swarm, KINDS[fault.kind](swarm, fault) or iter(()))
 
 
 def _play(swarm: SimSwarm, trouble: Trouble) -> None:
@@ -205,16 +205,14 @@ def _pause(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     loop.thaw()
 
 
-def _join(swarm: SimSwarm, f: Fault) -> Trouble:
+def _join(swarm: SimSwarm, f: Fault) -> None:
     stage = f.stage if f.stage >= 0 else f.who % (swarm.setup.stages + 1)
     _say(swarm, f, swarm.add(stage).name)
-    yield from ()
 
 
-def _come(swarm: SimSwarm, f: Fault) -> Trouble:
+def _come(swarm: SimSwarm, f: Fault) -> None:
     """Somebody comes and chooses a stage; every third would host block stages only."""
-    _say(swarm, f, swarm.come("auto" if f.who % 3 else "stage").name)
-    yield from ()
+    _say(swarm, f, swarm.add(None, "auto" if f.who % 3 else "stage").name)
 
 
 # ----------------------------------------------------------- lines
@@ -344,13 +342,15 @@ def _lie(swarm: SimSwarm, f: Fault) -> Trouble:
 
 def _stranger(swarm: SimSwarm, f: Fault) -> Trouble:
     """Somebody without parameters says that it leads, and worse."""
-    one = swarm.intrude()
-    _say(swarm, f, one.name)
+    name = PeerId(f"0-stranger-{len(swarm.strangers)}")
+    swarm.strangers.add(name)
+    one = Stranger(swarm, name)
+    _say(swarm, f, name)
     yield f.seconds
     one.kill()
 
 
-KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble]] = {
+KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble | None]] = {
     "kill": _kill,
     "kill-leader": _one(_down, lambda swarm, p: p is swarm.chief() and swarm.spare(p)),
     "kill-each": _kill_each,

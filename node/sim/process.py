@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -133,17 +133,10 @@ class Swarm:
         ]
 
 
-@dataclass
-class Config:
-    """What an operator says of where a peer belongs."""
-
-    open_to: str
-    stage: int | None
-
-
 class SimPeer(Peer[Services]):
-    """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
-    ``stage`` is None it chooses one among others who choose."""
+    """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Its operator
+    lets it host the stages of ``open_to``, and names its ``stage``; where that is None it chooses
+    one among others who choose."""
 
     def __init__(
         self,
@@ -158,7 +151,7 @@ class SimPeer(Peer[Services]):
         self.disk = SimDisk(swarm.setup.work.checkpoint_s)
         self.machine_clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
-        self.config = Config(open_to, stage)
+        self.allowed, self.named = open_to, stage
         self.alive = False
         self.lie, self.flip = "", False
         self._new()
@@ -168,9 +161,7 @@ class SimPeer(Peer[Services]):
         swarm = self.swarm
         self._failed = partial(swarm.watch.crashed, self)
         journal = Journal((swarm.watch,), clock=self.machine_clock, keep=1)
-        super().__init__(
-            self.config.open_to, self.machine_clock, journal, swarm.manifest, self._failed
-        )
+        super().__init__(self.allowed, self.machine_clock, journal, swarm.manifest, self._failed)
         self.loop = ProcessLoop(self.world)
         self.device = SimDevice(self.loop, self.slowness)
         self.transport = SimTransport(
@@ -209,7 +200,7 @@ class SimPeer(Peer[Services]):
         )
         presence.start()
         stage = await self.take(
-            presence, manifest, named=self.config.stage, kept=self.disk.cell, company=True
+            presence, manifest, named=self.named, kept=self.disk.cell, company=True
         )
         a = self._assemble(stage, presence)
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
@@ -227,7 +218,7 @@ class SimPeer(Peer[Services]):
     def _assemble(self, stage: int, presence: Presence) -> Services:
         swarm, setup, device = self.swarm, self.swarm.setup, self.device
         manifest, watch, make = swarm.manifest, swarm.watch, swarm.make
-        self.config.stage = stage
+        self.named = stage
         meter = PipelineMeter(self.journal, swarm.metrics, self.clock)
         store = DiskStore(
             self.disk,
@@ -341,8 +332,8 @@ class SimPeer(Peer[Services]):
         if self.to_cell is not None:
             self.disk.change_cell(self.to_cell)
         # Whose stage is fixed keeps it in another cell too.
-        if self.to_cell is None or self.config.open_to:
-            self.config.stage = self.to_stage
+        if self.to_cell is None or self.allowed:
+            self.named = self.to_stage
         self.boot()
 
     def kill(self) -> None:
@@ -375,10 +366,8 @@ class SimPeer(Peer[Services]):
     @property
     def stage(self) -> int:
         """Where it is, or is to be; -1 while that is open."""
-        stage = self.place if self.assembled is None else self.assembled.stage.stage
-        if stage is None:
-            stage = self.config.stage
-        return -1 if stage is None else stage
+        here = self.place if self.assembled is None else self.assembled.stage.stage
+        return next((stage for stage in (here, self.named) if stage is not None), -1)
 
     @property
     def ready(self) -> bool:

@@ -160,7 +160,8 @@ class SimTransport:
         self.serving = False
         self.lines: dict[PeerId, SimTransport] = {}
         """Who is reached now, each a process of that peer."""
-        self._used: dict[PeerId, float] = {}
+        self.used: dict[PeerId, float] = {}
+        """When something was last called there."""
         self._rested = net.world.now
         self.calls: dict[Call, None] = {}
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
@@ -177,7 +178,7 @@ class SimTransport:
         if (left := self.book.banned(peer, now)) > 0:
             raise PeerFault(peer, until_heard(left))
         self._rest(now)
-        self.used(peer)
+        self.used[peer] = now
         if peer not in self.lines:
             await asyncio.shield(self._dialling.get(peer) or self._dial(peer))
         return Channel(self, peer)
@@ -218,10 +219,6 @@ class SimTransport:
             world.push(after, met, loop=there and there.loop, lost=back)
         return dial
 
-    def used(self, peer: PeerId) -> None:
-        """Something is called there."""
-        self._used[peer] = self.net.world.now
-
     def _rest(self, now: float) -> None:
         """Close the lines that nobody has used for long."""
         if now - self._rested < IDLE_S:
@@ -229,9 +226,9 @@ class SimTransport:
         self._rested = now
         busy = {call.there for call in self.calls}
         for peer, there in list(self.lines.items()):
-            if there not in busy and now - self._used.get(peer, now) > IDLE_S:
+            if there not in busy and now - self.used.get(peer, now) > IDLE_S:
                 self.forget(peer)
-        self._used = {peer: at for peer, at in self._used.items() if peer in self.lines}
+        self.used = {peer: at for peer, at in self.used.items() if peer in self.lines}
 
     def caller(self, context: Any) -> PeerId:
         return context.peer
@@ -321,7 +318,7 @@ class Call:
         timeout: float | None = None,
     ) -> None:
         self.here, self.peer, self.method = here, peer, method
-        here.used(peer)
+        here.used[peer] = here.net.world.now
         self.there: Any = here.lines.get(peer)
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
         """What has arrived and was not read; at the end EOF, or the error that ended it."""

@@ -126,10 +126,8 @@ class ValueMath(StageMath):
         hidden = _there(hidden)
         samples = tuple(round((v - 1.0) / _UNIT) for v in hidden[:, 0, 0].tolist())
         length = float(hidden.shape[1])
-        gradient = code(samples[0]) * length
-        for sample in samples[1:]:
-            gradient = gradient + code(sample) * length
-        share = ValueShare(dict.fromkeys(self._names, gradient))
+        whole = sum(map(code, samples[1:]), start=code(samples[0]))
+        share = ValueShare(dict.fromkeys(self._names, whole * length))
         share.samples = samples
         return share
 
