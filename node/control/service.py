@@ -130,11 +130,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         answer = await self._answer(context, self._window.peers)
         if request.all:
             return answer
-        present = ask_pb2.PeersAnswer(swarm=answer.swarm)
-        present.peers.extend(
-            line for line in answer.peers if line.state != "lost" and line.role != "rendezvous"
-        )
-        return present
+        present = [p for p in answer.peers if p.state != "lost" and p.role != "rendezvous"]
+        return ask_pb2.PeersAnswer(swarm=answer.swarm, peers=present)
 
     async def Ping(self, request: control_pb2.PingPeer, context: Any) -> control_pb2.PingReport:
         count = min(max(1, request.count), MAX_PINGS)

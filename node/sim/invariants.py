@@ -238,8 +238,8 @@ class NoSampleLost(Checker):
     def book(self, plan: Plan) -> Ledger:
         """Of the version that a plan starts from, for the cell that it is of."""
         self.must(plan.base in self.books, f"a plan starts from {plan.base}, which nobody made")
-        share = self._shares.get((plan.base, plan.parent or plan.cell_id))
-        return share or self.books[plan.base]
+        cell = plan.parent or plan.cell_id
+        return self._shares.get((plan.base, cell), self.books[plan.base])
 
     def plan(self, plan: Plan) -> None:
         book = self.book(plan)

@@ -34,10 +34,17 @@ from node.reach.standing import Standing
 from node.scheduler.router import SearchJob, search
 from node.sim.setup import Setup
 from node.sim.world.directory import SimDht, SimDirectory
-from node.sim.world.disk import DiskStore, SimDisk
 from node.sim.world.loop import Inline, ProcessLoop, SimDevice, VirtualTime
 from node.sim.world.network import Links, SimNet, SimTransport
-from node.sim.world.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
+from node.sim.world.values import (
+    DiskStore,
+    SampleText,
+    SimDisk,
+    ValueMath,
+    ValueOwner,
+    Values,
+    ValueSum,
+)
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.colleagues import Colleagues
@@ -121,8 +128,8 @@ class Swarm:
     def calm(self) -> bool:
         """No fault lasts, and none is still to strike: a bit that flips with a peer's next
         parameters."""
-        coming = any(p.flip for p in self.live())
-        return not self.troubles and not self.links.walls and not self.liars and not coming
+        flips = any(p.flip for p in self.live())
+        return not (self.troubles or self.links.walls or self.liars or flips)
 
     def live(self, stage: int | None = None) -> list[SimPeer]:
         """Peers whose process runs and has a stage, in PeerId order."""
@@ -207,7 +214,7 @@ class SimPeer(Peer[Services]):
         a.training.on_plan = self._planned
         a.training.on_move = self.asked
         a.training.on_change = partial(setattr, self.disk, "change")
-        a.training.on_cell = self._enters
+        a.training.on_cell = partial(self._enters, presence)
         self.disk.cell = a.training.cell
         if self.disk.change:
             a.work.anchor.follow(a.training.change(self.disk.change).outer)
@@ -286,9 +293,8 @@ class SimPeer(Peer[Services]):
         if not plan.last:
             self.swarm.watch.began(self, plan, me is None or not me.current)
 
-    def _enters(self, cell: CellId) -> None:
-        if self.presence is not None:
-            self.presence.enter(cell)
+    def _enters(self, presence: Presence, cell: CellId) -> None:
+        presence.enter(cell)
         self.disk.cell = cell
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
@@ -315,10 +321,9 @@ class SimPeer(Peer[Services]):
     def stop(self, why: str) -> None:
         """The process ends in order; who has moved begins anew at the other stage, or in the other
         cell."""
-        if self.ending:
-            return
-        self.ending = True
-        self._later(self._left)
+        if not self.ending:
+            self.ending = True
+            self._later(self._left)
 
     def _left(self) -> None:
         swarm = self.swarm

@@ -330,10 +330,9 @@ class HistoryRecorder:
     ) -> None:
         """The optimizer of a peer steps parts by these means."""
         plan = peer.work.plan
-        if plan is None or not self.swarm.honest(peer.name):
-            return
-        self.applied.stepping(peer, plan, owner, means)
-        self.mean.stepping(peer, plan, means)
+        if plan is not None and self.swarm.honest(peer.name):
+            self.applied.stepping(peer, plan, owner, means)
+            self.mean.stepping(peer, plan, means)
 
     def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str], epoch: int) -> None:
         """Steps of a peer become final."""

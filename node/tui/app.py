@@ -18,8 +18,7 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 
 from node.control.client import ControlClient
 from node.control.commands import local_time
-from node.control.snapshot import has_cells
-from node.control.text import event_line, in_order, peer_cells
+from node.control.text import event_line, has_cells, in_order, peer_cells
 from node.control.words import clean
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, short

@@ -99,8 +99,8 @@ class SimDht:
     def read(self, reader: PeerId, wall: float, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
         """The newest record of every peer under a topic that this reader can see and believes to
         hold, in PeerId order."""
-        seen = self._seen(topic, reader, wall)
-        return {peer: e for peer, e in seen.items() if e.body.state != GONE}
+        seen = self._seen(topic, reader, wall).items()
+        return {peer: entry for peer, entry in seen if entry.body.state != GONE}
 
     def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
         """The same of postings under a topic. Raises WireError for what is no topic."""

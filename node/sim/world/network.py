@@ -116,12 +116,10 @@ class SimNet:
         """The process of a peer has died: whoever has a connection to it is told by a reset."""
         dead = self.transports[peer]
         dead.lines.clear()
-        for name in sorted(self.transports):
-            other = self.transports[name]
-            if peer not in other.lines or other.loop.dead or self.links.cut(peer, name):
-                continue
-            after = self.links.travel(peer, name, 0, self.world.now)
-            self.world.push(after, other.broken, peer, dead, loop=other.loop)
+        for name, other in sorted(self.transports.items()):
+            if peer in other.lines and not other.loop.dead and not self.links.cut(peer, name):
+                after = self.links.travel(peer, name, 0, self.world.now)
+                self.world.push(after, other.broken, peer, dead, loop=other.loop)
 
 
 class SimServer:
