@@ -146,8 +146,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.EventsRequest, context: Any
     ) -> AsyncIterator[control_pb2.Event]:
         level = request.level if request.level in LEVELS else "info"
-        last = min(request.last, MAX_HISTORY)
-        with self._window.journal.subscribe(size=MAX_HISTORY, level=level, last=last) as feed:
+        with self._window.journal.subscribe(
+            size=MAX_HISTORY, level=level, last=min(request.last, MAX_HISTORY)
+        ) as feed:
             if not request.follow:
                 feed.close()  # what is unread can still be read
             async for event in feed:

@@ -7,13 +7,13 @@ from html import escape
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
+from node.control.words import BLOCKS
 from node.sim.run import ScheduleOutcome
 from node.telemetry.pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
 MARKS = {
     "kill": "x",
     "kill-leader": "X",

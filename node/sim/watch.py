@@ -325,16 +325,14 @@ class HistoryRecorder:
         self.applied.once(peer, running, opened, step)
         self.once.step(peer, opened, step, self.mean)
 
-    def stepping(
-        self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor], epoch: int
-    ) -> None:
+    def stepping(self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor]) -> None:
         """The optimizer of a peer steps parts by these means."""
         plan = peer.work.plan
         if plan is not None and self.swarm.honest(peer.name):
             self.applied.stepping(peer, plan, owner, means)
             self.mean.stepping(peer, plan, means)
 
-    def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str], epoch: int) -> None:
+    def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str]) -> None:
         """Steps of a peer become final."""
         if self.swarm.honest(peer.name):
             self.applied.settling(peer, owner, names)

@@ -202,8 +202,8 @@ class ValueOwner(Owner):
         epochs: int,
         device: SimDevice,
         step_s: float,
-        stepping: Callable[[Owner, Mapping[str, Tensor], int], None],
-        settling: Callable[[Owner, frozenset[str], int], None],
+        stepping: Callable[[Owner, Mapping[str, Tensor]], None],
+        settling: Callable[[Owner, frozenset[str]], None],
     ) -> None:
         super().__init__(settings, epochs)
         self._device, self._step_s = device, step_s
@@ -218,12 +218,12 @@ class ValueOwner(Owner):
         if self.broken:
             self.broken -= 1
             raise StepFault("out of memory", "begin the epoch anew")
-        self._stepping(self, mean_gradients, epoch)
+        self._stepping(self, mean_gradients)
         return super().step_parts(parameters, mean_gradients, epoch)
 
     def commit(self, epoch: int, names: Any = None) -> frozenset[str]:
         committed = super().commit(epoch, names)
-        self._settling(self, committed, epoch)
+        self._settling(self, committed)
         return committed
 
 
