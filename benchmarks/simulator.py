@@ -25,10 +25,9 @@ from statistics import median
 
 from benchmarks.report import Report
 from node.sim.command import setup_of
-from node.sim.run import run
-from node.sim.scenarios import lay
+from node.sim.faults import lay
+from node.sim.run import run, shrink
 from node.sim.setup import Setup
-from node.sim.shrink import shrink
 
 BATCH = 50
 EPOCHS = 4

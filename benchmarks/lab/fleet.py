@@ -29,7 +29,7 @@ from benchmarks.lab.told import Told, read_told
 from node.app.launch import Child
 from node.config import NodeConfig
 from node.control.client import ControlClient
-from node.control.snapshot import compare_digests
+from node.control.text import compare_digests
 from node.core.errors import LocalFault
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended

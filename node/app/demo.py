@@ -21,8 +21,7 @@ from pathlib import Path
 
 from node.app.launch import OWN_PORTS, Child, as_flags, stop_all
 from node.control.client import ControlClient
-from node.control.snapshot import compare_digests
-from node.control.text import swarm_picture
+from node.control.text import compare_digests, swarm_picture
 from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
 from node.core.home import control_socket
 from node.core.ids import ENDS

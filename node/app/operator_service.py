@@ -16,9 +16,10 @@ from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
 from node.checkpoint.fetch import fetch
-from node.checkpoint.state import NoDonor, StateKind
+from node.checkpoint.state import NoDonor
+from node.checkpoint.state import StateKind
+from node.control.service import Window
 from node.control.service import as_event
-from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan

@@ -128,10 +128,13 @@ class Setup:
         """What the peers of the schedule of this seed have agreed on, for the few numbers that
         stand for a model here."""
         scheduler, may_skip = self.scheduling(seed)
-        length = max(1, self.tokens // self.micro_batch)
         return Manifest(
             model=ModelSettings(
-                layers=self.stages, d_model=WIDTH, heads=1, kv_heads=1, seq_len=length
+                layers=self.stages,
+                d_model=WIDTH,
+                heads=1,
+                kv_heads=1,
+                seq_len=max(1, self.tokens // self.micro_batch),
             ),
             pipeline=PipelineSettings(
                 self.stages,

@@ -26,7 +26,7 @@ from node.averaging.strategies.strategy import (
     dice,
     order,
 )
-from node.sim.agreement import grouped, neighbourly
+from node.sim.averaging import grouped, neighbourly
 
 ALL = {
     "butterfly": Butterfly(),

@@ -14,10 +14,9 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
-from node.sim.faults import Fault, Schedule
+from node.sim.faults import Fault, Schedule, lay
 from node.sim.process import SimPeer
 from node.sim.run import ScheduleOutcome, run
-from node.sim.scenarios import lay
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader

@@ -11,10 +11,9 @@ import pytest
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, PeerId
 from node.core.journey import Version
-from node.sim.process import SimPeer
+from node.sim.process import SimPeer, SimSigner
 from node.sim.setup import LinkProfile, Setup, WorkTimes
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.sim.world.signing import SimSigner
 from node.training.protocol import notes
 from node.training.protocol.votes import DoubleVote, Vote, names, vote_domain
 from protos import training_pb2 as pb

@@ -10,9 +10,8 @@ import pytest
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Plan
-from node.sim.faults import strike
+from node.sim.faults import lay, strike
 from node.sim.process import SimPeer
-from node.sim.scenarios import lay
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.training.protocol import events as ev

@@ -10,7 +10,7 @@ from node.core.errors import Refused, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.identity.keys import is_signed
-from node.sim.world.signing import SimSigner
+from node.sim.process import SimSigner
 from node.training.protocol import notes
 from node.training.protocol.votes import (
     ALONE_S,
