@@ -91,12 +91,8 @@ class PathProblem:
 
     def with_slots(self, ends: int) -> PathProblem:
         """The same problem with ``ends`` micro-batches in flight at every ends peer."""
-        mine = set(self.stages[0])
-        return replace(
-            self,
-            slots=tuple(ends if n in mine else s for n, s in enumerate(self.slots)),
-            slots_ends=ends,
-        )
+        slots = (ends if self.stage_of.get(n) == 0 else s for n, s in enumerate(self.slots))
+        return replace(self, slots=tuple(slots), slots_ends=ends)
 
 
 def parse(document: Any) -> PathProblem:
@@ -106,7 +102,6 @@ def parse(document: Any) -> PathProblem:
             "the problem is not an object",
             "give an object with delays_s, compute_s, stages, path_length",
         )
-    needed = ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end")
     refuse(
         *(
             (
@@ -114,7 +109,7 @@ def parse(document: Any) -> PathProblem:
                 f"{key} is missing",
                 f"give {key}; `tutti schedule --help` shows the format",
             )
-            for key in needed
+            for key in ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end")
         )
     )
     compute, rows = _times(document["compute_s"], "compute_s", None), document["delays_s"]
