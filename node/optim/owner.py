@@ -30,7 +30,7 @@ from node.optim.parts import AT_ONCE, LOW, method_of, state_shapes
 from node.optim.schedule import learning_rate
 from node.optim.settings import OptimSettings
 from node.optim.wrapped import WRAPPED, require
-from node.partition.cost import METHODS
+from node.partition.matrices import METHODS
 
 AGAIN = "begin the epoch anew"
 SQUARES = ("exp_avg_sq", "gg_", "statistics_")

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from node.optim.settings import OptimSettings
-from node.partition.cost import Method, muon_flops, shampoo_flops, soap_flops
-from node.partition.matrices import Unit
+from node.partition.matrices import Method, Unit, muon_flops, shampoo_flops, soap_flops
 
 ELEMENT_FLOPS = 500
 """Floating-point operations that could be done while one number is moved through the optimizer.

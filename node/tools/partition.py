@@ -12,8 +12,7 @@ from typing import Any
 
 from node.core.errors import UsageFault
 from node.core.numbers import human
-from node.partition.cost import COUNTED, METHODS, Rates, units_of
-from node.partition.matrices import Matrix, equal_splits
+from node.partition.matrices import COUNTED, METHODS, Matrix, Rates, equal_splits, units_of
 from node.partition.plan import OwnershipPlan, make_plan
 from node.scheduler.planning.problem import truth, whole
 from node.tools.document import read as read_document
