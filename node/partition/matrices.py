@@ -86,11 +86,13 @@ class Unit:
 def equal_splits(matrix: str, rows: int, count: int) -> tuple[tuple[str, int], ...]:
     """``count`` equal blocks of rows, labelled 0, 1, …. Raises UsageFault if they do not divide the
     rows."""
-    if rows % count:
-        raise UsageFault(
+    refuse(
+        (
+            rows % count,
             f"{matrix} has {rows} rows, which {count} equal splits do not divide",
             "list the rows of each split",
         )
+    )
     return tuple((str(i), rows // count) for i in range(count))
 
 
