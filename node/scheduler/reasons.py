@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from statistics import mean
 
 from node.core.ids import ENDS, PeerId, short
@@ -55,11 +55,11 @@ def _way(path: Path, stages: int, live: set[int]) -> str:
         for stage in range(1, stages + 1)
         if stage not in hops
     ]
-    front = 0
-    for stage in hops:
-        if stage < front:
-            why.append(f"stage {stage} after {front} (shorter so)")
-        front = max(front, stage)
+    why += [
+        f"stage {stage} after {front} (shorter so)"
+        for stage, front in zip(hops, accumulate(hops, max), strict=True)
+        if stage < front
+    ]
     way = " > ".join(f"{hop.stage}:{short(hop.peer)}" for hop in path.hops)
     return f"from {short(path.origin)} > {way}" + (f"  {', '.join(why)}" if why else "")
 

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from node.core.errors import refuse
 from node.scheduler.planning.problem import MOST_PEERS, PathProblem, Route, seconds, whole
@@ -254,7 +254,7 @@ def _idea(
 
 def parse_events(document: Any, problem: PathProblem) -> tuple[ReplanEvent, ...]:
     """The events of a document, checked. Raises UsageFault."""
-    rows = document.get("events") if isinstance(document, dict) else None
+    rows: Any = document.get("events") if isinstance(document, dict) else None
     refuse(
         (
             not isinstance(rows, list) or len(rows) > MOST_EVENTS,
@@ -286,7 +286,7 @@ def parse_events(document: Any, problem: PathProblem) -> tuple[ReplanEvent, ...]
         else:
             peer = whole(row.get("peer"), f"peer of event {k}", 0, size - 1)
             lasts = seconds(row.get("for_s"), f"for_s of event {k}") if what == "busy" else 0.0
-            out.append(ReplanEvent(at, what, peer, lasts))
+            out.append(ReplanEvent(at, cast("What", what), peer, lasts))
     return tuple(out)
 
 
@@ -320,7 +320,7 @@ def _join(
     stage = whole(row.get("stage"), f"stage of event {k}", 1, len(problem.stages) - 1)
     work = seconds(row.get("compute_s"), f"compute_s of event {k}")
     slots = whole(row.get("slots", 3), f"slots of event {k}", 1, 1 << 20)
-    given = row.get("delays_s")
+    given: Any = row.get("delays_s")
     refuse(
         (
             not isinstance(given, list) or len(given) != peer,
