@@ -34,8 +34,7 @@ from benchmarks.reference.groups import group_time, published_groups
 from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
 from benchmarks.report import Report
 from node.partition.bounds import ideal
-from node.partition.cost import units_of
-from node.partition.matrices import Unit, in_order
+from node.partition.matrices import Unit, in_order, units_of
 from node.partition.plan import OwnershipPlan, make_plan
 
 BUCKET = 400_000_000

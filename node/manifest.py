@@ -43,8 +43,7 @@ from node.data.settings import DataSettings
 from node.identity.keys import Identity, verify
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
-from node.optim.schedule import SCHEDULES
-from node.optim.settings import OptimSettings
+from node.optim.settings import SCHEDULES, OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.settings import TrainingSettings

@@ -8,8 +8,8 @@ from heapq import heapify, heapreplace
 from typing import Literal
 
 from node.core.errors import UsageFault
-from node.partition.groups import Group
 from node.partition.matrices import Unit, in_order
+from node.partition.plan import Group
 
 Mode = Literal["no", "single", "slot", "global"]
 

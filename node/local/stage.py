@@ -27,7 +27,7 @@ from node.model.device import Device, gpus
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.optim.newton_schulz import followed, newton_schulz_all
-from node.partition.cost import muon_flops
+from node.partition.matrices import muon_flops
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.guard import NotFinite
 from node.pipeline.visit_buffers import Autocast, StageMath

@@ -15,9 +15,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from node.optim.coefficients import Step
-from node.optim.coefficients import coefficients as coefficients_of
-from node.optim.gram import gram, standard
+from node.optim.gram import Step, gram, standard
+from node.optim.gram import coefficients as coefficients_of
 from node.optim.kernel_rule import CPU, CUDA, KernelChoice, KernelRule, way
 from node.optim.scratch import empty
 from node.optim.workers import spread

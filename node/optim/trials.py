@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from node.optim.coefficients import SIMPLE
-from node.optim.gram import standard, symmetric
+from node.optim.gram import SIMPLE, standard, symmetric
 from node.optim.kernel_rule import KernelTrial, Times, following
 from node.optim.scratch import reuse
 from node.optim.workers import spread

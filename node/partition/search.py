@@ -99,10 +99,7 @@ class SearchState:
             found.setdefault(costs[i], (i,))
         for size in range(2, most + 1):
             for units in combinations(some, size):
-                total = 0
-                for i in units:
-                    total += costs[i]
-                found.setdefault(total, units)
+                found.setdefault(sum(map(costs.__getitem__, units)), units)
         return sorted(found.items())
 
     def some(self, peer: int, most: int) -> list[int]:

@@ -130,7 +130,7 @@ def _best(
 
 
 def _says(pair: Pair) -> str:
-    def one(hop: Hop) -> str:
-        return f"{short(hop.peer)} ({'ends' if hop.stage == ENDS else f'stage {hop.stage}'})"
-
-    return f"{one(pair[0])} and {one(pair[1])}"
+    return " and ".join(
+        f"{short(hop.peer)} ({'ends' if hop.stage == ENDS else f'stage {hop.stage}'})"
+        for hop in pair
+    )

@@ -12,8 +12,7 @@ from torch import Tensor
 from benchmarks.exactness import METHODS, SHAPES, numbers, settings_of
 from benchmarks.reference.swarm import step_all
 from node.core.errors import StepFault
-from node.optim.halves import join, split
-from node.optim.owner import Owner
+from node.optim.owner import Owner, join, split
 from node.optim.parts import LOW, parts_of, step_scratch
 from tests.optim.conftest import matrix_by_matrix
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.optim.halves import join
-from node.optim.owner import Owner
+from node.optim.owner import Owner, join
 from node.optim.parts import LOW
 from node.optim.settings import OptimSettings
 from tests.training.conftest import OPTIM, same

@@ -84,7 +84,6 @@ class Balance:
         horizon = self._lasts(set(here) | self._asked.keys(), now, settled)
         moves = choose_moves(
             view,
-            view,
             download_s=self._download,
             horizon_s=horizon,
             stay=self._asked,

@@ -17,8 +17,7 @@ from typing import TypeVar
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
-from node.scheduler.costs import NOTHING, Measured
-from node.scheduler.throughput import quantise
+from node.scheduler.costs import NOTHING, Measured, quantise
 from node.training.protocol import events as ev
 
 FORGIVE_AFTER = 8

@@ -15,10 +15,9 @@ from typing import Any
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
-from node.scheduler.costs import Costs, believe, least
+from node.scheduler.costs import Costs, SecondsPerUnit, believe, least
 from node.scheduler.proven import NoWay, complete, missing, reroute
 from node.scheduler.router import Laid
-from node.scheduler.throughput import SecondsPerUnit
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts

@@ -11,8 +11,7 @@ from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId
 from node.pipeline.events import Trouble
 from node.pipeline.timing import RunningAverage
-from node.scheduler.costs import STEADY
-from node.scheduler.throughput import SecondsPerUnit
+from node.scheduler.costs import STEADY, SecondsPerUnit
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 
