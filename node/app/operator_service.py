@@ -16,10 +16,8 @@ from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
 from node.checkpoint.fetch import fetch
-from node.checkpoint.state import NoDonor
-from node.checkpoint.state import StateKind
-from node.control.service import Window
-from node.control.service import as_event
+from node.checkpoint.state import NoDonor, StateKind
+from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan
@@ -27,10 +25,8 @@ from node.core.tasks import together
 from node.data.places import Places
 from node.data.tokenizer import open_tokenizer
 from node.identity.invites import Invite, fitting_addresses
-from node.inference import at_ends
-from node.inference import forwarding
-from node.model.export import write_adapter
-from node.model.export import write_hf
+from node.inference import at_ends, forwarding
+from node.model.export import write_adapter, write_hf
 from node.model.shapes import parameter_shapes
 from node.telemetry.events import Event, Journal
 from node.transport.port import TransportPort

@@ -18,18 +18,17 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 
 from node.control.client import ControlClient
 from node.control.commands import local_time
-from node.control.text import STATE_STYLE
-from node.control.text import cover_words
-from node.control.text import event_line
-from node.control.text import has_cells
-from node.control.text import in_order
-from node.control.text import paths_words
-from node.control.text import peer_cells
-from node.control.text import time_bar
-from node.control.words import chart
-from node.control.words import clean
-from node.control.words import count
-from node.control.words import span
+from node.control.text import (
+    STATE_STYLE,
+    cover_words,
+    event_line,
+    has_cells,
+    in_order,
+    paths_words,
+    peer_cells,
+    time_bar,
+)
+from node.control.words import chart, clean, count, span
 from node.core.errors import LocalFault
 from node.core.ids import ENDS, PeerId, short, short_cell
 from node.core.numbers import human

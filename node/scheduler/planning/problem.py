@@ -148,13 +148,14 @@ def parse(document: Any) -> PathProblem:
         ),
     )
     reference, labels = document.get("reference"), document.get("locations")
+    at_ends = set(stages[0])
     return PathProblem(
         name=str(document.get("name", "problem"))[:80],
         delays=delays,
         compute=compute,
         stages=stages,
         length=length,
-        slots=tuple(ends if n in set(stages[0]) else s for n, s in each.items()),
+        slots=tuple(ends if n in at_ends else s for n, s in each.items()),
         counts=counts,
         backward=seconds(document.get("backward_ratio", 2.0), "backward_ratio"),
         loss=seconds(document.get("loss_ratio", 0.25), "loss_ratio"),
