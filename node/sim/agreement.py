@@ -9,10 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node.averaging.strategies.central import Barrierless
-from node.averaging.strategies.gossip import Exponential
-from node.averaging.strategies.moshpit import Moshpit, advance, first_keys, meet_by_key
-from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strategy
+from node.averaging.strategies.strategy import (
+    Barrierless,
+    Butterfly,
+    Edges,
+    Exponential,
+    Groups,
+    Moshpit,
+    Strategy,
+    advance,
+    first_keys,
+    meet_by_key,
+)
 
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -15,16 +15,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.strategies.central import Barrierless, ParameterServer
-from node.averaging.strategies.gossip import Exponential, Pairs, Ring
-from node.averaging.strategies.moshpit import Moshpit, fit
 from node.averaging.strategies.strategy import (
+    Barrierless,
     Butterfly,
     Edges,
+    Exponential,
     Groups,
+    Moshpit,
+    Pairs,
+    ParameterServer,
     Pushes,
     RandomGroups,
+    Ring,
     Strategy,
+    fit,
 )
 from node.core.errors import UsageFault, refuse
 from node.sim.agreement import Direct, Keyed, Outer, Pushed, PushSum, Values, World
