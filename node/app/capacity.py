@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from node.averaging.exchange.groups import LET_IN
+from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human, in_words

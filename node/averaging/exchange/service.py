@@ -13,13 +13,11 @@ import asyncio
 from dataclasses import replace
 
 from node.averaging.coding.formats import FORMATS
-from node.averaging.exchange.events import TimePassed
-from node.averaging.exchange.groups import Group, contribute_until
-from node.averaging.exchange.ledger import EpochState, FreshPart, RoundAttempt
+from node.averaging.exchange.events import Group, TimePassed, contribute_until
 from node.averaging.exchange.member import Exchanges, Unwelcome
-from node.averaging.exchange.owner import ExchangeServer
-from node.averaging.exchange.request import RoundOutcome, RoundRequest, Step
-from node.averaging.reducers.reduce import norms_of, unfit
+from node.averaging.exchange.owner import EpochState, ExchangeServer, RoundAttempt
+from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundRequest, Step
+from node.averaging.reducers.reducer import norms_of, unfit
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 
