@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from node.cells.register import CellReader
 from node.core.ids import CellId, first_cell
-from node.dht.port import DirectoryPort
+from node.dht.record import DirectoryPort
 from node.dht.topics import cell_topic
 from node.manifest import Manifest
 from node.scheduler.cells import choose_cell

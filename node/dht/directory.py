@@ -21,10 +21,9 @@ from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId, short
 from node.core.tasks import Tasks
 from node.dht import guard
-from node.dht.admission import AdmissionFilter
-from node.dht.author import Author
+from node.dht.guard import AdmissionFilter
 from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
-from node.dht.record_store import Admit, RecordStore, TopicStore
+from node.dht.record_store import Admit, Author, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
 from node.identity.keys import Identity
