@@ -19,7 +19,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, cast
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
 
@@ -40,7 +40,7 @@ from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, short
 from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.topics import key_of, unwrap
-from node.identity.rates import TokenBucket
+from node.identity.faults import TokenBucket
 
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
@@ -226,10 +226,7 @@ class SwarmProtocol(DHTProtocol):
 
     @property
     def _door(self) -> AdmissionFilter:
-        validator = self.record_validator
-        if not isinstance(validator, EnvelopeValidator):
-            raise TypeError("a node of ours needs an EnvelopeValidator")
-        return validator.door
+        return cast(EnvelopeValidator, self.record_validator).door
 
     def _welcome(self, context: P2PContext) -> _Welcome:
         return _Welcome(context.handle_name, context.local_id, context.remote_id)

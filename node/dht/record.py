@@ -16,7 +16,7 @@ from node.core.ids import PeerId, is_cell
 from node.core.version import Protocols
 from node.dht.topics import PEERS
 from node.identity.admission import MAX_ADMISSION
-from node.identity.peers import public_key_of
+from node.identity.keys import public_key_of
 
 MAX_BODY = 2048
 """Bytes of a packed body."""
@@ -252,10 +252,9 @@ def _natural(body: dict[str, Any], name: str, below: int) -> int:
 
 
 def _amount(body: dict[str, Any], name: str) -> float:
-    def good(value: Any) -> bool:
-        return type(value) in (int, float) and 0 <= value < 1e15  # false for NaN as well
-
-    return float(_field(body, name, good, "a finite number that is not negative"))
+    what = "a finite number that is not negative"
+    # false for NaN as well
+    return float(_field(body, name, lambda v: type(v) in (int, float) and 0 <= v < 1e15, what))
 
 
 def _word(body: dict[str, Any], name: str) -> str:
