@@ -163,8 +163,9 @@ class RecordStore(_Records[PeerBody]):
         me: PeerId | None = None,
         admit: Admit | None = None,
     ) -> None:
-        key = key_of(run_id, PEERS)
-        super().__init__(key, settings, settings.max_peers, PeerBody.parse, me, admit)
+        super().__init__(
+            key_of(run_id, PEERS), settings, settings.max_peers, PeerBody.parse, me, admit
+        )
 
 
 def _posting(body: bytes) -> bytes:
@@ -208,9 +209,14 @@ class TopicStore:
         self.forget_expired(now)
         records = self._topics.get(topic)
         if records is None:
-            most = most_writers(topic)
-            key = key_of(self.run_id, topic)
-            records = _Records(key, self._settings, most, _posting, self._me, self._admit)
+            records = _Records(
+                key_of(self.run_id, topic),
+                self._settings,
+                most_writers(topic),
+                _posting,
+                self._me,
+                self._admit,
+            )
         limit, own = self._settings.max_postings, self._used.get(topic, 0.0) > now
         if self._count >= limit and not (own or writer == self._me or writer in records):
             raise WireError(f"{limit} postings are stored already, no room for one of {topic}")

@@ -186,8 +186,11 @@ class RoundMachine:
             if stream.phase is GroupPhase.HELD and stream.began.round <= opened.round:
                 actions += self._judge(number, stream)
             elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
-                text = f"attempt {opened.round.attempt} has begun"
-                actions.append(self._refuse(number, Kind.SUPERSEDED, text))
+                actions.append(
+                    self._refuse(
+                        number, Kind.SUPERSEDED, f"attempt {opened.round.attempt} has begun"
+                    )
+                )
             elif stream.phase in COMING:
                 actions.append(self._put_off(number, stream))
         return [*actions, *self._serve_ready(epoch), *self._step_if_ready(epoch, now)]
@@ -219,8 +222,7 @@ class RoundMachine:
         if epoch.wanted(stream) <= epoch.claimed:
             if opened is epoch.current:
                 epoch.groups[began.group].present.add(began.peer)
-            wait = self._put_off(number, stream)
-            return self._serve_if_fresh(number, stream, epoch) or [wait]
+            return self._serve_if_fresh(number, stream, epoch) or [self._put_off(number, stream)]
         if opened is not epoch.current:
             return [self._refuse(number, Kind.SUPERSEDED, now_at)]
         if epoch.fault:
@@ -407,14 +409,13 @@ class RoundMachine:
                 return self._latch(epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True
-            by = tuple(sorted(state.given))
-            step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by)
             late = [
-                (n, s)
+                self._put_off(n, s)
                 for n, s in of_epoch
                 if s.phase in COMING and epoch.wanted(s) <= epoch.claimed
             ]
-            return [step, *(self._put_off(n, s) for n, s in late)]
+            given = tuple(sorted(state.given))
+            return [ReduceAndStep(opened.round, group, tuple(sorted(names)), given), *late]
         return []
 
     def _stepped(self, number: int, names: frozenset[str], fault: str, now: float) -> list[Action]:
@@ -437,14 +438,11 @@ class RoundMachine:
         epoch.fault = epoch.fault or text
         number = epoch.current.round.epoch
         waiting = [
-            n
+            self._refuse(n, Kind.FAILED, epoch.fault)
             for n, s in self._of_epoch(number)
             if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed
         ]
-        return [
-            *(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting),
-            Fail(number, epoch.fault),
-        ]
+        return [*waiting, Fail(number, epoch.fault)]
 
     def _forgot(self, number: int) -> list[Action]:
         self._floor = max(self._floor, number)
@@ -469,8 +467,12 @@ class RoundMachine:
         return actions
 
     def _serve_ready(self, epoch: EpochCounts) -> list[Action]:
-        ready = [(n, s) for n, s in self._of_epoch(epoch.current.round.epoch) if s.phase in OPEN]
-        return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
+        return [
+            action
+            for n, s in self._of_epoch(epoch.current.round.epoch)
+            if s.phase in OPEN
+            for action in self._serve_if_fresh(n, s, epoch)
+        ]
 
     def _serve_if_fresh(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
         wanted = epoch.wanted(stream)

@@ -25,7 +25,6 @@ from node.averaging.coding import parcel
 from node.averaging.coding.codecs import Coded, Numbers, Rounded, settled
 from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import (
-    Action,
     Began,
     Ended,
     EndStream,
@@ -427,25 +426,22 @@ class ExchangeServer:
 
     def _feed(self, event: Event) -> None:
         for action in self._machine.handle(event, self._clock.now()):
-            self._carry_out(action)
-
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case Read() | Wait() | Serve() | EndStream():
-                if (line := self._lines.get(action.stream)) is not None:
-                    line.orders.put_nowait(action)
-                    # its bytes are of no use any more: free them now, for the sender may never send
-                    # another message
-                    line.reader = None
-            case ReduceAndStep():
-                if (attempt := self._attempt(action.round)) is not None:
-                    attempt.begun.add(action.group)
-                self._tasks.spawn(
-                    self._step(action),
-                    f"step {action.round.epoch}.{action.round.attempt}.{action.group}",
-                )
-            case Fail(number, text):
-                self._settle(number, text)
+            match action:
+                case Read() | Wait() | Serve() | EndStream():
+                    if (line := self._lines.get(action.stream)) is not None:
+                        line.orders.put_nowait(action)
+                        # its bytes are of no use any more: free them now, for the sender may never
+                        # send another message
+                        line.reader = None
+                case ReduceAndStep():
+                    if (attempt := self._attempt(action.round)) is not None:
+                        attempt.begun.add(action.group)
+                    self._tasks.spawn(
+                        self._step(action),
+                        f"step {action.round.epoch}.{action.round.attempt}.{action.group}",
+                    )
+                case Fail(number, text):
+                    self._settle(number, text)
 
     async def _step(self, action: ReduceAndStep) -> None:
         """Reduce, step, keep. A failure reaches the machine before it reaches the parent task."""
@@ -455,8 +451,7 @@ class ExchangeServer:
             if (waiting := self._attempt(action.round)) and waiting.request.ready is not None:
                 await waiting.request.ready(action.names)
             async with self._stepping:
-                loop = asyncio.get_running_loop()
-                reduced, fresh = await loop.run_in_executor(
+                reduced, fresh = await asyncio.get_running_loop().run_in_executor(
                     self._executor, self._reduce_and_step, action
                 )
                 if fresh and self._attempt(action.round) is not None:
@@ -490,11 +485,10 @@ class ExchangeServer:
         epoch.quarantined = reduced.quarantined | epoch.quarantined
         if reduced.fell_back and not self._fell_back:
             self._fell_back = True
-            count = len(reduced.contributors)
             self._say(
                 "reducer-fell-back",
-                f"{self._settings.reducer} needs three contributors, there are {count}: it is "
-                "their mean until there are more",
+                f"{self._settings.reducer} needs three contributors, there are "
+                f"{len(reduced.contributors)}: it is their mean until there are more",
                 level="warning",
             )
 
@@ -506,10 +500,9 @@ class ExchangeServer:
             return None, {}
         request, names, down = attempt.request, action.names, attempt.request.down
         reduced: Reduced | None = None
-        fresh: dict[str, Numbers]
         if not action.contributors and request.hold is not None:
             kept = request.hold(names)
-            fresh = {name: Coded.of(kept[name]) for name in names}
+            fresh: dict[str, Numbers] = {name: Coded.of(kept[name]) for name in names}
         else:
             reduced = self._reduced(attempt, action)
             fresh = dict(zip(names, reduced.numbers, strict=True))

@@ -77,9 +77,12 @@ class RoundRequest:
             for name, owner in self.owners.items()
             if owner == peer
         }
-        ways = (self.up or "fp32", self.down)
         return micro_groups(
-            {name: max(n, *(nbytes_of(n, way) for way in ways)) for name, n in counts.items()}, most
+            {
+                name: max(n, nbytes_of(n, self.up or "fp32"), nbytes_of(n, self.down))
+                for name, n in counts.items()
+            },
+            most,
         )
 
 

@@ -53,8 +53,9 @@ class CellRound(ExchangeServer):
             "tick",
         )
         try:
-            pending = [*attempt.gathers.values(), attempt.settled]
-            await asyncio.wait(pending, timeout=self._left(attempt))
+            await asyncio.wait(
+                [*attempt.gathers.values(), attempt.settled], timeout=self._left(attempt)
+            )
         finally:
             for task in (*attempt.gathers.values(), ticker):
                 task.cancel()
@@ -102,8 +103,7 @@ class CellRound(ExchangeServer):
                     name for name in group.names if name not in held or held[name].source != owner
                 )
                 if lacking:
-                    names = lacking if giving else group.names
-                    ask.setdefault(owner, []).append((group, names))
+                    ask.setdefault(owner, []).append((group, lacking if giving else group.names))
         return ask
 
     async def _gather(

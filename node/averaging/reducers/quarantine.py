@@ -49,8 +49,9 @@ class NormHistory:
     def note(self, epoch: int, names: Sequence[str], size: Size) -> None:
         """Remember the size of a typical contribution to an epoch, once for each part."""
         for name, norm in zip(names, size.norms, strict=True):
-            known = self._seen.setdefault(name, deque(maxlen=WINDOW))
-            known.append((epoch, size.tokens, norm / size.tokens))
+            self._seen.setdefault(name, deque(maxlen=WINDOW)).append(
+                (epoch, size.tokens, norm / size.tokens)
+            )
 
     def void(self, epoch: int) -> None:
         """Forget ``epoch`` and later ones: the swarm went back."""
