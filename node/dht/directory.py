@@ -129,16 +129,7 @@ class Directory:
 
     async def _attach(self, p2p: P2P) -> None:
         await self._detach(keep=p2p)
-        self._node = await self._node_on(p2p)
-        self._p2p = p2p
-        self._company = self._tasks.spawn(
-            self._keep_company(p2p, self._node), "company", eternal=True
-        )
-        if self._body is not None:
-            await self._post(self._body.pack())
-
-    async def _node_on(self, p2p: P2P) -> DHTNode:
-        return await DHTNode.create(
+        self._node = await DHTNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
@@ -160,6 +151,12 @@ class Directory:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
+        self._p2p = p2p
+        self._company = self._tasks.spawn(
+            self._keep_company(p2p, self._node), "company", eternal=True
+        )
+        if self._body is not None:
+            await self._post(self._body.pack())
 
     async def serve(self, serving: bool) -> None:
         """Answer others' requests, or only ask. Takes the place in the DHT anew when that

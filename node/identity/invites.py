@@ -39,6 +39,7 @@ _CHECKSUM = 4
 _AGAIN = "ask for a fresh invite, and copy all of it"
 _FAMILIES = ("", "ip4", "ip6", "dns4", "dns6", "dns")
 _IPS = {"ip4": (ipaddress.IPv4Address, 4), "ip6": (ipaddress.IPv6Address, 16)}
+"""What a host of the family is, and its bytes in an invite."""
 _FAMILY_BITS = 0x0F
 _TRANSPORTS = {0x10: "/tcp/{port}", 0x20: "/udp/{port}/quic-v1"}
 _PLAIN = re.compile(
