@@ -965,8 +965,7 @@ def swarm_revoke(
     """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
     that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
-    from node.identity.keys import Identity
-    from node.identity.peers import public_key_of
+    from node.identity.keys import Identity, public_key_of
     from node.training.protocol.rules import mark
 
     for peer in peers:

@@ -27,10 +27,15 @@ from benchmarks.reference.mixing import mixing
 from benchmarks.report import Report
 from node.averaging.coding.codecs import decode, encode
 from node.averaging.coding.formats import FORMATS, nbytes_of
-from node.averaging.strategies.central import ParameterServer
-from node.averaging.strategies.gossip import Exponential, Pairs
-from node.averaging.strategies.moshpit import Moshpit
-from node.averaging.strategies.strategy import Butterfly, RandomGroups, Strategy
+from node.averaging.strategies.strategy import (
+    Butterfly,
+    Exponential,
+    Moshpit,
+    Pairs,
+    ParameterServer,
+    RandomGroups,
+    Strategy,
+)
 from node.sim.averaging import NAMES, AveragingTrial, simulate
 from node.telemetry import pictures
 

@@ -22,8 +22,7 @@ from torch import Tensor
 from benchmarks.lab.slow import TWINS, flat, means_of
 from benchmarks.report import Report
 from node.averaging.coding.codecs import Coded
-from node.averaging.reducers.reduce import means
-from node.averaging.reducers.reducer import Gathered, Reducer
+from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 

@@ -12,7 +12,7 @@ from node.cells.postings import CellFacts, parse_posting
 from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, short
-from node.dht.port import DirectoryPort
+from node.dht.record import DirectoryPort
 from node.dht.topics import outer_topic
 from node.telemetry.events import Journal
 

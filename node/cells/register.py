@@ -26,7 +26,7 @@ from node.cells.census import (
 )
 from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId
-from node.dht.port import DirectoryPort
+from node.dht.record import DirectoryPort
 from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
 
 REFRESH_S, LIVES = 60.0, 3

@@ -24,7 +24,7 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from node.core.errors import NetworkFault, WireError
 from node.core.tasks import Tasks
-from node.identity.peers import public_key_of
+from node.identity.keys import public_key_of
 from node.telemetry.events import Journal, JournalHandler
 
 TYPE = "_tutti._tcp.local."

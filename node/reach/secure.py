@@ -21,8 +21,7 @@ from functools import lru_cache
 
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId
-from node.identity.keys import SIGNATURE_BYTES, Identity, verify
-from node.identity.peers import KEY_BYTES, peer_id_of
+from node.identity.keys import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
 
 NONCE_BYTES = 32
 PIECE = 1 << 16

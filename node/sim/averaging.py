@@ -17,16 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.strategies.central import Barrierless, ParameterServer
-from node.averaging.strategies.gossip import Exponential, Pairs, Ring
-from node.averaging.strategies.moshpit import Moshpit, advance, first_keys, fit, meet_by_key
+from node.averaging.strategies.moshpit import advance
+from node.averaging.strategies.moshpit import first_keys
+from node.averaging.strategies.moshpit import meet_by_key
 from node.averaging.strategies.strategy import (
+    Barrierless,
     Butterfly,
     Edges,
+    Exponential,
     Groups,
+    Moshpit,
+    Pairs,
+    ParameterServer,
     Pushes,
     RandomGroups,
+    Ring,
     Strategy,
+    fit,
 )
 from node.core.errors import UsageFault, refuse
 

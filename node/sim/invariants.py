@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from node.averaging.exchange.events import Opened, ReduceAndStep, Stepped
-from node.averaging.reducers.weights import weights
+from node.averaging.reducers.quarantine import weights
 from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
 from node.core.ids import PeerId, RoundId

@@ -11,8 +11,7 @@ from functools import cached_property
 from node.core.clock import Clock
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.tasks import Tasks
-from node.dht.port import DirectoryPort
-from node.dht.record import PeerBody, PeerEntry
+from node.dht.record import DirectoryPort, PeerBody, PeerEntry
 from node.dht.topics import PEERS, cell_topic
 from node.reach.standing import Standing
 from node.scheduler.choosing import Placed, able

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, WireError
 from node.core.ids import PeerId
-from node.identity.rates import TokenBucket
+from node.identity.faults import TokenBucket
 from node.transport.frames import Streams, converse, parsed, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
 from protos.ask_pb2 import Answer, Ask, PingAnswer, ReachAnswer, Refusal

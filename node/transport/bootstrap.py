@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.newest import Newest
-from node.identity.rates import PEERS_KEPT
+from node.identity.faults import PEERS_KEPT
 from node.telemetry.events import Journal
 from node.transport.addresses import split_multiaddr
 

@@ -26,7 +26,7 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
-from node.identity.rates import PEERS_KEPT
+from node.identity.faults import PEERS_KEPT
 from node.reach.secure import Secured
 from node.transport.addresses import grpc_target
 from node.transport.frames import (

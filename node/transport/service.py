@@ -26,9 +26,8 @@ from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
-from node.identity.faults import FaultBook, until_heard
+from node.identity.faults import PEERS_KEPT, FaultBook, TokenBucket, until_heard
 from node.identity.keys import Identity
-from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.reach.ladder import ClimbAttempt, Rung
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing

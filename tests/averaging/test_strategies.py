@@ -8,23 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reference.mixing import mixing
-from node.averaging.strategies.central import Barrierless, ParameterServer
-from node.averaging.strategies.gossip import Exponential, Pairs, Ring
-from node.averaging.strategies.moshpit import (
+from node.averaging.strategies.strategy import (
+    Barrierless,
+    Butterfly,
+    Edges,
+    Exponential,
+    Groups,
     Moshpit,
+    Pairs,
+    ParameterServer,
+    RandomGroups,
+    Ring,
     advance,
+    dice,
     first_keys,
     fit,
     meet_by_key,
-    pack,
-)
-from node.averaging.strategies.strategy import (
-    Butterfly,
-    Edges,
-    Groups,
-    RandomGroups,
-    dice,
     order,
+    pack,
 )
 from node.sim.averaging import grouped, neighbourly
 

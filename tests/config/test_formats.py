@@ -20,8 +20,7 @@ from node.config import NodeConfig
 from node.core.errors import ExitCode, TooNew, UsageFault
 from node.identity.admission import check_admission
 from node.identity.invites import Invite
-from node.identity.keys import Identity
-from node.identity.peers import peer_id_of
+from node.identity.keys import Identity, peer_id_of
 from node.manifest import FORMAT, GONE, SECTIONS, Manifest, amended, read_manifest
 
 HERE = Path(__file__).parent

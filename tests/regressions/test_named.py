@@ -72,7 +72,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
-from node.dht.admission import AdmissionFilter
+from node.dht.guard import AdmissionFilter
 from node.dht.record_store import RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from node.averaging.exchange.events import Action
-from node.averaging.exchange.group_state import EpochCounts
-from node.averaging.exchange.machine import RoundMachine
+from node.averaging.exchange.machine import EpochCounts, RoundMachine
 from node.averaging.reducers.reducer import Gathered, Reduced
 from node.core.ids import PeerId
 from node.core.journey import Version

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from node.core.errors import ExitCode, PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOL
-from node.identity.rates import PEERS_KEPT, TokenBucket
+from node.identity.faults import PEERS_KEPT, TokenBucket
 from node.telemetry.events import Journal
 from node.transport import bootstrap, handshake
 from node.transport.addresses import grpc_target, ip_of, part_of, split_multiaddr

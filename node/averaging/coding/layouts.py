@@ -105,9 +105,7 @@ def _top_bits(at: Tensor, negative: Tensor, large: Tensor) -> Tensor:
 
 def _packed(bits: Tensor) -> Tensor:
     """Bits [rows, n] as bytes uint8, the first bit lowest, zeros at the end."""
-    width = -(-bits.shape[1] // 8) * 8
-    whole = torch.zeros(len(bits), width, dtype=torch.uint8)
-    whole[:, : bits.shape[1]] = bits
+    whole = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 8))
     return (whole.view(len(bits), -1, 8) << torch.arange(8, dtype=torch.uint8)).sum(
         dim=2, dtype=torch.uint8
     )

@@ -153,7 +153,7 @@ class SimDht:
 
 
 class SimDirectory:
-    """The board as one peer uses it: :class:`~node.dht.port.DirectoryPort`."""
+    """The board as one peer uses it: :class:`~node.dht.record.DirectoryPort`."""
 
     def __init__(self, record_store: SimDht, me: PeerId, clock: Clock) -> None:
         self._record_store, self._me, self._clock = record_store, me, clock

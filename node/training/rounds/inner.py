@@ -140,7 +140,7 @@ def caps_of(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = ()
 
     The same at every member, because it depends on the plan and the leader's note alone. A
     micro-batch counts for whom the plan names, also when a dead hop was replaced:
-    :func:`node.averaging.reducers.weights.weights` leaves room for that.
+    :func:`node.averaging.reducers.quarantine.weights` leaves room for that.
     """
     allowed = {m.peer: 0 for m in plan.stage(stage) if m.current}
     total = most = 0

@@ -16,7 +16,7 @@ from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
-from node.identity.rates import PEERS_KEPT
+from node.identity.faults import PEERS_KEPT
 from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.ladder import Rung
 from node.reach.portmap import Mapping, PortMapper

@@ -17,8 +17,8 @@ from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
+from node.identity.faults import PEERS_KEPT
 from node.identity.keys import Identity
-from node.identity.rates import PEERS_KEPT
 from node.reach import secure
 from node.reach.reserve import WANTED, Reservations
 from node.telemetry.events import Journal
