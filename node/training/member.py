@@ -204,10 +204,7 @@ class Member:
             return [ev.RefuseCaller("the leader counts this peer as dead")]
         me = plan.member(self.me)
         self.attempt, self.dropped, self._counted = r.attempt, r.dropped, r.tokens
-        if r.sources:
-            self.state = MemberState.COPY
-            return [ev.CopyFrom(plan, r)]
-        self.state = MemberState.AVERAGE
+        self.state = MemberState.COPY if r.sources else MemberState.AVERAGE
         return [ev.StartRound(plan, r, me is not None and not me.current)]
 
     def _ended(self, e: ev.RoundEnded) -> list[Any]:

@@ -24,7 +24,7 @@ from node.pipeline.events import Direction
 from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.scheduler.settings import SchedulerSettings
-from node.training.colleagues import Colleagues
+from node.training.election import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.plan_context import makes

@@ -368,19 +368,12 @@ class BeginEpoch:
 
 @dataclass(frozen=True)
 class StartRound:
-    """Leave the pipeline phase and run this round."""
+    """Leave the pipeline phase and run this round; where it has ``sources``, fetch from them what
+    they have committed."""
 
     plan: Plan
     round: RoundArrived
     listener: bool
-
-
-@dataclass(frozen=True)
-class CopyFrom:
-    """Fetch the stage at ``plan.epoch + 1`` from ``sources``, which have committed it."""
-
-    plan: Plan
-    round: RoundArrived
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,6 @@ from protos import training_pb2 as pb
 S = TypeVar("S", bound=Sized)
 
 
-def plan_domain(run_id: str) -> str:
-    """What a leader's signature under a plan is for: a plan of one run means nothing in another."""
-    return f"tutti/plan/1/{run_id}"
-
-
 MAX_PLAN = 4 << 20
 """Bytes of the largest plan that is read."""
 MAX_SEEN = 64

@@ -2,7 +2,7 @@
 epoch made (enough of them are a certificate), support for a leader, and proofs that a peer voted
 twice. Also: when enough voters agree. Pure. Enters: signed statements, a function that checks a
 signature. Leaves: which of them count, and why a plan is not followed. Never: who votes; that is
-:mod:`node.training.leader.voting`.
+:mod:`node.training.leader.starting_point`.
 
 Two sides of a partitioned network cannot both have enough voters. Nor can the voters of one plan
 and those of the next decide apart from each other: a plan needs a majority of both.
@@ -72,14 +72,10 @@ def decide(e: Electorate, among: Collection[PeerId]) -> bool:
     return is_majority(e.voters, among) and (e.orphan or is_majority(e.elders, among))
 
 
-def vote_domain(run_id: str) -> str:
-    """What a signature under a vote is for."""
-    return f"tutti/vote/1/{run_id}"
-
-
-def support_domain(run_id: str) -> str:
-    """What a signature under a word of support is for."""
-    return f"tutti/support/1/{run_id}"
+def signing_domain(what: str, run_id: str) -> str:
+    """What a signature under a plan, a vote or a word of support is for: it means nothing under
+    anything else, or in another run."""
+    return f"tutti/{what}/1/{run_id}"
 
 
 def names(voters: Sequence[PeerId]) -> str:
@@ -271,7 +267,7 @@ class Trust:
 
     def vote_is_signed(self, vote: Vote, peer: PeerId, signature: bytes) -> bool:
         """Whether ``peer`` has cast it."""
-        return self._check(peer, vote.said(), signature, vote_domain(self._run))
+        return self._check(peer, vote.said(), signature, signing_domain("vote", self._run))
 
     def holds(self, now: float) -> bool:
         """Whether plans are held to the voters of the last certificate now: it is recent, and its
@@ -380,7 +376,7 @@ class Trust:
             if s.peer not in self.voters or s.peer in self.doubles or s.peer in found or not fresh:
                 continue
             said = support_said(cell, plan.leader, s.term, s.at)
-            if self._check(s.peer, said, s.signature, support_domain(self._run)):
+            if self._check(s.peer, said, s.signature, signing_domain("support", self._run)):
                 found.add(s.peer)
                 if is_majority(self.voters, found):
                     break
