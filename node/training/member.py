@@ -168,7 +168,7 @@ class Member:
             self.state = MemberState.FINISHED
             return [*done, ev.Finish(plan)]
         self.state = MemberState.RUN
-        done.append(ev.BeginEpoch(plan, not me.current, None if me.current else stood))
+        done.append(ev.BeginEpoch(plan, None if me.current else stood))
         if plan.outer:
             # There is nothing to run: the plan itself opens the round.
             first = ev.RoundArrived(

@@ -277,8 +277,11 @@ class Training(rpc.TrainingServicer):
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
     def _may_lead(self, peer: PeerId) -> bool:
-        honest = peer not in self.trust.doubles and not self.standing.known.revokes(peer)
-        return honest and self.facts.may_lead(peer)
+        return (
+            peer not in self.trust.doubles
+            and not self.standing.known.revokes(peer)
+            and self.facts.may_lead(peer)
+        )
 
     @property
     def following(self) -> PeerId | None:
@@ -610,7 +613,7 @@ class Training(rpc.TrainingServicer):
         peer = self.transport.caller(context)
         async with blamed(self.transport, peer, context):
             remembered = self.member.remembers(notes.parse_version(request.version))
-            return self.past.reply(*remembered, self.trust.certificate)
+            return notes.history_reply(*remembered, self.past.versions, self.trust.certificate)
 
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
         """The leader has found members dead; a reason when ``peer`` does not lead here."""
@@ -743,7 +746,7 @@ class Training(rpc.TrainingServicer):
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
                 self.member.checkpoints = self.work.local_checkpoints.versions()
-            case ev.BeginEpoch(plan, listener, behind):
+            case ev.BeginEpoch(plan, behind):
                 await self._follow(plan, behind)
                 self.on_plan(plan)
                 if plan.window.number:
@@ -751,8 +754,8 @@ class Training(rpc.TrainingServicer):
                 rules = self.work.read(plan.change)
                 if self.standing.follows(plan.leader, rules):
                     self._keep_change(rules)
-                await self.work.begin(plan, listener)
-                if self.stage == ENDS and not listener and plan.paths:
+                await self.work.begin(plan, behind is not None)
+                if self.stage == ENDS and behind is None and plan.paths:
                     self._epoch_tasks.spawn(self.work.run(plan, self._reports(plan)), "run")
             case ev.EnterCell(plan):
                 await self._follow(plan)
@@ -850,8 +853,8 @@ class Training(rpc.TrainingServicer):
 
     def unproven(self) -> list[PeerId]:
         """Peers of the run that do not answer this one, on any way."""
-        there = self._view().hosts.keys() - {self.me}
-        return sorted(there & self.work.engines.pipeline.timing.silent())
+        silent = self.work.engines.pipeline.timing.silent()
+        return sorted(silent & self._view().hosts.keys() - {self.me})
 
     @property
     def seeks(self) -> bool:

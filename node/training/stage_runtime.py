@@ -119,17 +119,14 @@ class StageRuntime:
         """What work and ways cost this peer, as it measures them."""
         p = self.engines.pipeline
         work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
-        rate = self.engines.transport.rate_left
-        ways = tuple(
-            (peer, LinkCost(tensor, trip, rate(peer)))
-            for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
-        )
-        each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         up, down = self.engines.transport.caps()
         return Measured(
-            *(a.steady(STEADY) for a in each),
+            *(a.steady(STEADY) for a in (work[Direction.FORWARD], work[Direction.BACKWARD], loss)),
             slots=p.slots(),
-            ways=ways,
+            ways=tuple(
+                (peer, LinkCost(tensor, trip, self.engines.transport.rate_left(peer)))
+                for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
+            ),
             up=up,
             down=down,
             tera_s=self.engines.meter.tera_s,
@@ -233,8 +230,7 @@ class StageRuntime:
         try:
             found = await self._fetch(r.sources, self._made, r.digest or None)
             if plan.outer:
-                nbytes = sum(found.sources.values())
-                await self.windows.copied(plan, r.sources, self._made, nbytes)
+                await self.windows.copied(plan, r.sources, self._made, sum(found.sources.values()))
             self._fresh, self._copied = found.tensors, True
             missing: tuple[str, ...] = ()
         except PeerFault as e:

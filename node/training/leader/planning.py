@@ -172,8 +172,10 @@ class Planning:
         """Say it when paths begin to go around a stage, and when they no longer do."""
         was, self._left_out = self._left_out, tuple(roster.bare(base))
         gone, back = sorted(set(self._left_out) - set(was)), sorted(set(was) - set(self._left_out))
-        said = [reports.stage_left_out(s, base) for s in gone]
-        return said + [reports.stage_back(s, base, roster.held(s, base)) for s in back]
+        return [
+            *(reports.stage_left_out(s, base) for s in gone),
+            *(reports.stage_back(s, base, roster.held(s, base)) for s in back),
+        ]
 
     def _moved(
         self,

@@ -358,12 +358,11 @@ class Settle:
 @dataclass(frozen=True)
 class BeginEpoch:
     """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start
-    own micro-batches. ``behind``: where a listener stood until now, and the tokens counted in that
-    history."""
+    own micro-batches. ``behind``: of a listener, where it stood until now, and the tokens counted
+    in that history; None for a current member."""
 
     plan: Plan
-    listener: bool
-    behind: tuple[Version, int] | None = None
+    behind: tuple[Version, int] | None
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,8 @@ class DoubleVotes:
         if known is None:
             self._cast[key] = vote, signature
         elif known[0] != vote and self._is_signed(vote, peer, signature):
-            proof = DoubleVote(peer, known[0], vote, (known[1], signature))
             if self._is_signed(known[0], peer, known[1]):
-                self._keep(proof)
+                self._keep(DoubleVote(peer, known[0], vote, (known[1], signature)))
             else:
                 self._cast[key] = vote, signature
 
@@ -293,10 +292,12 @@ class Trust:
         """Whether too few of the last voters can have committed ``version``, for which there is no
         certificate here. A voter that is ``here`` and no holder has not committed it; an absent one
         may have."""
-        if version == self.version or not self.holds(now):
-            return False
-        return not is_majority(
-            self.voters, {p for p in self.voters if p in holders or p not in here}
+        return (
+            version != self.version
+            and self.holds(now)
+            and not is_majority(
+                self.voters, {p for p in self.voters if p in holders or p not in here}
+            )
         )
 
     def objection(
@@ -330,11 +331,11 @@ class Trust:
         held, certified = self.holds(now), c is not None and self._believes(c, now)
         if certified and c is not None:
             self.learns(c, now)
-        if not held:
-            return ""
-        if same and (certified or plan.base == self.version):
-            return ""
-        if is_majority(self.voters, self._supporting(plan, warrant.supporters, wall)):
+        if (
+            not held
+            or (same and (certified or plan.base == self.version))
+            or is_majority(self.voters, self._supporting(plan, warrant.supporters, wall))
+        ):
             return ""
         return (
             f"no majority of the {len(self.voters)} voters supports its leader"
