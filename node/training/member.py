@@ -171,10 +171,20 @@ class Member:
         done.append(ev.BeginEpoch(plan, None if me.current else stood))
         if plan.outer:
             # There is nothing to run: the plan itself opens the round.
-            first = ev.RoundArrived(
-                plan.leader, plan.epoch, plan.term, plan.hash, 0, (), {}, (), (), plan.deadline_s
+            done += self._round(
+                ev.RoundArrived(
+                    plan.leader,
+                    plan.epoch,
+                    plan.term,
+                    plan.hash,
+                    attempt=0,
+                    dead=(),
+                    owners={},
+                    sources=(),
+                    dropped=(),
+                    deadline_s=plan.deadline_s,
+                )
             )
-            done += self._round(first)
         return done
 
     def _stood(self, held: Version, base: Version) -> list[Any]:

@@ -460,8 +460,10 @@ class StageRuntime:
             async with asyncio.timeout(plan.deadline_s):
                 pairs = [await text.fetch_held_out(i) for i in range(count)]
         except OSError as e:  # a time-out is one too
-            why = f"the held-out text did not come: {e or 'not in the time of an epoch'}"
-            raise NetworkFault(why, "it is read the next time") from e
+            raise NetworkFault(
+                f"the held-out text did not come: {e or 'not in the time of an epoch'}",
+                "it is read the next time",
+            ) from e
         stages = sorted({m.stage for m in plan.members if m.current} - {ENDS})
         cells = {s: [m.peer for m in plan.stage(s) if m.current] for s in stages}
         # Of every stage one replica, in turn.
