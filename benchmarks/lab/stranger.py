@@ -65,9 +65,8 @@ from node.training.protocol.votes import (
     Vote,
     Warrant,
     names,
-    support_domain,
+    signing_domain,
     support_said,
-    vote_domain,
 )
 from node.transport.handshake import Facts
 from node.transport.service import Transport
@@ -151,7 +150,7 @@ class Stranger:
 
     def signed(self, plan: Plan, warrant: Warrant = NO_WARRANT) -> pb.Note:
         """Under its own signature."""
-        domain = notes.plan_domain(self.manifest.run_id)
+        domain = signing_domain("plan", self.manifest.run_id)
         return notes.plan_note(plan, self.identity.sign(plan.canonical(), domain), warrant)
 
 
@@ -305,7 +304,7 @@ class Band:
         voters = tuple(sorted(self.honest()))
         ballots = tuple(self._ballot(plan, voters, p, b.stage) for p, b in self.honest().items())
         made = Certificate(NO_CELL, plan.term - 1, plan.base, voters, ballots)
-        at, domain = int(time.time()), support_domain(self.manifest.run_id)
+        at, domain = int(time.time()), signing_domain("support", self.manifest.run_id)
         said = support_said(NO_CELL, self.chief.me, plan.term - 1, at)
         signature = self.chief.identity.sign(said, domain)
         supporters = tuple(Supporter(p, plan.term - 1, at, signature) for p in voters)
@@ -314,7 +313,7 @@ class Band:
 
     def _ballot(self, plan: Plan, voters: tuple[PeerId, ...], peer: PeerId, stage: int) -> Ballot:
         vote = Vote(NO_CELL, plan.term - 1, 0, plan.base, names(voters), stage, "d" * 16)
-        mine = self.chief.identity.sign(vote.said(), vote_domain(self.manifest.run_id))
+        mine = self.chief.identity.sign(vote.said(), signing_domain("vote", self.manifest.run_id))
         return Ballot(peer, stage, 0, "d" * 16, mine)
 
 

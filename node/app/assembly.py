@@ -59,7 +59,7 @@ from node.pipeline.visit_buffers import Autocast, StageMath
 from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.colleagues import Colleagues
+from node.training.election import Colleagues
 from node.training.leader.leader import Leader
 from node.training.leading import LeaderService, Search, in_thread
 from node.training.member import Member

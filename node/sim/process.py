@@ -47,7 +47,7 @@ from node.sim.world.values import (
 )
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.colleagues import Colleagues
+from node.training.election import Colleagues
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.presence import Presence

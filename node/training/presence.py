@@ -100,7 +100,13 @@ class View:
         """Where others are or will be, in a run of so many block stages; not those who leave."""
         if stages not in self._placed:
             self._placed[stages] = {
-                p: _placed(e.body, stages)
+                p: Placed(
+                    _stage(e.body),
+                    able(e.body.open_to, stages),
+                    e.body.settled,
+                    e.body.speed,
+                    e.body.reach == Standing.CLOSED.value,
+                )
                 for p, e in self.others.items()
                 if e.body.state not in LEAVING and e.body.role != "rendezvous"
             }
@@ -258,8 +264,3 @@ class Presence:
 
 def _stage(body: PeerBody) -> int | None:
     return None if body.state == "choosing" else body.stage
-
-
-def _placed(body: PeerBody, stages: int) -> Placed:
-    closed = body.reach == Standing.CLOSED.value
-    return Placed(_stage(body), able(body.open_to, stages), body.settled, body.speed, closed)

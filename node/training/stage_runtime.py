@@ -23,7 +23,7 @@ from node.optim.settings import OptimSettings
 from node.pipeline.events import Direction, MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.scheduler.settings import SchedulerSettings
-from node.training.colleagues import Colleagues
+from node.training.election import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.plan_context import makes
@@ -118,17 +118,14 @@ class StageRuntime:
         """What work and ways cost this peer, as it measures them."""
         p = self.engines.pipeline
         work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
-        rate = self.engines.transport.rate_left
-        ways = tuple(
-            (peer, LinkCost(tensor, trip, rate(peer)))
-            for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
-        )
-        each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         up, down = self.engines.transport.caps()
         return Measured(
-            *(a.steady(STEADY) for a in each),
+            *(a.steady(STEADY) for a in (work[Direction.FORWARD], work[Direction.BACKWARD], loss)),
             slots=p.slots(),
-            ways=ways,
+            ways=tuple(
+                (peer, LinkCost(tensor, trip, self.engines.transport.rate_left(peer)))
+                for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
+            ),
             up=up,
             down=down,
             tera_s=self.engines.meter.tera_s,
@@ -232,8 +229,7 @@ class StageRuntime:
         try:
             found = await self._fetch(r.sources, self._made, r.digest or None)
             if plan.outer:
-                nbytes = sum(found.sources.values())
-                await self.windows.copied(plan, r.sources, self._made, nbytes)
+                await self.windows.copied(plan, r.sources, self._made, sum(found.sources.values()))
             self._fresh, self._copied = found.tensors, True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
@@ -463,8 +459,10 @@ class StageRuntime:
             async with asyncio.timeout(plan.deadline_s):
                 pairs = [await text.fetch_held_out(i) for i in range(count)]
         except OSError as e:  # a time-out is one too
-            why = f"the held-out text did not come: {e or 'not in the time of an epoch'}"
-            raise NetworkFault(why, "it is read the next time") from e
+            raise NetworkFault(
+                f"the held-out text did not come: {e or 'not in the time of an epoch'}",
+                "it is read the next time",
+            ) from e
         stages = sorted({m.stage for m in plan.members if m.current} - {ENDS})
         cells = {s: [m.peer for m in plan.stage(s) if m.current] for s in stages}
         # Of every stage one replica, in turn.

@@ -17,6 +17,7 @@ from node.sim.swarm import SimSwarm
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.rules import ChangeStatus, Rules, mark
+from node.training.protocol.votes import signing_domain
 
 GOSSIP = Setup(
     cell=4,
@@ -158,7 +159,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     assert said[1] is not None
     assert "signed" in said[1]
     assert chief.training.standing.known == PLAIN
-    plan, domain = swarm.done(6), notes.plan_domain(swarm.manifest.run_id)
+    plan, domain = swarm.done(6), signing_domain("plan", swarm.manifest.run_id)
     tells = set[str]()
     for change in ("diloco", "", "forged"):
         other = replace(plan, change=change, term=plan.term + 9, leader=chief.name)

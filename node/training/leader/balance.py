@@ -80,15 +80,13 @@ class Balance:
             if p not in here and target:
                 view[target][p] = speed
                 away.add(p)
-        most = max(2, len(here) // AT_ONCE)
-        horizon = self._lasts(set(here) | self._asked.keys(), now, settled)
         moves = choose_moves(
             view,
             download_s=self._download,
-            horizon_s=horizon,
+            horizon_s=self._lasts(set(here) | self._asked.keys(), now, settled),
             stay=self._asked,
             away=away,
-            most=most,
+            most=max(2, len(here) // AT_ONCE),
         )
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]

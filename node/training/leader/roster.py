@@ -241,17 +241,21 @@ class Roster:
             for v in known - self.undone - self.unproven
             if len(bare := self.bare(v)) <= spare and ENDS not in bare
         ]
-        return sorted((v for v in able if self._vouched(v)), key=self._rank, reverse=True)
+        return sorted(
+            (v for v in able if self._vouched(v)),
+            key=lambda v: (bool(self.certain(v)), self.tokens_of(v), v),
+            reverse=True,
+        )
+
+    def is_own(self, version: Version) -> bool:
+        """Whether it was agreed on last, or the leader can put it in place itself."""
+        own = self.candidates.get(self._leader)
+        return version == self.base or (own is not None and version in (own.at, *own.reachable))
 
     def _vouched(self, version: Version) -> bool:
         """Whether this history is more than the word of strangers: it is the leader's own; or
         wherever peers are that it has worked with, one of them could start from the version too."""
-        own = self.candidates.get(self._leader)
-        if (
-            not self.known
-            or version == self.base
-            or (own is not None and version in (own.at, *own.reachable))
-        ):
+        if not self.known or self.is_own(version):
             return True
         return not any(
             (mine := self.known.intersection(peers))
@@ -404,9 +408,6 @@ class Roster:
         """A plan was made: of the ``current`` members only ``working`` have micro-batches."""
         self._idle = {p: 0 if p in working else self._idle.get(p, 0) + 1 for p in current}
         self._speeds = {p: s for p, s in self._speeds.items() if p in self.candidates}
-
-    def _rank(self, version: Version) -> tuple[bool, int, Version]:
-        return bool(self.certain(version)), self.tokens_of(version), version
 
     def _present(self) -> list[PeerId]:
         return [p for peers in self.replicas().values() for p in peers]

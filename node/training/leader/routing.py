@@ -56,15 +56,12 @@ class Routing:
         """
         self.laid = None
 
-        def siblings(hop: Hop) -> Sequence[tuple[PeerId, float]]:
-            return by_stage[hop.stage]
-
         blocks = {s: row for s, row in by_stage.items() if s != ENDS}
         ends = self._with_a_path(by_stage, roster)
         everybody = [p for row in by_stage.values() for p, _ in row]
         self.costs = self._believed(roster, {p for p, _ in by_stage[ENDS]}, everybody)
         self.laid = self.router.lay(ends, blocks, samples, self.costs)
-        paths = reroute(self.laid.paths, siblings, roster.proven)
+        paths = reroute(self.laid.paths, lambda hop: by_stage[hop.stage], roster.proven)
         paths = with_trials(paths, by_stage, roster.known_cost(), roster.proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)

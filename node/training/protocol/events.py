@@ -358,29 +358,21 @@ class Settle:
 @dataclass(frozen=True)
 class BeginEpoch:
     """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start
-    own micro-batches. ``behind``: where a listener stood until now, and the tokens counted in that
-    history."""
+    own micro-batches. ``behind``: of a listener, where it stood until now, and the tokens counted
+    in that history; None for a current member."""
 
     plan: Plan
-    listener: bool
-    behind: tuple[Version, int] | None = None
+    behind: tuple[Version, int] | None
 
 
 @dataclass(frozen=True)
 class StartRound:
-    """Leave the pipeline phase and run this round."""
+    """Leave the pipeline phase and run this round; where it has ``sources``, fetch from them what
+    they have committed."""
 
     plan: Plan
     round: RoundArrived
     listener: bool
-
-
-@dataclass(frozen=True)
-class CopyFrom:
-    """Fetch the stage at ``plan.epoch + 1`` from ``sources``, which have committed it."""
-
-    plan: Plan
-    round: RoundArrived
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import TypeVar
 
 from node.core.errors import WireError
@@ -28,11 +28,6 @@ from node.training.protocol.votes import (
 from protos import training_pb2 as pb
 
 S = TypeVar("S", bound=Sized)
-
-
-def plan_domain(run_id: str) -> str:
-    """What a leader's signature under a plan is for: a plan of one run means nothing in another."""
-    return f"tutti/plan/1/{run_id}"
 
 
 MAX_PLAN = 4 << 20
@@ -134,22 +129,24 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
         Supporter(PeerId(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature))
         for s in _few(note.supporters, "supporters")
     )
-    found = parse_certificate(note.certificate) if note.HasField("certificate") else None
-    return Warrant(found, supporters, parse_doubles(note.doubles))
+    return Warrant(
+        parse_certificate(note.certificate) if note.HasField("certificate") else None,
+        supporters,
+        parse_doubles(note.doubles),
+    )
 
 
 def parse_certificate(c: pb.CertificateNote) -> Certificate:
     """No signature is checked. Raises WireError for more votes than a cell has."""
-    ballots = tuple(
-        Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
-        for b in _few(c.ballots, "ballots")
-    )
     return Certificate(
         _cell(c.cell),
         _count(c.term, MOST_TERM),
         parse_version(c.version),
         _peers(c.voters),
-        ballots,
+        tuple(
+            Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
+            for b in _few(c.ballots, "ballots")
+        ),
     )
 
 
@@ -279,9 +276,10 @@ def parse_costs(note: pb.CostNote) -> Measured:
         )
         for p, number in sorted(_few(note.ways.items(), "ways", MAX_SEEN))
     )
-    each = (decoded(note.forward), decoded(note.backward), decoded(note.loss))
     return Measured(
-        *each,
+        decoded(note.forward),
+        decoded(note.backward),
+        decoded(note.loss),
         min(note.slots, MOST_SLOTS),
         ways,
         float(note.up),
@@ -302,7 +300,7 @@ def parse_version(note: pb.VersionNote) -> Version:
 def history_reply(
     plan: Plan | None,
     dropped: tuple[int, ...],
-    past: Sequence[tuple[Version, int]],
+    past: Iterable[tuple[Version, int]],
     certificate: Certificate | None = None,
 ) -> pb.HistoryReply:
     """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
@@ -310,10 +308,7 @@ def history_reply(
     return pb.HistoryReply(
         plan=plan.canonical() if plan else b"",
         dropped=dropped,
-        past=[
-            pb.MilestoneNote(version=version_note(v), tokens=tokens)
-            for v, tokens in past[:MAX_PAST]
-        ],
+        past=[pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past],
         certificate=certificate_note(certificate),
     )
 
@@ -343,14 +338,13 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
     match note.WhichOneof("say"):
         case "ready":
             r = note.ready
-            reachable = tuple(parse_version(v) for v in r.reachable[:64])
             return ev.Heartbeat(
                 peer,
                 r.stage,
                 parse_version(r.at),
                 _digest(r.digest),
                 _rate(r.speed),
-                reachable,
+                tuple(parse_version(v) for v in r.reachable[:64]),
                 _count(r.term, MOST_TERM),
                 _count(r.tokens),
                 r.leaving,

@@ -158,5 +158,4 @@ def _after(
     for path in plan.paths:
         sampler.take(len(path.samples))
     sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
-    books = plan.window.books_after
-    return PlanContext(sampler.cursor(), owners, tokens, plan.change, books=books)
+    return PlanContext(sampler.cursor(), owners, tokens, plan.change, books=plan.window.books_after)
