@@ -16,8 +16,15 @@ from ipaddress import IPv4Address
 from typing import TypeVar
 
 from node.core.errors import WireError
-from node.reach.gateway import Gateway
-from node.reach.way import LEASE_S, GatewayProtocol, Granted, Mapping, Port, RouterFault
+from node.reach.gateway import (
+    LEASE_S,
+    Gateway,
+    GatewayProtocol,
+    Granted,
+    Mapping,
+    Port,
+    RouterFault,
+)
 
 T = TypeVar("T")
 

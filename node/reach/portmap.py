@@ -13,10 +13,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from node.core.tasks import Tasks, together
-from node.reach.gateway import Gateway, find_gateway
+from node.reach.gateway import Gateway, GatewayProtocol, Mapping, Port, RouterFault, find_gateway
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.upnp import Upnp
-from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from node.telemetry.events import Journal
 
 __all__ = ["Mapping", "PortMapper"]

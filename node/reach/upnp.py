@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 import miniupnpc
 
-from node.reach.gateway import Gateway
-from node.reach.way import LEASE_S, GatewayProtocol, Mapping, Port, RouterFault
+from node.reach.gateway import LEASE_S, Gateway, GatewayProtocol, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 

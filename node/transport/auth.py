@@ -16,9 +16,7 @@ import grpc.aio
 from node.core.ids import PeerId
 from node.identity.faults import until_heard
 from node.transport.handshake import Tokens
-from node.transport.limits import Seats
-from node.transport.pacing import Paced, PacedStream
-from node.transport.traffic import Traffic
+from node.transport.traffic import Paced, PacedStream, Seats, Traffic
 
 TOKEN_KEY = "tutti-token"
 

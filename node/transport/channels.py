@@ -16,8 +16,7 @@ import grpc
 import grpc.aio
 
 from node.core.ids import PeerId
-from node.transport.pacing import Paced, PacedStream
-from node.transport.traffic import Traffic
+from node.transport.traffic import Paced, PacedStream, Traffic
 
 Label = tuple[tuple[str, str], ...]
 Fresh = Callable[[], Awaitable["LabelledChannel"]]

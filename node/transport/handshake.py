@@ -27,7 +27,7 @@ from node.core.errors import (
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
 from node.identity.rates import PEERS_KEPT
-from node.reach.secure import Secured
+from node.reach.secure import Secured, check_certificate
 from node.transport.addresses import grpc_target
 from node.transport.frames import (
     FrameReader,
@@ -40,7 +40,6 @@ from node.transport.frames import (
     write_frame,
 )
 from node.transport.port import printable
-from node.transport.tls import check_certificate
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
 
 STREAM = "/tutti/handshake/1"

@@ -3,18 +3,22 @@ whatever the NAT.
 
 p2pd is a child process spoken to over unix sockets in a directory of our own. hivemind starts it
 but never notices its death; this file does, starts it again with the same identity and ports, and
-gives it the stream handlers back.
+gives it the stream handlers back. The way into the swarm is here too: initial peers, dialled in the
+background until each has answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -41,15 +45,12 @@ from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, Wi
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
-from node.reach.interfaces import free_port, is_loopback, wildcards
+from node.reach.interfaces import check_free, free_port, is_loopback, wildcards
 from node.reach.ladder import Rung
 from node.telemetry.events import Journal, JournalHandler
-from node.transport.addresses import multiaddr, part_of, split_multiaddr
-from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
-from node.transport.limits import Seats
-from node.transport.ports import check_free
-from node.transport.runtime import RuntimeDirectory
+from node.transport.addresses import AddressBook, multiaddr, part_of, split_multiaddr
 from node.transport.settings import TransportSettings
+from node.transport.traffic import Seats
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 UpCallback = Callable[[P2P], Coroutine[Any, Any, None]]
@@ -68,6 +69,11 @@ CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0
 STREAMS_PER_PEER, STREAMS = 64, 1024
 RELAYED_PER_PEER, RELAYED = 256, 512
 """Streams that one relay may bring for its clients: they do not count as its own."""
+NOT_TRIED = "not tried yet"
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+SOCKET_PATH = 104
+"""Longest unix socket path on every system; the names in our directory need 30 of it."""
+_PREFIX, _LOCK, _NEW = "tutti-rt-", "lock", "lock.new"
 _PARENT_WATCH = str(Path(__file__).with_name("parent_watch.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
 """What talking to a p2pd that is dead or dying raises."""
@@ -518,6 +524,84 @@ class P2pDaemon:
         if self._joining is not None:
             self._joining.cancel()
         self._joining = self._tasks.spawn(self._bootstrap.run(), "bootstrap")
+
+
+class Bootstrap:
+    """``results``: each initial peer's multiaddr, with "" when connected, else why not (yet)."""
+
+    def __init__(
+        self, connect: Callable[[Sequence[str]], Awaitable[dict[str, str]]], journal: Journal
+    ) -> None:
+        self._connect, self._journal = connect, journal
+        self.results: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Dial every initial peer, and those that failed again and again; returns when all have
+        answered."""
+        delay, missing = FIRST_RETRY_S, list(self.results)
+        while missing:
+            found = await self._connect(missing)
+            for address, why in found.items():
+                self._note(address, why)
+            missing = [address for address, why in found.items() if why]
+            if missing:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_RETRY_S)
+
+    def _note(self, address: str, why: str) -> None:
+        before = self.results[address]
+        if before == NOT_TRIED or bool(why) != bool(before):
+            said = (
+                f"cannot reach initial peer {address}: {why}"
+                if why
+                else f"connected to initial peer {address}"
+            )
+            self._journal.emit(
+                "transport", "bootstrap", said, level="warning" if why else "info", address=address
+            )
+        # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
+        told = bool(before) and before != NOT_TRIED
+        self.results[address] = before if "dial backoff" in why and told else why
+
+
+class RuntimeDirectory:
+    """A directory of our own for unix sockets. ``path`` is 0700 and exists until :meth:`close`; one
+    of a daemon that was killed is swept by the next to start."""
+
+    def __init__(self) -> None:
+        made = tempfile.mkdtemp(prefix=_PREFIX)
+        if len(made) > SOCKET_PATH - 30:
+            os.rmdir(made)
+            made = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+        self.path = Path(made)
+        # The lock goes when its holder does, however that ends, so a directory that can be locked
+        # belongs to nobody. A child process may not inherit it: os.open makes descriptors that are
+        # closed on exec. It gets its name once it is locked: another daemon that starts meanwhile
+        # would sweep it.
+        self._lock = os.open(self.path / _NEW, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(self.path / _NEW, self.path / _LOCK)
+        _sweep(self.path.parent)
+
+    def close(self) -> None:
+        """Remove the directory. Safe to call twice."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sweep(directory: Path) -> None:
+    for other in directory.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if not other.is_symlink() and other.stat().st_uid == os.getuid():
+                # Without a lock file it is just being made, or none of ours.
+                lock = os.open(other / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(other, ignore_errors=True)
+                finally:
+                    os.close(lock)
 
 
 def _watching_parent(runtime: Path, said: deque[str]) -> type[P2P]:

@@ -29,7 +29,9 @@ from node.core.version import Protocols
 from node.identity.faults import FaultBook, until_heard
 from node.identity.keys import Identity
 from node.identity.rates import PEERS_KEPT, TokenBucket
+from node.reach.interfaces import check_free, taken
 from node.reach.ladder import ClimbAttempt, Rung
+from node.reach.secure import make_certificate
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.events import Journal
@@ -41,13 +43,10 @@ from node.transport.ask import Answerer, Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
-from node.transport.limits import Moved, Seats
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
-from node.transport.ports import check_free, taken
 from node.transport.settings import TransportSettings
-from node.transport.tls import make_certificate
-from node.transport.traffic import PAYLOAD, Beside, Traffic, read_io
+from node.transport.traffic import PAYLOAD, Beside, Moved, Seats, Traffic, read_io
 from node.transport.ways import punch, relay, tunnel
 from node.transport.ways.lines import Lines
 from node.transport.ways.reachable import Known, Reachable

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from node.reach import natpmp
-from node.reach.gateway import Gateway
+from node.reach.gateway import Gateway, GatewayProtocol, Mapping, Port, RouterFault
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.portmap import NO_GATEWAY, WAYS, PortMapper
-from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from node.telemetry.events import Journal
 from tests.reach.routers import FakeRouter
 

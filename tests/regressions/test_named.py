@@ -22,13 +22,12 @@ from node.core.journey import Version
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
-from node.reach.secure import ServerCertificate
+from node.reach.secure import ServerCertificate, check_certificate, make_certificate
 from node.telemetry.events import Journal
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
 from node.transport import ask
-from node.transport.tls import check_certificate, make_certificate
 from tests.training.run_facts import facts
 from tests.transport.test_silence import lost, proxied
 

@@ -10,7 +10,7 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node.core.errors import PeerFault
-from node.transport import runtime
+from node.transport import p2p
 from protos import ask_pb2, state_pb2, state_pb2_grpc
 from tests.transport.conftest import introduce
 
@@ -84,7 +84,7 @@ async def test_p2pd_ends_with_its_daemon_whether_killed_or_closed(processes):
         if orderly:
             assert not os.access(facts["runtime"], os.F_OK)
         # any daemon that starts meanwhile sweeps too, so what a killed one left may be gone
-        runtime.RuntimeDirectory().close()
+        p2p.RuntimeDirectory().close()
         assert not os.access(facts["runtime"], os.F_OK), (
             "the next daemon sweeps what a killed one left"
         )
@@ -95,20 +95,20 @@ async def test_the_runtime_directory_is_private_and_goes_away(swarm):
     a = await swarm()
     assert a.p2p.runtime.stat().st_mode & 0o777 == 0o700
     assert list(a.p2p.runtime.glob("p2pd-*.sock"))
-    runtime.RuntimeDirectory().close()
+    p2p.RuntimeDirectory().close()
     assert a.p2p.runtime.exists(), "of the living nothing is swept"
     await a.close()
     assert not a.p2p.runtime.exists()
 
 
 def test_a_directory_that_is_being_made_is_not_swept(monkeypatch):
-    def swept(lock, how, flock=runtime.fcntl.flock):
+    def swept(lock, how, flock=p2p.fcntl.flock):
         monkeypatch.undo()
-        runtime.RuntimeDirectory().close()
+        p2p.RuntimeDirectory().close()
         flock(lock, how)
 
-    monkeypatch.setattr(runtime.fcntl, "flock", swept)
-    made = runtime.RuntimeDirectory()
+    monkeypatch.setattr(p2p.fcntl, "flock", swept)
+    made = p2p.RuntimeDirectory()
     assert made.path.exists()
     made.close()
     assert not made.path.exists()

@@ -19,8 +19,7 @@ from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.transport.frames import Streams, parsed, read_frame, write_frame
 from node.transport.port import printable
-from node.transport.share import Share
-from node.transport.traffic import Traffic
+from node.transport.traffic import Share, Traffic
 from node.transport.ways.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
 
