@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -77,7 +78,7 @@ class Peer:
             self.journal,
             Metrics(),
             lambda: Facts(str(RUN), home.name, "0"),
-            lambda peer, hello: None,
+            lambda peer, hello: math.inf,
             None,
             ReachSettings(**asked.get("reach", {})),
         )

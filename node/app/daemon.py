@@ -149,7 +149,7 @@ class Daemon(Node):
 
         await directory.serve(self._in_routing_tables(bool(bootstrap)))
         await attach(self.transport.p2p.p2p)
-        self.transport.p2p.on_up(attach)
+        self.transport.p2p.on_up.append(attach)
         self.transport.reachable.on_change.append(moved)
         self.transport.relays.on_change = moved
         self.presence = Presence(
@@ -277,7 +277,7 @@ class Daemon(Node):
                 and len(met) < LAN_PEERS
             ):
                 met.add(peer)
-                self.transport.p2p.learn(peer, one.addresses)
+                self.transport.p2p.book.learn(peer, one.addresses)
                 directory.meet(one.addresses)
 
         swarm = manifest.swarm

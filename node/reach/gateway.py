@@ -49,11 +49,10 @@ def default_gateway(routes: str) -> str | None:
         fields = line.split()
         try:
             interface, target, gateway, flags, metric, mask = *fields[:4], fields[6], fields[7]
-            numbers = [int(text, 16) for text in (target, gateway, flags, mask)]
+            to, via, bits, within = (int(text, 16) for text in (target, gateway, flags, mask))
             order = int(metric)
         except (ValueError, IndexError):
             continue
-        to, via, bits, within = numbers
         default = to == within == 0 and bits & _UP and bits & _GATEWAY
         if default and interface != "lo" and 0 < via < 1 << 32:
             # The table shows addresses as numbers of this machine, not of the network.

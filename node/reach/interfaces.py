@@ -42,11 +42,15 @@ def own_addresses() -> tuple[str, ...]:
     return tuple(sorted(usable, key=lambda a: (scope(a), ":" in a, a)))
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    """IPv6 for an address with colons, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def leaves_from(host: str) -> str:
     """Our address towards an IP address, by the routing table; nothing is sent. Raises OSError for
     no way."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family_of(host), socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return probe.getsockname()[0]
 
@@ -67,8 +71,7 @@ def free_port(hosts: Sequence[str]) -> int:
         with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
             port = 0
             for host, kind in itertools.product(hosts, (socket.SOCK_STREAM, socket.SOCK_DGRAM)):
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                one = taken.enter_context(socket.socket(family, kind))
+                one = taken.enter_context(socket.socket(family_of(host), kind))
                 if ":" in host:
                     one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 one.bind((host, port))
@@ -88,8 +91,7 @@ def check_free(
     """
     if port == 0:
         return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, kind) as probe:
+    with socket.socket(family_of(host), kind) as probe:
         if kind == socket.SOCK_STREAM:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -101,12 +103,11 @@ def check_free(
 def taken(host: str, port: int, setting: str, kind: socket.SocketKind, why: str) -> NetworkFault:
     """The NetworkFault for a port that cannot be bound because of ``why``."""
     protocol = "tcp" if kind == socket.SOCK_STREAM else "udp"
-    flag = "t" if protocol == "tcp" else "u"
     return NetworkFault(
         f"cannot listen on {protocol} port {port} of {host}: "
         f"{why.lower()}{_holder(port, protocol)}",
-        f"see who has it with `ss -{flag}lnp 'sport = :{port}'` and stop that, or set {setting} to "
-        "another port (0: any)",
+        f"see who has it with `ss -{protocol[0]}lnp 'sport = :{port}'` and stop that, or set "
+        f"{setting} to another port (0: any)",
     )
 
 

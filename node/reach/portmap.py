@@ -72,10 +72,7 @@ class PortMapper:
         """Every way that was tried: "" if it is used, else the reason it is not, a sentence."""
 
     def want(self, ports: Sequence[Port]) -> None:
-        """Map these from now on and no others. Returns at once. Raises ValueError for no port."""
-        for protocol, port in ports:
-            if protocol not in ("tcp", "udp") or not 0 < port < 1 << 16:
-                raise ValueError(f"{protocol} {port} is no port")
+        """Map these from now on and no others. Returns at once."""
         if (wanted := tuple(dict.fromkeys(ports))) != self._wanted:
             self._wanted = wanted
             self._news.set()

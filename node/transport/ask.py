@@ -61,20 +61,14 @@ class Asking:
         async with asyncio.timeout(READ_TIMEOUT_S):
             question = parsed(Ask, await read_frame(reader, QUESTION_BYTES), "a question")
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            answer = self._with_versions(await self._answer(peer, question))
-            reply = answer.SerializeToString()
-            if len(reply) > ANSWER_BYTES:
-                refusal = _refuse(ExitCode.RESOURCES, "the answer is too long")
-                reply = self._with_versions(refusal).SerializeToString()
-            await write_frame(writer, reply)
+            versions = Answer(**self._facts().versions())
+            answer = await self._answer(peer, question)
+            answer.MergeFrom(versions)
+            if answer.ByteSize() > ANSWER_BYTES:
+                answer = _refuse(ExitCode.RESOURCES, "the answer is too long")
+                answer.MergeFrom(versions)
+            await write_frame(writer, answer.SerializeToString())
         await see_off(reader, READ_TIMEOUT_S)
-
-    def _with_versions(self, answer: Answer) -> Answer:
-        facts = self._facts()
-        answer.oldest_protocol = facts.protocols.oldest
-        answer.newest_protocol = facts.protocols.newest
-        answer.version = facts.version
-        return answer
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
         if not self._rate.allow(peer, time.monotonic()):

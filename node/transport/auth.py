@@ -24,14 +24,6 @@ LONGEST_S = 1e6
 """A call is not watched for an end of admission that is further away: no call lasts so long."""
 _EXPIRED = grpc.StatusCode.UNAUTHENTICATED, "admission expired; repeat the handshake"
 
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-_MAKERS = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call
@@ -54,13 +46,13 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     def caller(self, metadata: Any) -> PeerId | None:
         """The peer that the token in a call's metadata names; None for an unknown token."""
-        for key, value in metadata or ():
-            if key == TOKEN_KEY:
-                return self._tokens.owner(str(value))
-        return None
+        shown = (value for key, value in metadata or () if key == TOKEN_KEY)
+        return self._tokens.owner(str(next(shown, "")))
 
     async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         peer = self.caller(handler_call_details.invocation_metadata)
         if peer is None:
@@ -72,14 +64,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler
-        kind = handler.request_streaming, handler.response_streaming
-        inner = getattr(
-            handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}"
-        )
-        return _MAKERS[kind](
-            self._count(inner, peer),
-            self._traffic.into(handler.request_deserializer, any(kind)),
-            self._traffic.out(handler.response_serializer, any(kind)),
+        streams = handler.request_streaming, handler.response_streaming
+        kind = "_".join("stream" if streamed else "unary" for streamed in streams)
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            self._count(getattr(handler, kind), peer),
+            self._traffic.into(handler.request_deserializer, any(streams)),
+            self._traffic.out(handler.response_serializer, any(streams)),
         )
 
     def _count(self, inner: Any, peer: PeerId) -> Any:

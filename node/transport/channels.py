@@ -80,13 +80,7 @@ class LabelledChannel(grpc.aio.Channel):
             paced = traffic.capped and stream
             if paced and kind.startswith("stream") and request is not None:
                 request = Paced(request, partial(traffic.may_send, self.peer))
-            given = (
-                (request,)
-                if kind.startswith("unary")
-                else (request,)
-                if request is not None
-                else ()
-            )
+            given = () if request is None and kind.startswith("stream") else (request,)
             try:
                 call = inner(*given, metadata=label, **options)
             except grpc.aio.UsageError as e:
@@ -133,9 +127,8 @@ class LabelledChannel(grpc.aio.Channel):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        # The transport owns the channel and shares it; a caller's `async with` must not end it for
-        # the others.
-        return None
+        """The transport owns the channel and shares it: a caller's ``async with`` must not end it
+        for the others."""
 
     async def close(self, grace: float | None = None) -> None:
         await self.raw.close(grace)

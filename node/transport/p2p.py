@@ -99,8 +99,9 @@ class P2pDaemon:
         self._identity, self._settings, self._journal = identity, settings, journal
         self._tasks = Tasks("p2p", on_error)
         self._entrances: dict[str, Callable[[StreamInfo, Any, Any], Awaitable[None]]] = {}
-        self._on_up: list[UpCallback] = []
-        self._book = AddressBook(self.peer_id)
+        self.on_up: list[UpCallback] = []
+        """Awaited with the running hivemind P2P after every start and restart of the child."""
+        self.book = AddressBook(self.peer_id)
         self._bootstrap = Bootstrap(self.connect, journal)
         self._seats, self._relayed = (
             Seats(STREAMS_PER_PEER, STREAMS),
@@ -109,7 +110,8 @@ class P2pDaemon:
         self.links: dict[PeerId, tuple[str, ...]] = {}
         """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few
         seconds old."""
-        self._punched: set[PeerId] = set()
+        self.punched: set[PeerId] = set()
+        """Peers whose connection, which exists now or in a moment, was punched."""
         self._up = asyncio.Event()
         # hivemind is not typed, and what supervision needs of it (client and child process) is
         # private there.
@@ -160,13 +162,9 @@ class P2pDaemon:
         ends = self.links.get(peer)
         if ends is None:
             return Rung.NONE
-        if peer in self._punched:
+        if peer in self.punched:
             return Rung.PUNCHED
-        return Rung.TUNNEL if set(ends) & set(self._book.of(peer)) else Rung.REVERSED
-
-    def punched(self, peer: PeerId) -> None:
-        """Record that the connection to the peer, which exists now or in a moment, was punched."""
-        self._punched.add(peer)
+        return Rung.TUNNEL if set(ends) & set(self.book.of(peer)) else Rung.REVERSED
 
     async def look(self) -> dict[PeerId, tuple[str, ...]]:
         """:attr:`links`, asked for now. Raises NetworkFault while p2pd is down."""
@@ -178,12 +176,8 @@ class P2pDaemon:
                 "the p2p daemon does not answer", "wait a moment; it is restarted by itself"
             ) from e
         self.links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
-        self._punched &= self.links.keys()
+        self.punched &= self.links.keys()
         return self.links
-
-    def on_up(self, callback: UpCallback) -> None:
-        """Await ``callback(p2p)`` after every start and restart of the child."""
-        self._on_up.append(callback)
 
     def prefer(self, port: int) -> None:
         """Listen on this port if the settings leave it open and it is free; before
@@ -202,7 +196,7 @@ class P2pDaemon:
         Raises NetworkFault when a port is taken or p2pd does not start.
         """
         for address in initial_peers:
-            self.learn(split_multiaddr(address)[1], [address])
+            self.book.learn(split_multiaddr(address)[1], [address])
         self._bootstrap.results = dict.fromkeys(initial_peers, NOT_TRIED)
         _quiet_hivemind(self._journal)
         if self._identity.path is None:
@@ -218,7 +212,7 @@ class P2pDaemon:
             raise NetworkFault(
                 f"p2pd did not start: {cause}", "check transport.host and transport.announce"
             ) from e
-        for callback in self._on_up:
+        for callback in self.on_up:
             await callback(p2p)
         self._tasks.spawn(self._supervise(), "supervise", eternal=True)
         self._tasks.spawn(self._keep_looking(), "links", eternal=True)
@@ -230,11 +224,6 @@ class P2pDaemon:
         await self._tasks.close()
         await self._end()
         self._runtime.close()
-
-    def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
-        """Remember where a peer may be dialled (the newest eight); text that is no multiaddr of
-        that peer is ignored."""
-        self._book.learn(peer, multiaddrs)
 
     async def connect(
         self, multiaddrs: Sequence[str], timeout: float = CONNECT_TIMEOUT_S
@@ -250,7 +239,7 @@ class P2pDaemon:
                 return str(e)
             except PeerFault as e:
                 return e.reason
-            self.learn(peer, [text])
+            self.book.learn(peer, [text])
             return ""
 
         return dict(zip(multiaddrs, await asyncio.gather(*map(one, multiaddrs)), strict=True))
@@ -282,7 +271,7 @@ class P2pDaemon:
         peer cannot be reached or has no such handler, and at once when our own p2pd dies meanwhile.
         """
         async with self._asked(peer, timeout, f"stream {name}"):
-            if known := self._book.of(peer):
+            if known := self.book.of(peer):
                 # Nothing new is dialled when p2pd has a connection already, also one the peer made
                 # from behind a NAT.
                 with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
@@ -295,7 +284,7 @@ class P2pDaemon:
     ) -> None:
         """Have a connection to ``peer``: the one there is, else one to an address that was learned,
         or to those in ``at`` (without PeerId), which are not remembered. Raises PeerFault."""
-        known = tuple(at) or self._book.of(peer)
+        known = tuple(at) or self.book.of(peer)
         if not known:
             raise PeerFault(peer, "no address of it is known")
         async with self._asked(peer, timeout, "connection"):
@@ -333,8 +322,9 @@ class P2pDaemon:
     async def _open(
         self, peer: PeerId, name: str, limit: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        path = str(self.p2p.daemon_listen_maddr["unix"])
-        reader, writer = await asyncio.open_unix_connection(path, limit=limit)
+        reader, writer = await asyncio.open_unix_connection(
+            str(self.p2p.daemon_listen_maddr["unix"]), limit=limit
+        )
         try:
             ask = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
             await write_pbmsg(
@@ -466,15 +456,18 @@ class P2pDaemon:
             why = await self._death(self.p2p)
             await self._end()
             self.restarts += 1
-            text = f"p2pd {why}; starting it again"
             self._journal.emit(
-                "transport", "p2pd-died", text, level="warning", restarts=self.restarts
+                "transport",
+                "p2pd-died",
+                f"p2pd {why}; starting it again",
+                level="warning",
+                restarts=self.restarts,
             )
             delay = FIRST_DELAY_S if time.monotonic() - began > STABLE_S else delay
             p2p = await self._revive(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
             self._journal.emit("transport", "p2pd-up", "p2pd runs again", restarts=self.restarts)
-            for number, callback in enumerate(self._on_up):
+            for number, callback in enumerate(self.on_up):
                 self._tasks.spawn(callback(p2p), f"on-up {number}")
             self._rejoin()
 
@@ -551,13 +544,14 @@ class Bootstrap:
     def _note(self, address: str, why: str) -> None:
         before = self.results[address]
         if before == NOT_TRIED or bool(why) != bool(before):
-            said = (
+            self._journal.emit(
+                "transport",
+                "bootstrap",
                 f"cannot reach initial peer {address}: {why}"
                 if why
-                else f"connected to initial peer {address}"
-            )
-            self._journal.emit(
-                "transport", "bootstrap", said, level="warning" if why else "info", address=address
+                else f"connected to initial peer {address}",
+                level="warning" if why else "info",
+                address=address,
             )
         # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
         told = bool(before) and before != NOT_TRIED

@@ -258,11 +258,11 @@ class Transport:
             with contextlib.suppress(NetworkFault):
                 check_free(host, prefer[1], "")
                 port = prefer[1]
-        pair = [(self._certificate.key, self._certificate.pem)]
         try:
             # gRPC takes [::] for both families, and for IPv4 where this machine has no IPv6.
             self._port = self.server.add_secure_port(
-                join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair)
+                join_host(settings.host or "::", port),
+                grpc.ssl_server_credentials([(self._certificate.key, self._certificate.pem)]),
             )
         except RuntimeError as e:
             raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
@@ -273,7 +273,7 @@ class Transport:
         await self.p2p.add_stream(ask.STREAM, self._asking.serve)
         await self.p2p.add_stream(relay.RELAY, self.relay.serve)
         await self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
-        self.p2p.on_up(self._p2p_up)
+        self.p2p.on_up.append(self._p2p_up)
         try:
             await self.p2p.start(initial_peers)
         except NetworkFault:
@@ -319,8 +319,7 @@ class Transport:
         self._lines.forget(peer)
 
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
-        """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block
-        or raise."""
+        """See ``TransportPort.on_lost``."""
         self._lines.on_lost.append(callback)
 
     def doubt(self, peer: PeerId) -> None:
@@ -340,14 +339,14 @@ class Transport:
         """What a peer says of itself: where its p2pd listens, whether others can dial it there, the
         relays it can be reached through, how many more peers it would relay for and at how many
         bytes a second (0: no limit). Text that is no multiaddr of it is ignored."""
-        self.p2p.learn(peer, multiaddrs)
+        self.p2p.book.learn(peer, multiaddrs)
         self.relays.learn(peer, relays)
         if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room, rate)):
             self._lines.news(peer)
 
     def path(self, peer: PeerId) -> str:
         line = self._lines.line(peer)
-        return line.path if line else ""
+        return line.rung.word if line else ""
 
     def rate_left(self, peer: PeerId) -> float:
         """See ``TransportPort.rate_left``."""
@@ -487,7 +486,7 @@ class Transport:
             found = punch.candidates(answer.addresses)
             if not found:
                 raise PeerFault(peer, "it knows no public address of its own")
-            self.p2p.punched(peer)
+            self.p2p.punched.add(peer)
             await self.p2p.reach(peer, punch.OPEN_S, [multiaddr(*at) for at in found])
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
@@ -519,7 +518,7 @@ class Transport:
     async def _open_to(self, peer: PeerId, targets: list[tuple[str, int]]) -> None:
         try:
             made = await punch.open_connection(self.p2p.port, targets, self._tasks)
-            self.p2p.punched(peer)
+            self.p2p.punched.add(peer)
             await punch.hand_over(made, self.near, self.p2p.port)
         except (NetworkFault, OSError) as e:
             self._journal.emit(
@@ -617,7 +616,7 @@ class Transport:
             peer, "transport", "rate-limited", f"{short(peer)} asks too often; some are refused"
         )
 
-    def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:
+    def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float:
         self._refuse_banned(peer)
         return self._admit(peer, hello)
 

@@ -25,7 +25,7 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
     a, b = await swarm(), await swarm()
     ups: asyncio.Queue = asyncio.Queue()
 
-    b.p2p.on_up(ups.put)
+    b.p2p.on_up.append(ups.put)
     introduce(a, b)
     before, old, pid = b.p2p.addresses(), b.p2p.p2p, b.p2p.pid
     b.source.gate.clear()
@@ -135,7 +135,7 @@ async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_no_other_call(s
 async def test_a_p2pd_that_is_not_listened_to_any_more_is_replaced(swarm):
     a = await swarm()
     ups: asyncio.Queue = asyncio.Queue()
-    a.p2p.on_up(ups.put)
+    a.p2p.on_up.append(ups.put)
     a.p2p.p2p._client.control._read_task.cancel()
     assert await asyncio.wait_for(ups.get(), 30) is a.p2p.p2p
     assert a.p2p.restarts == 1

@@ -3,6 +3,7 @@ itself."""
 
 import asyncio
 import datetime
+import math
 import ssl
 import time
 
@@ -318,7 +319,7 @@ class Scripted:
 OURS = make_certificate(time.time())
 
 
-def meeting(streams, admit=lambda peer, hello: None, run="r") -> Handshake:
+def meeting(streams, admit=lambda peer, hello: math.inf, run="r") -> Handshake:
     return Handshake(
         streams,
         Tokens(),

@@ -3,6 +3,7 @@ none."""
 
 import asyncio
 import hashlib
+import math
 
 import grpc
 import pytest
@@ -168,6 +169,7 @@ async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatc
     def admit(peer, hello):
         if peer in revoked:
             raise Refused("revoked")
+        return math.inf
 
     relay = await swarm(admit=admit)
     b = await hidden(relay)

@@ -59,10 +59,6 @@ class Connection:
     since: float
     via: PeerId = PeerId("")
 
-    @property
-    def path(self) -> str:
-        return self.rung.word
-
 
 @dataclass
 class Tried:
@@ -193,11 +189,8 @@ class Lines:
 
     async def _first(self, peer: PeerId) -> Connection:
         """The first of all ways that works: libp2p, then each relay of the peer a moment later."""
-        ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = [
-            ("libp2p", self._over_libp2p(peer))
-        ]
-        for relay in self._relays.of(peer):
-            ways.append((f"relay {short(relay)}", self._through(peer, relay)))
+        relayed = [(f"relay {short(r)}", self._through(peer, r)) for r in self._relays.of(peer)]
+        ways = [("libp2p", self._over_libp2p(peer)), *relayed]
         return await self._race(peer, ways, self._tried[peer].outcome)
 
     async def _race(
@@ -258,10 +251,8 @@ class Lines:
         met = await self._greet(peer)
         # It lives. If it is the wire to its address that died, that takes a while to find out, and
         # the tunnel is left.
-        ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = (
-            [("tcp", self._direct(met))] if met.targets else []
-        )
-        ways = [*ways, ("tunnel", self._tunnelled(met))]
+        tcp = [("tcp", self._direct(met))] if met.targets else []
+        ways = [*tcp, ("tunnel", self._tunnelled(met))]
         return await self._race(peer, ways, self._tried[peer].outcome)
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
@@ -277,9 +268,14 @@ class Lines:
             self._tasks.spawn(self._retire(old), f"retire {short(peer)}")
         name = line.met.name or short(peer)
         via = f" by {short(line.via)}" if line.via else ""
-        text = f"{name} is reached: {line.path}{via}" + (f" instead of {old.path}" if old else "")
+        instead = f" instead of {old.rung.word}" if old else ""
         self._journal.emit(
-            "transport", "line-up", text, peer=peer, path=line.path, protocol=line.met.protocol
+            "transport",
+            "line-up",
+            f"{name} is reached: {line.rung.word}{via}{instead}",
+            peer=peer,
+            path=line.rung.word,
+            protocol=line.met.protocol,
         )
 
     def rest(self, now: float) -> None:
@@ -287,8 +283,13 @@ class Lines:
         for peer, line in self.all().items():
             if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line.channel):
                 name = line.met.name or short(peer)
-                text = f"the idle connection to {name} is closed; the next call dials again"
-                self._journal.emit("transport", "line-idle", text, "debug", peer=peer)
+                self._journal.emit(
+                    "transport",
+                    "line-idle",
+                    f"the idle connection to {name} is closed; the next call dials again",
+                    "debug",
+                    peer=peer,
+                )
 
     # ----------------------------------------------------------- a better one
 
@@ -367,8 +368,9 @@ class Lines:
         try:
             return await self._race(met.peer, ways, {}, head_start_s=0.0, kind="tcp")
         except PeerFault as e:
-            why = f"none of its {len(ways)} addresses answers in {patience:.3g} s"
-            raise PeerFault(met.peer, why) from e
+            raise PeerFault(
+                met.peer, f"none of its {len(ways)} addresses answers in {patience:.3g} s"
+            ) from e
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
         timeout = 2 * self._dial_s(met.peer)
@@ -386,8 +388,9 @@ class Lines:
             await tunnel.close()
             if not isinstance(e, PeerFault):
                 raise
-            why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
-            raise PeerFault(met.peer, why) from e
+            raise PeerFault(
+                met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s"
+            ) from e
         rung = Rung.RELAYED if relay is not None else self._how(met.peer) or Rung.TUNNEL
         return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
@@ -399,10 +402,9 @@ class Lines:
         )
 
     def _channel(self, met: Acquaintance, target: str, relayed: bool = False) -> LabelledChannel:
-        settings = self._settings
         options: list[tuple[str, Any]] = [
             ("grpc.ssl_target_name_override", met.server_name),
-            *settings.connection_options(relayed, self._patience.slack(time.monotonic())),
+            *self._settings.connection_options(relayed, self._patience.slack(time.monotonic())),
             ("grpc.initial_reconnect_backoff_ms", 500),
             ("grpc.max_reconnect_backoff_ms", 5000),
             ("grpc.use_local_subchannel_pool", 1),
@@ -467,7 +469,7 @@ class Lines:
                 "line-lost",
                 f"lost {line.met.name or short(peer)}",
                 peer=peer,
-                path=line.path,
+                path=line.rung.word,
             )
             for callback in self.on_lost:
                 callback(peer)
