@@ -22,7 +22,6 @@ READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
 
 Answerer = Callable[[PeerId, Ask], Awaitable[Answer]]
-Dialled = Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]]
 
 
 class Asking:
@@ -37,7 +36,7 @@ class Asking:
         streams: Streams,
         facts: Callable[[], Facts],
         limited: Callable[[PeerId], None] = lambda peer: None,
-        dialled: Dialled | None = None,
+        dialled: Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]] | None = None,
     ) -> None:
         self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)

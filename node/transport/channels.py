@@ -18,25 +18,22 @@ import grpc.aio
 from node.core.ids import PeerId
 from node.transport.traffic import Paced, PacedStream, Traffic
 
-Label = tuple[tuple[str, str], ...]
-Fresh = Callable[[], Awaitable["LabelledChannel"]]
-"""Makes a new channel to the same peer after it refused the label of the old one."""
-
 
 class LabelledChannel(grpc.aio.Channel):
     """``raw`` with ``label`` added to the metadata of every call.
 
-    ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it
-    never reached a servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for
-    the owner to watch how it ends. ``traffic`` counts what goes to ``peer`` and comes from it, and
-    holds it back. ``used`` (monotonic): when the last call began or ended.
+    ``fresh`` (optional) makes a new channel to the same peer. It is used once by a unary call that
+    the peer refused as UNAUTHENTICATED: it never reached a servicer, so repeating it is safe.
+    ``on_stream`` sees every streaming call, for the owner to watch how it ends. ``traffic`` counts
+    what goes to ``peer`` and comes from it, and holds it back. ``used`` (monotonic): when the last
+    call began or ended.
     """
 
     def __init__(
         self,
         raw: grpc.aio.Channel,
-        label: Label,
-        fresh: Fresh | None = None,
+        label: tuple[tuple[str, str], ...],
+        fresh: Callable[[], Awaitable[LabelledChannel]] | None = None,
         on_stream: Callable[[Any], None] | None = None,
         traffic: Traffic | None = None,
         peer: PeerId | None = None,

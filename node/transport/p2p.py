@@ -53,7 +53,6 @@ from node.transport.settings import TransportSettings
 from node.transport.traffic import Seats
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-UpCallback = Callable[[P2P], Coroutine[Any, Any, None]]
 
 p2pd_pb2: Any = _p2pd_pb2  # generated at run time, so a type checker sees nothing in it
 STREAM_BUFFER = 1 << 20
@@ -99,7 +98,7 @@ class P2pDaemon:
         self._identity, self._settings, self._journal = identity, settings, journal
         self._tasks = Tasks("p2p", on_error)
         self._entrances: dict[str, Callable[[StreamInfo, Any, Any], Awaitable[None]]] = {}
-        self.on_up: list[UpCallback] = []
+        self.on_up: list[Callable[[P2P], Coroutine[Any, Any, None]]] = []
         """Awaited with the running hivemind P2P after every start and restart of the child."""
         self.book = AddressBook(self.peer_id)
         self._bootstrap = Bootstrap(self.connect, journal)
@@ -244,18 +243,39 @@ class P2pDaemon:
 
         return dict(zip(multiaddrs, await asyncio.gather(*map(one, multiaddrs)), strict=True))
 
-    async def add_stream(self, name: str, handler: StreamHandler, *, carrier: bool = False) -> None:
+    def add_stream(self, name: str, handler: StreamHandler, *, carrier: bool = False) -> None:
         """Call ``handler(peer, reader, writer)`` for each stream a peer opens under ``name``, also
-        after restarts.
+        after restarts; before :meth:`start`.
 
         ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or
         raises. Streams of a ``carrier`` are of many peers behind one, which is what their number is
         limited by.
         """
-        entrance = self._entrance(name, handler, self._relayed if carrier else self._seats)
-        self._entrances[name] = entrance
-        if self._p2p is not None:
-            await self._p2p.add_binary_stream_handler(name, entrance)
+        seats = self._relayed if carrier else self._seats
+
+        async def host(
+            peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            try:
+                await handler(peer, reader, writer)
+            except (TuttiError, TimeoutError, *_GONE) as e:
+                self._journal.emit(
+                    "transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug"
+                )
+            finally:
+                seats.leave(peer)
+                writer.close()
+
+        async def enter(
+            info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            peer = PeerId(info.peer_id.to_base58())
+            if seats.take(peer):
+                self._tasks.spawn(host(peer, reader, writer), f"stream {short(peer)}")
+            else:
+                writer.close()
+
+        self._entrances[name] = enter
 
     async def open_stream(
         self,
@@ -337,33 +357,6 @@ class P2pDaemon:
             writer.close()
             raise
         return reader, writer
-
-    def _entrance(
-        self, name: str, handler: StreamHandler, seats: Seats
-    ) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
-        async def host(
-            peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            try:
-                await handler(peer, reader, writer)
-            except (TuttiError, TimeoutError, *_GONE) as e:
-                self._journal.emit(
-                    "transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug"
-                )
-            finally:
-                seats.leave(peer)
-                writer.close()
-
-        async def enter(
-            info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            peer = PeerId(info.peer_id.to_base58())
-            if seats.take(peer):
-                self._tasks.spawn(host(peer, reader, writer), f"stream {short(peer)}")
-            else:
-                writer.close()
-
-        return enter
 
     async def _launch(self) -> Any:
         """A child that answers and has every handler. Raises NetworkFault for taken ports, one of

@@ -268,11 +268,11 @@ class Transport:
             raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
         if serve:
             await self.serve()
-        await self.p2p.add_stream(handshake.STREAM, self._welcome)
-        await self.p2p.add_stream(tunnel.STREAM, self._tunnel_end.serve)
-        await self.p2p.add_stream(ask.STREAM, self._asking.serve)
-        await self.p2p.add_stream(relay.RELAY, self.relay.serve)
-        await self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
+        self.p2p.add_stream(handshake.STREAM, self._welcome)
+        self.p2p.add_stream(tunnel.STREAM, self._tunnel_end.serve)
+        self.p2p.add_stream(ask.STREAM, self._asking.serve)
+        self.p2p.add_stream(relay.RELAY, self.relay.serve)
+        self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
         self.p2p.on_up.append(self._p2p_up)
         try:
             await self.p2p.start(initial_peers)

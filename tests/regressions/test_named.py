@@ -212,14 +212,15 @@ async def test_06_a_member_cannot_forge_another_peers_certificate() -> None:
 async def test_08_pending_calls_fail_as_soon_as_p2pd_is_killed(peers, record_property) -> None:
     """A frozen p2pd answers nothing; once it is killed, what waits for it fails long before its own
     time-out of 100 s."""
-    a, b = await peers(), await peers()
+    a, b = await peers(), await peers(started=False)
     entered = asyncio.Event()
 
     async def silent(peer, reader, writer) -> None:
         entered.set()
         await reader.read()
 
-    await b.p2p.add_stream("/test/silent/1", silent)
+    b.p2p.add_stream("/test/silent/1", silent)
+    await b.start()
     a.learn(b.peer_id, b.p2p.addresses())
     reader, writer = await a.p2p.open_stream(b.peer_id, "/test/silent/1")
     await entered.wait()

@@ -85,7 +85,7 @@ async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
         await a._lines._direct(met)
     right = dataclasses.replace(met, targets=tuple(f"ipv4:{x}" for x in [f"127.0.0.1:{b._port}"]))
     honest = await a._lines._direct(right)
-    assert honest.path == "direct"
+    assert honest.rung.word == "direct"
     await honest.channel.close()
 
 

@@ -37,19 +37,16 @@ UNDER_WAY = 1 << 20
 STREAM_NAME = 64
 """Characters of a stream's name."""
 
-Allow = Callable[[PeerId, RelayAsk], None]
-"""Raises LocalFault for a peer that this node does not relay for."""
-
 
 class Relay:
-    """``offers()`` says whether this node relays now; ``allow`` for whom. ``traffic``: what this
-    node may send and receive in all."""
+    """``offers()`` says whether this node relays now; ``allow`` for whom: it raises LocalFault for
+    others. ``traffic``: what this node may send and receive in all."""
 
     def __init__(
         self,
         streams: Streams,
         settings: ReachSettings,
-        allow: Allow,
+        allow: Callable[[PeerId, RelayAsk], None],
         offers: Callable[[], bool],
         journal: Journal,
         metrics: Metrics,
