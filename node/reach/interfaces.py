@@ -112,7 +112,8 @@ def taken(host: str, port: int, setting: str, kind: socket.SocketKind, why: str)
 
 
 def _holder(port: int, protocol: str) -> str:
-    try:
+    # Another user's process, or a system that does not tell: the next step says how to look.
+    with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections(kind=protocol):
             if (
                 connection.laddr
@@ -121,7 +122,4 @@ def _holder(port: int, protocol: str) -> str:
                 and connection.pid
             ):
                 return f", held by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except (psutil.Error, OSError):
-        # Another user's process, or a system that does not tell: the next step says how to look.
-        pass
     return ""

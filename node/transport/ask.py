@@ -35,8 +35,8 @@ class Asking:
         self,
         streams: Streams,
         facts: Callable[[], Facts],
-        limited: Callable[[PeerId], None] = lambda peer: None,
-        dialled: Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]] | None = None,
+        limited: Callable[[PeerId], None],
+        dialled: Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]],
     ) -> None:
         self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
@@ -82,7 +82,7 @@ class Asking:
                     nonce=nonce, version=facts.version, name=facts.name, time=time.time()
                 )
             )
-        if kind == "reach" and self._dialled is not None:
+        if kind == "reach":
             seen, ports = await self._dialled(peer, question.reach.ports)
             return Answer(reach=ReachAnswer(seen=seen, open=ports))
         if kind is None or self.answerer is None:

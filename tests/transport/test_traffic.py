@@ -9,8 +9,7 @@ import grpc.aio
 import pytest
 
 from node.core.ids import PeerId
-from node.transport.auth import TOKEN_KEY, AuthInterceptor
-from node.transport.channels import LabelledChannel
+from node.transport.auth import TOKEN_KEY, AuthInterceptor, LabelledChannel
 from node.transport.handshake import Tokens
 from node.transport.traffic import (
     BULK,

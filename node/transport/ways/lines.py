@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,10 +23,9 @@ from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
 from node.reach.ladder import Climb, ClimbAttempt, Rung
 from node.telemetry.events import Journal
-from node.transport.auth import TOKEN_KEY
-from node.transport.channels import LabelledChannel
-from node.transport.frames import Streams
+from node.transport.auth import TOKEN_KEY, LabelledChannel
 from node.transport.handshake import Acquaintance
+from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from node.transport.traffic import Traffic
 from node.transport.ways.relays import Relays
@@ -72,20 +70,15 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``prepare`` makes the libp2p connection that an attempt needs; all raise PeerFault.
-    ``how(peer)``: how a tunnel through the libp2p connection to a peer travels; NONE where there
-    is none.
-    ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
-    tunnels."""
+    ``traffic`` counts calls, ``carried`` the bytes of tunnels."""
 
     def __init__(
         self,
-        streams: Streams,
+        p2p: P2pDaemon,
         settings: TransportSettings,
         greet: Callable[[PeerId], Awaitable[Acquaintance]],
         greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]],
-        how: Callable[[PeerId], Rung],
         relays: Relays,
-        runtime: Path,
         journal: Journal,
         tasks: Tasks,
         punch: bool,
@@ -94,14 +87,13 @@ class Lines:
         traffic: Traffic,
         carried: Pay,
     ) -> None:
-        self._streams, self._settings, self._patience = streams, settings, patience
-        self._greet, self._greet_through, self._how = greet, greet_through, how
+        self._p2p, self._settings, self._patience = p2p, settings, patience
+        self._greet, self._greet_through, self._prepare = greet, greet_through, prepare
         self._relays, self._traffic, self._carried = relays, traffic, carried
-        self._runtime, self._journal, self._tasks = runtime, journal, tasks
+        self._journal, self._tasks = journal, tasks
         self._lines: dict[PeerId, Connection] = {}
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._lost: dict[PeerId, float] = {}
-        self._prepare = prepare
         self._tried = defaultdict[PeerId, Tried](lambda: Tried(Climb(punch)))
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
@@ -319,7 +311,7 @@ class Lines:
     def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
         """The attempt at a better line that is to be made now; one at a time."""
         known = self._tried[peer]
-        known.climb.connected = self._how(peer)
+        known.climb.connected = self._p2p.how(peer)
         known.climb.dialable = bool(line.met.targets)
         attempt = None if known.busy else known.climb.due(now)
         known.busy |= attempt is not None
@@ -334,7 +326,7 @@ class Lines:
                     await self._prepare[attempt](peer)
                 # Its addresses, or it itself, may be others than when it was met.
                 dial = attempt is ClimbAttempt.DIAL
-                only_relayed = dial and line.via and not self._how(line.met.peer)
+                only_relayed = dial and line.via and not self._p2p.how(line.met.peer)
                 met = await (
                     self._greet_through(peer, line.via) if only_relayed else self._greet(peer)
                 )
@@ -377,9 +369,9 @@ class Lines:
         open_stream = (
             partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
             if relay is not None
-            else partial(self._streams.open_stream, met.peer, STREAM, timeout)
+            else partial(self._p2p.open_stream, met.peer, STREAM, timeout)
         )
-        path = self._runtime / f"tunnel-{next(self._numbers)}.sock"
+        path = self._p2p.runtime / f"tunnel-{next(self._numbers)}.sock"
         tunnel = Tunnel(met.peer, path, open_stream, self._carried)
         await tunnel.start()
         try:
@@ -391,7 +383,7 @@ class Lines:
             raise PeerFault(
                 met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s"
             ) from e
-        rung = Rung.RELAYED if relay is not None else self._how(met.peer) or Rung.TUNNEL
+        rung = Rung.RELAYED if relay is not None else self._p2p.how(met.peer) or Rung.TUNNEL
         return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
