@@ -188,7 +188,7 @@ class Peer:
         except PeerFault as e:
             return {"error": str(e), "tried": self.transport.tried(who)}
         link = self.transport.peers()[who]
-        line = self.transport._lines.line(who)
+        line = self.transport._lines.open.get(who)
         token = line.met.token if line is not None else ""
         return {
             "path": link.path,

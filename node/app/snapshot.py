@@ -296,7 +296,7 @@ class SnapshotBuilder:
             mapping={} if r.local else r.mapper.tried,
             clients=t.relay.clients,
             circuits=t.relay.circuits,
-            bootstrap=t.p2p.bootstrap,
+            bootstrap=t.p2p.bootstrap.results,
             lan=d.lan.trouble if d.lan is not None else "off",
             ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
         )

@@ -129,8 +129,8 @@ class GatewayProtocol(ABC):
         for port in [p for p in self.held if p not in ports]:
             await self._forget(port)
         renewing = any(self.held.values())
-        mapped: list[Mapping] = []
-        shortest, refused = math.inf, None
+        leases: dict[Mapping, float] = {}
+        refused = None
         for port in ports:
             self.held.setdefault(port, None)  # an answer that is lost leaves a mapping all the same
             try:
@@ -143,11 +143,10 @@ class GatewayProtocol(ABC):
                 self.held[port], refused = None, e
                 continue
             self.held[port] = mapping
-            mapped.append(mapping)
-            shortest = min(shortest, granted)
-        if refused and not mapped:
+            leases[mapping] = granted
+        if refused and not leases:
             raise refused
-        return tuple(mapped), shortest
+        return tuple(leases), min(leases.values(), default=math.inf)
 
     async def remove(self) -> None:
         """Delete what was mapped, or may have been. Ends within :data:`REMOVE_S`, come what may."""

@@ -101,7 +101,7 @@ class P2pDaemon:
         self.on_up: list[Callable[[P2P], Coroutine[Any, Any, None]]] = []
         """Awaited with the running hivemind P2P after every start and restart of the child."""
         self.book = AddressBook(self.peer_id)
-        self._bootstrap = Bootstrap(self.connect, journal)
+        self.bootstrap = Bootstrap(self.connect, journal)
         self._seats, self._relayed = (
             Seats(STREAMS_PER_PEER, STREAMS),
             Seats(RELAYED_PER_PEER, RELAYED),
@@ -135,11 +135,6 @@ class P2pDaemon:
     def pid(self) -> int:
         """Process id of the child."""
         return self.p2p._child.pid
-
-    @property
-    def bootstrap(self) -> dict[str, str]:
-        """Each initial peer's multiaddr: "" when connected, else why not (yet)."""
-        return dict(self._bootstrap.results)
 
     def addresses(self) -> list[str]:
         """Multiaddrs under which others may reach us, each ending in our PeerId. Refreshed every
@@ -196,7 +191,7 @@ class P2pDaemon:
         """
         for address in initial_peers:
             self.book.learn(split_multiaddr(address)[1], [address])
-        self._bootstrap.results = dict.fromkeys(initial_peers, NOT_TRIED)
+        self.bootstrap.results = dict.fromkeys(initial_peers, NOT_TRIED)
         _quiet_hivemind(self._journal)
         if self._identity.path is None:
             key = self.runtime / "key"
@@ -509,7 +504,7 @@ class P2pDaemon:
     def _rejoin(self) -> None:
         if self._joining is not None:
             self._joining.cancel()
-        self._joining = self._tasks.spawn(self._bootstrap.run(), "bootstrap")
+        self._joining = self._tasks.spawn(self.bootstrap.run(), "bootstrap")
 
 
 class Bootstrap:

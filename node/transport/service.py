@@ -225,7 +225,7 @@ class Transport:
         prefer: tuple[int, int] = (0, 0),
     ) -> None:
         """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see
-        ``p2p.bootstrap``).
+        ``p2p.Bootstrap``).
 
         With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`,
         so that services may still be added. ``prefer``: ports of libp2p and gRPC to take where the
@@ -288,10 +288,8 @@ class Transport:
     async def close(self) -> None:
         """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call
         twice."""
-        await self.reachable.close()
-        await self.relays.close()
-        await self._lines.close()
-        await self._tasks.close()
+        for part in (self.reachable, self.relays, self._lines, self._tasks):
+            await part.close()
         await self.server.stop(None)
         await self.p2p.close()
         self._rate_limit.close()
@@ -343,12 +341,12 @@ class Transport:
             self._lines.news(peer)
 
     def path(self, peer: PeerId) -> str:
-        line = self._lines.line(peer)
+        line = self._lines.open.get(peer)
         return line.rung.word if line else ""
 
     def rate_left(self, peer: PeerId) -> float:
         """See ``TransportPort.rate_left``."""
-        line = self._lines.line(peer)
+        line = self._lines.open.get(peer)
         return self.reachable.known(line.via).rate if line is not None and line.via else 0.0
 
     def caps(self) -> tuple[float, float]:
@@ -358,7 +356,7 @@ class Transport:
     def peers(self) -> dict[PeerId, PeerLink]:
         found = {}
         for peer, met in self._met.items():
-            line = self._lines.line(peer)
+            line = self._lines.open.get(peer)
             moved = self._moved.get(peer) or Moved()
             rtt, proven = self._pinged.get(peer, (0.0, 0.0))
             found[peer] = PeerLink(
@@ -496,20 +494,18 @@ class Transport:
     ) -> PunchAnswer:
         peer = self.caller(context)
         targets, mine = punch.candidates(request.addresses), self.reachable.seen()
-        if not self.reach_settings.punch or self.reachable.local:
-            return PunchAnswer(reason="hole punching is off here")
-        if peer in self._punching and self.peer_id < peer:
-            return PunchAnswer(reason="a punch to you is under way from here")
-        if self.reachable.moving_ports():
-            return PunchAnswer(reason="our router gives every connection another port")
-        if not targets or not mine:
-            return PunchAnswer(
-                reason="no public address is known here"
-                if targets
-                else "no public address was given"
-            )
-        if not self._punches.allow(peer, time.monotonic()):
-            return PunchAnswer(reason="too soon after the last attempt")
+        refusals = {
+            "hole punching is off here": not self.reach_settings.punch or self.reachable.local,
+            "a punch to you is under way from here": peer in self._punching and self.peer_id < peer,
+            "our router gives every connection another port": self.reachable.moving_ports(),
+            "no public address was given": not targets,
+            "no public address is known here": not mine,
+        }
+        why = next((why for why, is_so in refusals.items() if is_so), "")
+        if not why and not self._punches.allow(peer, time.monotonic()):
+            why = "too soon after the last attempt"
+        if why:
+            return PunchAnswer(reason=why)
         self._tasks.spawn(self._open_to(peer, targets), f"punch {short(peer)}")
         return PunchAnswer(accepted=True, addresses=mine)
 
@@ -570,7 +566,7 @@ class Transport:
             self.fault(peer, f"bad handshake: {e}")
             return
         if met is not None:
-            line = self._lines.line(peer)
+            line = self._lines.open.get(peer)
             if line is not None and line.met.certificate != met.certificate:
                 # The peer restarted since we dialled it: our channel to it is of no use.
                 self.forget(peer)
@@ -599,7 +595,7 @@ class Transport:
 
     def _on_rung(self, rung: Rung) -> int:
         """Lines of this kind now; called by the thread that answers scrapes."""
-        return sum(line.rung is rung for line in self._lines.all().values())
+        return sum(line.rung is rung for line in list(self._lines.open.values()))
 
     def expel(self, revoked: Callable[[PeerId], bool]) -> None:
         self._book.revoked = revoked

@@ -158,12 +158,9 @@ class Traffic(Moved):
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
         super().__init__()
         self.max_up, self.max_down = max_up, max_down
-        self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
-
-    @property
-    def capped(self) -> bool:
+        self.capped = bool(max_up or max_down)
         """Whether anything ever waits."""
-        return bool(self.max_up or self.max_down)
+        self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
 
     def lately(self) -> tuple[float, float]:
         """Bytes a second sent and received, over the last :data:`LATELY_S` seconds."""

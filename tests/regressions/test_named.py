@@ -304,7 +304,7 @@ async def test_12_without_bootstrap_peers_nobody_is_contacted(peers) -> None:
     assert flags["b"] == "0", "p2pd's switch for the public peers it knows"
     assert not any("bootstrap.libp2p.io" in w or "/dnsaddr/" in w for w in words)
     assert await lonely.p2p.look() == {}
-    assert lonely.p2p.bootstrap == {}
+    assert lonely.p2p.bootstrap.results == {}
     directory = Directory(
         Identity.ephemeral(),
         DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01),

@@ -51,7 +51,7 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
 async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):
     a = await swarm()
     b = await swarm(peers=[NOBODY, a.p2p.addresses()[0]])
-    assert set(b.p2p.bootstrap) == {NOBODY, a.p2p.addresses()[0]}
+    assert set(b.p2p.bootstrap.results) == {NOBODY, a.p2p.addresses()[0]}
     result = await b.p2p.connect([NOBODY, a.p2p.addresses()[0], "/ip4/127.0.0.1/tcp/1", "nonsense"])
     assert result[a.p2p.addresses()[0]] == ""
     assert result[NOBODY]

@@ -194,7 +194,7 @@ async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
         assert not evil.seen
     elif kind in ("reads", "replays"):
         assert await fetched(a, b) == ZEROS
-        token = a._lines.line(b.peer_id).met.token
+        token = a._lines.open[b.peer_id].met.token
         assert bytes.fromhex(token) not in evil.seen
         assert token.encode() not in evil.seen
         assert b"a" * 64 not in evil.seen, "not even which run the peers talk about"

@@ -80,7 +80,7 @@ async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
     assert a.path(b.peer_id) == "tunnel", (
         "the announced address shows another certificate, so it must not be used"
     )
-    met = a._lines.line(b.peer_id).met
+    met = a._lines.open[b.peer_id].met
     with pytest.raises(PeerFault, match="none of its 1 addresses"):
         await a._lines._direct(met)
     right = dataclasses.replace(met, targets=tuple(f"ipv4:{x}" for x in [f"127.0.0.1:{b._port}"]))
@@ -200,7 +200,7 @@ async def test_one_peer_may_not_take_every_seat(swarm):
         await call.read()
     # HTTP/2 makes a third call of the same connection wait; a second connection meets the limit of
     # the peer.
-    other = a._lines._channel(a._lines.line(b.peer_id).met, f"ipv4:127.0.0.1:{b._port}")
+    other = a._lines._channel(a._lines.open[b.peer_id].met, f"ipv4:127.0.0.1:{b._port}")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await other.unary_unary("/tutti.v1.Training/Tell")(b"\xff" * 9, timeout=10)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

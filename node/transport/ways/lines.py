@@ -91,20 +91,13 @@ class Lines:
         self._greet, self._greet_through, self._prepare = greet, greet_through, prepare
         self._relays, self._traffic, self._carried = relays, traffic, carried
         self._journal, self._tasks = journal, tasks
-        self._lines: dict[PeerId, Connection] = {}
+        self.open: dict[PeerId, Connection] = {}
+        """Every line there is now."""
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._lost: dict[PeerId, float] = {}
         self._tried = defaultdict[PeerId, Tried](lambda: Tried(Climb(punch)))
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
-
-    def line(self, peer: PeerId) -> Connection | None:
-        """The line there is now."""
-        return self._lines.get(peer)
-
-    def all(self) -> dict[PeerId, Connection]:
-        """Every line there is now."""
-        return dict(self._lines)
 
     def tried(self, peer: PeerId) -> dict[str, str]:
         """By way, the outcome of the last attempt at it: "" for success, else the reason."""
@@ -114,7 +107,7 @@ class Lines:
     async def get(self, peer: PeerId) -> Connection:
         """The line to ``peer``, dialled once however many ask at the same time. Raises
         PeerFault."""
-        line = self._lines.get(peer)
+        line = self.open.get(peer)
         if line is not None:
             if line.met.until > time.time():
                 return line
@@ -140,10 +133,10 @@ class Lines:
     def forget(self, peer: PeerId, channel: LabelledChannel | None = None) -> bool:
         """Drop the peer's line, or only the one of ``channel`` if that is still used. The next
         ``get`` dials anew."""
-        line = self._lines.get(peer)
+        line = self.open.get(peer)
         if line is None or (channel is not None and line.channel is not channel):
             return False
-        del self._lines[peer]
+        del self.open[peer]
         self._tried[peer].climb.reached(Rung.NONE, time.monotonic())
         self._tasks.spawn(self._retire(line), f"retire {short(peer)}")
         return True
@@ -157,7 +150,7 @@ class Lines:
 
     async def close(self) -> None:
         """End every line, with its calls."""
-        lines, self._lines = list(self._lines.values()), {}
+        lines, self.open = list(self.open.values()), {}
         for line in lines:
             await _end(line)
 
@@ -252,8 +245,8 @@ class Lines:
 
     def _take(self, peer: PeerId, line: Connection) -> None:
         """Make this the peer's line; the one before keeps the calls that it has until they end."""
-        old = self._lines.get(peer)
-        self._lines[peer] = line
+        old = self.open.get(peer)
+        self.open[peer] = line
         self._tried[peer].climb.reached(line.rung, time.monotonic())
         self._tasks.spawn(self._watch(line), f"watch {short(peer)}")
         if old is not None:
@@ -272,7 +265,7 @@ class Lines:
 
     def rest(self, now: float) -> None:
         """Close the lines on which nothing was said for the settings' ``idle_s``."""
-        for peer, line in self.all().items():
+        for peer, line in list(self.open.items()):
             if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line.channel):
                 name = line.met.name or short(peer)
                 self._journal.emit(
@@ -287,11 +280,11 @@ class Lines:
 
     def climb(self, now: float) -> None:
         """Start whatever attempt at a better line is due."""
-        for peer, line in self._lines.items():
+        for peer, line in self.open.items():
             if (attempt := self._due(peer, line, now)) is not None:
                 self._tasks.spawn(self._better(peer, line, attempt), f"climb {short(peer)}")
-        if len(self._tried) > 4 * max(64, len(self._lines)):
-            for peer in [p for p, t in self._tried.items() if p not in self._lines and not t.busy]:
+        if len(self._tried) > 4 * max(64, len(self.open)):
+            for peer in [p for p, t in self._tried.items() if p not in self.open and not t.busy]:
                 del self._tried[peer]
 
     def news(self, peer: PeerId) -> None:
@@ -303,7 +296,7 @@ class Lines:
         """Try every better way once, now; used by ``tutti ping``."""
         if not self._tried[peer].busy:
             self.news(peer)
-        while (line := self._lines.get(peer)) is not None:
+        while (line := self.open.get(peer)) is not None:
             if (attempt := self._due(peer, line, time.monotonic())) is None:
                 break
             await self._better(peer, line, attempt)
@@ -338,7 +331,7 @@ class Lines:
         finally:
             known.busy = False
         known.outcome[attempt.value] = why
-        if made is None or self._lines.get(peer) is not line or made.rung <= line.rung:
+        if made is None or self.open.get(peer) is not line or made.rung <= line.rung:
             known.climb.failed(attempt, time.monotonic())
             if made is not None:
                 await _end(made)
