@@ -186,15 +186,15 @@ class Peer:
         try:
             rtt = await self.transport.ping(who, 10.0)
         except PeerFault as e:
-            return {"error": str(e), "tried": self.transport.tried(who)}
+            return {"error": str(e), "tried": self.transport.lines.tried(who)}
         link = self.transport.peers()[who]
-        line = self.transport._lines.open.get(who)
+        line = self.transport.lines.open.get(who)
         token = line.met.token if line is not None else ""
         return {
             "path": link.path,
             "via": link.via,
             "rtt_s": rtt,
-            "tried": self.transport.tried(who),
+            "tried": self.transport.lines.tried(who),
             "token": token,
         }
 

@@ -95,7 +95,7 @@ class Daemon(Node):
             await control.start()
             if self.config.metrics_port is not None:
                 self.metrics_url = self.metrics.serve(self.config.metrics_port)
-            self.transport.answer_with(self.view.answer)
+            self.transport.asking.answerer = self.view.answer
             logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
             faulthandler.enable()
             await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())

@@ -315,7 +315,7 @@ class SnapshotBuilder:
                     up=link.up,
                     down=link.down,
                     proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
-                    tried=t.tried(peer),
+                    tried=t.lines.tried(peer),
                     standing=b.reach,
                 )
             )

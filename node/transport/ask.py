@@ -21,8 +21,6 @@ NONCE_BYTES = 64
 READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
 
-Answerer = Callable[[PeerId, Ask], Awaitable[Answer]]
-
 
 class Asking:
     """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one.
@@ -40,7 +38,8 @@ class Asking:
     ) -> None:
         self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
-        self.answerer: Answerer | None = None
+        self.answerer: Callable[[PeerId, Ask], Awaitable[Answer]] | None = None
+        """A LocalFault that it raises becomes a Refusal."""
 
     async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
         """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes

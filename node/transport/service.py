@@ -39,7 +39,7 @@ from node.telemetry.metrics import Metrics
 from node.telemetry.rate_limit import RateLimitedLog
 from node.transport import ask, handshake
 from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
-from node.transport.ask import Answerer, Asking
+from node.transport.ask import Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
@@ -110,7 +110,7 @@ class Transport:
             settings,
             self.reach_settings,
             journal,
-            lambda peer, question, timeout: self._asking.ask(peer, question, timeout),
+            lambda peer, question, timeout: self.asking.ask(peer, question, timeout),
             lambda: self._port,
             hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(),
             on_error,
@@ -157,7 +157,7 @@ class Transport:
             journal,
             on_error,
         )
-        self._lines = Lines(
+        self.lines = Lines(
             self.p2p,
             settings,
             self._greet,
@@ -179,7 +179,7 @@ class Transport:
         self._punches = TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)
-        self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
+        self.asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
         self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
         self._moved: Newest[PeerId, Moved] = Newest(PEERS_KEPT)
         self._pinged: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
@@ -268,7 +268,7 @@ class Transport:
             await self.serve()
         self.p2p.add_stream(handshake.STREAM, self._welcome)
         self.p2p.add_stream(tunnel.STREAM, self._tunnel_end.serve)
-        self.p2p.add_stream(ask.STREAM, self._asking.serve)
+        self.p2p.add_stream(ask.STREAM, self.asking.serve)
         self.p2p.add_stream(relay.RELAY, self.relay.serve)
         self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
         self.p2p.on_up.append(self._p2p_up)
@@ -288,7 +288,7 @@ class Transport:
     async def close(self) -> None:
         """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call
         twice."""
-        for part in (self.reachable, self.relays, self._lines, self._tasks):
+        for part in (self.reachable, self.relays, self.lines, self._tasks):
             await part.close()
         await self.server.stop(None)
         await self.p2p.close()
@@ -302,7 +302,7 @@ class Transport:
         theirs, since = self._incompatible.get(peer, (None, 0.0))
         if theirs is not None and time.monotonic() < since + INCOMPATIBLE_S:
             raise IncompatiblePeer(peer, self._facts().protocols, theirs)
-        return (await self._lines.get(peer)).channel
+        return (await self.lines.get(peer)).channel
 
     def caller(self, context: Any) -> PeerId:
         peer = self._auth.caller(context.invocation_metadata())
@@ -312,15 +312,15 @@ class Transport:
         return peer
 
     def forget(self, peer: PeerId) -> None:
-        self._lines.forget(peer)
+        self.lines.forget(peer)
 
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
         """See ``TransportPort.on_lost``."""
-        self._lines.on_lost.append(callback)
+        self.lines.on_lost.append(callback)
 
     def doubt(self, peer: PeerId) -> None:
         """See ``TransportPort.doubt``."""
-        self._lines.doubt(peer)
+        self.lines.doubt(peer)
 
     def learn(
         self,
@@ -338,16 +338,16 @@ class Transport:
         self.p2p.book.learn(peer, multiaddrs)
         self.relays.learn(peer, relays)
         if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room, rate)):
-            self._lines.news(peer)
+            self.lines.news(peer)
 
     def path(self, peer: PeerId) -> str:
-        line = self._lines.open.get(peer)
+        line = self.lines.open.get(peer)
         return line.rung.word if line else ""
 
     def rate_left(self, peer: PeerId) -> float:
         """See ``TransportPort.rate_left``."""
-        line = self._lines.open.get(peer)
-        return self.reachable.known(line.via).rate if line is not None and line.via else 0.0
+        line = self.lines.open.get(peer)
+        return self.reachable.known.get(line.via, Known()).rate if line else 0.0
 
     def caps(self) -> tuple[float, float]:
         """See ``TransportPort.caps``."""
@@ -356,7 +356,7 @@ class Transport:
     def peers(self) -> dict[PeerId, PeerLink]:
         found = {}
         for peer, met in self._met.items():
-            line = self._lines.open.get(peer)
+            line = self.lines.open.get(peer)
             moved = self._moved.get(peer) or Moved()
             rtt, proven = self._pinged.get(peer, (0.0, 0.0))
             found[peer] = PeerLink(
@@ -372,16 +372,6 @@ class Transport:
                 proven,
             )
         return found
-
-    def tried(self, peer: PeerId) -> dict[str, str]:
-        """By way, what became of the last attempt at it: "" for success, else the reason."""
-        return self._lines.tried(peer)
-
-    async def improve(self, peer: PeerId) -> None:
-        """Try every way to ``peer`` that is better than the one there is, once. Raises PeerFault
-        when there is none at all."""
-        await self._lines.get(peer)
-        await self._lines.improve(peer)
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         channel = await self.channel(peer)
@@ -426,12 +416,7 @@ class Transport:
         if whom.startswith("/"):
             _, peer = split_multiaddr(whom)
             self.learn(peer, [whom])
-        return await self._asking.ask(peer, question, timeout)
-
-    def answer_with(self, answerer: Answerer) -> None:
-        """Let ``answerer(peer, ask)`` answer what peers ask over libp2p; a LocalFault it raises
-        becomes a Refusal."""
-        self._asking.answerer = answerer
+        return await self.asking.ask(peer, question, timeout)
 
     # ----------------------------------------------------------- better ways
 
@@ -445,8 +430,8 @@ class Transport:
             closed = self.reachable.standing is not Standing.OPEN
             self.relays.want(closed and self.reach_settings.relayed)
             self._metrics.relay_clients.set(self.relay.clients)
-            self._lines.climb(time.monotonic())
-            self._lines.rest(time.monotonic())
+            self.lines.climb(time.monotonic())
+            self.lines.rest(time.monotonic())
             self._count_p2pd()
 
     async def _carry(self, count: int) -> None:
@@ -566,7 +551,7 @@ class Transport:
             self.fault(peer, f"bad handshake: {e}")
             return
         if met is not None:
-            line = self._lines.open.get(peer)
+            line = self.lines.open.get(peer)
             if line is not None and line.met.certificate != met.certificate:
                 # The peer restarted since we dialled it: our channel to it is of no use.
                 self.forget(peer)
@@ -595,7 +580,7 @@ class Transport:
 
     def _on_rung(self, rung: Rung) -> int:
         """Lines of this kind now; called by the thread that answers scrapes."""
-        return sum(line.rung is rung for line in list(self._lines.open.values()))
+        return sum(line.rung is rung for line in list(self.lines.open.values()))
 
     def expel(self, revoked: Callable[[PeerId], bool]) -> None:
         self._book.revoked = revoked

@@ -293,7 +293,9 @@ class Lines:
             known.climb.news(time.monotonic())
 
     async def improve(self, peer: PeerId) -> None:
-        """Try every better way once, now; used by ``tutti ping``."""
+        """Try every way to ``peer`` that is better than the one there is, once, now; used by
+        ``tutti ping``. Raises PeerFault when there is none at all."""
+        await self.get(peer)
         if not self._tried[peer].busy:
             self.news(peer)
         while (line := self.open.get(peer)) is not None:

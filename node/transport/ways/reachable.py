@@ -84,7 +84,8 @@ class Reachable:
         )
         self._ask, self._grpc_port = ask, grpc_port
         self._reach = Reach()
-        self._known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
+        self.known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
+        """What the directory said of each peer last."""
         self._dials: Newest[PeerId, _Dials] = Newest(PEERS_KEPT)
         self._tasks = Tasks("reach", on_error)
         self.local = is_loopback(transport.host)
@@ -110,16 +111,12 @@ class Reachable:
 
     def learn(self, peer: PeerId, known: Known) -> bool:
         """What the directory says of a peer now; True when that is news."""
-        old = self._known.get(peer)
-        self._known[peer] = known
+        old = self.known.get(peer)
+        self.known[peer] = known
         if old is None or old.addresses != known.addresses or old.standing != known.standing:
             self._dials.pop(peer, None)
             return old is not None
         return False
-
-    def known(self, peer: PeerId) -> Known:
-        """What the directory said of a peer last."""
-        return self._known.get(peer, Known())
 
     @property
     def standing(self) -> Standing:
@@ -128,7 +125,7 @@ class Reachable:
 
     def relays(self) -> list[PeerId]:
         """Peers that would relay for this one and that it is connected to."""
-        return [p for p, k in self._known.items() if k.room > 0 and p in self._p2p.links]
+        return [p for p, k in self.known.items() if k.room > 0 and p in self._p2p.links]
 
     def words(self, relays: int) -> str:
         """One line for people: how others reach this peer. ``relays``: how many reservations it
@@ -262,7 +259,7 @@ class Reachable:
     def _keep_company(self, connected: Container[PeerId], now: float) -> None:
         """Connect to peers that can be dialled: whoever cannot be dialled is reached over the
         connections it makes."""
-        for peer, known in list(self._known.items())[-COMPANY:]:
+        for peer, known in list(self.known.items())[-COMPANY:]:
             if peer in connected or not known.addresses:
                 self._dials.pop(peer, None)
                 continue
@@ -283,7 +280,7 @@ class Reachable:
 
     async def connect(self, peer: PeerId) -> None:
         """A libp2p connection to the addresses that the peer announces. Raises PeerFault."""
-        if not self.known(peer).addresses:
+        if not self.known.get(peer, Known()).addresses:
             raise PeerFault(peer, "it announces no address")
         await self._p2p.reach(peer, CONNECT_S)
 
