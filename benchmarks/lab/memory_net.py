@@ -19,7 +19,7 @@ import grpc.aio
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
-from node.transport.channels import LabelledChannel
+from node.transport.auth import LabelledChannel
 from node.transport.port import PeerLink, translate
 
 PEER_KEY = "tutti-peer"

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import os
 import sys
 import time
@@ -104,7 +105,7 @@ class Stranger:
             self.journal,
             Metrics(),
             lambda: Facts(manifest.run_id, home.name, VERSION),
-            lambda peer, hello: None,
+            lambda peer, hello: math.inf,
         )
         rpc.add_TrainingServicer_to_server(Agrees(), self.transport.server)
         settings = DirectorySettings(refresh_s=1.0)

@@ -74,7 +74,7 @@ from node.training.state.ledger import VoteLedger
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Samples, StreamedText, Text
-from node.transport.port import PeerTransport
+from node.transport.port import TransportPort
 
 if TYPE_CHECKING:
     from node.local.stage import LocalStage
@@ -119,7 +119,7 @@ async def assemble(
     manifest: Manifest,
     stage: int,
     identity: Signer,
-    transport: PeerTransport,
+    transport: TransportPort,
     presence: Presence,
     clock: Clock,
     journal: Journal,
@@ -260,7 +260,7 @@ class Ports:
     ``weights`` reads any stage of the model that the run begins from, None where it is not here."""
 
     identity: Signer
-    transport: PeerTransport
+    transport: TransportPort
     presence: Presence
     clock: Clock
     journal: Journal

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from node.averaging.coding.formats import nbytes_of
 from node.averaging.exchange.events import LET_IN
-from node.config import NodeConfig
-from node.config import size_of
+from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human, in_words
 from node.manifest import Manifest

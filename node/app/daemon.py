@@ -95,7 +95,7 @@ class Daemon(Node):
             await control.start()
             if self.config.node.metrics_port >= 0:
                 self.metrics_url = self.metrics.serve(self.config.node.metrics_port)
-            self.transport.answer_with(self.view.answer)
+            self.transport.asking.answerer = self.view.answer
             logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
             faulthandler.enable()
             await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
@@ -132,7 +132,7 @@ class Daemon(Node):
         attach = partial(directory.attach, initial_peers=bootstrap)
         await directory.serve(self._in_routing_tables(bool(bootstrap)))
         await attach(self.transport.p2p.p2p)
-        self.transport.p2p.on_up(attach)
+        self.transport.p2p.on_up.append(attach)
         self.presence = presence = Presence(
             self.identity.peer_id,
             directory,
@@ -270,7 +270,7 @@ class Daemon(Node):
                 and len(met) < LAN_PEERS
             ):
                 met.add(peer)
-                self.transport.p2p.learn(peer, one.addresses)
+                self.transport.p2p.book.learn(peer, one.addresses)
                 directory.meet(one.addresses)
 
         swarm = manifest.swarm

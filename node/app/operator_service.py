@@ -115,7 +115,7 @@ class OperatorService(SnapshotBuilder, Window):
         report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
         try:
             if improve:
-                await d.transport.improve(found)
+                await d.transport.lines.improve(found)
             for i in range(count):
                 report.rtt_s.append(await d.transport.ping(found, 5.0))
                 if i + 1 < count:
@@ -124,7 +124,7 @@ class OperatorService(SnapshotBuilder, Window):
             report.error = e.reason
         link = d.transport.peers().get(found)
         report.path, report.via = d.transport.path(found), link.via if link else ""
-        report.tried.update(d.transport.tried(found))
+        report.tried.update(d.transport.lines.tried(found))
         return report
 
     def _resolve(self, text: str) -> PeerId:

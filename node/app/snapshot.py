@@ -292,7 +292,7 @@ class SnapshotBuilder:
             mapping={} if r.local else r.mapper.tried,
             clients=t.relay.clients,
             circuits=t.relay.circuits,
-            bootstrap=t.p2p.bootstrap,
+            bootstrap=t.p2p.bootstrap.results,
             lan=d.lan.trouble if d.lan is not None else "off",
             ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
         )
@@ -311,7 +311,7 @@ class SnapshotBuilder:
                     up=link.up,
                     down=link.down,
                     proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
-                    tried=t.tried(peer),
+                    tried=t.lines.tried(peer),
                     standing=b.reach,
                 )
             )

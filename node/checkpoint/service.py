@@ -24,7 +24,7 @@ from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.transport.port import TransportPort
-from node.transport.share import Share
+from node.transport.traffic import Share
 from protos import state_pb2, state_pb2_grpc
 
 MESSAGE = 256 << 10

@@ -25,11 +25,8 @@ from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
 from node.dht.record_store import Admit, Author, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
-from node.identity.keys import Identity
-from node.identity.keys import peer_id_of
-from node.identity.keys import public_key_of
-from node.telemetry.events import Journal
-from node.telemetry.events import RateLimitedLog
+from node.identity.keys import Identity, peer_id_of, public_key_of
+from node.telemetry.events import Journal, RateLimitedLog
 
 _DOWN = (
     P2PDaemonError,

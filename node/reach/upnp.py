@@ -5,6 +5,7 @@ Never: a wait without an end, a device that is not the default gateway."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import threading
@@ -16,8 +17,7 @@ from urllib.parse import urlsplit
 
 import miniupnpc
 
-from node.reach.gateway import Gateway
-from node.reach.way import LEASE_S, GatewayProtocol, Mapping, Port, RouterFault
+from node.reach.gateway import LEASE_S, Gateway, GatewayProtocol, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 
@@ -149,14 +149,11 @@ class Upnp(GatewayProtocol):
         return self._outside(device)
 
     def _outside(self, device: Igd) -> str:
-        said = device.externalipaddress()
-        try:
-            host = IPv4Address(said or "")
-        except AddressValueError:
-            raise RouterFault("the router has no address outside") from None
-        if host.is_unspecified:
-            raise RouterFault("the router has no address outside")
-        return str(host)
+        with contextlib.suppress(AddressValueError):
+            host = IPv4Address(device.externalipaddress() or "")
+            if not host.is_unspecified:
+                return str(host)
+        raise RouterFault("the router has no address outside")
 
     def _has(self, device: Igd, mapping: Mapping) -> bool:
         entry = device.getspecificportmapping(mapping.external, mapping.protocol.upper())

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.strategies.moshpit import advance
-from node.averaging.strategies.moshpit import first_keys
-from node.averaging.strategies.moshpit import meet_by_key
+from node.averaging.strategies.moshpit import advance, first_keys, meet_by_key
 from node.averaging.strategies.strategy import (
     Barrierless,
     Butterfly,

@@ -130,12 +130,9 @@ class TransportPort(Protocol):
         """Seconds of a round trip on the path work takes. Raises PeerFault."""
         ...
 
-
-class PeerTransport(TransportPort, Protocol):
-    """A transport that also reports connections that break."""
-
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
-        """Call it with every peer whose connection breaks."""
+        """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block
+        or raise."""
         ...
 
 

@@ -11,9 +11,8 @@ from itertools import pairwise
 
 import pytest
 
-from node.reach.gateway import Gateway
+from node.reach.gateway import Gateway, Granted, Port, RouterFault
 from node.reach.portmap import NO_GATEWAY, SHORTEST_S, WAYS, Mapping, PortMapper
-from node.reach.way import Granted, Port, RouterFault
 from node.telemetry.events import Journal
 
 EVERY = 20.0

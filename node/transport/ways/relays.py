@@ -41,9 +41,6 @@ NONCES = 4096
 _NONCE = 16
 _LABEL = b"tutti/relayed/tunnel/1"
 
-Serve = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Meet = Callable[[PeerId, secure.Secured], Awaitable[None]]
-
 
 class Relays:
     """``run_id()`` and ``admission()`` are what this peer shows to relays; ``offers()``: relays
@@ -58,8 +55,10 @@ class Relays:
         run_id: Callable[[], str],
         admission: Callable[[], bytes],
         offers: Callable[[], Iterable[PeerId]],
-        meet: Meet,
-        serve_tunnel: Serve,
+        meet: Callable[[PeerId, secure.Secured], Awaitable[None]],
+        serve_tunnel: Callable[
+            [PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
+        ],
         journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
@@ -125,11 +124,10 @@ class Relays:
         try:
             await self._beat(reader, writer)
         except (OSError, TimeoutError, StreamEnded) as e:
-            why = str(e) or "no answer"
             self._journal.emit(
                 "transport",
                 "relay-lost",
-                f"relay {short(relay)} is lost: {why}",
+                f"relay {short(relay)} is lost: {str(e) or 'no answer'}",
                 "warning",
                 peer=relay,
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.transport.limits import Seats
+from node.transport.traffic import Seats
 
 STREAM = "/tutti/tunnel/1"
 PIECE = 1 << 18
