@@ -16,7 +16,7 @@ from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault
 from node.core.journey import Plan
 from node.core.tasks import together
-from node.data.places import Places
+from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
 from node.model.export import write_adapter, write_hf
 from node.model.shapes import parameter_shapes
