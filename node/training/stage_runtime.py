@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from torch import Tensor
 
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.fetch import fetch
-from node.checkpoint.partial import Partial
+from node.checkpoint.fetch import Partial, fetch
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import NetworkFault, PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
