@@ -69,9 +69,8 @@ from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines
+from node.training.state.engines import Engines, PipelineMeter
 from node.training.state.ledger import VoteLedger
-from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Samples, StreamedText, Text
 from node.transport.port import PeerTransport

@@ -31,8 +31,7 @@ from node.training.protocol.plan_validation import objection
 from node.training.protocol.rules import Read
 from node.training.protocol.settings import TrainingSettings
 from node.training.rounds.anchor import SAVED, Anchor
-from node.training.rounds.common import Rounds
-from node.training.rounds.inner import InnerRound
+from node.training.rounds.inner import InnerRound, Rounds
 from node.training.rounds.window import WindowRound
 from node.training.state.engines import Engines
 from node.training.state.local_checkpoints import (
@@ -84,7 +83,7 @@ class StageRuntime:
         size = sum(t.nbytes for t in stage.parameters().values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
         self.local_checkpoints = LocalCheckpoints(engines, stage.stage, self._tasks, bounds, size)
-        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
+        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence)
         self.windows = WindowRound(
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )

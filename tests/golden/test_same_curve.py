@@ -37,7 +37,7 @@ from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
 from node.training.protocol.events import Heartbeat
 from node.training.protocol.notes import plan_domain, plan_note, ready_note
-from node.training.state.meter import PipelineMeter
+from node.training.state.engines import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
 from protos.training_pb2_grpc import TrainingStub
