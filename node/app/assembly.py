@@ -22,9 +22,8 @@ from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
-from node.cells.board import WindowBoard
+from node.cells.board import EdgeFinder, WindowBoard
 from node.cells.census import CellRecord
-from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
