@@ -163,8 +163,13 @@ def _sized(
         go_on()
         with asked(shard.name, client, "HEAD") as answer:
             length = answer.headers.get("content-length", "")
-            if not length.isdigit():
-                raise UsageFault(f"the server says no size of {shard.name}", "use another server")
+            refuse(
+                (
+                    not length.isdigit(),
+                    f"the server says no size of {shard.name}",
+                    "use another server",
+                )
+            )
             # A weak tag (W/) says that two versions mean the same, not that their bytes do.
             tag = answer.headers.get("etag", "")
             return replace(shard, size=int(length), etag="" if tag.startswith("W/") else tag)

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
-from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
+from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault, refuse
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.data.readers import library
@@ -181,11 +181,13 @@ class Stream:
         count = min(SAMPLED, self.pieces.count)
         numbers = [i * self.pieces.count // count for i in range(count)]
         ids = sum(map(len, self._pool.map(self._tokenised, numbers)))
-        if not ids:
-            raise UsageFault(
+        refuse(
+            (
+                not ids,
                 f"{self.listing.source} has no text in the field {self.column!r} where it was read",
                 "name the field of its documents:  --set data.column=NAME",
             )
+        )
         return max(1, ids // count // self.seq_len)
 
     def expect(self, positions: Iterable[int]) -> None:

@@ -71,16 +71,16 @@ class Parts:
     ) -> StateSnapshot:
         """State of these parts at exactly ``version``; None: at the newest that is final. With a
         ``gate`` a request at a time, while it is set. Raises PeerFault."""
-        for left in reversed(range(tries)):
+        while True:
             try:
                 return await self._engines.fetch(
                     [donor], self._stage, kind, version, self._shapes(names), gate
                 )
             except NoDonor as error:
-                if not left:
+                tries -= 1
+                if not tries:
                     raise PeerFault(donor, error.reasons.get(donor, error.reason)) from error
                 await asyncio.sleep(PAUSE_S)
-        raise PeerFault(donor, "was not asked")
 
     async def listing(self, peer: PeerId, kind: StateKind) -> dict[str, Version]:
         """What a member says it keeps; empty when it does not answer in time."""
