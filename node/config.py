@@ -35,7 +35,7 @@ from node.core.tables import (
     show,
     unknown,
 )
-from node.data.places import AS_NAMED, Places
+from node.data.settings import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
 from node.manifest import Manifest, read_manifest, toml_entry

@@ -25,8 +25,7 @@ from benchmarks.lab.books import COMMITTED, Books
 from benchmarks.lab.fleet import REPOSITORY, Box, free_port
 from benchmarks.lab.ledger import ledger
 from benchmarks.report import Report
-from node.data.places import AS_NAMED
-from node.data.settings import DataSettings
+from node.data.settings import AS_NAMED, DataSettings
 from node.data.sources import open_source
 from node.data.streamed.documents import documents_of
 from node.data.streamed.stream import Stream

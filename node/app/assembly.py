@@ -22,9 +22,8 @@ from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
-from node.cells.board import WindowBoard
+from node.cells.board import EdgeFinder, WindowBoard
 from node.cells.census import CellRecord
-from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
@@ -69,9 +68,8 @@ from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines
+from node.training.state.engines import Engines, PipelineMeter
 from node.training.state.ledger import VoteLedger
-from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Samples, StreamedText, Text
 from node.transport.port import TransportPort

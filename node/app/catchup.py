@@ -8,7 +8,7 @@ import itertools
 from pathlib import Path
 from statistics import median_high
 
-from node.checkpoint.partial import Partial
+from node.checkpoint.fetch import Partial
 from node.core.errors import OutOfResources, PeerFault, Refused
 from node.core.ids import ENDS, PeerId
 from node.model.pretrained import keep_weights

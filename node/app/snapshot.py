@@ -15,8 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from node.app.assembly import Assembled
 from node.app.node import Node
-from node.cells.service import CellMeetings
-from node.cells.tally import CellTally
+from node.cells.service import CellMeetings, CellTally
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Plan

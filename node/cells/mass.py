@@ -11,7 +11,7 @@ from typing import Any
 
 from node.averaging.strategies import push_sum as machine
 from node.averaging.strategies.push_sum import PushSum
-from node.cells.edges import Neighbours
+from node.cells.board import Neighbours
 from node.core.clock import Clock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, CellId, PeerId

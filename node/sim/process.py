@@ -56,7 +56,7 @@ from node.training.protocol.pace import SEARCH_S
 from node.training.protocol.rules import Rules
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
-from node.training.state.meter import PipelineMeter
+from node.training.state.engines import PipelineMeter
 from node.training.state.stage import StageState
 from node.wire.tensors import digest
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from torch import Tensor
 
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.fetch import fetch
-from node.checkpoint.partial import Partial
+from node.checkpoint.fetch import Partial, fetch
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import NetworkFault, PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
@@ -31,8 +30,7 @@ from node.training.protocol.plan_validation import objection
 from node.training.protocol.rules import Read
 from node.training.protocol.settings import TrainingSettings
 from node.training.rounds.anchor import SAVED, Anchor
-from node.training.rounds.common import Rounds
-from node.training.rounds.inner import InnerRound
+from node.training.rounds.inner import InnerRound, Rounds
 from node.training.rounds.window import WindowRound
 from node.training.state.engines import Engines
 from node.training.state.local_checkpoints import (
@@ -84,7 +82,7 @@ class StageRuntime:
         size = sum(t.nbytes for t in stage.parameters().values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
         self.local_checkpoints = LocalCheckpoints(engines, stage.stage, self._tasks, bounds, size)
-        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
+        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence)
         self.windows = WindowRound(
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )

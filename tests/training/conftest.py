@@ -40,8 +40,7 @@ from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 from node.training.protocol.settings import TrainingSettings
 from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines
-from node.training.state.meter import PipelineMeter
+from node.training.state.engines import Engines, PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.state_import import StateImport
 from node.wire.tensors import dtype_of

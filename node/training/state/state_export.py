@@ -21,9 +21,8 @@ from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, VersionTrail, wards
 from node.training.state.engines import Engines
-from node.training.state.parts import Parts
 from node.training.state.stage import StageState
-from node.training.state.state_import import StateImport
+from node.training.state.state_import import Parts, StateImport
 
 DIVIDED_S = 30.0
 """Who stays in a cell that divides gives the new one its optimizer state for so long: that one has
