@@ -22,7 +22,7 @@ from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, Usag
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan
 from node.core.tasks import together
-from node.data.places import Places
+from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
 from node.identity.invites import Invite, fitting_addresses
 from node.inference import at_ends, forwarding

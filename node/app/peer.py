@@ -28,8 +28,7 @@ from node.core.errors import LocalFault, TimedOut, UsageFault
 from node.core.ids import ENDS, CellId, first_cell, stage_name
 from node.core.tasks import Tasks
 from node.core.version import VERSION
-from node.dht.port import DirectoryPort
-from node.dht.record import PeerBody
+from node.dht.record import DirectoryPort, PeerBody
 from node.dht.topics import cell_topic
 from node.manifest import Manifest
 from node.reach.standing import Standing

@@ -16,9 +16,7 @@ from node.averaging.strategies.keys import EdgeKeys
 from node.cells.postings import CellFacts, pack_hosts, parse_posting
 from node.core.clock import Clock
 from node.core.errors import WireError
-from node.core.ids import CellId
-from node.core.ids import PeerId
-from node.core.ids import short
+from node.core.ids import CellId, PeerId, short
 from node.core.journey import Partner
 from node.dht.record import DirectoryPort
 from node.dht.topics import outer_topic

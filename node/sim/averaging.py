@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.strategies.moshpit import advance, first_keys, meet_by_key
 from node.averaging.strategies.strategy import (
     Barrierless,
     Butterfly,
@@ -31,7 +30,10 @@ from node.averaging.strategies.strategy import (
     RandomGroups,
     Ring,
     Strategy,
+    advance,
+    first_keys,
     fit,
+    meet_by_key,
 )
 from node.core.errors import UsageFault, refuse
 

@@ -27,6 +27,7 @@ from node.sim.world.loop import ProcessLoop
 from node.sim.world.network import SimTransport
 from node.training.protocol import events as ev
 from node.training.protocol import notes
+from node.training.protocol.votes import signing_domain
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -119,7 +120,7 @@ class Stranger(rpc.TrainingServicer):
         # It never refuses anybody.
         self._transport = SimTransport(swarm.net, name, self.loop, FaultBook(threshold=1e9))
         self._signer = SimSigner(name)
-        self._domain = notes.plan_domain(swarm.manifest.run_id)
+        self._domain = signing_domain("plan", swarm.manifest.run_id)
         self._heard: Plan | None = None
         self._tasks = Tasks("stranger")
         rpc.add_TrainingServicer_to_server(self, self._transport.server)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.newest import Newest
-from node.identity.rates import PEERS_KEPT
+from node.identity.faults import PEERS_KEPT
 
 ADDRESS_LENGTH = 512
 ADDRESSES_KEPT = 8

@@ -37,8 +37,7 @@ from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
 from node.training.protocol.events import Heartbeat
-from node.training.protocol.notes import plan_note
-from node.training.protocol.notes import ready_note
+from node.training.protocol.notes import plan_note, ready_note
 from node.training.protocol.votes import signing_domain
 from node.training.state.engines import PipelineMeter
 from node.training.state.stage import StageState

@@ -19,11 +19,10 @@ from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.optim.owner import Owner
-from node.pipeline.delivery import Trouble
+from node.pipeline.events import Trouble
 from node.pipeline.service import Pipeline
 from node.pipeline.timing import RunningAverage
-from node.scheduler.costs import STEADY
-from node.scheduler.throughput import SecondsPerUnit
+from node.scheduler.costs import STEADY, SecondsPerUnit
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.state.text import Samples
