@@ -11,8 +11,6 @@ four replicas of a small decoder on the same text under each strategy, about ten
 processor time for 1000 steps of one of the fifteen (``--steps``, ``--strategies``).
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -12,8 +12,6 @@ Exact, no clock, no torch.
 Shapes are Qwen3's. Lognormal speeds have σ 0.7.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import random

@@ -9,8 +9,6 @@ input is not counted. The study trains a small convex and a small non-convex mod
 among four or eight, by each reducer, and ends with its loss.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

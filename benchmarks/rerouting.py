@@ -10,8 +10,6 @@ Nothing is charged for telling its members, so this is the most that it can gain
 is not changed: nobody tells the leader where it is.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

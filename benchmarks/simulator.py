@@ -8,8 +8,6 @@ schedule that breaks an invariant is shrunk and printed. Cost is processor time 
 one peer under churn, of one process.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -5,8 +5,6 @@ No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--confi
 ``config.toml``, then the defaults written in each package's ``settings.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib
@@ -213,7 +211,9 @@ class NodeConfig:
     in."""
 
     @classmethod
-    def load(cls, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> NodeConfig:
+    def load(
+        cls, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+    ) -> "NodeConfig":
         """Merge flags, environment, files and defaults.
 
         ``flags``: setting ("role", "transport.host") or short name ("listen") to value; None is

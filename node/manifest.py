@@ -8,8 +8,6 @@ values that differ from their defaults, so a new setting changes no run id. The 
 of a setting never changes within a format.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib
@@ -266,13 +264,13 @@ class Manifest:
     """What the file looks like and what of it is hashed."""
 
     @classmethod
-    def default_demo(cls) -> Manifest:
+    def default_demo(cls) -> "Manifest":
         """The swarm of ``tutti start`` and ``tutti demo``: a byte model of the built-in text, a few
         minutes on a CPU."""
         return cls()
 
     @classmethod
-    def parse(cls, raw: bytes) -> Manifest:
+    def parse(cls, raw: bytes) -> "Manifest":
         """A manifest file. Raises UsageFault naming the field, the bad value and what is allowed,
         TooNew for a format of the future; checks no signature."""
         number, table = _read(raw)
@@ -363,7 +361,7 @@ class Manifest:
             ),
         )
 
-    def check_continues(self, before: Manifest) -> None:
+    def check_continues(self, before: "Manifest") -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
         had, epochs = before.training.epochs, self.training.epochs
         same = (
@@ -429,7 +427,7 @@ class Manifest:
             + (f", begins from weights {m.weights[0][len(DIGEST) :][:12]}" if m.weights else "")
         )
 
-    def owned_by(self, owner: PeerId) -> Manifest:
+    def owned_by(self, owner: PeerId) -> "Manifest":
         """The same swarm in another's name, unsigned: another run."""
         return dataclasses.replace(
             self, swarm=dataclasses.replace(self.swarm, owner=owner), signature=None

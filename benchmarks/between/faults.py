@@ -2,8 +2,6 @@
 whole, or parted from the others for ten windows, or stands still, or all leaders die at once. And a
 run of one cell whose halves are parted and meet again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ Every peer is a whole one: it trains, leads, averages with other cells, reads an
 the directory are counted as a DHT has them: a reader asks the nodes that hold a key, each answers
 with all records under it, a writer sends its record to each; those nodes count the same bytes."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

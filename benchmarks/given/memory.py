@@ -1,8 +1,6 @@
 """What a stage computes again for a backward instead of keeping it: gradients, the memory of a
 micro-batch that waits, time; and what the plan says of a card."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import multiprocessing.connection

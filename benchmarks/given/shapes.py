@@ -1,8 +1,6 @@
 """Shapes of published models: names, shapes and counts of their parameters beside transformers'
 models of the same config.json, on the meta device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

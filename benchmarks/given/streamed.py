@@ -1,8 +1,6 @@
 """Two gigabytes of text of a web server, trained on below 200 MB of disk while the server and a
 peer die."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -54,7 +52,7 @@ def rows(report: Report, root: Path) -> None:
         server.kill()
 
 
-def read(report: Report, root: Path, server: Server, words: Path) -> None:
+def read(report: Report, root: Path, server: "Server", words: Path) -> None:
     """One peer alone: its first batch, a long walk, the threads of the tokeniser."""
     settings = DataSettings(source=server.source, windows=1, tokenizer=str(words))
     began = time.perf_counter()
@@ -99,7 +97,7 @@ def read(report: Report, root: Path, server: Server, words: Path) -> None:
     )
 
 
-def train(report: Report, root: Path, server: Server, words: Path) -> None:
+def train(report: Report, root: Path, server: "Server", words: Path) -> None:
     """Two peers with the ends and two stages; the server dies twice, one of the ends once."""
     settings = DataSettings(source=server.source, windows=1, tokenizer=str(words))
     found, _ = opened(settings, root / "measured")

@@ -1,8 +1,6 @@
 """Strangers in a live open swarm of eight daemons: what each of their attacks costs, in epochs and
 in peers that are not listened to."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

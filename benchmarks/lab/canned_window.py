@@ -1,8 +1,6 @@
 """A canned daemon behind a real control service: for tests of the command line and the monitor, and
 for trying their looks."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator

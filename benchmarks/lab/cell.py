@@ -9,8 +9,6 @@ answers every order with how long it took. Times are of the machine's monotonic 
 several processes may be compared.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,8 +1,6 @@
 """Relays that do what a stranger may do with what it carries: pose as its client, read, alter,
 replay, stall, cut."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -6,8 +6,6 @@ directory of homes and everything that was started in it. The model is so small 
 about a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -111,7 +109,7 @@ class Peer:
     def key(self) -> str:
         return Identity.load(self.home / "identity.key").peer_id
 
-    def start(self) -> Peer:
+    def start(self) -> "Peer":
         """Run it, again if need be. Does not wait."""
         mine = {**HASTE, **self.environment}
         before = {name: os.environ.get(name) for name in mine}

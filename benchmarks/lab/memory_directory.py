@@ -1,7 +1,5 @@
 """The directory inside one process: the same records and the same checks, without a network."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 

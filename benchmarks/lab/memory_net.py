@@ -6,8 +6,6 @@ for tests and one-process demonstrations only. Faults are made with :meth:`Memor
 :meth:`MemoryNet.cut` and :meth:`MemoryNet.mute`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
@@ -39,7 +37,7 @@ class MemoryNet:
         self._cut: set[tuple[PeerId, PeerId]] = set()
         self._muted: set[PeerId] = set()
 
-    def transport(self, peer: PeerId | str) -> MemoryTransport:
+    def transport(self, peer: PeerId | str) -> "MemoryTransport":
         """A new transport for ``peer``; replaces a dead one of the same name. Call its ``start()``
         after the servicers are added."""
         made = MemoryTransport(self, PeerId(peer))

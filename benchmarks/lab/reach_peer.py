@@ -16,8 +16,6 @@ addresses} when it runs, then one for every command read from its standard input
                                                   directory]}
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

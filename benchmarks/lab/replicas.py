@@ -6,8 +6,6 @@ one matrix. What a round does to the rows is decided by ``node.averaging``; byte
 formats, time is that of a simulated line.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ answers every order (a number format and an instant) with when it began and ende
 afterwards is compared with the true mean.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

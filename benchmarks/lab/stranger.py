@@ -22,8 +22,6 @@ certificate of then), "forged" (plans with a certificate and support of their ow
 names of the honest), "guests" ("leads" and "tokens" at once, to peers of a private run).
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """One visit of a micro-batch at a block stage, without a pipeline around it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -1,8 +1,6 @@
 """A peer that starts takes the newest state at hand: what the swarm has committed, else its own
 newest checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from pathlib import Path

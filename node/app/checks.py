@@ -6,8 +6,6 @@ what mends it where the program may do that itself: nothing is removed but what 
 no setting or key is changed. Never hivemind: these run in the command line, beside py-libp2p.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,8 +1,6 @@
 """The daemon: finds its swarm, hosts one stage, answers its operator, and ends in order. The only
 file that knows every service; it decides nothing about training."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import gc

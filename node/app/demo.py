@@ -4,8 +4,6 @@ has learnt to write.
 ``tutti demo`` is the product itself, started several times; nothing here knows how training works.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -220,7 +218,7 @@ def play(options: DemoOptions) -> DemoOutcome:
     return outcome
 
 
-def _wait_for_start(swarm: DemoSwarm, show: Show, began: float) -> None:
+def _wait_for_start(swarm: DemoSwarm, show: "Show", began: float) -> None:
     while True:
         snapshots = swarm.poll()
         show(
@@ -244,7 +242,7 @@ def _wait_for_start(swarm: DemoSwarm, show: Show, began: float) -> None:
         time.sleep(POLL_S)
 
 
-def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: Show) -> None:
+def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "Show") -> None:
     began = moved = time.monotonic()
     last, victim, replacement, killed_at = -1, None, None, 0.0
     epochs = swarm.manifest.training.epochs

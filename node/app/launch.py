@@ -1,8 +1,6 @@
 """Daemons on this machine as processes: children, for the demo and for a solo swarm that hosts
 every stage itself, and a fresh image of one that has changed its place."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

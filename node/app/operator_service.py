@@ -1,8 +1,6 @@
 """What the operator may ask of a running daemon: the control window, and the answers strangers get
 over libp2p."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -11,8 +11,6 @@ process replaces its own image (:func:`node.app.launch.again`), so nothing that 
 old place is left over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod

@@ -2,8 +2,6 @@
 peers, the page of metrics. Enters: the daemon, news of every plan. Leaves: figures. Never: a wait,
 a change to anything it looks at."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

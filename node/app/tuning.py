@@ -5,8 +5,6 @@ The file holds times, not the rule made of them, under a name that tells the pro
 and torch's build. What is not exactly such a file is measured anew and written over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

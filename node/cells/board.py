@@ -4,8 +4,6 @@ key of its own place and reads those of the others. Nobody is asked and nobody c
 is missing costs its own edge only. Enters: keys, the directory. Leaves: postings, leaders and
 hosts. Never: a parameter."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 of givers for a window's shares, and answers those of takers. Enters: who is at the ends of the
 cell's edges. Leaves: shares. Never: a value, a grant of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ then read those of their prefix and the scribes post how many these are, then th
 counts of their region and of all. So cells that read the same records compute with the same counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

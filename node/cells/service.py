@@ -3,8 +3,6 @@ tells its leader which cells it has found. Enters: the wall clock, what the lead
 cell. Leaves: a group, and what there is to say of the cell's windows. Never: a parameter;
 :class:`node.training.rounds.window.WindowRound` moves these."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil, floor

@@ -12,8 +12,6 @@ under way. Pieces of tensors are kept by their hash: a name from another peer is
 path, and what is found again is known to be right because it hashes to its own name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -11,8 +11,6 @@ shape, [begin, end)), then the numbers of every tensor back to back.
 https://github.com/huggingface/safetensors#format
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -4,8 +4,6 @@ them than it was told.
 The other end is :func:`node.checkpoint.fetch.fetch`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -12,8 +12,6 @@ what one cannot read is how last copies are lost. Where its name is wanted for a
 is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -99,7 +97,7 @@ class CheckpointManifest:
         return json.dumps(page, sort_keys=True, indent=1, allow_nan=False).encode()
 
     @classmethod
-    def parse(cls, raw: bytes) -> CheckpointManifest:
+    def parse(cls, raw: bytes) -> "CheckpointManifest":
         """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled or of
         another format."""
         try:

@@ -3,8 +3,6 @@
 What needs no event loop and no libp2p; :mod:`node.control.observer` tries the addresses.
 """
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What keeps this machine from a swarm: its own network, the swarm's addresses, clock, key."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ the go-libp2p of hivemind's p2pd understand each other over QUIC: tests/control/
 asks a real one, over IPv4 and IPv6.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

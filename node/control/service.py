@@ -1,7 +1,5 @@
 """The operator's window, daemon side: gRPC over a unix socket that only this user may open."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

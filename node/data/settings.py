@@ -1,8 +1,6 @@
 """What is learned from, which is part of the manifest; and where this peer keeps the files that a
 manifest names. A manifest names content; a path is each peer's own."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ held-out text.
 that share a run compare its hash. Readers of the formats are in ``readers.py``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator

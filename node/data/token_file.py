@@ -7,8 +7,6 @@ Tokenised text is named by a hash of where it came from. After its ids stands th
 that was cut or changed since is made anew, for what is wrong in it would be trained on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -46,7 +44,7 @@ class TokenFile:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, where: slice) -> TokenFile:
+    def __getitem__(self, where: slice) -> "TokenFile":
         start, stop, step = where.indices(self._count)
         if step != 1:
             raise ValueError(f"a part of a file in steps of {step}")

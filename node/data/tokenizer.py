@@ -1,7 +1,5 @@
 """Text to token ids and back: bytes, or any Hugging Face tokenizer.json."""
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """The directory on hivemind's DHT: posts the own record, reads everybody's, keeps in touch with
 bootstrap peers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence

@@ -13,8 +13,6 @@ need not be kept secret.
 # hivemind ships no types for its generated messages.
 # pyright: reportAttributeAccessIssue=false
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading
@@ -228,7 +226,7 @@ class SwarmProtocol(DHTProtocol):
     def _door(self) -> AdmissionFilter:
         return cast(EnvelopeValidator, self.record_validator).door
 
-    def _welcome(self, context: P2PContext) -> _Welcome:
+    def _welcome(self, context: P2PContext) -> "_Welcome":
         return _Welcome(context.handle_name, context.local_id, context.remote_id)
 
     def get_stub(self, peer: PeerID) -> Any:

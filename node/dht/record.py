@@ -1,8 +1,6 @@
 """What a peer says about itself in the directory: compact JSON, checked field by field when it
 comes from outside; and what the rest of the daemon needs from the directory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -123,7 +121,7 @@ class PeerBody:
         return raw
 
     @classmethod
-    def parse(cls, raw: bytes) -> PeerBody:
+    def parse(cls, raw: bytes) -> "PeerBody":
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible body."""
         body = {**_ADDED, **json_object(raw, MAX_BODY, "a peer's record")}

@@ -5,8 +5,6 @@ Pure: time is an argument, and nothing is sent or fetched here. The adapter and 
 it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

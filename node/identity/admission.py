@@ -15,8 +15,6 @@ endian, ``not_after`` u64 in Unix milliseconds:
 Every signature covers the run id as well.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 import struct

@@ -1,8 +1,6 @@
 """How often a stranger may do something; how often a peer has wronged us lately, and for how long
 it is not listened to. Pure: time is an argument."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable

@@ -9,8 +9,6 @@ port u16. Kind 0 is any other multiaddr (length u16, text without its last /p2p/
 line breaks, spaces and capitals of the mail it came in.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import ipaddress
@@ -120,7 +118,7 @@ class Invite:
         return PREFIX + base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
 
     @classmethod
-    def decode(cls, text: str) -> Invite:
+    def decode(cls, text: str) -> "Invite":
         """The invite in ``text``. Raises UsageFault that says what is wrong with it."""
         if len(text) > 2 * MAX_TEXT or len(packed := "".join(text.split()).lower()) > MAX_TEXT:
             raise UsageFault(f"{len(text)} characters are too many for an invite", _AGAIN)
@@ -142,7 +140,7 @@ class Invite:
         return cls._parse(payload)
 
     @classmethod
-    def _parse(cls, payload: bytes) -> Invite:
+    def _parse(cls, payload: bytes) -> "Invite":
         reader = BytesIO(payload)
         try:
             run_id, owner = RunId(_take(reader, 32).hex()), peer_id_of(_take(reader, KEY_BYTES))

@@ -9,8 +9,6 @@ key, RFC "libp2p peer ids": ``00 24`` (identity hash, 36 bytes) + ``08 01 12 20`
 Ed25519, 32 bytes) + key. Always "12D3Koo…".
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -145,12 +143,12 @@ class Identity:
         return self._key.private_bytes_raw()
 
     @classmethod
-    def ephemeral(cls) -> Identity:
+    def ephemeral(cls) -> "Identity":
         """A new identity that is never written."""
         return cls(Ed25519PrivateKey.generate(), None)
 
     @classmethod
-    def create(cls, path: Path) -> Identity:
+    def create(cls, path: Path) -> "Identity":
         """A new identity written to ``path``: mode 0600, flushed to disk, there whole or not at
         all.
 
@@ -180,7 +178,7 @@ class Identity:
         return made
 
     @classmethod
-    def load(cls, path: Path) -> Identity:
+    def load(cls, path: Path) -> "Identity":
         """The identity kept at ``path``.
 
         Raises Refused, with the next step, for a file that is missing, unreadable, readable by
@@ -214,7 +212,7 @@ class Identity:
         return cls(_parse(raw, path, status.st_size), path)
 
     @classmethod
-    def load_or_create(cls, path: Path) -> Identity:
+    def load_or_create(cls, path: Path) -> "Identity":
         """:meth:`load` when the file is there, else :meth:`create`; raises what they raise."""
         try:
             return cls.load(path)

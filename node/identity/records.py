@@ -6,8 +6,6 @@ endian. The signature covers the key as well, which does not travel: a record mo
 or to another writer, does not open.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 those asked for, those nobody serves, or a share by turns; text, one forward pass a token, over a
 path chosen anew for each."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -5,8 +5,6 @@ Enters: the plan, what the operator leaves out, who answers a ping. Leaves: hops
 left out that the operator has not named and the run's skip ratio does not allow; nor the ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Enters: the operator's request, the ends peers in sight. Leaves: what one of the
 checked. Never: half of a text from one peer and half from another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

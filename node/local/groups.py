@@ -1,8 +1,6 @@
 """Which rank hosts which matrix, and in which micro-groups they are exchanged. Pure: made once for
 a set of shapes, and kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

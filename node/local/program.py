@@ -5,8 +5,6 @@ process: those are elsewhere.
 Legend: B sequences, T positions, D d_model, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import cast
 

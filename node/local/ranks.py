@@ -4,8 +4,6 @@ torch.distributed: a rank waits for a command without a timeout, and for a tenso
 inside a command leaves the ranks at different places, so it ends them all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

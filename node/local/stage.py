@@ -6,8 +6,6 @@ Every call says first what comes, then does rank 0's part of the program that th
 average and save them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence

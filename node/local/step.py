@@ -6,8 +6,6 @@ and the update of the one before is scattered. Every rank makes the same calls. 
 is that of Canzona (arXiv 2602.06079).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, cast
 

@@ -7,8 +7,6 @@ The first line says who it is; the others are commands. Any error ends it: ranks
 at one place in the program would exchange tensors that do not belong together.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Pure arithmetic over the shapes. What torch adds for its own use (kernels' scrat
 fragmentation) is covered by ``RESERVE``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -41,7 +39,7 @@ class RoundBytes:
     shelf: int = 0
     outer: int = 0
 
-    def shared(self, part: float) -> RoundBytes:
+    def shared(self, part: float) -> "RoundBytes":
         """As :class:`RoundBytes` of ``part`` of the layers: state and outer rounds grow with them,
         groups and steps with their largest matrix."""
         return replace(

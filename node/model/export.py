@@ -4,8 +4,6 @@ The files are written here, without that library: config.json, model.safetensors
 generation_config.json and, when there is a tokenizer, tokenizer.json and tokenizer_config.json.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil

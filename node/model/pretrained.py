@@ -4,8 +4,6 @@ in the run's number format, their digests. Never: anything of the directory that
 unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping

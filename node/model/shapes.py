@@ -6,8 +6,6 @@ contiguous range of transformer layers. Names are those of Hugging Face's Llama 
 global layer numbers, so that the stages' tensors merge into one whole model by union.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

@@ -9,8 +9,6 @@ with one restart, less from n = 1.5 m on. Without the restart, which forms R ane
 in R outgrow small singular values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -7,8 +7,6 @@ into [0.68, 1.21], not to 1. Muon needs no more. How the products are made is de
 in fp32 about 1e-5 of the norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar

@@ -11,8 +11,6 @@ without state begins from its parameter. With a lower half of another version (o
 one that somebody made up) it begins within half of what bf16 can tell apart from it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

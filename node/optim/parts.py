@@ -4,8 +4,6 @@ what both cost.
 No torch: the planner, the simulator and the check of a peer's state read it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

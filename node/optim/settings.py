@@ -1,8 +1,6 @@
 """The optimizer and its schedule: the learning rate as a function of the epoch alone, so that every
 owner has the same. Part of the manifest."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ matrices are worked one to a thread, and small ones as stacks that torch shares 
 times hold for several.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ All are certificates: times proven too short. Loads are integers, times are load
 of floats are taken with ``math.fsum`` so that every Python gives the same bits.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import Counter

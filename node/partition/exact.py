@@ -5,8 +5,6 @@ a plan: exact and quick where units have few different costs, as the layers of a
 other places unit after unit: for few units.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

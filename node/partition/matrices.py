@@ -7,8 +7,6 @@ are never compared. All figures are of the whole matrix (or sub-matrix), because
 owner computes, however the tensor-parallel ranks have sharded it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ a reduce-scatter leaves the shards of a matrix with the ``tensor`` ranks of one 
 of them can then be its host.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -5,8 +5,6 @@ All work is counted, not timed: a limit on comparisons is the same on every mach
 seconds is not.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,8 +1,6 @@
 """The one thread that touches tensors. Everything else stays on the event loop, which never
 computes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,8 +1,6 @@
 """Events and actions of a peer's pipeline machine, and how a micro-batch ended for its origin.
 Frozen values; no tensor among them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple

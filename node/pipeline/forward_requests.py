@@ -1,8 +1,6 @@
 """Forward-only work: evaluation and generation. It meets the parameters of the moment, and nothing
 is kept for backward."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Frames: written for the next hop; the head of one that comes, and where documents end in its
 tensor, are checked before a byte of the tensor is read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

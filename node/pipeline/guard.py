@@ -4,8 +4,6 @@ The norm is taken on the event loop. It costs a hundredth of what receiving the 
 there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -17,8 +17,6 @@ out; the gradient takes the same way back. Activations that came over different 
 different: a hop keeps to the one it took first.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field

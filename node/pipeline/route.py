@@ -2,8 +2,6 @@
 allows; which replica of that hop gets it, and which one after that. Pure: hops, peers and times
 in; a hop, a peer or a pause out."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

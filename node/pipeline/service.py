@@ -5,8 +5,6 @@ The loop only moves bytes and messages. Tensors are made, used and encoded on th
 job ends with its result encoded, so that a frame crosses between the threads once each way.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext

@@ -5,8 +5,6 @@ Passive: every job of the device and every tensor that was sent is a measurement
 Where no tensor goes, a small probe (:meth:`Timing.probed`) measures the round trip.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Activations are (sequences B, length T, width D) fp32 at every boundary; inside,
 context decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

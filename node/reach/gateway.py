@@ -3,8 +3,6 @@ Enters: the kernel's table of routes; ports, leases in seconds. Leaves: the gate
 default route, or None; mappings that are held, and their end; a router that does not map is a
 RouterFault. Never: the choice between ways, a retry after a refusal, another address family."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

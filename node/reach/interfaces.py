@@ -2,8 +2,6 @@
 Enters: what the kernel says of its interfaces and sockets. Leaves: addresses, widest scope first;
 ports. Never: a packet."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

@@ -2,8 +2,6 @@
 Enters: how a peer is reached, what was tried and failed, the time. Leaves: the next attempt.
 Never: the attempt itself (that is :mod:`node.transport.ways.lines`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 

@@ -2,8 +2,6 @@
 Enters: ports to map, datagrams from the gateway. Leaves: mappings and leases, or a RouterFault.
 Never: an answer from any other address, IPv6, a mapping for another host."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

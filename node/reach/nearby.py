@@ -3,8 +3,6 @@ Enters: what a daemon says of itself, records any host of the LAN sends. Leaves:
 Never: a connection, or trust. Noise proves who answers at an address that was found here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

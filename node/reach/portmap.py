@@ -2,8 +2,6 @@
 Enters: the ports wanted, the gateway. Leaves: the mappings in force, and why each way does not
 work. Never: a judgement if an address can be reached."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

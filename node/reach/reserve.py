@@ -1,8 +1,6 @@
 """Which relays to be reachable through: two, chosen at random, another when one is lost. Pure.
 Enters: offers of relays, what became of a reservation, the time. Leaves: relays to ask."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ that proves the PeerId, and a client accepts exactly this one. P-256 because gRP
 Ed25519.
 """
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import hashlib

@@ -2,8 +2,6 @@
 reports of single peers, the time. Leaves: open or closed, whom to ask next, addresses that were
 proven. Never: a claim of this peer itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum

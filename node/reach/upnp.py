@@ -2,8 +2,6 @@
 Enters: ports to map, what a router says over HTTP. Leaves: mappings, or a RouterFault.
 Never: a wait without an end, a device that is not the default gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -6,8 +6,6 @@ with; a cost that nobody measured gets the median of its kind, so that it is nei
 preferred.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

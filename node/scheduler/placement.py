@@ -1,7 +1,5 @@
 """Which stage a peer should host: at joining, and later when the swarm has grown lopsided."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Container, Iterable, Mapping

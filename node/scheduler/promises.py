@@ -6,8 +6,6 @@ Never: whether other paths would be shorter, what is owed to whom, or who is pro
 only the leader has measured costs, earlier paths and proofs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

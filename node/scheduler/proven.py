@@ -2,8 +2,6 @@
 paths, which pairs are proven, who may stand in for whom. Leaves: paths that use proven pairs only.
 Never: a guess that an unproven pair would work."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Who does how many of a number of equal jobs, so that the last one ends as early as possible."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ Enters: a plan and, at the leader, what it believes of costs. Never: a reason th
 off them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, groupby, islice

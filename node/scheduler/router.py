@@ -6,8 +6,6 @@ search that blocks the caller: the work done at once is bounded by the size of t
 is a :class:`SearchJob` for a thread (at once in a simulation), whose result serves the next epoch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -124,7 +122,7 @@ class Rotation:
                 self._last[path.origin, hop.stage] = self._turn
                 self._visits[hop.stage] += 1
 
-    def after(self, paths: Iterable[Path]) -> Rotation:
+    def after(self, paths: Iterable[Path]) -> "Rotation":
         """What it will be when these paths have counted."""
         ahead = deepcopy(self)
         ahead.counted(paths)

@@ -8,8 +8,6 @@ standard normal distribution; in every round each peer is absent with the same p
 its number, and is left out by the others; the variance over all peers is what is left to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -259,7 +257,7 @@ def _world(
     values: Values,
     seed: int,
     dice: np.random.RandomState,
-) -> World:
+) -> "World":
     if name == "moshpit-keys":
         return Keyed(t.shape(), values, seed)
     if name in OUTER:

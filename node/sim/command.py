@@ -1,7 +1,5 @@
 """What ``tutti simulate`` does: a swarm of thousands in virtual time, a time line, and numbers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ still means something when another fault is taken out. A fault that would leave 
 who holds its parameters does not strike: nothing could bring those back.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter
@@ -61,7 +59,7 @@ class Schedule:
         return json.dumps({"seed": self.seed, "faults": [asdict(f) for f in self.faults]}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Schedule:
+    def from_json(cls, text: str) -> "Schedule":
         """Raises UsageFault for what is no schedule."""
         try:
             body = json.loads(text)

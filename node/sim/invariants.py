@@ -7,8 +7,6 @@ what enough voters commit is one line. A checker raises :class:`InvariantViolati
 says of itself is not checked.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -209,7 +207,9 @@ class CountsOnce(Checker):
             f"{peer.name} counts a sample of epoch {plan.epoch} twice",
         )
 
-    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: WeightedMean) -> None:
+    def step(
+        self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: "WeightedMean"
+    ) -> None:
         """Nobody else has given what one contributor gives."""
         seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
         for giver in step.contributors:

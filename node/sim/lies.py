@@ -4,8 +4,6 @@ the same services as what any peer says, and the services' checks are what shoul
 The services of a lying peer are the product's, except for the methods replaced here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import replace

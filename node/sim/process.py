@@ -5,8 +5,6 @@ What the daemon does with a real network, disk and device is done here with simu
 services there are, and how they are connected, is :func:`node.app.assembly.compose`'s, for both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping
@@ -131,7 +129,7 @@ class Swarm:
         flips = any(p.flip for p in self.live())
         return not (self.troubles or self.links.walls or self.liars or flips)
 
-    def live(self, stage: int | None = None) -> list[SimPeer]:
+    def live(self, stage: int | None = None) -> "list[SimPeer]":
         """Peers whose process runs and has a stage, in PeerId order."""
         return [
             p
@@ -351,7 +349,7 @@ class SimPeer(Peer[Services]):
 
     # ----------------------------------------------------------- what decides, and is watched
 
-    def _watched(self, make: Callable[..., Any], watch: Callable[[SimPeer, Any], Any]) -> Any:
+    def _watched(self, make: Callable[..., Any], watch: "Callable[[SimPeer, Any], Any]") -> Any:
         """Makes a machine of which each decision is looked at."""
         return lambda *args, **history: watch(self, make(*args, **history))
 

@@ -1,7 +1,5 @@
 """One schedule from beginning to end, what came of it, and the smallest that fails as it did."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping

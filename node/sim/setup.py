@@ -1,8 +1,6 @@
 """What a simulated swarm is made of: how many peers, how long work takes, how wide the lines are,
 what the run agreed on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -186,7 +184,7 @@ class Setup:
     @classmethod
     def of(
         cls, manifest: Manifest, peers: int, ends: int, epochs: int | None, stages: int | None
-    ) -> Setup:
+    ) -> "Setup":
         """The swarm of a manifest with so many peers; ``stages`` and ``epochs`` may be others than
         it says.
 

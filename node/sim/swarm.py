@@ -1,8 +1,6 @@
 """The simulated swarm: its peers, what their machines are made of, and the few things done to it
 from outside."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Connects the simulated swarm to the checkers, and counts events for the outcome. The machines in
 a peer's services are looked at from outside: each event that goes in, and what comes out."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

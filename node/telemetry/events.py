@@ -4,8 +4,6 @@ Any thread may emit. Emitting costs a few microseconds, never waits for a disk, 
 listener, and never raises because of one: whoever cannot keep up loses its oldest events.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -83,7 +81,7 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
     Holds at most ``size`` unread events, the newest. Iteration ends when it is closed.
     """
 
-    def __init__(self, journal: Journal, size: int, level: str) -> None:
+    def __init__(self, journal: "Journal", size: int, level: str) -> None:
         self._journal, self._floor = journal, LEVELS.get(level, 0)
         self._unread: deque[Event] = deque(maxlen=size)
         self._loop = asyncio.get_running_loop()

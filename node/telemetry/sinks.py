@@ -5,8 +5,6 @@ A slow or full disk, a terminal nobody reads, a closed pipe: the sink drops even
 says so in its next line that gets through.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -7,8 +7,6 @@ SkipPipe search by the worst links inside and between stages, and never look at 
 assignment is scored by the paths it allows.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """One JSON document from a file or from stdin, bounded in size. Enters: a path. Leaves: what the
 document says, unchecked. Never: a guess at what it means."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

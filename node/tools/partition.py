@@ -5,8 +5,6 @@ Every field is checked before anything is planned; what is wrong ends in a Usage
 step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

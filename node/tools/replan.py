@@ -6,8 +6,6 @@ what must change is changed, to the replica that costs least by way and by load;
 changes are tried, each played to its end on a copy.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

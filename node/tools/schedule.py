@@ -5,8 +5,6 @@ Raises UsageFault for what is wrong in a document, with the next step. Reads the
 below it does not.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -13,8 +13,6 @@ with: a peer that no colleague follows cannot win by making keys. Nor do the cla
 outweigh those of colleagues about which history goes on (:mod:`node.training.leader.roster`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

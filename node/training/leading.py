@@ -3,8 +3,6 @@ decides, and tells it how that went. Enters: events for the leader. Leaves: note
 probes, a search for better paths, the record. Never: a decision; the member's side (that is
 :mod:`node.training.service`)."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -10,8 +10,6 @@ An update is *adopted* at the end of the round and *settled* by the next plan. B
 old version is kept, so that an epoch that fails in another cell can be undone everywhere.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any
 

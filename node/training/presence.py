@@ -1,8 +1,6 @@
 """Who is in the swarm, as this peer's directory shows it: posts the own record, reads those of
 its cell, now and then."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping

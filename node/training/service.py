@@ -3,8 +3,6 @@ carries out what it decides, as :class:`~node.training.leading.LeaderService` do
 leader; the work itself (pipeline, round, optimizer, state) is done by
 :class:`~node.training.stage_runtime.StageRuntime`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence

@@ -2,8 +2,6 @@
 a micro-batch and of its gradient ends here; every engine is called from this file and none of them
 knows another."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Addresses as text: multiaddrs of p2p daemons, and host:port of gRPC servers. What strangers write
 is checked here. And a book of where peers may be dialled."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import re

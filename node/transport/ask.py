@@ -1,8 +1,6 @@
 """Questions anybody may put to us over libp2p: one question, one answer, one stream. See
 protos/ask.proto."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

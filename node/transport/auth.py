@@ -6,8 +6,6 @@ label on the metadata needs neither. So the label is added where a call begins, 
 is gRPC's own (where a cap holds streams back, a thin cover of it).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect
@@ -162,7 +160,7 @@ class LabelledChannel(grpc.aio.Channel):
         self,
         raw: grpc.aio.Channel,
         label: tuple[tuple[str, str], ...],
-        fresh: Callable[[], Awaitable[LabelledChannel]] | None = None,
+        fresh: "Callable[[], Awaitable[LabelledChannel]] | None" = None,
         on_stream: Callable[[Any], None] | None = None,
         traffic: Traffic | None = None,
         peer: PeerId | None = None,
@@ -249,7 +247,7 @@ class LabelledChannel(grpc.aio.Channel):
     stream_unary: Any = partialmethod(_labelled, "stream_unary")
     stream_stream: Any = partialmethod(_labelled, "stream_stream")
 
-    async def __aenter__(self) -> LabelledChannel:
+    async def __aenter__(self) -> "LabelledChannel":
         return self
 
     async def __aexit__(self, *exc: object) -> None:

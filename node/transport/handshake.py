@@ -4,8 +4,6 @@ is you" in later calls. Each also says which protocol versions it speaks; both c
 newest common one, or the handshake ends with a Farewell that gives the reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

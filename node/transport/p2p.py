@@ -7,8 +7,6 @@ gives it the stream handlers back. The way into the swarm is here too: initial p
 background until each has answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -1,8 +1,6 @@
 """What the engines need from a transport: a channel to a peer, a server to be called on, and who is
 calling."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -5,8 +5,6 @@ the token with which gRPC then moves the bulk, over TCP where an address can be 
 a libp2p stream where none can.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

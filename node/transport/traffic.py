@@ -8,8 +8,6 @@ lets no more in than is read. Smaller messages (heartbeats, plans, receipts, pro
 count. What is counted is what a network interface counts: :func:`on_wire`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter, deque

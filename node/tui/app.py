@@ -1,8 +1,6 @@
 """The monitor: a full screen view of a running daemon through its control socket. Leaving it leaves
 the daemon running."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import ClassVar

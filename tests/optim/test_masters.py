@@ -1,7 +1,5 @@
 """Parameters in bf16 with fp32 masters at their owners: nothing that is learned is rounded away."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

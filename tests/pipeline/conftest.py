@@ -1,8 +1,6 @@
 """A small swarm in one process: every peer has its own device thread and a real gRPC server on
 loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -107,7 +105,7 @@ class Swarm:
         self.pipelines[name], self.ears[name] = pipeline, ear
         return pipeline
 
-    async def fill(self, replicas: int = 2, **extra: object) -> Swarm:
+    async def fill(self, replicas: int = 2, **extra: object) -> "Swarm":
         await self.add("s0a", **extra)  # pyright: ignore[reportArgumentType]
         for stage in range(1, self.settings.stages + 1):
             for letter in "abc"[:replicas]:

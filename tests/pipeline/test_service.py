@@ -1,7 +1,5 @@
 """Whole pipelines in one process against the model in one piece."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The service, with routers on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 

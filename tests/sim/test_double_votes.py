@@ -1,7 +1,5 @@
 """A voter that signs two results of every attempt: it is found out, and the others go on."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

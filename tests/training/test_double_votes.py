@@ -1,7 +1,5 @@
 """What becomes of a peer that votes for two results of one attempt, and of its votes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Parameters in bf16: fp32 masters go where the optimizer's state goes, through real rounds, real
 transfers and checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

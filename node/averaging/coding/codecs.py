@@ -6,8 +6,6 @@ up.
 How each format lies in its bytes is in ``layouts.py``. Encoding is a function of the numbers alone.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -84,7 +82,7 @@ class Coded(Numbers):
         self.raw, self._open = raw, OPENERS[codec](raw, self.numbers)
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Coded:
+    def of(cls, tensor: Tensor) -> "Coded":
         """Numbers that travel as they are, or not at all: the same memory if they are fp32 or bf16,
         contiguous and on the CPU."""
         if tensor.dtype is torch.bfloat16:

@@ -12,8 +12,6 @@ which bit p // 32 + i is set for the i-th. The magnitudes are two of the block's
 statistics are the same bits on every processor, and means are not. All little endian.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -6,8 +6,6 @@ there, the coded bytes of every part. Never: memory for bytes that a head did no
 must.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 

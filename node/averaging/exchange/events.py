@@ -5,8 +5,6 @@ Parts travel and are stepped in micro-groups, so that the transfer of one group 
 step of another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

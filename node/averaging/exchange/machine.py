@@ -18,8 +18,6 @@ everything else:
 Pure: no clock, no socket, no tensor.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum

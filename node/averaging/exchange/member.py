@@ -1,8 +1,6 @@
 """The member's side of the exchanges with one owner: give our gradients of its parts, take its
 fresh parameters, believe nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack

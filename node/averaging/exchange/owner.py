@@ -6,8 +6,6 @@ gone before the optimizer begins. A stream whose round is not open here, or whos
 in, is not read: HTTP/2 flow control holds its bytes at the sender.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """What the epoch asks of a round, the fresh parts of it, and the outcome that the epoch gets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ returns by its deadline with the parts that have come; the missing ones are aske
 next attempt, from new owners, with the same gradients.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

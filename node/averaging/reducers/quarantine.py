@@ -3,8 +3,6 @@ and which have outlying norms and are left out: a comparison of norms, with the 
 those of epochs past. Enters: claims and what the plan assigned, norms. Leaves: weights, who is left
 out of this step, and why. Never: a tensor, a ban."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 absurd left out, one mean of the rest; the same bits in whatever order they came. Enters: gradient
 sums with what their senders claim. Leaves: means for the optimizer. Never: a socket, a ban."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

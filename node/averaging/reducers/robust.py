@@ -8,8 +8,6 @@ token, and all need three contributors: of two, nobody can say which one lies. A
 says which rows to compare, in which order, so that the wanted order statistics end in their places.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

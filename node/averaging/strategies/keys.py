@@ -15,8 +15,6 @@ out (arXiv 2103.03239) would need none either, but a cell that was absent once c
 that has no room for it: with one cell of a hundred absent they take a fifth more rounds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection

@@ -10,8 +10,6 @@ that with its next question. Units that were granted and not taken stay in the t
 are offered again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from node.averaging.exchange.events import TimePassed

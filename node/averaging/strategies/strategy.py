@@ -19,8 +19,6 @@ each member keeps a key (its last d-1 indices): :func:`meet_by_key` and :func:`a
 paper's rule, for the simulator.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -4,8 +4,6 @@ a cap.
 Every failure is raised; whoever asked decides whether to ask again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -11,8 +11,6 @@ of positions that cells hold are classes of lanes, too: cells that share a run r
 pieces.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

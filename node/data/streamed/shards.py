@@ -3,8 +3,6 @@
 Enters: the answers of the server that keeps them. Never: text.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json
@@ -68,7 +66,7 @@ class Listing:
         return json.dumps({"source": self.source, "shards": [astuple(s) for s in self.shards]})
 
     @classmethod
-    def from_json(cls, text: str) -> Listing:
+    def from_json(cls, text: str) -> "Listing":
         """Raises ValueError, TypeError or KeyError for anything else."""
         found = json.loads(text)
         return cls(found["source"], tuple(Shard(*shard) for shard in found["shards"]))

@@ -6,8 +6,6 @@ long as somebody waits. Which shards a source has is kept on the disk too, so th
 need not ask.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -51,7 +49,7 @@ _log = logging.getLogger("tutti.data")
 
 def open_stream(
     settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, place: str, cap: int
-) -> Stream:
+) -> "Stream":
     """The text that ``settings.source`` names, of which at most ``cap`` bytes are kept under
     ``home/data/stream``. Blocks while the source says which shards it has, unless that is known
     here for ``settings.sha256``.

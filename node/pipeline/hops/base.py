@@ -1,8 +1,6 @@
 """The state that the parts of the pipeline service (sender, receiver, origin, forward requests)
 share."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable

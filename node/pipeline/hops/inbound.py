@@ -1,8 +1,6 @@
 """The called side of the Pipeline service: parse, check, answer. Decisions are the machine's, work
 is the service's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

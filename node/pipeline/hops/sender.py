@@ -1,8 +1,6 @@
 """Carries what the machine wants sent: a frame and its two receipts, questions for an input, notes
 to and from an origin."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager

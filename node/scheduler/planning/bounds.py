@@ -4,8 +4,6 @@ Enters: Problem. Leaves: seconds by bound. Every bound relaxes the replay's own 
 ever above a makespan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb, inf

@@ -4,8 +4,6 @@ The twin of :func:`node.scheduler.planning.replay.replay`, which decides: equal 
 the very same instant, whose order is not kept here. Because a peer serves first come first, a
 task's start is known when it arrives; so a task costs one event."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Enters: Problem, a clock or a number of moves. Leaves: Plan. Never: a plan that 
 deadlocks, a plan longer than round robin; every makespan is the exact replay's.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

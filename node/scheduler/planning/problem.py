@@ -7,8 +7,6 @@ peer (stage 0), visits ``length - 1`` of the block stages 1..S-1, comes home for
 the same way back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +87,7 @@ class PathProblem:
             orders[route[0]].append(i)
         return orders
 
-    def with_slots(self, ends: int) -> PathProblem:
+    def with_slots(self, ends: int) -> "PathProblem":
         """The same problem with ``ends`` micro-batches in flight at every ends peer."""
         slots = (ends if self.stage_of.get(n) == 0 else s for n, s in enumerate(self.slots))
         return replace(self, slots=tuple(slots), slots_ends=ends)

@@ -5,8 +5,6 @@ Never: a clock (`progress` is asked how much of the budget is used) or dice of i
 given).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ A record carries its writer's wall clock, a reader judges it by its own, as on t
 is far ahead takes everybody's records for expired.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict

@@ -7,8 +7,6 @@ would run in a thread runs at once, in the loop: blocking work takes the time th
 disk says it takes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import heapq
@@ -37,7 +35,7 @@ STOP_EVERY = 64
 class TimerHandle:
     """A callback that is due. ``lost``: called instead when its process is dead."""
 
-    loop: ProcessLoop | None
+    loop: "ProcessLoop | None"
     callback: Callable[..., object] | None
     args: tuple[Any, ...]
     lost: Callable[[], object] | None = None
@@ -67,7 +65,7 @@ class VirtualTime:
         seconds: float,
         do: Callable[..., object],
         *args: Any,
-        loop: ProcessLoop | None = None,
+        loop: "ProcessLoop | None" = None,
         lost: Callable[[], object] | None = None,
     ) -> TimerHandle:
         """Call it ``seconds`` from now, in the process of ``loop`` or in nobody's."""

@@ -12,8 +12,6 @@ process dies, and given up after :data:`SILENT_S` in which something could not b
 Behind a wall, a message is sent again and again until then.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import deque
@@ -276,7 +274,7 @@ class SimTransport:
 
     # ----------------------------------------------------------- connections
 
-    def broken(self, peer: PeerId, there: SimTransport) -> None:
+    def broken(self, peer: PeerId, there: "SimTransport") -> None:
         """The connection to a process of ``peer`` is no more: its calls fail."""
         for call in [c for c in self.calls if c.there is there]:
             call.fail(grpc.StatusCode.UNAVAILABLE, "connection reset")

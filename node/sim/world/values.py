@@ -6,8 +6,6 @@ exact, and a mean tells of whom and of what it is one. Parameters are stepped by
 optimizer: two peers hold the same bits only if the very same steps reached both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """One attempt at an epoch, as its leader tracks it: the result of every micro-batch, dead members,
 what each member holds. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ The rules are :func:`node.scheduler.placement.choose_moves` while epochs follow 
 the waiting times that keep peers from moving back and forth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 

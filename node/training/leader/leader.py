@@ -10,8 +10,6 @@ It is a coordinator, never a data path. Whatever it knows it can learn again fro
 every second, so the next leader starts in GATHER with a higher term and loses nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum

@@ -4,8 +4,6 @@ Pure. Enters: the roster, what goes with the version, the term. Leaves: plans, a
 about them. Never: which version that is (:mod:`node.training.leader.starting_point`), what becomes
 of a plan (the leader's). A peer that does not accept a founding plan stays in the old cell."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

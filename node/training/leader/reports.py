@@ -1,8 +1,6 @@
 """What the leader says for the record, a function for each sentence. Pure. The kinds are what
 readers of event files look for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ Pure. A *version* is an epoch and its history; two sides of a network that was p
 ones of the same epoch, so peers are matched by version and never by epoch alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter
@@ -103,7 +101,7 @@ class Roster:
         self._reach.pop(peer, None)
         return self.candidates.pop(peer, None)
 
-    def without(self, away: Collection[PeerId]) -> Roster:
+    def without(self, away: Collection[PeerId]) -> "Roster":
         """To plan by: what this would be if these had left. It hears nothing."""
         rest = copy(self)
         rest.candidates = {p: c for p, c in self.candidates.items() if p not in away}

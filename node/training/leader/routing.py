@@ -5,8 +5,6 @@ The router is :mod:`node.scheduler.router`; here is what only a leader knows: wh
 long rounds took, whose plan counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace

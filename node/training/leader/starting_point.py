@@ -9,8 +9,6 @@ the swarm goes back, or drops what the larger side of a partitioned network did 
 that side are here yet, the leader waits a while for the missing peers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace

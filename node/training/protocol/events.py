@@ -1,8 +1,6 @@
 """What happens in an epoch and what is done about it: inputs and outputs of the leader and the
 member."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -58,7 +56,7 @@ class Heartbeat:
     support: Supporter | None = None
     doubles: tuple[DoubleVote, ...] = ()
 
-    def stands(self) -> Heartbeat:
+    def stands(self) -> "Heartbeat":
         """The same without what is measured, which differs from one word to the next, and what is
         for the service that hears it."""
         return replace(self, speed=0.0, seen=(), costs=NOTHING, change="", support=None, doubles=())
@@ -217,7 +215,7 @@ class SendRound:
 
     to: tuple[PeerId, ...]
     plan: Plan
-    round: RoundArrived
+    round: "RoundArrived"
 
 
 @dataclass(frozen=True)

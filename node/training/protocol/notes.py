@@ -1,7 +1,5 @@
 """Notes on the wire to events and back. Pure; what does not parse raises WireError."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence, Sized
 from typing import TypeVar

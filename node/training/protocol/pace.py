@@ -5,8 +5,6 @@ How much longer a wait is follows from measurements: :mod:`node.core.patience` f
 :mod:`node.training.leader.deadlines` for work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from node.core.ids import PeerId

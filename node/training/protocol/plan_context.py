@@ -6,8 +6,6 @@ another peer that remembers the plan behind the version; a version whose plan no
 on from a guess, and says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

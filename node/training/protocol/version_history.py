@@ -1,8 +1,6 @@
 """The versions from which this peer has begun epochs, the plan behind a version as others remember
 it, and what is lost when one side of a partition gives up its history."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 

@@ -12,8 +12,6 @@ that the member made itself, or from one with a certificate. A plan of any other
 support of those who voted last.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -7,8 +7,6 @@ anchor. deltas (DiLoCo): the difference of the parameters from the anchor; every
 outer step from the same anchor. state: anchor and momentum after each cell's own outer step.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ which part, and what an attempt came to. Enters: a plan, the leader's word on ea
 the cell's next parameters, what the round came to. Never: another cell (that is
 :mod:`node.training.rounds.window`), a byte on the wire (:mod:`node.averaging`'s)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor

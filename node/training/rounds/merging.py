@@ -11,8 +11,6 @@ because any of them may be asked for what the cell gives; a newcomer fetches it 
 Other cells need not know it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

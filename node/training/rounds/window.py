@@ -12,8 +12,6 @@ attempt  a plan without paths names the mean: parameters become x + (mean - give
 copied   or the result was fetched from members that have it
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import deque

@@ -2,8 +2,6 @@
 holds all of them. And what the pipeline tells while it works: seconds to the metrics, facts to the
 journal, silent peers to the leader."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

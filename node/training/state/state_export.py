@@ -6,8 +6,6 @@ peer that owned the part before, or as a copy at that owner's buddy; whoever lea
 has been fetched.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 

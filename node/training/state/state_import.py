@@ -6,8 +6,6 @@ moment. A copy may be some epochs old, which is said. It is never of a later ver
 plan starts from, nor of another history, so no update is applied twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -2,8 +2,6 @@
 it breaks, replaced by a better one. Enters: peers that are wanted. Leaves: channels; what was tried
 on the way. Never: a choice of when to try for better (that is :mod:`node.reach.ladder`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -8,8 +8,6 @@ it could only dial as well, and two that dial do not understand each other. So t
 connection there and carries it to p2pd's listener.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Sequence

@@ -3,8 +3,6 @@ to those that can be dialled, finds relays while it cannot be dialled, and relay
 it can. Enters: what the directory says of peers, what they report. Leaves: addresses to announce,
 connections of p2pd. Never: a gRPC channel (that is :mod:`node.transport.ways.lines`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -6,8 +6,6 @@ client (nobody can dial it)  --RELAY/reserve-->  relay
 caller  --RELAY/connect-->  relay  --RELAYED, over the connection that the client made-->  client
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 one. Enters: relays that others offer, streams that relays bring. Leaves: streams whose other end
 has proven its identity. Never: a stream that is used before that, whatever its relay says."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

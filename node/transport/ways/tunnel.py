@@ -5,8 +5,6 @@ caller: gRPC channel → unix socket → Tunnel → libp2p stream … → Tunnel
 port: callee
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
