@@ -271,7 +271,6 @@ def join(
     ) | _assignments(settings)
     from node.app import joining
     from node.control.doctor import LIMIT_S
-    from node.identity.invites import Invite
 
     begin, ours = time.monotonic(), _config(flags)
     if not no_start:
@@ -286,8 +285,7 @@ def join(
             "no invite was given",
             "tutti join INVITE, or  tutti join --lan  for what is on this LAN",
         )
-    manifest, text = joining.look(ours, invite)
-    asked = Invite.decode(text)
+    manifest, asked = joining.look(ours, invite)
     joining.check(ours, asked, begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(ours, manifest, signed=True)))
     if not yes:
@@ -297,7 +295,7 @@ def join(
             )
         if not typer.confirm("Join this swarm?", err=True):
             return ExitCode.REFUSED
-    path = ours.remember(manifest, text)
+    path = ours.remember(manifest, asked)
     _say(f"remembered in {path}")
     if no_start:
         _say("start it with  tutti start")
@@ -563,7 +561,7 @@ def ping(
         report = PingReport(peer=peer.rpartition("/p2p/")[2], path="dialled")
         for _ in range(count):
             nonce, begin = os.urandom(16), time.perf_counter()
-            answer = joining.observe((peer,), Ask(ping=AskPing(nonce=nonce)), "ping").ping
+            answer = joining.observe((peer,), Ask(ping=AskPing(nonce=nonce))).ping
             if answer.nonce != nonce:
                 raise WireError("the node answered something else than it was asked") from None
             report.rtt_s.append(time.perf_counter() - begin)
@@ -747,7 +745,7 @@ def swarm_init(
     from node.config import write_atomically
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest
-    from node.model.named import shape_named
+    from node.model.shapes import shape_named
 
     if out is None:
         out = joining.beside(source) if source and source.is_file() else Path("swarm.toml")
@@ -967,8 +965,7 @@ def swarm_revoke(
     """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
     that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
-    from node.identity.keys import Identity
-    from node.identity.peers import public_key_of
+    from node.identity.keys import Identity, public_key_of
     from node.training.protocol.rules import mark
 
     for peer in peers:

@@ -11,8 +11,6 @@ four replicas of a small decoder on the same text under each strategy, about ten
 processor time for 1000 steps of one of the fifteen (``--steps``, ``--strategies``).
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys
@@ -27,10 +25,15 @@ from benchmarks.reference.mixing import mixing
 from benchmarks.report import Report
 from node.averaging.coding.codecs import decode, encode
 from node.averaging.coding.formats import FORMATS, nbytes_of
-from node.averaging.strategies.central import ParameterServer
-from node.averaging.strategies.gossip import Exponential, Pairs
-from node.averaging.strategies.moshpit import Moshpit
-from node.averaging.strategies.strategy import Butterfly, RandomGroups, Strategy
+from node.averaging.strategies.strategy import (
+    Butterfly,
+    Exponential,
+    Moshpit,
+    Pairs,
+    ParameterServer,
+    RandomGroups,
+    Strategy,
+)
 from node.sim.averaging import NAMES, AveragingTrial, simulate
 from node.telemetry import pictures
 

@@ -8,8 +8,6 @@ of the round, its target all of what benchmarks/lab/meeting.py asks of that, and
 the survivors completes it. Part 4 of ``python -m benchmarks.averaging``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

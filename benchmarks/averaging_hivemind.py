@@ -5,8 +5,6 @@ Four processes with their families (benchmarks/lab/hive.py), 16 MiB each, its ti
 ours in part 4 of ``python -m benchmarks.averaging``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

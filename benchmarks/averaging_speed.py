@@ -8,8 +8,6 @@ bytes alone over our connections: no exchange of ours can be faster. Part 1 of `
 benchmarks.averaging``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -71,7 +69,7 @@ class Crew:
             for rank in range(world)
         ]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> "Crew":
         self.tell(self.hear())
         self.hear()
         return self

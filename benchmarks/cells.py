@@ -12,8 +12,6 @@ step and their price in loss, 9 faults between cells, 10 statements of node/ bes
 without cells, and what is left of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

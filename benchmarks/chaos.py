@@ -24,8 +24,6 @@ own. Every wait has a bound: a scenario that exceeds one is a row that says so, 
 gets a fresh swarm.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -14,8 +14,6 @@ choose their stage themselves.
                             seed and epochs
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

@@ -12,8 +12,6 @@ become worse with it.
 6  the time of `make test` on a fresh clone
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -11,8 +11,6 @@ pytorch-optimizer, which step all matrices in one object. Item 7: the fullest pe
 total / peers, as declared for Qwen3-0.6B, and as real owners hold it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ gloo: all-reduce and torch.optim.Muon in every process (replicated), and round-r
 more members than cores, processes wait for each other's cores: processor seconds are given too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -114,7 +112,7 @@ class Cell:
             for rank in range(members)
         ]
 
-    def __enter__(self) -> Cell:
+    def __enter__(self) -> "Cell":
         known = {h["peer"]: h["addresses"] for h in self._hear()}
         self._tell(known)
         self._hear()

@@ -9,8 +9,6 @@ two cores, 3 caps and forecasts, 4 damaged files, 5 error texts and `tutti docto
 commands answer, 7 strangers in an open run, 8 kernels.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

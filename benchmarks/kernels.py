@@ -22,8 +22,6 @@ are left, by their operations: less of it is fewer rounds. Exactness: quintic is
 the most exact peer, with the same operations as ours by default, which is torch's.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
@@ -200,7 +198,7 @@ def speed(
     )
 
 
-def _weight(scene: Scene, shapes: Sequence[Shape]) -> float:
+def _weight(scene: "Scene", shapes: Sequence[Shape]) -> float:
     """How much of the time a list gets: by its operations, and a second's worth for what does not
     depend on them."""
     return (sum(_standard(shape) for shape in shapes) + 1e10) / scene.threads

@@ -12,8 +12,6 @@ from the same parameters on the same samples; an epoch is measured from commit t
 last five. Needs root. The machine's other work is in every figure.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

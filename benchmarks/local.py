@@ -11,8 +11,6 @@ All four take the same matrices in the same run, in turn; the figures are median
 one thread.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -6,8 +6,6 @@ part costs; both assignments are judged by these seconds. A second measurement j
 an assignment by seconds is not judged by the noise it was fitted to.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

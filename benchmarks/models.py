@@ -9,8 +9,6 @@ instead of kept, 5 a device that runs out of memory, 6 a large stage joined over
 commit, 7 the guide, every command of it on three machines, 8 parameters in bf16.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -16,8 +16,6 @@ memory.
 1, 2, 3, 6 and 7 read no clock. Items 4 and 5 want a quiet machine; 8 reads processor time.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -12,8 +12,6 @@ Exact, no clock, no torch.
 Shapes are Qwen3's. Lognormal speeds have σ 0.7.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import random
@@ -34,8 +32,7 @@ from benchmarks.reference.groups import group_time, published_groups
 from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
 from benchmarks.report import Report
 from node.partition.bounds import ideal
-from node.partition.cost import units_of
-from node.partition.matrices import Unit, in_order
+from node.partition.matrices import Unit, in_order, units_of
 from node.partition.plan import OwnershipPlan, make_plan
 
 BUCKET = 400_000_000

@@ -8,8 +8,6 @@ processes one torch thread each. Runs alternate, so that a slow minute of the ma
 figures are medians. Epochs before ``WARM`` are left out on both sides.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

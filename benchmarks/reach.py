@@ -9,8 +9,6 @@ behind routers, 4 joiners of one second, 5 broken networks, 6 the directory behi
 relays, 8 what stalls is not called healthy.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

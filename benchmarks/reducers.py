@@ -9,8 +9,6 @@ input is not counted. The study trains a small convex and a small non-convex mod
 among four or eight, by each reducer, and ends with its loss.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -22,8 +20,7 @@ from torch import Tensor
 from benchmarks.lab.slow import TWINS, flat, means_of
 from benchmarks.report import Report
 from node.averaging.coding.codecs import Coded
-from node.averaging.reducers.reduce import means
-from node.averaging.reducers.reducer import Gathered, Reducer
+from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 

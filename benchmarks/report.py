@@ -1,8 +1,6 @@
 """One object at the end of every benchmark: ``{commit, machine, results: [{name, value, unit, peer,
 target, holds}]}``."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,7 @@
 """An epoch in which a peer of a block stage dies or becomes four times slower, in the replay of its
 plan: with what members do by themselves, and with a leader that plans again.
 
-Members (node/pipeline/delivery.py): where the plan's peer is dead, each sender takes the replica
+Members (node/pipeline/route.py): where the plan's peer is dead, each sender takes the replica
 that would be done first by the plan's speeds and shares; where it is full, it asks the others or
 waits, whichever makes the epoch shorter here. A peer that has become slow keeps its work. The
 leader: the same at once; ``notice_s`` later, and some times more, it changes micro-batches that
@@ -10,13 +10,11 @@ Nothing is charged for telling its members, so this is the most that it can gain
 is not changed: nobody tells the leader where it is.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence
 
-from node.pipeline.delivery import PAUSE_S
+from node.pipeline.route import PAUSE_S
 from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import TRAVELS, WAITING, ReplayedRun, Token
 from node.tools.replan import ReplanEvent, drifted, improve

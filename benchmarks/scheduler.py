@@ -21,8 +21,6 @@ All seconds of planning are seconds of one core (``time.process_time``). The pub
 plans' makespans are exact replays.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -8,8 +8,6 @@ schedule that breaks an invariant is shrunk and printed. Cost is processor time 
 one peer under churn, of one process.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -25,10 +23,9 @@ from statistics import median
 
 from benchmarks.report import Report
 from node.sim.command import setup_of
-from node.sim.run import run
-from node.sim.scenarios import lay
+from node.sim.faults import lay
+from node.sim.run import run, shrink
 from node.sim.setup import Setup
-from node.sim.shrink import shrink
 
 BATCH = 50
 EPOCHS = 4

@@ -21,8 +21,6 @@ choices is the mean of their losses. Where the first stage was kept, it is never
 twin is measured both ways.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

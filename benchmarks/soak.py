@@ -9,8 +9,6 @@ told of each measure is the worst of the four daemons: the slope of a Theil-Sen 
 all pairwise slopes) per minute, and the line's growth over the time looked at.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

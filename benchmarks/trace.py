@@ -19,8 +19,6 @@ still load included: for equal speeds exact, else found by exchanges from a gree
 their own.
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import random

@@ -5,8 +5,6 @@ No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--confi
 ``config.toml``, then the defaults written in each package's ``settings.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib
@@ -35,7 +33,7 @@ from node.core.tables import (
     show,
     unknown,
 )
-from node.data.places import AS_NAMED, Places
+from node.data.settings import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
 from node.manifest import Manifest, read_manifest, toml_entry
@@ -213,7 +211,9 @@ class NodeConfig:
     in."""
 
     @classmethod
-    def load(cls, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> NodeConfig:
+    def load(
+        cls, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+    ) -> "NodeConfig":
         """Merge flags, environment, files and defaults.
 
         ``flags``: setting ("role", "transport.host") or short name ("listen") to value; None is
@@ -259,22 +259,19 @@ class NodeConfig:
                     f"that is {tables[section][key]:g} bytes a second, too little to take part; "
                     f"allowed: {LEAST_CAP} or more, 0 for no cap",
                 )
-        sections = {section: kind(**tables[section]) for section, kind in SECTIONS.items()}
-        sources = {name: source for name, (_, source) in merged.items()}
         return cls(
             home=home,
             node=NodeSettings(**tables[""]),
-            sources=sources,
+            sources={name: source for name, (_, source) in merged.items()},
             moved=moved,
-            **sections,
+            **{section: kind(**tables[section]) for section, kind in SECTIONS.items()},
         )
 
     @property
     def stage(self) -> int | None:
         """The stage to host, asked for by the user or by the swarm since; None: choose one."""
-        if self.moved not in ("", "-"):
-            return int(self.moved)
-        return None if self.node.stage == "auto" else int(self.node.stage)
+        named = self.node.stage if self.moved in ("", "-") else self.moved
+        return None if named == "auto" else int(named)
 
     @property
     def open_to(self) -> str:
@@ -294,22 +291,12 @@ class NodeConfig:
     def admission(self) -> bytes:
         return bytes.fromhex(self.node.admission)
 
-    @property
-    def metrics_port(self) -> int | None:
-        """Port of the metrics page, 0 for a free one; None: no page."""
-        return None if self.node.metrics_port < 0 else self.node.metrics_port
-
     def memory_limit(self, total: int) -> int:
         """Bytes this peer may use of a device that has ``total``."""
         text = self.node.memory.strip()
         if text.endswith("%"):
             return total * int(text[:-1]) // 100
-        return min(total, _size(text))
-
-    @property
-    def reserve(self) -> int:
-        """Bytes of the device that are left to others."""
-        return _size(self.node.reserve)
+        return min(total, size_of(text))
 
     @property
     def home_flag(self) -> str:
@@ -360,10 +347,6 @@ class NodeConfig:
     def checkpoint_dir(self, run_id: str) -> Path:
         return self.swarm_dir(run_id) / "ckpt"
 
-    def left_dir(self, run_id: str) -> Path:
-        """Checkpoints of the cell that this peer has left, which nothing reads."""
-        return self.swarm_dir(run_id) / "ckpt.left"
-
     def incoming_dir(self, run_id: str, stage: int) -> Path:
         """Pieces of a stage's state that are still coming."""
         return self.swarm_dir(run_id) / "incoming" / f"stage-{stage}"
@@ -372,13 +355,13 @@ class NodeConfig:
         """The fetched weights of a stage beside which adapters are trained."""
         return self.swarm_dir(run_id) / "base" / f"stage-{stage}"
 
-    def remember(self, manifest: Manifest, invite: str = "") -> Path:
+    def remember(self, manifest: Manifest, invite: Invite | None = None) -> Path:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.
         Returns its file."""
         path = self.manifest_path(manifest.run_id)
         _keep(path, manifest.to_toml())
-        if invite:
-            _keep(path.parent / "invite", f"{invite}\n".encode())
+        if invite is not None:
+            _keep(path.parent / "invite", f"{invite.encode()}\n".encode())
         _keep(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
         return path
 
@@ -436,9 +419,9 @@ class NodeConfig:
 
     def change_cell(self, run_id: str, cell: str) -> None:
         """The next start is in that cell, and begins without parameters: the checkpoints here are
-        of the cell that was left, and are set aside in the place of those set aside before. Raises
-        Refused and OutOfResources."""
-        kept, aside = self.checkpoint_dir(run_id), self.left_dir(run_id)
+        of the cell that was left, and are set aside, where nothing reads them, in the place of
+        those set aside before. Raises Refused and OutOfResources."""
+        kept, aside = self.checkpoint_dir(run_id), self.swarm_dir(run_id) / "ckpt.left"
         with writing(aside, _RIGHTS, Refused):
             if kept.is_dir():
                 if aside.is_dir():
@@ -487,8 +470,8 @@ class NodeConfig:
             )
         return runs[0] if runs else ""
 
-    def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:
-        """The swarm used last (or the one named) with its invite, "" for none; None when there is
+    def remembered(self, run_id: str = "") -> tuple[Manifest, Invite | None] | None:
+        """The swarm used last (or the one named) with its invite, if it has one; None when there is
         no such swarm.
 
         Raises UsageFault when it is not known which was used last, Refused when its manifest or its
@@ -512,21 +495,19 @@ class NodeConfig:
             )
         return manifest, self.kept_invite(name)
 
-    def kept_invite(self, run_id: str) -> str:
-        """The invite that a run was joined by, "" for none. Raises Refused for one that is
+    def kept_invite(self, run_id: str) -> Invite | None:
+        """The invite that a run was joined by, None for none. Raises Refused for one that is
         damaged."""
         path = self.swarm_dir(run_id) / "invite"
         try:
-            text = path.read_text().strip()
-            Invite.decode(text)
+            return Invite.decode(path.read_text().strip())
         except FileNotFoundError:
-            return ""
+            return None
         except (OSError, ValueError, UsageFault) as e:
             why = e.strerror if isinstance(e, OSError) else e
             raise Refused(
                 f"{path} is damaged: {why}", "join again with a fresh invite:  tutti join INVITE"
             ) from e
-        return text
 
 
 def config_toml(config: NodeConfig) -> str:
@@ -589,7 +570,7 @@ def _note(path: Path, text: str) -> None:
         write_atomically(path, text.encode())
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
     """Bytes of "20GiB", "1.5 GB", "500", which its rule has let pass."""
     [(number, unit, binary)] = re.findall(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text)
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " "))

@@ -8,10 +8,7 @@ values that differ from their defaults, so a new setting changes no run id. The 
 of a setting never changes within a format.
 """
 
-from __future__ import annotations
-
 import base64
-import binascii
 import dataclasses
 import hashlib
 import json
@@ -44,8 +41,7 @@ from node.data.settings import DataSettings
 from node.identity.keys import Identity, verify
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
-from node.optim.schedule import SCHEDULES
-from node.optim.settings import OptimSettings
+from node.optim.settings import SCHEDULES, OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.settings import TrainingSettings
@@ -64,7 +60,6 @@ _HEADERS = {
     1: f"{HEADER} Changing one character makes another run.",
     2: f"{HEADER} Changing a value makes another run.",
 }
-_DEFAULTS_SAID = "# Settings behind a # have their defaults."
 LATER = (
     "data.tokenizer_sha256",
     "data.windows",
@@ -100,7 +95,6 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
-_WIRE = FieldRule(choices=("fp32", "bf16", "fp16"))
 _SHARE = FieldRule(0.0, 1.0)
 _SEED = FieldRule(0, 2**63 - 1)
 MANIFEST_RULES: dict[str, FieldRule] = {
@@ -140,7 +134,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.adapter_alpha": FieldRule(1e-6, 1e6),
     "pipeline.stages": FieldRule(1, 4096),
     "pipeline.micro_batch": FieldRule(1, 65536),
-    "pipeline.wire": _WIRE,
+    "pipeline.wire": FieldRule(choices=("fp32", "bf16", "fp16")),
     "pipeline.forward_timeout_s": FieldRule(0.1, 3600.0),
     "pipeline.may_skip": _SHARE,
     "pipeline.watch": FieldRule(0.0, 1000.0),
@@ -270,13 +264,13 @@ class Manifest:
     """What the file looks like and what of it is hashed."""
 
     @classmethod
-    def default_demo(cls) -> Manifest:
+    def default_demo(cls) -> "Manifest":
         """The swarm of ``tutti start`` and ``tutti demo``: a byte model of the built-in text, a few
         minutes on a CPU."""
         return cls()
 
     @classmethod
-    def parse(cls, raw: bytes) -> Manifest:
+    def parse(cls, raw: bytes) -> "Manifest":
         """A manifest file. Raises UsageFault naming the field, the bad value and what is allowed,
         TooNew for a format of the future; checks no signature."""
         number, table = _read(raw)
@@ -367,7 +361,7 @@ class Manifest:
             ),
         )
 
-    def check_continues(self, before: Manifest) -> None:
+    def check_continues(self, before: "Manifest") -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
         had, epochs = before.training.epochs, self.training.epochs
         same = (
@@ -433,7 +427,7 @@ class Manifest:
             + (f", begins from weights {m.weights[0][len(DIGEST) :][:12]}" if m.weights else "")
         )
 
-    def owned_by(self, owner: PeerId) -> Manifest:
+    def owned_by(self, owner: PeerId) -> "Manifest":
         """The same swarm in another's name, unsigned: another run."""
         return dataclasses.replace(
             self, swarm=dataclasses.replace(self.swarm, owner=owner), signature=None
@@ -463,7 +457,7 @@ class Manifest:
         """
         lines = [_HEADERS[self.format]] if self.signature is not None else []
         if self.format > 1:
-            lines += [_DEFAULTS_SAID, f"format = {self.format}"]
+            lines += ["# Settings behind a # have their defaults.", f"format = {self.format}"]
         for section, rows in groupby(self._values(), lambda row: row[0]):
             kind = SECTIONS[section]
             said, about = meanings(kind), (kind.__doc__ or "").strip().splitlines()[0]
@@ -598,7 +592,7 @@ def _signature(table: Any) -> Signature | None:
     key = check("signature.key", table["key"], str, MANIFEST_RULES["swarm.owner"])
     try:
         sig = base64.b64decode(check("signature.sig", table["sig"], str, None), validate=True)
-    except (binascii.Error, ValueError) as e:
+    except ValueError as e:
         raise UsageFault("signature.sig is not base64", "expected 64 bytes in base64") from e
     if len(sig) != 64:
         raise UsageFault(f"signature.sig holds {len(sig)} bytes", "expected 64 bytes in base64")

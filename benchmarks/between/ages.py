@@ -5,8 +5,6 @@ eight times slower, and a third one is parted from all others for some windows; 
 die instead. The pace of the cells that nothing happens to is compared with the same run without
 trouble."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@ top-k with error feedback (SparseLoCo's recipe) beside the same in fp32. Small r
 real text; what is given, coded, averaged and stepped is done by the product's
 :class:`~node.training.rounds.merging.OuterSteps`, by every cell for itself."""
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 from concurrent.futures import ProcessPoolExecutor

@@ -2,8 +2,6 @@
 whole, or parted from the others for ten windows, or stands still, or all leaders die at once. And a
 run of one cell whose halves are parted and meet again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +13,8 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, CellId, PeerId
 from node.sim.swarm import SimSwarm
 from node.sim.watch import Commit
-from node.sim.world.links import Wall
 from node.sim.world.loop import bury, quiet
+from node.sim.world.network import Wall
 
 SEEDS, TRIED = 1, 12
 """Runs of each trouble, and seeds that are tried until so many have divided into three cells."""

@@ -1,8 +1,6 @@
 """Guests of a private run: strangers without an invite, who know its id, its manifest and the
 addresses of its peers. One is a daemon, the others say what strangers of an open run say."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

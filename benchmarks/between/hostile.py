@@ -1,8 +1,6 @@
 """What peers that mean harm cost a run: eight live daemons of an open run, and as many strangers as
 there are stages, one of them with a key ground below all others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.hour import strangers

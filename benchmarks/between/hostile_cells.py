@@ -5,8 +5,6 @@ Two cells divide from one, as in any run. The daemons of the third are started i
 own, and all of them are bent (:mod:`benchmarks.lab.bent`).
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 cells; then one of them is four times slower, one is killed whole, or the first one is, which the
 run began as."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ Cells that divide keep near peers together, but which of two that are equally ne
 that the same cells are compared with each other, every cell is moved to its places of ``CELLS``
 when it has formed, but for once, when the cells stay where they are."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -3,8 +3,6 @@ text, sample order, dealt skips, optimizers and window's keys of the product, in
 cell trains on its share of the samples as configs/full.toml says; the other swarm averages the
 gradients of as many micro-batches in every step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean

@@ -3,8 +3,6 @@ repeated and late, leaders and whole cells die. What is held, what was granted a
 what the dead held by name are compared with what there was, to the last unit.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Callable, Mapping
@@ -87,7 +85,7 @@ class Play:
     """``check`` is called whenever a cell's books change for good."""
 
     def __init__(
-        self, trial: Trial, seed: int, check: Callable[[Play], None] = lambda play: None
+        self, trial: Trial, seed: int, check: "Callable[[Play], None]" = lambda play: None
     ) -> None:
         self.trial, self.dice, self.check = trial, random.Random(seed), check
         self.now, self._number, self._events = (

@@ -1,8 +1,6 @@
 """A run of one cell beside an earlier commit: the losses of its plain twin bit for bit, and tokens
 a second of the demo, in turns. Needs the repository's history."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

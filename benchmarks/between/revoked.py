@@ -1,8 +1,6 @@
 """A peer of a live run that the owner revokes: who still listens to it, and what others lose. It
 hosts the ends, so it could lead."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 :class:`~node.averaging.strategies.group_forming.GroupForming` in virtual time. Beside it the grid
 that is computed from a view that all share, with the same values and the same absences."""
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import itertools

@@ -6,8 +6,6 @@ Every peer is a whole one: it trains, leads, averages with other cells, reads an
 the directory are counted as a DHT has them: a reader asks the nodes that hold a key, each answers
 with all records under it, a writer sends its record to each; those nodes count the same bytes."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json
@@ -102,7 +100,7 @@ class Quiet(HistoryRecorder):
 
     def began(self, peer: Any, plan: Plan, listener: bool) -> None:
         if plan.leader == peer.name:
-            self.count("epochs" if plan.paths else "means" if plan.outer else "other plans")
+            self.counts["epochs" if plan.paths else "means" if plan.outer else "other plans"] += 1
 
     def _nothing(self, *args: Any, **more: Any) -> None:
         """Not checked."""
@@ -136,7 +134,7 @@ class CellSwarm(SimSwarm):
         first = first_cell(self.manifest.run_id)
         names = [first, *(_cell(n) for n in range(1, cells))]
         for stage in range(STAGES + 1):
-            here = sorted(p.name for p in self.peers.values() if p.config.stage == stage)
+            here = sorted(p.name for p in self.peers.values() if p.named == stage)
             for n, name in enumerate(here):
                 self.peers[name].disk.cell = names[n % cells]
 

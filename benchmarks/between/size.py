@@ -1,8 +1,6 @@
 """How much code cells that lead themselves have brought, beside the last commit without them, and
 what is left of plans that led several cells at once. Needs the repository's history."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """LoRA on a frozen model: four daemons beside PEFT and torch's AdamW in one process, on the same
 samples and from the same first adapters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import peft

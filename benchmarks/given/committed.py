@@ -1,8 +1,6 @@
 """What an epoch's end costs a peer with a stage of 1 GiB: fresh parameters put in place and named
 by their digest, which has to be there before the next epoch may begin."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping

@@ -1,8 +1,6 @@
 """The memory that a daemon plans for a stage, beside the growth of its peak over that of a daemon
 with a stage that is tiny: of the memory of its tensors on a GPU, else of its resident set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Random small models as transformers saves them, in several files: a run begins from each, of one
 daemon with the ends and the directory, and two daemons with a block stage that fetch theirs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

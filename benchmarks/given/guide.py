@@ -6,8 +6,6 @@ in a line, and alone any lines. A command is repeated until it says so, as a rea
 Behind ``&`` it goes on running. The invite in a command is the one that was printed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,8 +1,6 @@
 """Parameters in bf16 with fp32 masters at their owners: a live swarm beside the same run in fp32,
 and beside one process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -5,8 +5,6 @@ The newcomer has half of the machine's cores to itself and the swarm the other h
 different machines. Others who use the machine are in the figures; how much they took is said.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,8 +1,6 @@
 """What a stage computes again for a backward instead of keeping it: gradients, the memory of a
 micro-batch that waits, time; and what the plan says of a card."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import multiprocessing.connection
@@ -20,8 +18,8 @@ from node.config import NodeConfig
 from node.core.numbers import human
 from node.manifest import Manifest, amended
 from node.model.cost import RECOMPUTE, stash_bytes
-from node.model.named import shape_named
 from node.model.settings import ModelSettings
+from node.model.shapes import shape_named
 from node.model.stages import build
 from node.pipeline.visit_buffers import StageMath
 

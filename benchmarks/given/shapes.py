@@ -1,8 +1,6 @@
 """Shapes of published models: names, shapes and counts of their parameters beside transformers'
 models of the same config.json, on the meta device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -10,9 +8,8 @@ import transformers
 
 from benchmarks.report import Report
 from node.model.export import config_of
-from node.model.named import SHAPES
 from node.model.settings import ModelSettings
-from node.model.shapes import all_shapes, count
+from node.model.shapes import SHAPES, all_shapes, count
 
 
 def rows(report: Report, root: Path) -> None:

@@ -1,8 +1,6 @@
 """A daemon whose device runs out of memory once, in forward, backward, loss or step: what it costs
 the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

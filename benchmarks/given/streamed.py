@@ -1,8 +1,6 @@
 """Two gigabytes of text of a web server, trained on below 200 MB of disk while the server and a
 peer die."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -25,8 +23,7 @@ from benchmarks.lab.books import COMMITTED, Books
 from benchmarks.lab.fleet import REPOSITORY, Box, free_port
 from benchmarks.lab.ledger import ledger
 from benchmarks.report import Report
-from node.data.places import AS_NAMED
-from node.data.settings import DataSettings
+from node.data.settings import AS_NAMED, DataSettings
 from node.data.sources import open_source
 from node.data.streamed.documents import documents_of
 from node.data.streamed.stream import Stream
@@ -55,7 +52,7 @@ def rows(report: Report, root: Path) -> None:
         server.kill()
 
 
-def read(report: Report, root: Path, server: Server, words: Path) -> None:
+def read(report: Report, root: Path, server: "Server", words: Path) -> None:
     """One peer alone: its first batch, a long walk, the threads of the tokeniser."""
     settings = DataSettings(source=server.source, windows=1, tokenizer=str(words))
     began = time.perf_counter()
@@ -100,7 +97,7 @@ def read(report: Report, root: Path, server: Server, words: Path) -> None:
     )
 
 
-def train(report: Report, root: Path, server: Server, words: Path) -> None:
+def train(report: Report, root: Path, server: "Server", words: Path) -> None:
     """Two peers with the ends and two stages; the server dies twice, one of the ends once."""
     settings = DataSettings(source=server.source, windows=1, tokenizer=str(words))
     found, _ = opened(settings, root / "measured")

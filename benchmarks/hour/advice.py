@@ -1,8 +1,6 @@
 """What is said when something is wrong: every error text provoked by a command of its own and its
 advice followed, and each check of ``tutti doctor`` failing, passing, and mending what it can."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

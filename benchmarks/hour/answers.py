@@ -1,8 +1,6 @@
 """How fast commands answer: processes of their own, from the shell's view, beside what Python alone
 takes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -5,8 +5,6 @@ Each daemon runs on a host of its own (a network namespace), so its interface co
 its p2pd send and receive.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +16,7 @@ from benchmarks.lab.fleet import MOVE_S, START_S, WORKING, Box, Hang, Host, Peer
 from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report
-from node.app.forecast import forecast
+from node.app.capacity import forecast
 
 WINDOW_S, WARM_S = 60.0, 5.0
 CAP = 500_000
@@ -221,7 +219,7 @@ class Lab:
         self._count = sum(nodes)
         self.peers: list[Peer] = []
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> "Lab":
         self.net.__enter__()
         hosts = [self.net[f"h{i}"] for i in range(self._count)]
         self.box = Box(self._root, tuple(Host(h.address, h.through) for h in hosts))

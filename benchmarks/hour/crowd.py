@@ -9,8 +9,6 @@ for one peer more than there is. In training nobody is killed, so that every dea
 an epoch is lost when its plan had to be made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -6,8 +6,6 @@ and trained: whatever is there is damaged. Each case begins with the home as it 
 file, and starts the daemon with a bare ``tutti start``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

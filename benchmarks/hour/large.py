@@ -9,8 +9,6 @@ Their optimizer's steps take longer than the manifest's round_timeout_s, which i
 status of all three is asked twice a second.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

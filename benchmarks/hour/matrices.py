@@ -1,8 +1,6 @@
 """8: a Muon step beside the public ones on this processor, and the same rules where it is limited
 to older instructions."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Strangers in a live open swarm of eight daemons: what each of their attacks costs, in epochs and
 in peers that are not listened to."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess
@@ -16,7 +14,7 @@ from benchmarks.lab import bent
 from benchmarks.lab.alone import loss_row
 from benchmarks.lab.fleet import REPOSITORY, START_S, Box, Peer
 from benchmarks.report import Report
-from node.training.colleagues import RIPE_S
+from node.training.election import RIPE_S
 
 KINDS = {
     "term": "plans of term 2^62",

@@ -1,8 +1,6 @@
 """A live run's losses beside those of one process without network, on the same samples: what harm
 done to the run cost it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter

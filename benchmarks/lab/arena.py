@@ -6,8 +6,6 @@ with arena((2, 2, 2, 2)) as a:
     a.peers["stage-1-0"].kill()
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -6,8 +6,6 @@ PROGRAM is what would start the daemon (:attr:`benchmarks.lab.fleet.Peer.child`)
 process's place, with this module where it names the command line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

@@ -14,8 +14,6 @@ Pure: events in, numbers out. Definitions:
   more tokens than the leader counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +38,7 @@ class Losses:
     def epochs(self) -> int:
         return self.again + self.abandoned
 
-    def since(self, before: Losses) -> Losses:
+    def since(self, before: "Losses") -> "Losses":
         return Losses(max(0, self.again - before.again), max(0, self.abandoned - before.abandoned))
 
 

@@ -1,8 +1,6 @@
 """Networks that are broken in eight ways, each on a host that wants to join a rendezvous on a
 public one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -60,7 +58,7 @@ class BrokenLab:
         self.manifest = Manifest.parse(Manifest.default_demo().owned_by(owner.peer_id).sign(owner))
         self.founder = Identity.load_or_create(root / "founder" / "identity.key").peer_id
 
-    def __enter__(self) -> BrokenLab:
+    def __enter__(self) -> "BrokenLab":
         self.net.__enter__()
         try:
             file = self.box.root / "swarm.toml"

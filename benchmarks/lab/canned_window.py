@@ -1,8 +1,6 @@
 """A canned daemon behind a real control service: for tests of the command line and the monitor, and
 for trying their looks."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator
@@ -27,7 +25,7 @@ ME = "12D3KooWCannedCannedCannedCannedCannedCannedCankJ4m2a"
 
 
 class CannedWindow:
-    """A :class:`node.control.window.Window` that says what it was told to say. ``stopped`` is set
+    """A :class:`node.control.service.Window` that says what it was told to say. ``stopped`` is set
     by stop and drain."""
 
     def __init__(self, snapshot: Snapshot | None = None, peers: PeersAnswer | None = None) -> None:

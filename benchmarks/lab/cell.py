@@ -9,10 +9,9 @@ answers every order with how long it took. Times are of the machine's monotonic 
 several processes may be compared.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
+import math
 import resource
 import sys
 import time
@@ -112,7 +111,7 @@ class Worker:
             Journal(clock=SystemClock()),
             Metrics(),
             lambda: Facts("a" * 64, "bench", "0", b""),
-            lambda peer, hello: None,
+            lambda peer, hello: math.inf,
         )
         self.cell = Cut(transport, AveragingSettings(round_timeout_s=300.0), executor=self.thread)
         await transport.start()

@@ -5,8 +5,6 @@ A newcomer comes as a volunteer would: by an invite, choosing its stage itself. 
 is the last replica of its stage in the newest plan, for then the swarm would rightly stand still.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time

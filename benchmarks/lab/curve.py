@@ -1,7 +1,5 @@
 """Curves over a logarithmic axis as an SVG picture. Enters: points. Leaves: text. Never: a file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from html import escape

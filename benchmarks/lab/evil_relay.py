@@ -1,8 +1,6 @@
 """Relays that do what a stranger may do with what it carries: pose as its client, read, alter,
 replay, stall, cut."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any
@@ -11,10 +9,10 @@ from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.identity.keys import Identity
 from node.reach import secure
+from node.reach.secure import make_certificate
 from node.transport import handshake
 from node.transport.frames import write_frame
 from node.transport.service import Transport
-from node.transport.tls import make_certificate
 from node.transport.ways import relay, tunnel
 from node.transport.ways.relay import Relay
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed

@@ -5,8 +5,6 @@ Memory and processor time are limited with control groups (version 1 or 2), the 
 tmpfs. Everything made here is taken away by :meth:`Limits.close`, and needs root.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

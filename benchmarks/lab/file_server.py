@@ -3,8 +3,6 @@
 python -m benchmarks.lab.file_server DIRECTORY --port 8080
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from http import HTTPStatus

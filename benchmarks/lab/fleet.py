@@ -6,8 +6,6 @@ directory of homes and everything that was started in it. The model is so small 
 about a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -29,7 +27,7 @@ from benchmarks.lab.told import Told, read_told
 from node.app.launch import Child
 from node.config import NodeConfig
 from node.control.client import ControlClient
-from node.control.snapshot import compare_digests
+from node.control.text import compare_digests
 from node.core.errors import LocalFault
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
@@ -111,7 +109,7 @@ class Peer:
     def key(self) -> str:
         return Identity.load(self.home / "identity.key").peer_id
 
-    def start(self) -> Peer:
+    def start(self) -> "Peer":
         """Run it, again if need be. Does not wait."""
         mine = {**HASTE, **self.environment}
         before = {name: os.environ.get(name) for name in mine}

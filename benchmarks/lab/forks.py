@@ -5,8 +5,6 @@ Nothing else differs from a daemon that a command started: a process with a proc
 own, its words, environment and output, that dies with the process which asked for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -35,7 +33,7 @@ class Forks:
         self._server: subprocess.Popen[bytes] | None = None
         self._codes: dict[int, int] = {}
 
-    def start(self, words: list[str], log: Path, environment: dict[str, str]) -> Forked:
+    def start(self, words: list[str], log: Path, environment: dict[str, str]) -> "Forked":
         """Run ``tutti`` with these words; what it says goes to ``log``. Raises OSError when the
         process that forks has ended."""
         asked = {"words": words, "environment": environment, "log": str(log)}

@@ -8,8 +8,6 @@ to begin when the group is found; the answer is that it has begun, then what it 
 and whether hivemind calls it a success.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,8 +1,6 @@
 """Processes of :mod:`benchmarks.lab.reach_peer` on the hosts of an
 :class:`~benchmarks.lab.internet.Internet`, spoken to by JSON lines."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

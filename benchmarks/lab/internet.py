@@ -10,8 +10,6 @@ private and documentation ranges).
         net.map_ports("anna")            # miniupnpd in anna's router: UPnP, NAT-PMP and PCP
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -83,7 +81,7 @@ class Internet:
         self._cables = 0
         self._routers: dict[str, tuple[str, int]] = {}
 
-    def __enter__(self) -> Internet:
+    def __enter__(self) -> "Internet":
         sweep()
         try:
             self._segment("net")

@@ -1,7 +1,5 @@
 """Which samples were counted, one by one, from what leaders told of their plans and commits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from benchmarks.lab.books import PLANNED, Books

@@ -7,8 +7,6 @@ Whoever connects to port FROM of loopback talks to port TO; each direction of ea
 carries MBIT million bits a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

@@ -2,8 +2,6 @@
 whether they have. Enters: outcomes of the survivors. Leaves: what is wrong with them. Never:
 arithmetic of node/averaging."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache

@@ -1,16 +1,13 @@
 """The directory inside one process: the same records and the same checks, without a network."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 
 from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
-from node.dht.author import Author
 from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
-from node.dht.record_store import Admit, RecordStore, TopicStore
+from node.dht.record_store import Admit, Author, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of
 from node.identity.keys import Identity

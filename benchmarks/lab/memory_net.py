@@ -6,8 +6,6 @@ for tests and one-process demonstrations only. Faults are made with :meth:`Memor
 :meth:`MemoryNet.cut` and :meth:`MemoryNet.mute`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +17,7 @@ import grpc.aio
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
-from node.transport.channels import LabelledChannel
+from node.transport.auth import LabelledChannel
 from node.transport.port import PeerLink, translate
 
 PEER_KEY = "tutti-peer"
@@ -39,7 +37,7 @@ class MemoryNet:
         self._cut: set[tuple[PeerId, PeerId]] = set()
         self._muted: set[PeerId] = set()
 
-    def transport(self, peer: PeerId | str) -> MemoryTransport:
+    def transport(self, peer: PeerId | str) -> "MemoryTransport":
         """A new transport for ``peer``; replaces a dead one of the same name. Call its ``start()``
         after the servicers are added."""
         made = MemoryTransport(self, PeerId(peer))

@@ -1,8 +1,6 @@
 """Part 5 of ``benchmarks.averaging``: the same model and text under every strategy, as rows and as
 a picture."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A benchmark in numbered parts, each a module with ``rows(report, root)``."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Twelve places of a public cloud and the links between them, as SkipPipe's authors published them.
 Pure data."""
 
-from __future__ import annotations
-
 PLACES = (
     "Belgium",
     "Canada",

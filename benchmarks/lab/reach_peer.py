@@ -16,11 +16,10 @@ addresses} when it runs, then one for every command read from its standard input
                                                   directory]}
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -77,7 +76,7 @@ class Peer:
             self.journal,
             Metrics(),
             lambda: Facts(str(RUN), home.name, "0"),
-            lambda peer, hello: None,
+            lambda peer, hello: math.inf,
             None,
             ReachSettings(**asked.get("reach", {})),
         )
@@ -185,15 +184,15 @@ class Peer:
         try:
             rtt = await self.transport.ping(who, 10.0)
         except PeerFault as e:
-            return {"error": str(e), "tried": self.transport.tried(who)}
+            return {"error": str(e), "tried": self.transport.lines.tried(who)}
         link = self.transport.peers()[who]
-        line = self.transport._lines.line(who)
+        line = self.transport.lines.open.get(who)
         token = line.met.token if line is not None else ""
         return {
             "path": link.path,
             "via": link.via,
             "rtt_s": rtt,
-            "tried": self.transport.tried(who),
+            "tried": self.transport.lines.tried(who),
             "token": token,
         }
 

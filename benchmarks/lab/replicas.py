@@ -6,8 +6,6 @@ one matrix. What a round does to the rows is decided by ``node.averaging``; byte
 formats, time is that of a simulated line.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,10 +21,16 @@ from benchmarks.reference.unsplit import Unsplit
 from node.averaging.coding.codecs import settle
 from node.averaging.coding.formats import nbytes_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
-from node.averaging.strategies.gossip import Exponential, Pairs
-from node.averaging.strategies.moshpit import Moshpit
 from node.averaging.strategies.outer import OuterSettings, check, pieces
-from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strategy
+from node.averaging.strategies.strategy import (
+    Butterfly,
+    Edges,
+    Exponential,
+    Groups,
+    Moshpit,
+    Pairs,
+    Strategy,
+)
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
 from node.data.sources import Ids, open_data

@@ -1,8 +1,6 @@
 """A member of a round that misbehaves on the wire: real frames in both directions, bent as a
 :class:`Lie` says. Never: the engine's own member or owner, which would not let it lie."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass

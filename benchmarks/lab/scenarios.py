@@ -4,8 +4,6 @@ The swarm has two ends peers and two replicas of each of three block stages, eac
 own.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Sequence

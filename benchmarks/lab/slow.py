@@ -1,8 +1,6 @@
 """Reducers as their papers write them, with no care for time or memory: what the fast ones are
 compared with."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

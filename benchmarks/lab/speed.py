@@ -8,10 +8,9 @@ answers every order (a number format and an instant) with when it began and ende
 afterwards is compared with the true mean.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
+import math
 import os
 import sys
 import threading
@@ -203,7 +202,7 @@ class Ours:
             Journal(clock=SystemClock()),
             Metrics(),
             lambda: Facts("a" * 64, "bench", "0", b""),
-            lambda peer, hello: None,
+            lambda peer, hello: math.inf,
         )
         self._serve()
         await self.transport.start()

@@ -22,11 +22,10 @@ certificate of then), "forged" (plans with a certificate and support of their ow
 names of the honest), "guests" ("leads" and "tokens" at once, to peers of a private run).
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
+import math
 import os
 import sys
 import time
@@ -65,9 +64,8 @@ from node.training.protocol.votes import (
     Vote,
     Warrant,
     names,
-    support_domain,
+    signing_domain,
     support_said,
-    vote_domain,
 )
 from node.transport.handshake import Facts
 from node.transport.service import Transport
@@ -105,7 +103,7 @@ class Stranger:
             self.journal,
             Metrics(),
             lambda: Facts(manifest.run_id, home.name, VERSION),
-            lambda peer, hello: None,
+            lambda peer, hello: math.inf,
         )
         rpc.add_TrainingServicer_to_server(Agrees(), self.transport.server)
         settings = DirectorySettings(refresh_s=1.0)
@@ -151,7 +149,7 @@ class Stranger:
 
     def signed(self, plan: Plan, warrant: Warrant = NO_WARRANT) -> pb.Note:
         """Under its own signature."""
-        domain = notes.plan_domain(self.manifest.run_id)
+        domain = signing_domain("plan", self.manifest.run_id)
         return notes.plan_note(plan, self.identity.sign(plan.canonical(), domain), warrant)
 
 
@@ -305,7 +303,7 @@ class Band:
         voters = tuple(sorted(self.honest()))
         ballots = tuple(self._ballot(plan, voters, p, b.stage) for p, b in self.honest().items())
         made = Certificate(NO_CELL, plan.term - 1, plan.base, voters, ballots)
-        at, domain = int(time.time()), support_domain(self.manifest.run_id)
+        at, domain = int(time.time()), signing_domain("support", self.manifest.run_id)
         said = support_said(NO_CELL, self.chief.me, plan.term - 1, at)
         signature = self.chief.identity.sign(said, domain)
         supporters = tuple(Supporter(p, plan.term - 1, at, signature) for p in voters)
@@ -314,7 +312,7 @@ class Band:
 
     def _ballot(self, plan: Plan, voters: tuple[PeerId, ...], peer: PeerId, stage: int) -> Ballot:
         vote = Vote(NO_CELL, plan.term - 1, 0, plan.base, names(voters), stage, "d" * 16)
-        mine = self.chief.identity.sign(vote.said(), vote_domain(self.manifest.run_id))
+        mine = self.chief.identity.sign(vote.said(), signing_domain("vote", self.manifest.run_id))
         return Ballot(peer, stage, 0, "d" * 16, mine)
 
 

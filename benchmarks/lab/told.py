@@ -1,7 +1,5 @@
 """What daemons tell in their event files: read once, or followed while they write."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ JSON: says where it listens, hears where the others do, says that it is ready, h
 begins; then it dies, or is neither dead nor alive.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Time that passes when a test says so."""
 
-from __future__ import annotations
-
 
 class VirtualClock:
     """A clock that stands still until told to move. ``wall`` runs ``skew`` seconds beside

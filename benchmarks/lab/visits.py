@@ -1,13 +1,11 @@
 """One visit of a micro-batch at a block stage, without a pipeline around it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
-from node.pipeline.received import FrameReader
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.wire.tensors import encode, expected_head
 from protos import pipeline_pb2 as pb

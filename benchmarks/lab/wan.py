@@ -9,8 +9,6 @@ roughly half a Gbit/s in all. Host i has the address 10.88.0.(i+1); nothing leav
         wan.cut({0}, {1, 2})    # a partition; both=False cuts one way; heal() undoes it
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -66,7 +64,7 @@ class Wan:
         self._tuns: list[int] = []
         self._hub: threading.Thread | None = None
 
-    def __enter__(self) -> Wan:
+    def __enter__(self) -> "Wan":
         _sweep()
         try:
             for i, name in enumerate(self.names):

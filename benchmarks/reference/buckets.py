@@ -6,8 +6,6 @@ parameters, so that each has one owner; ranks follow each other in order. Faithf
 2602.06079 so that its ratios can be reproduced beside ours.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

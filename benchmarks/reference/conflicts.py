@@ -8,8 +8,6 @@ the one with the lowest bound is looked at next. Not optimal: a collision may be
 than avoided, so every state is also replayed, and the best replay is what is returned.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from itertools import combinations, product

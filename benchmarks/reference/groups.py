@@ -1,15 +1,13 @@
 """Micro-groups as published (arXiv 2602.06079): the cost of a slot bounds a group. Groups are
 synchronous, so their time is the sum of each group's slowest slot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from typing import Literal
 
 from node.core.errors import UsageFault
-from node.partition.groups import Group
 from node.partition.matrices import Unit, in_order
+from node.partition.plan import Group
 
 Mode = Literal["no", "single", "slot", "global"]
 

@@ -6,8 +6,6 @@ more bytes. *parts*: each unit by itself to an owner of any choice: no padding, 
 message each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

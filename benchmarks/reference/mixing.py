@@ -1,7 +1,5 @@
 """A round of averaging as a matrix: what theorems are about."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -6,8 +6,6 @@ tests and benchmarks.
 gate and up are one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ link, the peers' rates and the operations a number of the matrix costs, so it is
 matrix.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

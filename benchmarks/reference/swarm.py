@@ -5,8 +5,6 @@ What the swarm computes must be this, up to the order of fp32 additions; the gol
 benchmarks hold it to that.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

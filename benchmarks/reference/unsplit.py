@@ -1,7 +1,5 @@
 """The model in one piece, as the swarm's stages would be if nobody had cut it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,8 +1,6 @@
 """A tree of Python files, from a folder or from a commit, and what can be counted in it without
 knowing who calls whom."""
 
-from __future__ import annotations
-
 import ast
 import io
 import subprocess

@@ -2,8 +2,6 @@
 must hold, the simulator, the time of all tests. Each is run as a person would, in a tree of its
 own."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,8 +1,6 @@
 """The walks of docs/architecture.md: files in the order in which a value passes them. Each must
 exist and be linked to the one before it, by an import, by a call or by a protocol."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

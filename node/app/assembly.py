@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from node.app.capacity import check_memory, room_on, shares, stash_limit
+from node.app.capacity import check_memory, parts_of_stages, room_on, shares, stash_limit
 from node.app.change import read, under
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
-from node.cells.board import WindowBoard
+from node.cells.board import EdgeFinder, WindowBoard
 from node.cells.census import CellRecord
-from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
@@ -33,7 +32,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
-from node.core.errors import LocalFault, UsageFault
+from node.core.errors import LocalFault, UsageFault, refuse
 from node.core.ids import ENDS, PeerId
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
@@ -45,11 +44,11 @@ from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
 from node.model.device import Device, gpus, set_threads
 from node.model.pretrained import Weights
-from node.model.shapes import layer_cut, parameter_shapes
+from node.model.shapes import layer_cut
 from node.model.stages import Ends, base_of, build
 from node.optim.owner import Owner
 from node.optim.ownership import assign
-from node.optim.parts import ParameterPart, parts_of
+from node.optim.parts import ParameterPart
 from node.pipeline.device import DeviceThread
 from node.pipeline.gradients import GradientSum
 from node.pipeline.machine import PipelineMachine
@@ -59,7 +58,7 @@ from node.pipeline.visit_buffers import Autocast, StageMath
 from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.colleagues import Colleagues
+from node.training.election import Colleagues
 from node.training.leader.leader import Leader
 from node.training.leading import LeaderService, Search, in_thread
 from node.training.member import Member
@@ -69,12 +68,11 @@ from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines
+from node.training.state.engines import Engines, PipelineMeter
 from node.training.state.ledger import VoteLedger
-from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Samples, StreamedText, Text
-from node.transport.port import PeerTransport
+from node.transport.port import TransportPort
 
 if TYPE_CHECKING:
     from node.local.stage import LocalStage
@@ -119,7 +117,7 @@ async def assemble(
     manifest: Manifest,
     stage: int,
     identity: Signer,
-    transport: PeerTransport,
+    transport: TransportPort,
     presence: Presence,
     clock: Clock,
     journal: Journal,
@@ -143,7 +141,7 @@ async def assemble(
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
     module = await asyncio.to_thread(build, m, p.stages, stage, parameters)
-    given, begun = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
+    given = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
     if len(devices) == 1:
         module.to(device.device)
     text, tokenizer = (
@@ -151,7 +149,7 @@ async def assemble(
     )
     local = None
     if len(devices) > 1:
-        from node.local.opening import open_stage
+        from node.local.stage import open_stage
 
         local = await open_stage(
             devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error
@@ -160,7 +158,7 @@ async def assemble(
         module,
         stage,
         placed=local.place if local else None,
-        empty=bool(m.weights) and not begun,
+        empty=bool(m.weights) and given is None,
         frozen=base_of(module) if m.adapter else None,
     )
     thread, meter = (
@@ -209,7 +207,6 @@ async def assemble(
     # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
     # it all.
     services.work.room = verdict.spare
-    told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     return Assembled(
         **vars(services),
@@ -217,7 +214,7 @@ async def assemble(
         ends=module if isinstance(module, Ends) else None,
         tokenizer=tokenizer,
         device=device,
-        device_said=told,
+        device_said=device.describe() if local is None else f"{len(devices)} x {device.describe()}",
         memory=verdict,
         memory_limit=limit,
         main_memory=main,
@@ -261,7 +258,7 @@ class Ports:
     ``weights`` reads any stage of the model that the run begins from, None where it is not here."""
 
     identity: Signer
-    transport: PeerTransport
+    transport: TransportPort
     presence: Presence
     clock: Clock
     journal: Journal
@@ -425,31 +422,18 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     )
 
 
-def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
-    """What can be owned of every stage of the run's model."""
-    m, stages = manifest.model, manifest.pipeline.stages
-    return {
-        s: tuple(parts_of(parameter_shapes(m, stages, s), manifest.optimizer))
-        for s in range(stages + 1)
-    }
-
-
 def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
     if config.node.local_devices == 1:
         return [config.node.device], config.node.threads
-    for broken, what in (
-        (manifest.model.adapter, "that trains adapters"),
-        (manifest.optimizer.masters, "with bf16 parameters"),
-    ):
-        if broken:
-            raise UsageFault(
-                f"{config.node.local_devices} local devices in a run {what}",
-                "take one:  --local-devices 1",
-            )
+    several, step = f"{config.node.local_devices} local devices", "take one:  --local-devices 1"
+    refuse(
+        (manifest.model.adapter, f"{several} in a run that trains adapters", step),
+        (manifest.optimizer.masters, f"{several} in a run with bf16 parameters", step),
+    )
     # One device needs nothing of torch's distributed half, which takes a second to load.
-    from node.local.opening import device_names, threads_each
     from node.local.split import check_devices
+    from node.local.stage import device_names, threads_each
 
     check_devices(manifest.model, config.node.local_devices)
     names = device_names(config.node.device, config.node.local_devices)
@@ -508,15 +492,6 @@ def run_facts(
 ) -> RunFacts:
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
-
-    def place(
-        stage: int,
-        cell: Sequence[tuple[PeerId, float]],
-        previous: Mapping[str, PeerId],
-        room: Mapping[PeerId, int],
-    ) -> dict[str, PeerId]:
-        return assign(parts[stage], cell, previous, room)
-
     return RunFacts(
         stages=p.stages,
         epochs=t.epochs,
@@ -544,7 +519,7 @@ def run_facts(
             sequence=m.seq_len,
         ),
         make=PlanFunctions(
-            assign=place,
+            assign=lambda stage, cell, previous, room: assign(parts[stage], cell, previous, room),
             recall=work.local_checkpoints.recall,
             router=lambda: Router(manifest.scheduler, p.stages),
             read=work.read,
@@ -567,8 +542,7 @@ def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None
     that it fetched; None where there is neither. Raises UsageFault for a directory that is named
     now and not there."""
     m, places = manifest.model, config.places(manifest.run_id)
-    kept = config.base_dir(manifest.run_id, stage)
-    where = Path(places.weights) if places.weights else kept
+    where = Path(places.weights or config.base_dir(manifest.run_id, stage))
     if not m.weights or not (config.node.weights or where.is_dir()):
         return None
     files = Weights(where, manifest.optimizer.parameters)
@@ -585,9 +559,9 @@ def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None
 
 def _begin(
     config: NodeConfig, manifest: Manifest, stage: int, module: nn.Module, journal: Journal
-) -> tuple[Given | None, bool]:
-    """Put what the run begins from in place, where it is on the disk here: how it is read, and
-    whether that was done. Raises LocalFault for a directory that the user named."""
+) -> Given | None:
+    """Put what the run begins from in place, where it is on the disk here, and return how it is
+    read; None where that was not done. Raises LocalFault for a directory that the user named."""
     try:
         given = _weights(config, manifest, stage)
         found = given(stage) if given is not None else {}
@@ -595,11 +569,11 @@ def _begin(
         if config.node.weights:
             raise
         journal.emit("checkpoint", "weights-unusable", f"{e}; they are fetched", "warning")
-        return None, False
+        return None
     base = base_of(module)
     for name, tensor in found.items():
         base[name].copy_(tensor)
-    return given, given is not None
+    return given
 
 
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:

@@ -1,14 +1,20 @@
-"""How much memory a stage may take here, and whether one of a run fits into it, before anything of
-it is loaded. Arithmetic only."""
+"""What a stage of a run takes of a machine, before anything of it is loaded: how much memory it
+may take here, whether it fits into it, and what it will move over the line. Arithmetic only.
+
+The traffic is reckoned from a manifest and how many peers host each stage;
+``benchmarks.hour.caps`` checks it against the counters of interfaces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from node.averaging.exchange.groups import LET_IN
-from node.config import NodeConfig
+from node.averaging.coding.formats import nbytes_of
+from node.averaging.exchange.events import LET_IN
+from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human, in_words
 from node.manifest import Manifest
@@ -30,13 +36,27 @@ from node.training.rounds.memory import outer_bytes
 if TYPE_CHECKING:
     from node.model.device import Device
 
+OVERHEAD = 1.05
+"""Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and
+acknowledgements of what came."""
+FRAME = 1500
+"""Bytes that a frame costs beside its tensor, both directions together: head, journey, receipts,
+and the note that its share counts."""
+MEMBER, HOP, SAMPLE, OWNED, PLAN = 80, 8, 7, 50, 1500
+"""Bytes of a plan for each member, hop of a path, sequence, and part of the model; and what else it
+has."""
+IDLE = 1500.0
+"""Bytes a second, each way, of a peer that takes part: the directory, heartbeats, probes; and for
+each other peer:"""
+IDLE_EACH = 300.0
+
 
 def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> tuple[int, str]:
     """(bytes that a stage may take of these devices together, all alike; a text that explains the
     number where it is not all of a device). Of a GPU no more is counted than is free now, so that
     memory which other programs use, a desktop for instance, is left to them; ``held`` bytes of each
     are used by this peer itself, and count as free."""
-    gpu, reserve, said = devices[0].is_cuda, config.reserve, list[str]()
+    gpu, reserve, said = devices[0].is_cuda, size_of(config.node.reserve), list[str]()
     free, total = min(
         (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
     )
@@ -129,6 +149,15 @@ def _share(sizes: Sequence[int], among: int) -> int:
     return max((*sizes, -(-sum(sizes) // among)))
 
 
+def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
+    """What can be owned of every stage of the run's model."""
+    m, stages = manifest.model, manifest.pipeline.stages
+    return {
+        s: tuple(parts_of(parameter_shapes(m, stages, s), manifest.optimizer))
+        for s in range(stages + 1)
+    }
+
+
 def hosted(config: NodeConfig, manifest: Manifest, limit: int) -> list[int]:
     """Stages that tell what a peer with these settings may hold: the one it names, else the ends
     and the block stage that takes most, as far as its role allows."""
@@ -170,3 +199,69 @@ def stash_limit(config: NodeConfig, manifest: Manifest, stage: int, verdict: Ver
     planned = config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
     free = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
     return max(planned, min(STASH, planned + free))
+
+
+# ------------------------------------------------------------ over the line
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Bytes of one peer over its line. ``activations``: with their gradients, each way, of one
+    epoch; ``averaging``: gradients up and parameters down and for others, each way, with copies of
+    optimizer state; ``plans``: sent by one of the ends; ``state``: received once by who joins;
+    ``idle``: each way, of one second whatever is trained."""
+
+    activations: float
+    averaging: float
+    plans: float
+    state: int
+    idle: float
+
+    def over(self, epochs: float, seconds: float, leads: bool = False) -> tuple[float, float]:
+        """Bytes sent and received in ``seconds`` that bring so many epochs; at the ends' leader the
+        plans come on top of what is sent."""
+        down = epochs * (self.activations + self.averaging) + seconds * self.idle
+        return down + (epochs * self.plans if leads else 0.0), down
+
+
+def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = None) -> Forecast:
+    """For a peer of ``stage`` (0: the ends). ``peers``: how many host each stage; those not named
+    have what the run waits for before it begins. The replicas of a stage share its micro-batches
+    and average with each other.
+
+    Of the rounds between cells a cell's speaker moves more than this says, by its stage once each
+    way.
+    """
+    m, p, t, a = manifest.model, manifest.pipeline, manifest.training, manifest.averaging
+    hosts = {s: max(1, (peers or {}).get(s, t.min_replicas)) for s in range(p.stages + 1)}
+    shapes = parameter_shapes(m, p.stages, stage)
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+
+    tensor = p.micro_batch * m.seq_len * m.d_model * (4 if p.wire == "fp32" else 2)
+    visits = 1.0 if stage == ENDS else manifest.scheduler.hops(p.stages) / p.stages
+    # Forward and backward; of what is held out forward only.
+    evaluated = t.eval_batches / t.eval_every if t.eval_every else 0.0
+    trained = t.target_batch // p.micro_batch
+    frames = (2 * trained + evaluated) * visits / hosts[stage]
+    activations = frames * (OVERHEAD * tensor + FRAME / 2)
+
+    cell = min(hosts[stage], a.peers or hosts[stage])
+    others = 1 - 1 / cell
+    averaging = (
+        OVERHEAD * others * (nbytes_of(numbers, a.wire) + manifest.optimizer.width * numbers)
+    )
+    if t.buddy_every and cell > 1:
+        state = sum(part.state for part in parts_of(shapes, manifest.optimizer))
+        averaging += OVERHEAD * state / cell / t.buddy_every
+
+    everybody = sum(hosts.values())
+    parts = sum(len(parameter_shapes(m, p.stages, s)) for s in range(p.stages + 1))
+    path = HOP * manifest.scheduler.hops(p.stages) + SAMPLE * p.micro_batch
+    plan = PLAN + MEMBER * everybody + OWNED * parts + path * trained
+    return Forecast(
+        activations,
+        averaging,
+        float(plan * (everybody - 1)),
+        int(OVERHEAD * 4 * numbers),
+        IDLE + IDLE_EACH * (everybody - 1),
+    )

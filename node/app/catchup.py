@@ -1,14 +1,12 @@
 """A peer that starts takes the newest state at hand: what the swarm has committed, else its own
 newest checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from pathlib import Path
 from statistics import median_high
 
-from node.checkpoint.partial import Partial
+from node.checkpoint.fetch import Partial
 from node.core.errors import OutOfResources, PeerFault, Refused
 from node.core.ids import ENDS, PeerId
 from node.model.pretrained import keep_weights

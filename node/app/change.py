@@ -6,8 +6,6 @@ The text is the signature in base64, a line feed, and the signed JSON. It names 
 worth nothing in another.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

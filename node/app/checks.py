@@ -6,8 +6,6 @@ what mends it where the program may do that itself: nothing is removed but what 
 no setting or key is changed. Never hivemind: these run in the command line, beside py-libp2p.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -22,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from node.app.capacity import check_memory, hosted, parts_of_stages, room_on
 from node.app.joining import opened, who
 from node.config import NodeConfig
 from node.control.client import ControlClient
@@ -60,10 +59,9 @@ Mend = tuple[Callable[[], object], str]
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One finding of the check ``name``. ``mend`` is None where people must do it; ``mended``: what
-    was done."""
+    """One finding of a check, whose name is the finding's layer. ``mend`` is None where people must
+    do it; ``mended``: what was done."""
 
-    name: str
     finding: Diagnosis
     mend: Mend | None = None
     mended: str = ""
@@ -72,7 +70,7 @@ class DoctorCheck:
         """As JSON-ready values."""
         f = self.finding
         return {
-            "check": self.name,
+            "check": f.layer,
             "ok": f.ok,
             "cause": f.cause,
             "effect": f.effect,
@@ -85,7 +83,7 @@ class DoctorCheck:
 
 def passed(name: str, said: str) -> DoctorCheck:
     """Nothing is wrong."""
-    return DoctorCheck(name, Diagnosis("", name, True, said))
+    return DoctorCheck(Diagnosis("", name, True, said))
 
 
 def fault(
@@ -94,13 +92,12 @@ def fault(
     """Something is; ``warning``: this peer can take part all the same."""
     code, effect = _FAULTS[name]
     finding = Diagnosis("", name, warning, clean(cause, 500), effect, clean(fix, 500), code)
-    return DoctorCheck(name, finding, mend)
+    return DoctorCheck(finding, mend)
 
 
 def blocked(name: str, why: LocalFault) -> DoctorCheck:
     """What another fault keeps from being looked at."""
     return DoctorCheck(
-        name,
         Diagnosis("", name, False, why.what, "it could not be looked at", why.next_step, why.code),
     )
 
@@ -138,10 +135,14 @@ def run(
 def versions(ours: NodeConfig) -> list[DoctorCheck]:
     """Python and libraries as the project asks for them, the p2p daemon, the daemon that runs here,
     the run's protocol."""
-    found = list[DoctorCheck]()
-    for wanted, there in unfit_packages():
-        cause = f"{wanted} is needed, {f'{there} is here' if there else 'it is not installed'}"
-        found.append(fault("versions", cause, f'pip install "{wanted}"'))
+    found = [
+        fault(
+            "versions",
+            f"{wanted} is needed, {f'{there} is here' if there else 'it is not installed'}",
+            f'pip install "{wanted}"',
+        )
+        for wanted, there in unfit_packages()
+    ]
     binary = p2p_daemon()
     if binary is None:
         found.append(
@@ -152,7 +153,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             )
         )
     elif not os.access(binary, os.X_OK):
-        mode = binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
+        mode = binary.stat().st_mode | 0o111
         found.append(
             fault(
                 "versions",
@@ -176,8 +177,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
         running = client.status().version
         if running != VERSION:
             cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
-            step = "tutti drain , then  tutti start"
-            found.append(fault("versions", cause, step, warning=True))
+            found.append(fault("versions", cause, "tutti drain , then  tutti start", warning=True))
         answer = client.peers()
         apart = incompatible_peers(answer)
         live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
@@ -195,7 +195,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
 def unfit_packages() -> Iterator[tuple[str, str]]:
     """(what tutti asks for, version that is here, "" for none) of every library that is missing or
     another."""
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
     try:
         asked, about = metadata.requires("tutti") or [], metadata.metadata("tutti")
@@ -206,15 +206,10 @@ def unfit_packages() -> Iterator[tuple[str, str]]:
         sys.version.split()[0], prereleases=True
     ):
         yield f"python {needs}", sys.version.split()[0]
-    for text in asked:
-        try:
-            one = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
-            continue
+    for one in map(Requirement, asked):
+        wanted = one.marker is None or one.marker.evaluate({"extra": ""})
         there = _installed(one.name)
-        if not there or not one.specifier.contains(there, prereleases=True):
+        if wanted and not (there and one.specifier.contains(there, prereleases=True)):
             yield f"{one.name}{one.specifier}", there
 
 
@@ -241,17 +236,16 @@ def p2p_daemon() -> Path | None:
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
-    from node.app.capacity import check_memory, hosted, room_on
     from node.model.device import Device
 
     try:
         chosen = Device.pick(ours.node.device)
         devices = [chosen]
         if chosen.is_cuda and ours.node.local_devices > 1:
-            from node.local.opening import device_names
+            from node.local.stage import device_names
 
             names = device_names(str(chosen.device), ours.node.local_devices)
-            devices = [Device.pick(name) for name in names]
+            devices = [*map(Device.pick, names)]
     except LocalFault as e:
         return [fault("device", e.what, e.next_step)]
     manifest, said = _manifest(ours), chosen.describe()
@@ -295,10 +289,8 @@ def disk(ours: NodeConfig) -> list[DoctorCheck]:
         step = f"make it a directory you may write:  chmod u+rwx {home}"
         return [fault("disk", f"{home}: {trouble}", step, None if foreign else mend)]
     found = [*_key(ours), *_room_on_disk(ours), *_checkpoints(ours)]
-    free = human(shutil.disk_usage(_existing(home)).free)
-    if any(not one.finding.ok for one in found):
-        return found
-    return [passed("disk", f"{home}: {free} free"), *found]
+    said = f"{home}: {human(shutil.disk_usage(_existing(home)).free)} free"
+    return found if any(not one.finding.ok for one in found) else [passed("disk", said), *found]
 
 
 def _writable(home: Path) -> str | None:
@@ -349,14 +341,15 @@ def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
     place = _existing(home)
     free, need = shutil.disk_usage(place).free, MIN_FREE
     if manifest is not None:
-        there = sum(
-            f.stat().st_size for f in ours.checkpoint_dir(manifest.run_id).rglob("*") if f.is_file()
-        )
-        need += max(0, (ours.checkpoint.keep + 1) * _state_bytes(manifest) - there)
+        stages = parts_of_stages(manifest).values()
+        largest = max(sum(part.bytes + part.state for part in parts) for parts in stages)
+        there = _bytes(ours.checkpoint_dir(manifest.run_id))
+        need += max(0, (ours.checkpoint.keep + 1) * largest - there)
     if free >= need:
         return []
-    spare = [path for path, _ in _made_again(home)]
-    gain = sum(bytes_ for _, bytes_ in _made_again(home))
+    # A start makes or fetches these again: tokenised text, pieces of a state that was coming.
+    spare = [*home.glob("data/*"), *home.glob("swarms/*/incoming/*")]
+    gain = sum(map(_bytes, spare))
     cause = f"{place} has {human(free)} free, checkpoints and logs need {human(need)}"
     step = "free some space, or choose a --home on a larger disk"
     if gain:
@@ -372,34 +365,9 @@ def _remove(paths: Sequence[Path]) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _state_bytes(manifest: Manifest) -> int:
-    """Parameters and optimizer state of the largest stage."""
-    from node.model.shapes import parameter_shapes
-    from node.optim.parts import parts_of
-
-    m, stages = manifest.model, manifest.pipeline.stages
-    return max(
-        sum(
-            part.bytes + part.state
-            for part in parts_of(parameter_shapes(m, stages, s), manifest.optimizer)
-        )
-        for s in range(min(stages, 1) + 1)
-    )
-
-
-def _made_again(home: Path) -> list[tuple[Path, int]]:
-    """What a start makes or fetches again, and its bytes: tokenised text, pieces of a state that
-    was being fetched."""
-    places = [*home.glob("data/*"), *home.glob("swarms/*/incoming/*")]
-    return [
-        (
-            p,
-            sum(f.stat().st_size for f in p.rglob("*") if f.is_file())
-            if p.is_dir()
-            else p.stat().st_size,
-        )
-        for p in places
-    ]
+def _bytes(place: Path) -> int:
+    """Of a file, or of all files below a directory."""
+    return sum(f.stat().st_size for f in (place, *place.rglob("*")) if f.is_file())
 
 
 def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
@@ -411,12 +379,8 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
         return
     root, aside = ours.checkpoint_dir(manifest.run_id), ours.home / "damaged"
     store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
-    for folder in sorted(root.glob("stage-*")):
-        number = folder.name.removeprefix("stage-")
-        if not number.isdecimal():
-            continue
-        stage = int(number)
-        bad = dict(store.problems(stage))
+    for stage in range(manifest.pipeline.stages + 1):
+        folder, bad = root / f"stage-{stage}", dict(store.problems(stage))
         for epoch in reversed(store.epochs(stage)):
             try:
                 store.load(stage, epoch)
@@ -426,8 +390,10 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
         if bad:
             name, why = next(iter(bad.items()))
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            said = f"moved {len(bad)} damaged from {folder} to {aside}"
-            mend = partial(_set_aside, folder, bad, aside), said
+            mend = (
+                partial(_set_aside, folder, bad, aside),
+                f"moved {len(bad)} damaged from {folder} to {aside}",
+            )
             yield fault(
                 "disk",
                 f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}",
@@ -481,28 +447,23 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     this home."""
     ahead, peers = clock_of(checkup.findings if checkup is not None else ())
     if ahead is not None and abs(ahead) > CLOCK_S:
-        return [DoctorCheck("clock", wrong_clock(ahead, peers), _synchronise())]
+        return [DoctorCheck(wrong_clock(ahead, peers), _synchronise())]
     if ahead is not None:
         way = "ahead of" if ahead > 0 else "behind"
         return [passed("clock", f"{abs(ahead):.1f} s {way} those that answered")]
-    newest = max((f.stat().st_mtime for f in _written(ours)), default=0.0)
-    behind = newest - time.time()
+    # Files whose times this machine has set: the program's own, and those of this home.
+    written = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
+    behind = max((f.stat().st_mtime for f in written if f.is_file()), default=0.0) - time.time()
     if behind > CLOCK_S:
         finding = wrong_clock(-behind, 0)
         cause = (
             f"the clock of this machine is {span(behind)} behind a file that this program has "
             "written"
         )
-        return [DoctorCheck("clock", replace(finding, cause=cause), _synchronise())]
+        return [DoctorCheck(replace(finding, cause=cause), _synchronise())]
     return [
         passed("clock", "nobody answered to compare with; it is not behind what is written here")
     ]
-
-
-def _written(ours: NodeConfig) -> list[Path]:
-    """Files whose times this machine has set: the program's own, and those of this home."""
-    places = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
-    return [path for path in places if path.is_file()]
 
 
 def _synchronise() -> Mend | None:
@@ -525,7 +486,7 @@ def lines(checks: Sequence[DoctorCheck], width: int = 80) -> list[str]:
     for one in checks:
         f = one.finding
         mark = "fault" if not f.ok else "warn" if f.code is not ExitCode.OK else "ok"
-        found += wrapped(f"{mark:6}{one.name:10}{f.cause}", width, 16)
+        found += wrapped(f"{mark:6}{f.layer:10}{f.cause}", width, 16)
         for label, text in (("effect", f.effect), ("fix", f.fix), ("mended", one.mended)):
             if text:
                 found += wrapped(f"{'':6}{label:10}{text}", width, 16)

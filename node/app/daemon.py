@@ -1,8 +1,6 @@
 """The daemon: finds its swarm, hosts one stage, answers its operator, and ends in order. The only
 file that knows every service; it decides nothing about training."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import gc
@@ -93,9 +91,9 @@ class Daemon(Node):
         control = ControlService(self.view, self.config.prepare_control_socket())
         try:
             await control.start()
-            if self.config.metrics_port is not None:
-                self.metrics_url = self.metrics.serve(self.config.metrics_port)
-            self.transport.answer_with(self.view.answer)
+            if self.config.node.metrics_port >= 0:
+                self.metrics_url = self.metrics.serve(self.config.node.metrics_port)
+            self.transport.asking.answerer = self.view.answer
             logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
             faulthandler.enable()
             await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
@@ -125,11 +123,22 @@ class Daemon(Node):
             self.clock,
             self.manifest.run_id,
             self.journal,
-            admit=self.gate().admit,
+            admit=self.gate.admit,
             admission=self.admission(self.manifest.run_id),
         )
         bootstrap = self._bootstrap()
         attach = partial(directory.attach, initial_peers=bootstrap)
+        await directory.serve(self._in_routing_tables(bool(bootstrap)))
+        await attach(self.transport.p2p.p2p)
+        self.transport.p2p.on_up.append(attach)
+        self.presence = presence = Presence(
+            self.identity.peer_id,
+            directory,
+            self.clock,
+            self.config.directory.refresh_s,
+            self._learn,
+            self._failed,
+        )
         told: set[str] = set()
 
         def moved() -> None:
@@ -144,52 +153,38 @@ class Daemon(Node):
                     "swarm invite"
                 )
                 self.journal.emit("daemon", "reachable", text)
-            if self.presence is not None:
-                self.presence.changed()
+            presence.changed()
 
-        await directory.serve(self._in_routing_tables(bool(bootstrap)))
-        await attach(self.transport.p2p.p2p)
-        self.transport.p2p.on_up(attach)
         self.transport.reachable.on_change.append(moved)
         self.transport.relays.on_change = moved
-        self.presence = Presence(
-            self.identity.peer_id,
-            directory,
-            self.clock,
-            self.config.directory.refresh_s,
-            self._learn,
-            self._failed,
-        )
-        self.presence.start()
+        presence.start()
         self.tasks.spawn(self._keep_acquaintances(self.manifest), "acquaintances", eternal=True)
         self.tasks.spawn(self._keep_dht_mode(directory, bool(bootstrap)), "dht mode", eternal=True)
         await self._meet_on_the_lan(self.manifest, directory)
         if self.role == "rendezvous":
-            self.presence.announce(self.body)
+            presence.announce(self.body)
             self.journal.emit(
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
-        ends = solo or self.role == "ends"
         stage = await self.take(
-            self.presence,
+            presence,
             self.manifest,
             named=self.config.stage,
-            ends=ends,
+            ends=solo or self.role == "ends",
             kept=self.config.cell(self.manifest.run_id),
             company=bool(bootstrap),
         )
         split = split_between(self.config, self.manifest) if solo else {}
-        config = self.config
-        if split:
-            config = replace(config, node=replace(config.node, memory=split[stage]))
+        memory = split.get(stage, self.config.node.memory)
+        config = replace(self.config, node=replace(self.config.node, memory=memory))
         build = partial(
             assemble,
             config,
             self.manifest,
             identity=self.identity,
             transport=self.transport,
-            presence=self.presence,
+            presence=presence,
             clock=self.clock,
             journal=self.journal,
             metrics=self.metrics,
@@ -200,24 +195,24 @@ class Daemon(Node):
         try:
             a = await build(stage)
         except LocalFault as e:
-            stage = await self.instead(self.presence, e)
+            stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         await self.transport.serve()
         self.assembled = a
-        self.tasks.spawn(self.watch_stage(self.presence), "placing", eternal=True)
+        self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
         a.training.on_plan = self.view.planned
         a.training.on_move = self.asked
         a.training.on_cell = self._enters
         if a.training.cell:
-            self._keep_cell(a.training.cell)
+            self._enters(a.training.cell)
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
             self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
-        self.presence.changed()
+        presence.changed()
         what = f"stage {stage}, layers {a.layers}" if stage else "the ends (embedding, head, data)"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
@@ -225,7 +220,7 @@ class Daemon(Node):
         weights, fetches = self.manifest.model.weights, a.work.stage.empty
         await catch_up(
             a.work,
-            self.presence,
+            presence,
             self.config.incoming_dir(self.manifest.run_id, stage),
             self.journal,
             given=weights[stage].removeprefix(DIGEST) if weights else "",
@@ -233,16 +228,12 @@ class Daemon(Node):
         if fetches and a.work.stage.frozen is not None:
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
-        self.start(a, self.presence, self.manifest)
+        self.start(a, presence, self.manifest)
 
     def _enters(self, cell: CellId) -> None:
-        """The cell has divided, and this peer is in the new one."""
-        if self.presence is not None:
+        """This peer is in that cell, from its start on or since its own has divided."""
+        if self.presence is not None and self.manifest is not None:
             self.presence.enter(cell)
-        self._keep_cell(cell)
-
-    def _keep_cell(self, cell: CellId) -> None:
-        if self.manifest is not None:
             try:
                 self.config.keep_cell(self.manifest.run_id, cell)
             except LocalFault as e:
@@ -277,7 +268,7 @@ class Daemon(Node):
                 and len(met) < LAN_PEERS
             ):
                 met.add(peer)
-                self.transport.p2p.learn(peer, one.addresses)
+                self.transport.p2p.book.learn(peer, one.addresses)
                 directory.meet(one.addresses)
 
         swarm = manifest.swarm
@@ -297,8 +288,7 @@ class Daemon(Node):
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones
         are kept."""
         config, run_id = self.config, manifest.run_id
-        text = config.change(run_id)
-        if text:
+        if text := config.change(run_id):
             try:
                 a.work.anchor.follow(a.training.change(text).outer)
             except Refused as e:
@@ -329,32 +319,26 @@ class Daemon(Node):
                 # The token names this one child, so it may stand on a command line.
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
                 guest = Identity.load_or_create(home / self.config.identity_path.name).peer_id
-                token = admission_token(
+                settings["admission"] = admission_token(
                     self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S
-                )
-                settings["admission"] = token.hex()
+                ).hex()
             child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)
-        self.tasks.spawn(self._mind_children(), "children", eternal=True)
+            self.tasks.spawn(self._mind(child), f"children {child.label}", eternal=True)
 
-    async def _mind_children(self) -> None:
-        again: dict[str, tuple[float, float]] = {}
+    async def _mind(self, child: Child) -> None:
+        due, pause = 0.0, RETRY_S
         while True:
             await asyncio.sleep(RETRY_S)
             now = time.monotonic()
-            for child in self.children:
-                due, pause = again.get(child.label, (0.0, RETRY_S))
-                if child.running or self.ending:
-                    if child.running and now - due > CHILD_STEADY_S:
-                        again.pop(child.label, None)
-                        self.child_trouble.pop(child.label, None)
-                    continue
-                if now < due:
-                    continue
+            if child.running and now - due > CHILD_STEADY_S:
+                due, pause = 0.0, RETRY_S
+                self.child_trouble.pop(child.label, None)
+            elif not child.running and not self.ending and now >= due:
                 # One that cannot start says why in its last words, and is not started every second
                 # for ever.
-                again[child.label] = now + pause, min(2 * pause, CHILD_PAUSE_S)
+                due, pause = now + pause, min(2 * pause, CHILD_PAUSE_S)
                 said = re.findall(r"^tutti: (.*)", child.tail(), re.MULTILINE)
                 why = said[-1] if said else ""
                 text = f"the local daemon of {child.label} ended ({why or f'see {child.log}'})"
@@ -372,12 +356,16 @@ class Daemon(Node):
         await self.transport.server.stop(None)
         a = self.assembled
         if a is not None:
-            if a.meetings is not None:
-                await a.meetings.close()
-            for service in (a.training, a.work, a.pipeline, a.cell):
-                await service.close()
-            if a.work.engines.text is not None:
-                await a.work.engines.text.close()
+            for service in (
+                a.meetings,
+                a.training,
+                a.work,
+                a.pipeline,
+                a.cell,
+                a.work.engines.text,
+            ):
+                if service is not None:
+                    await service.close()
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)
@@ -435,7 +423,7 @@ class Daemon(Node):
             asked = (self._ask_manifest(peer, invite) for peer in peers)
             for peer, found in zip(peers, await asyncio.gather(*asked), strict=True):
                 if isinstance(found, Manifest):
-                    self.config.remember(found, invite.encode())
+                    self.config.remember(found, invite)
                     return found
                 if isinstance(found, LocalFault) or not isinstance(said.get(peer), LocalFault):
                     said[peer] = found

@@ -4,8 +4,6 @@ has learnt to write.
 ``tutti demo`` is the product itself, started several times; nothing here knows how training works.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -21,13 +19,12 @@ from pathlib import Path
 
 from node.app.launch import OWN_PORTS, Child, as_flags, stop_all
 from node.control.client import ControlClient
-from node.control.snapshot import compare_digests
-from node.control.text import swarm_picture
+from node.control.text import compare_digests, swarm_picture
 from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
 from node.core.home import control_socket
 from node.core.ids import ENDS
 from node.identity.keys import Identity
-from node.manifest import Manifest
+from node.manifest import Manifest, amended
 from node.reach.interfaces import free_port
 from protos.control_pb2 import GenerateRequest, Snapshot
 
@@ -115,15 +112,12 @@ class DemoSwarm:
         self.home, self.options = home, options
         chief = Identity.load_or_create(home / "ends-0" / "identity.key")
         base = options.manifest or Manifest.default_demo()
-        training = dataclasses.replace(
-            base.training,
-            min_replicas=min(options.nodes[1:]),
-            epochs=options.epochs or base.training.epochs,
-        )
-        pipeline = dataclasses.replace(base.pipeline, stages=len(options.nodes) - 1)
-        self.manifest = Manifest.parse(
-            dataclasses.replace(base, training=training, pipeline=pipeline).sign(chief)
-        )
+        changes = {
+            "training.min_replicas": min(options.nodes[1:]),
+            "training.epochs": options.epochs or base.training.epochs,
+            "pipeline.stages": len(options.nodes) - 1,
+        }
+        self.manifest = Manifest.parse(amended(base, changes).sign(chief))
         self.swarm_toml = home / "swarm.toml"
         self.swarm_toml.write_bytes(self.manifest.to_toml())
         self._port = free_port(["127.0.0.1"])
@@ -224,7 +218,7 @@ def play(options: DemoOptions) -> DemoOutcome:
     return outcome
 
 
-def _wait_for_start(swarm: DemoSwarm, show: Show, began: float) -> None:
+def _wait_for_start(swarm: DemoSwarm, show: "Show", began: float) -> None:
     while True:
         snapshots = swarm.poll()
         show(
@@ -248,7 +242,7 @@ def _wait_for_start(swarm: DemoSwarm, show: Show, began: float) -> None:
         time.sleep(POLL_S)
 
 
-def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: Show) -> None:
+def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "Show") -> None:
     began = moved = time.monotonic()
     last, victim, replacement, killed_at = -1, None, None, 0.0
     epochs = swarm.manifest.training.epochs
@@ -312,8 +306,7 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
         snapshots = [s for s in swarm.poll() if s.state != "lost"]
         compared, unequal = compare_digests(snapshots)
         polls += 1
-        trains = any(s.state == "training" for s in snapshots)
-        if compared or not trains or polls == COMPARISONS:
+        if compared or polls == COMPARISONS or not any(s.state == "training" for s in snapshots):
             break
     ends = next(s for s in snapshots if s.role == "ends")
     kinds = sorted({kind for s in snapshots for kind in s.time_s})

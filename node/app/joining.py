@@ -7,6 +7,7 @@ Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cann
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -17,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from node.app.capacity import planned_memory
-from node.app.forecast import Forecast, forecast
+from node.app.capacity import Forecast, forecast, planned_memory
 from node.config import NodeConfig
 from node.control.diagnose import fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
@@ -36,7 +36,7 @@ from node.core.errors import (
 from node.core.ids import ENDS, PeerId, RunId, short
 from node.core.numbers import human
 from node.core.version import PROTOCOLS
-from node.data.places import Places
+from node.data.settings import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
@@ -66,8 +66,7 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     if file is not None:
         manifest = read_manifest(file)
         manifest.verify(invite.run_id if invite else None, me=who(ours))
-        if invite is None and (text := _invite_of(ours, manifest)):
-            invite = Invite.decode(text)
+        invite = invite or _invite_of(ours, manifest)
         ours.remember(manifest)
     elif invite is not None:
         # Not known yet: the daemon asks the swarm for it and checks it against the invite.
@@ -78,13 +77,11 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     else:
         manifest, invite = last_or_solo(ours)
     if manifest is not None and addresses:
-        known_addresses = invite.addresses if invite else ()
-        admission = invite.admission if invite else ours.admission
         invite = Invite(
             manifest.run_id,
             manifest.swarm.owner,
-            within_limits((*addresses, *known_addresses)),
-            admission,
+            within_limits((*addresses, *(invite.addresses if invite else ()))),
+            invite.admission if invite else ours.admission,
         )
     return manifest, invite
 
@@ -96,10 +93,9 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
         known = ours.remembered()
         if known is not None:
             known[0].verify(me=who(ours))
+            return known
     except Refused as e:
         return _mended(ours, e)
-    if known is not None:
-        return known[0], Invite.decode(known[1]) if known[1] else None
     if ours.node.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
@@ -121,15 +117,13 @@ def _mended(ours: NodeConfig, why: Refused) -> tuple[Manifest | None, Invite]:
     """What the damaged one of manifest and invite can be had from: the swarm by the invite, or the
     peers that were met last by the manifest. Raises ``why`` where that is nothing."""
     run_id = ours.current()
-    try:
-        invite = Invite.decode(ours.kept_invite(run_id) or "")
-        print(
-            f"{why.what}\n  the swarm is asked for it again, by the invite it was joined by",
-            file=sys.stderr,
-        )
-        return None, invite
-    except (Refused, UsageFault):
-        pass
+    with contextlib.suppress(Refused):
+        if (invite := ours.kept_invite(run_id)) is not None:
+            print(
+                f"{why.what}\n  the swarm is asked for it again, by the invite it was joined by",
+                file=sys.stderr,
+            )
+            return None, invite
     try:
         manifest = read_manifest(ours.manifest_path(run_id))
         manifest.verify()
@@ -150,22 +144,20 @@ def _known(ours: NodeConfig, invite: Invite) -> Manifest | None:
     """
     try:
         known = read_manifest(ours.manifest_path(invite.run_id))
-        known.verify()
+        known.verify(invite.run_id)
     except (UsageFault, Refused):
         return None
-    if known.run_id != invite.run_id:
-        return None
-    known.verify(invite.run_id, invite.owner)
+    known.verify(expected_owner=invite.owner)
     return known
 
 
-def _invite_of(ours: NodeConfig, manifest: Manifest) -> str:
+def _invite_of(ours: NodeConfig, manifest: Manifest) -> Invite | None:
     """The invite a run was joined by; a damaged one is said and left."""
     try:
         return ours.kept_invite(manifest.run_id)
     except Refused as e:
         print(f"{e.what}\n  going on without it; {e.next_step}", file=sys.stderr)
-        return ""
+        return None
 
 
 def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -216,8 +208,7 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
             f"give  --set model.seq_len={most}  , or less",
         )
     weights.check(m)
-    digests = weights.digests(m, manifest.pipeline.stages)
-    return amended(manifest, {"model.weights": list(digests)})
+    return amended(manifest, {"model.weights": list(weights.digests(m, manifest.pipeline.stages))})
 
 
 def opened(
@@ -267,14 +258,13 @@ def lan_lines(found: Sequence[Found]) -> list[str]:
     """For people: one line for each swarm."""
     if not found:
         return ["no swarm announces itself on this LAN"]
-    lines = [f"{'SWARM':16} {'RUN':12} {'PEERS':>5}  OWNER"]
-    for run_id, peers in _by_run(found).items():
-        lines.append(
+    return [
+        f"{'SWARM':16} {'RUN':12} {'PEERS':>5}  OWNER",
+        *(
             f"{clean(peers[0].swarm, 16):16} {run_id[:12]} {len(peers):5}  "
             f"{short(PeerId(peers[0].owner))}"
-        )
-    return [
-        *lines,
+            for run_id, peers in _by_run(found).items()
+        ),
         "anybody on this LAN can announce a swarm: before you join, compare the run with the "
         "person who runs it",
     ]
@@ -312,11 +302,11 @@ def _by_run(found: Sequence[Found]) -> dict[str, list[Found]]:
     return runs
 
 
-def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
+def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
     """The verified manifest behind an invite or addresses, asked from the swarm unless remembered;
-    and the invite as text."""
+    and the invite."""
     if places[0].startswith("/"):
-        answer = observe(places, Ask(manifest=AskManifest()), "manifest")
+        answer = observe(places, Ask(manifest=AskManifest()))
         manifest = Manifest.parse(answer.manifest.toml)
         manifest.verify()
         print(
@@ -324,9 +314,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
             "prove which run you join, an invite does",
             file=sys.stderr,
         )
-        return manifest, Invite(
-            manifest.run_id, manifest.swarm.owner, within_limits(places)
-        ).encode()
+        return manifest, Invite(manifest.run_id, manifest.swarm.owner, within_limits(places))
     invite = Invite.decode(places[0])
     manifest = _known(ours, invite)
     if manifest is None:
@@ -334,12 +322,11 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
         answer = observe(
             invite.addresses,
             Ask(manifest=AskManifest(run_id=invite.run_id, admission=token)),
-            "manifest",
             seed,
         )
         manifest = Manifest.parse(answer.manifest.toml)
     manifest.verify(invite.run_id, invite.owner)
-    return manifest, invite.encode()
+    return manifest, invite
 
 
 def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
@@ -366,18 +353,18 @@ def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
     Raises UsageFault for what is neither.
     """
     known = None if places else ours.remembered()
-    texts = list(places) or ([known[1]] if known is not None and known[1] else [])
-    for text in texts:
+    for text in places:
         if not (is_invite(text) or text.startswith("/")):
             raise UsageFault(
                 f"neither an invite nor an address: {text[:80]!r}",
                 "give what  tutti swarm invite  printed",
             )
-    invites = [Invite.decode(text) for text in texts if is_invite(text)]
+    invites = [Invite.decode(text) for text in places if is_invite(text)]
+    invites += [known[1]] if known and known[1] else []
     token, seed = introduced(ours, invites[0]) if invites else (b"", None)
     addresses = [
         *(a for invite in invites for a in invite.addresses),
-        *(t for t in texts if t.startswith("/")),
+        *(text for text in places if text.startswith("/")),
     ]
     return examine(addresses, me=_resting(ours), admission=token, seed=seed)
 
@@ -410,13 +397,13 @@ def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
 def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
     """Whom the node at ``place`` sees; of a private run only an invite tells."""
     if place.startswith("/"):
-        return observe((place,), Ask(peers=AskPeers()), "peers").peers
+        return observe((place,), Ask(peers=AskPeers())).peers
     invite = Invite.decode(place)
     token, seed = introduced(ours, invite)
-    return observe(invite.addresses, Ask(peers=AskPeers(admission=token)), "peers", seed).peers
+    return observe(invite.addresses, Ask(peers=AskPeers(admission=token)), seed).peers
 
 
-def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | None = None) -> Answer:
+def observe(places: tuple[str, ...], question: Ask, seed: bytes | None = None) -> Answer:
     """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is
     Refused; another kind of answer is WireError. Raises ProtocolMismatch for the manifest of who
     speaks no protocol version that is spoken here."""
@@ -430,7 +417,7 @@ def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | Non
     left = begin + LIMIT_S - time.monotonic()
     answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
     theirs = protocols_of(answer)
-    if kind == "manifest" and not PROTOCOLS.common(theirs):
+    if question.HasField("manifest") and not PROTOCOLS.common(theirs):
         raise ProtocolMismatch(
             f"{places[0]} speaks {theirs}, this tutti {PROTOCOLS}", PROTOCOLS.advice(theirs)
         )
@@ -440,7 +427,7 @@ def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | Non
             f"{places[0]} refused: {answer.refusal.reason[:300]}",
             "ask with an invite of that run, or try another peer",
         )
-    if said != kind:
+    if said != question.WhichOneof("question"):
         raise WireError(f"{places[0]} answered something else than it was asked")
     return answer
 

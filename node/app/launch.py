@@ -1,9 +1,6 @@
 """Daemons on this machine as processes: children, for the demo and for a solo swarm that hosts
 every stage itself, and a fresh image of one that has changed its place."""
 
-from __future__ import annotations
-
-import contextlib
 import os
 import signal
 import subprocess
@@ -84,12 +81,13 @@ class Child:
 
     def tail(self, lines: int = 12) -> str:
         """The last words of a child that failed."""
-        with contextlib.suppress(OSError):
+        try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        return ""
+        except OSError:
+            return ""
 
 
-def stop_all(children: Sequence[Child], patience_s: float = PATIENCE_S) -> None:
+def stop_all(children: Sequence[Child]) -> None:
     """Ask all to end, then wait; who does not end is killed."""
     for child in children:
         if child.running and child.process is not None:
@@ -98,7 +96,7 @@ def stop_all(children: Sequence[Child], patience_s: float = PATIENCE_S) -> None:
         if child.process is None:
             continue
         try:
-            child.process.wait(patience_s)
+            child.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             child.kill()
 

@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from dataclasses import replace
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 from node.app.assembly import Assembled
@@ -68,8 +69,7 @@ class Node(Peer[Assembled]):
         self.lan: Nearby | None = None
         self.child_trouble: dict[str, str] = {}
         self.fault: LocalFault | None = None
-        self._gate: Gate | None = None
-        self._shown: tuple[bytes, RunId, bytes] | None = None
+        self._shown = lru_cache(1)(partial(shown, me=self.identity))
         self._end = asyncio.Event()
         self._why = ""
 
@@ -113,8 +113,7 @@ class Node(Peer[Assembled]):
 
     def _facts(self) -> Facts:
         run_id = self._serves() if self.role != "rendezvous" else ""
-        shown = self.admission(RunId(run_id))
-        return Facts(run_id, self.name, VERSION, shown, self.protocols())
+        return Facts(run_id, self.name, VERSION, self.admission(RunId(run_id)), self.protocols())
 
     def protocols(self) -> Protocols:
         """The protocol versions spoken here, as far as the run allows them."""
@@ -125,30 +124,28 @@ class Node(Peer[Assembled]):
         m = self.manifest
         if m is None or hello.run_id != m.run_id:
             raise ProtocolMismatch("we are of another run")
-        return self.gate().admit(peer, hello.admission, self.clock.wall())
+        return self.gate.admit(peer, hello.admission, self.clock.wall())
 
+    @cached_property
     def gate(self) -> Gate:
         """Who may take part in the run. Raises Refused while there is none yet."""
-        if self._gate is None:
-            if self.manifest is None:
-                raise Refused("this node serves no run")
-            s = self.manifest.swarm
-            run_id, private = self.manifest.run_id, s.admission == "invite"
-            self._gate = Gate(run_id, s.owner, private, s.lead == "admitted")
-            if not private:
-                self._gate.admit(self.identity.peer_id, self.admission(run_id), self.clock.wall())
-        return self._gate
+        if self.manifest is None:
+            raise Refused("this node serves no run")
+        s = self.manifest.swarm
+        run_id, private = self.manifest.run_id, s.admission == "invite"
+        gate = Gate(run_id, s.owner, private, s.lead == "admitted")
+        if not private:
+            gate.admit(self.identity.peer_id, self.admission(run_id), self.clock.wall())
+        return gate
 
     def may_lead(self, peer: PeerId) -> bool:
         """Whether plans of this peer may be followed here."""
-        return self.gate().may_lead(peer, self.clock.wall())
+        return self.gate.may_lead(peer, self.clock.wall())
 
     def admission(self, run_id: RunId) -> bytes:
         """What this peer shows to be let into a private run; empty for nothing."""
         given = self.invite.admission if self.invite else self.config.admission
-        if self._shown is None or self._shown[:2] != (given, run_id):
-            self._shown = given, run_id, shown(given, self.identity, run_id)
-        return self._shown[2]
+        return self._shown(given, run_id=run_id)
 
     # ----------------------------------------------------------- what others see, and what it sees
 

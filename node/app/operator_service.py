@@ -1,25 +1,33 @@
 """What the operator may ask of a running daemon: the control window, and the answers strangers get
 over libp2p."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from node.app.assembly import Assembled
-from node.app.export import gather
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
-from node.control.service import as_event
-from node.control.window import Window
+from node.checkpoint.fetch import fetch
+from node.checkpoint.state import NoDonor, StateKind
+from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan
+from node.core.tasks import together
+from node.data.settings import Places
+from node.data.tokenizer import open_tokenizer
 from node.identity.invites import Invite, fitting_addresses
-from node.inference import evaluate, forwarding, generate
+from node.inference import at_ends, forwarding
+from node.model.export import write_adapter, write_hf
+from node.model.shapes import parameter_shapes
 from node.telemetry.events import Event, Journal
+from node.transport.port import TransportPort
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
@@ -28,6 +36,9 @@ SHOWN = 16
 CALL_S = 1.0
 """For a peer that a stranger wants to be called. One call at a time, so that strangers cannot make
 this peer call others much."""
+ATTEMPTS = 5
+"""The swarm moves on while stages are gathered; a version that slipped away is tried for again this
+often."""
 
 
 class OperatorService(SnapshotBuilder, Window):
@@ -53,7 +64,7 @@ class OperatorService(SnapshotBuilder, Window):
         m = self._d.manifest
         if m is not None and kind in ("manifest", "peers"):
             # Of a private run a stranger learns nothing, not even who is in it.
-            self._d.gate().admit(peer, getattr(question, kind).admission, self._d.clock.wall())
+            self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
         if kind == "peers":
@@ -66,8 +77,7 @@ class OperatorService(SnapshotBuilder, Window):
         if listed and not self._calling.locked():
             async with self._calling:
                 with contextlib.suppress(PeerFault):
-                    question = ask.Ask(ping=ask.AskPing())
-                    await self._d.transport.ask(PeerId(called), question, CALL_S)
+                    await self._d.transport.ask(PeerId(called), ask.Ask(ping=ask.AskPing()), CALL_S)
                     answer.called = True
         return answer
 
@@ -103,7 +113,7 @@ class OperatorService(SnapshotBuilder, Window):
         report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
         try:
             if improve:
-                await d.transport.improve(found)
+                await d.transport.lines.improve(found)
             for i in range(count):
                 report.rtt_s.append(await d.transport.ping(found, 5.0))
                 if i + 1 < count:
@@ -112,7 +122,7 @@ class OperatorService(SnapshotBuilder, Window):
             report.error = e.reason
         link = d.transport.peers().get(found)
         report.path, report.via = d.transport.path(found), link.via if link else ""
-        report.tried.update(d.transport.tried(found))
+        report.tried.update(d.transport.lines.tried(found))
         return report
 
     def _resolve(self, text: str) -> PeerId:
@@ -148,14 +158,14 @@ class OperatorService(SnapshotBuilder, Window):
         """Text through the live swarm, a piece a token."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
-            return generate.speak(a, transport, request)
+            return at_ends.speak(a, transport, request)
         return forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
     def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
-            return evaluate.answer(a, transport, request)
+            return at_ends.answer(a, transport, request)
         return forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
     def _assembled(self) -> Assembled:
@@ -220,3 +230,69 @@ class OperatorService(SnapshotBuilder, Window):
         addresses = fitting_addresses(d.transport.reachable.multiaddrs() + d.open_peers())
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)
+
+
+async def gather(
+    a: Assembled, transport: TransportPort, directory: Path, places: Places
+) -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
+    """Fetch every stage from its members and write ``directory`` as Hugging Face has it, all of one
+    epoch where the swarm allows (it is said when not). Yields what was done: a word, a sentence,
+    and figures.
+
+    Raises NetworkFault when a stage has no donor, what :func:`open_tokenizer` raises where ``a``
+    hosts a block stage, and what :func:`write_hf` raises for a place that cannot be written.
+    """
+    m, plan = a.manifest, a.work.plan
+    if plan is None:
+        raise NetworkFault(
+            "the swarm has not begun: no plan yet",
+            "wait for every stage to have a peer; see tutti status",
+        )
+    tokenizer = a.tokenizer or await asyncio.to_thread(open_tokenizer, m.data, places)
+    attempts = 0
+    while True:
+        now = a.work.plan or plan
+        # All at once: the swarm goes on meanwhile, and the model should be of one epoch.
+        got = await together(*(_stage(a, transport, now, s) for s in range(m.pipeline.stages + 1)))
+        low, high = min(epoch for _, epoch in got), max(epoch for _, epoch in got)
+        if low == high or attempts == ATTEMPTS:
+            break
+        attempts += 1
+        yield "epochs-apart", f"stages came at epochs {low} to {high}; gathering them again", {}
+    for stage, (_, epoch) in enumerate(got):
+        text = f"stage {stage} of {m.pipeline.stages} at epoch {epoch}"
+        yield "stage-gathered", text, {"stage": stage, "epoch": epoch}
+    whole = {name: tensor for tensors, _ in got for name, tensor in tensors.items()}
+    parameters = m.optimizer.parameters
+    if m.model.adapter:
+        await asyncio.to_thread(write_adapter, directory, m.model, whole, parameters)
+    else:
+        await asyncio.to_thread(
+            write_hf, directory, m.model, whole, tokenizer.to_json(), parameters
+        )
+    text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm trained on)"
+    yield "exported", f"wrote {directory} from {text}", {"directory": str(directory), "epoch": high}
+
+
+async def _stage(
+    a: Assembled, transport: TransportPort, plan: Plan, stage: int
+) -> tuple[dict[str, Tensor], int]:
+    """Parameters of a stage by name, and their epoch."""
+    if stage == a.stage.stage:
+        return a.stage.parameters(), a.stage.version.epoch
+    donors = [x.peer for x in plan.stage(stage) if x.current]
+    shapes = parameter_shapes(a.manifest.model, a.manifest.pipeline.stages, stage)
+    settings, attempts = a.work.engines.store.settings, 0
+    while True:
+        try:
+            got = await fetch(
+                transport, donors, stage, StateKind.PARAMETERS, None, shapes, settings=settings
+            )
+            return got.tensors, got.version.epoch
+        except NoDonor as e:
+            attempts += 1
+            if attempts == ATTEMPTS:
+                raise NetworkFault(
+                    f"stage {stage} could not be gathered: {e}", "see tutti peers"
+                ) from e
+        await asyncio.sleep(0.2 * attempts)

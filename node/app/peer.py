@@ -3,38 +3,38 @@ them, and what its record says of that.
 
 Enters: the directory, what its operator, its leader or the rule wants. Leaves: a claim for all to
 see, later perhaps a change of stage or of cell. Never: the choice itself; that is
-:mod:`node.scheduler.choosing` and :mod:`node.scheduler.cells`.
+:mod:`node.scheduler.choosing` and :mod:`node.scheduler.cells`. Of the cells of a run a peer reads a
+sample: who chooses a cell chooses the one of these that needs it most.
 
 To change its stage a peer first drains; a cell that cannot go on it leaves at once. Then the
 process replaces its own image (:func:`node.app.launch.again`), so nothing that was built for the
 old place is left over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import floor
 from typing import Generic, TypeVar
 
 from node.app.assembly import Services
-from node.app.cells import SAMPLE_S, Sight, cells_in_sight, find_cell
 from node.app.change import under
+from node.cells.register import CellReader
 from node.core.clock import Clock
 from node.core.errors import LocalFault, TimedOut, UsageFault
 from node.core.ids import ENDS, CellId, first_cell, stage_name
 from node.core.tasks import Tasks
 from node.core.version import VERSION
-from node.dht.record import PeerBody
+from node.dht.record import DirectoryPort, PeerBody
+from node.dht.topics import cell_topic
 from node.manifest import Manifest
 from node.reach.standing import Standing
-from node.scheduler.cells import Dissolution
+from node.scheduler.cells import Dissolution, choose_cell
 from node.scheduler.choosing import LOOK_S, Choosing, able
 from node.telemetry.events import Journal
 from node.training.member import MemberState
-from node.training.presence import HASTE_S, Presence
+from node.training.presence import HASTE_S, Presence, View
 
 DRAIN_S = 120.0
 """For an operator's drain that names no time."""
@@ -42,6 +42,12 @@ MOVE_S = 60.0
 """For the epoch under way and the hand-over, before a peer changes its stage all the same."""
 CELL_S = 1.0
 """Between two looks at whether the own cell can go on."""
+SAMPLE_S = 10.0
+"""Between two looks at other cells while the own one cannot go on."""
+ASKED = 4
+"""Of the cells in a sample, those that need peers most: how many are looked at closely."""
+Sight = tuple[Mapping[CellId, list[int]], set[CellId]]
+"""The stages of the peers of each cell, and in which cells a leader is at work."""
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
 
@@ -218,8 +224,9 @@ class Peer(ABC, Generic[S]):
         return machine.stage
 
     def _begin(self, presence: Presence, stage: int | None) -> Choosing:
-        stages, now = able(self.open_to, self._stages), self.clock.now()
-        self._choosing = Choosing(presence.me, stages, self._stages, now, stage)
+        self._choosing = Choosing(
+            presence.me, able(self.open_to, self._stages), self._stages, self.clock.now(), stage
+        )
         return self._choosing
 
     def start(self, a: Services, presence: Presence, manifest: Manifest) -> None:
@@ -357,3 +364,42 @@ async def _leave(a: Services, why: str, seconds: float) -> None:
     async with asyncio.timeout(seconds):
         await a.training.leave(why)
         await a.work.local_checkpoints.saved()
+
+
+# ------------------------------------------------------------ the cells of a run
+
+
+async def cells_in_sight(directory: DirectoryPort, text: str, first: CellId, stages: int) -> Sight:
+    """A sample of the cells, which a hash of ``text`` draws. Where none has a leader the cell
+    ``first``, if somebody is in it."""
+    found = await CellReader(directory).sample(text)
+    seen = {cell: record.stages for cell, record in found.items()}
+    working = {cell for cell, record in found.items() if record.works}
+
+    def need(cell: CellId) -> tuple[bool, int, int]:
+        here = seen[cell]
+        return cell not in working, min(map(here.count, range(stages + 1))), len(here)
+
+    # What a leader posts is up to a minute old: meanwhile others may have come, or all have gone.
+    for cell in sorted(seen, key=need)[:ASKED] or [first]:
+        view = View(await directory.read(cell_topic(cell)), cell)
+        seen[cell] = view.stages()
+        working = working | {cell} if view.led() else working - {cell}
+    return {cell: here for cell, here in seen.items() if here}, working
+
+
+async def find_cell(
+    presence: Presence, manifest: Manifest, *, kept: str = "", company: bool
+) -> CellId:
+    """The cell to enter. ``kept``: the one it was in before it was started again; ``company``:
+    somebody else should come into sight, and is waited for at most ``LOOK_S`` seconds."""
+    stages, first = manifest.pipeline.stages, first_cell(manifest.run_id)
+    if kept or not company:
+        return CellId(kept) if kept else first
+    for attempt in range(round(LOOK_S / HASTE_S)):
+        text = f"{presence.me}/{attempt}"
+        seen, working = await cells_in_sight(presence.directory, text, first, stages)
+        if seen:
+            return choose_cell(seen, stages, presence.me, first=first, working=working)
+        await asyncio.sleep(HASTE_S)
+    return first

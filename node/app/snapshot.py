@@ -2,8 +2,6 @@
 peers, the page of metrics. Enters: the daemon, news of every plan. Leaves: figures. Never: a wait,
 a change to anything it looks at."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -15,8 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from node.app.assembly import Assembled
 from node.app.node import Node
-from node.cells.service import CellMeetings
-from node.cells.tally import CellTally
+from node.cells.service import CellMeetings, CellTally
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Plan
@@ -24,7 +21,6 @@ from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.scheduler.reasons import reasons
-from node.training.leader.leader import Leader
 from node.training.protocol.pace import WAY_TIMEOUT_S
 from node.training.service import Training
 from node.transport.port import PeerLink
@@ -180,7 +176,16 @@ class SnapshotBuilder:
             momentum_lost=work.state_export.taking.lost,
             momentum_age=work.state_export.taking.age,
             optimizer_bytes=work.engines.owner.nbytes,
-            paths=self._paths(plan, m, leader) if plan is not None and plan.paths else None,
+            paths=pb.PathsLine(
+                how=m.scheduler.paths,
+                run_s=plan.forecast[0],
+                round_s=plan.forecast[1],
+                last_said_s=self.tally.last_said_s,
+                last_took_s=self.tally.last_took_s,
+                why=reasons(plan, m.pipeline.stages, leader.routing.costs if leader else None),
+            )
+            if plan is not None and plan.paths
+            else None,
             cell=self._cell_line(a, a.meetings, m) if a.meetings is not None else None,
             change=change_line(training) if training.standing.known.revision else None,
         )
@@ -217,17 +222,6 @@ class SnapshotBuilder:
         if training.finished.is_set():
             line.next_s, line.alone = 0.0, False
         return line
-
-    def _paths(self, plan: Plan, m: Manifest, leader: Leader | None) -> pb.PathsLine:
-        t = self.tally
-        return pb.PathsLine(
-            how=m.scheduler.paths,
-            run_s=plan.forecast[0],
-            round_s=plan.forecast[1],
-            last_said_s=t.last_said_s,
-            last_took_s=t.last_took_s,
-            why=reasons(plan, m.pipeline.stages, leader.routing.costs if leader else None),
-        )
 
     def _health(self, s: pb.Snapshot) -> tuple[str, str]:
         """What is wrong, "" for nothing, and what to do about it."""
@@ -270,11 +264,10 @@ class SnapshotBuilder:
         )
 
     def _swarm(self, m: Manifest) -> ask.SwarmLine:
-        epoch = self._d.assembled.stage.version.epoch if self._d.assembled else 0
         return ask.SwarmLine(
             name=m.swarm.name,
             run_id=m.run_id,
-            epoch=max(0, epoch),
+            epoch=max(0, self._d.assembled.stage.version.epoch) if self._d.assembled else 0,
             epochs=m.training.epochs,
             loss=self.tally.shown.loss,
             stages=m.pipeline.stages,
@@ -296,7 +289,7 @@ class SnapshotBuilder:
             mapping={} if r.local else r.mapper.tried,
             clients=t.relay.clients,
             circuits=t.relay.circuits,
-            bootstrap=t.p2p.bootstrap,
+            bootstrap=t.p2p.bootstrap.results,
             lan=d.lan.trouble if d.lan is not None else "off",
             ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
         )
@@ -315,7 +308,7 @@ class SnapshotBuilder:
                     up=link.up,
                     down=link.down,
                     proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
-                    tried=t.tried(peer),
+                    tried=t.lines.tried(peer),
                     standing=b.reach,
                 )
             )
@@ -419,9 +412,7 @@ class SnapshotBuilder:
     def peers(self) -> ask.PeersAnswer:
         """Every peer in sight, this one first."""
         d = self._d
-        answer = ask.PeersAnswer()
-        if d.manifest is not None:
-            answer.swarm.CopyFrom(self._swarm(d.manifest))
+        answer = ask.PeersAnswer(swarm=self._swarm(d.manifest) if d.manifest is not None else None)
         now = d.clock.wall()
         answer.peers.append(
             _peer_line(

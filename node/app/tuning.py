@@ -5,8 +5,6 @@ The file holds times, not the rule made of them, under a name that tells the pro
 and torch's build. What is not exactly such a file is measured anew and written over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
@@ -81,10 +79,9 @@ class Tuned:
 
 def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
     """Whether a peer of ``stage`` steps matrices that a measured rule may make faster."""
-    shapes = parameter_shapes(manifest.model, manifest.pipeline.stages, stage)
     ours = (
         math.prod(shape)
-        for name, shape in shapes.items()
+        for name, shape in parameter_shapes(manifest.model, manifest.pipeline.stages, stage).items()
         if method_of(name, shape, manifest.optimizer) == "muon"
     )
     return device.type == "cpu" and max(ours, default=0) >= MEASURED_FROM
@@ -158,9 +155,8 @@ def read_times(path: Path, machine: str) -> Times | None:
         times = {KernelTrial(*trial): seconds for *trial, seconds in found["times"]}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    if not all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values()):
-        return None
-    return None if following(times) else times
+    sound = all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values())
+    return times if sound and not following(times) else None
 
 
 def write_times(path: Path, machine: str, times: Times) -> str:

@@ -1,7 +1,5 @@
 """How replicas average. Part of the manifest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -15,8 +15,6 @@ Records and counts are compact JSON, checked field by field when it comes from o
 leader is the writer of its record.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -120,7 +118,7 @@ class CellRecord:
         return raw
 
     @classmethod
-    def parse(cls, raw: bytes) -> CellRecord:
+    def parse(cls, raw: bytes) -> "CellRecord":
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible record."""
         body = json_object(raw, MAX_POSTING, "a cell's record")

@@ -7,8 +7,6 @@ common. The wall clock is read again at every event, and at least once a turn, s
 is set takes effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -116,7 +114,7 @@ class GroupFinder(rpc.CellsServicer):
             search.changed.set()
         await self.tasks.close()
 
-    async def _turn(self, search: Search) -> None:
+    async def _turn(self, search: "Search") -> None:
         """Let the clock tick, and wait for the machine's next instant or for news."""
         self._happens(search, machine.TimePassed())
         search.changed.clear()
@@ -127,14 +125,14 @@ class GroupFinder(rpc.CellsServicer):
             async with asyncio.timeout(seconds):
                 await search.changed.wait()
 
-    def _now(self, search: Search) -> float:
+    def _now(self, search: "Search") -> float:
         return self.board.clock.wall() - search.start_wall
 
     # ----------------------------------------------------------- what the machine decides
 
     def _happens(
         self,
-        search: Search,
+        search: "Search",
         event: machine.Event,
         shown: Mapping[CellId, Acceptance] | None = None,
     ) -> bool:
@@ -177,7 +175,7 @@ class GroupFinder(rpc.CellsServicer):
 
     def _group(
         self,
-        search: Search,
+        search: "Search",
         key: str,
         members: Collection[CellId],
         shown: Mapping[CellId, Acceptance],
@@ -195,18 +193,18 @@ class GroupFinder(rpc.CellsServicer):
         )
         return Group(partners, anchors)
 
-    async def _post(self, search: Search, key: str) -> None:
+    async def _post(self, search: "Search", key: str) -> None:
         times, body = self.board.times, pack_posting(search.about)
         life_s = times.attempt - times.post + times.lock + times.clocks
         await self.board.post(search.window, key, body, life_s, search.starts[key])
 
-    async def _read(self, search: Search, key: str) -> None:
+    async def _read(self, search: "Search", key: str) -> None:
         async with search.reading:
             await self._look(search, key)
         seen = frozenset(search.leaders.get(key, ()))
         self._happens(search, machine.CellsRead(key, seen))
 
-    async def _offer(self, search: Search, cell: CellId, key: str) -> None:
+    async def _offer(self, search: "Search", cell: CellId, key: str) -> None:
         """An answer may come as late as the offer binds: who accepted in vain is then released."""
         peer = search.leaders[key][cell]
         note, accepts = notes.offer_note(search.window, key, search.cell), False
@@ -226,7 +224,7 @@ class GroupFinder(rpc.CellsServicer):
             self._release(search, (cell,))
         self._happens(search, machine.OfferAnswered(cell, key, accepts))
 
-    def _release(self, search: Search, cells: Iterable[CellId]) -> None:
+    def _release(self, search: "Search", cells: Iterable[CellId]) -> None:
         """Tell these, all of which accepted the own offer, that they are free."""
         note = notes.release_note(search.window, search.cell)
         for cell in cells:
@@ -234,7 +232,7 @@ class GroupFinder(rpc.CellsServicer):
                 peer = search.answers[cell].leader
                 self.tasks.spawn(self._insist(peer, note), f"release {cell}")
 
-    def _name(self, search: Search, key: str, members: Collection[CellId]) -> None:
+    def _name(self, search: "Search", key: str, members: Collection[CellId]) -> None:
         shown = [search.answers[cell] for cell in sorted(members)]
         note = notes.group_note(search.window, key, search.cell, shown)
         for one in shown:
@@ -262,7 +260,7 @@ class GroupFinder(rpc.CellsServicer):
 
     # ----------------------------------------------------------- who posted
 
-    async def _look(self, search: Search, key: str) -> None:
+    async def _look(self, search: "Search", key: str) -> None:
         """Add to the leaders of ``key`` whom the directory shows."""
         about, leaders = search.about, search.leaders.setdefault(key, {})
         try:
@@ -277,7 +275,7 @@ class GroupFinder(rpc.CellsServicer):
                 search.anchors[peer] = said.anchor
 
     def _leads(
-        self, search: Search, leaders: dict[CellId, PeerId], cell: CellId, peer: PeerId
+        self, search: "Search", leaders: dict[CellId, PeerId], cell: CellId, peer: PeerId
     ) -> None:
         """``peer`` says that it leads ``cell``. Of two who say so the first in order is asked: what
         they claim proves nothing. The own cell is led by this peer."""
@@ -295,7 +293,7 @@ class GroupFinder(rpc.CellsServicer):
             cell=cell,
         )
 
-    async def _knows(self, search: Search, key: str, cells: Iterable[CellId]) -> None:
+    async def _knows(self, search: "Search", key: str, cells: Iterable[CellId]) -> None:
         """Look again for cells that were not seen; not sooner than ``times.answers`` after the last
         look, so that nobody makes this peer ask the directory often."""
         wanted = set(cells)
@@ -330,7 +328,7 @@ class GroupFinder(rpc.CellsServicer):
         return pb.CellsReply(accepts=True)
 
     async def _offered(
-        self, search: Search, peer: PeerId, key: str, caller: CellId
+        self, search: "Search", peer: PeerId, key: str, caller: CellId
     ) -> pb.CellsReply:
         if search.forming.done is not None or key != search.forming.key:
             return _no("busy")
@@ -345,7 +343,7 @@ class GroupFinder(rpc.CellsServicer):
 
     async def _named(
         self,
-        search: Search,
+        search: "Search",
         peer: PeerId,
         key: str,
         caller: CellId,

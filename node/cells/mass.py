@@ -2,8 +2,6 @@
 of givers for a window's shares, and answers those of takers. Enters: who is at the ends of the
 cell's edges. Leaves: shares. Never: a value, a grant of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +9,7 @@ from typing import Any
 
 from node.averaging.strategies import push_sum as machine
 from node.averaging.strategies.push_sum import PushSum
-from node.cells.edges import Neighbours
+from node.cells.board import Neighbours
 from node.core.clock import Clock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, CellId, PeerId

@@ -1,8 +1,6 @@
 """Notes between leaders of cells on the wire, and back; what a leader signs when it accepts. Pure;
 what does not parse raises WireError."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

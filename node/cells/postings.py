@@ -2,8 +2,6 @@
 Its leader is the writer of the record. Where edges lead to it, it also says where what it gives
 can be fetched."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

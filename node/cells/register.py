@@ -6,8 +6,6 @@ then read those of their prefix and the scribes post how many these are, then th
 counts of their region and of all. So cells that read the same records compute with the same counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +24,7 @@ from node.cells.census import (
 )
 from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId
-from node.dht.port import DirectoryPort
+from node.dht.record import DirectoryPort
 from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
 
 REFRESH_S, LIVES = 60.0, 3

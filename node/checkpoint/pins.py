@@ -5,8 +5,6 @@ price is the memory of an epoch that would otherwise be gone. Hence the bounds: 
 unused, how long at all.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

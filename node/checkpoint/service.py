@@ -4,8 +4,6 @@ them than it was told.
 The other end is :func:`node.checkpoint.fetch.fetch`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,7 +22,7 @@ from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.transport.port import TransportPort
-from node.transport.share import Share
+from node.transport.traffic import Share
 from protos import state_pb2, state_pb2_grpc
 
 MESSAGE = 256 << 10

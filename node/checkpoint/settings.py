@@ -1,7 +1,5 @@
 """How state is kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

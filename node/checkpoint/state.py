@@ -1,8 +1,6 @@
 """What state is: seven kinds of it, where a donor takes it from, what a joiner ends up
 with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,7 +38,7 @@ class StateKind(StrEnum):
         return getattr(state_pb2, self.name)
 
     @classmethod
-    def of(cls, code: int) -> StateKind | None:
+    def of(cls, code: int) -> "StateKind | None":
         """The kind behind a number of the wire, None for one this software does not know."""
         return next((kind for kind in cls if kind.code == code), None)
 

@@ -12,16 +12,16 @@ what one cannot read is how last copies are lost. Where its name is wanted for a
 is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 """
 
-from __future__ import annotations
-
+import hashlib
 import itertools
+import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,24 @@ from node.checkpoint.files import (
     directory,
     local_fault,
     new_file,
+    read_tensors,
     reading,
     remove_tree,
     sha256_of,
     write,
+    write_tensors,
 )
-from node.checkpoint.manifest import CheckpointManifest, FileEntry
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import by_part
-from node.checkpoint.tensorfile import read_tensors, write_tensors
+from node.core import numbers
 from node.core.errors import LocalFault, Refused
 from node.wire.tensors import digest
 
 PARAMETERS, OPTIMIZER, MANIFEST = "parameters.safetensors", "optimizer.safetensors", "manifest.json"
 MANIFEST_LIMIT = 16 << 20
+FORMAT = 2
+"""1 named parameters by another digest; its files are hashed alike, and it is still read."""
+_HEX = re.compile(r"[0-9a-f]{64}")
 _EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})(\.replaced)?")
 _HIDDEN = re.compile(r"\.(writing|removing)-[0-9]{1,18}-[0-9a-f]{16}")
 _ASIDE = re.compile(r"epoch-[0-9]{1,18}\.aside-[0-9a-f]{8}")
@@ -63,6 +67,64 @@ class Checkpoint:
     optimizer: dict[str, dict[str, torch.Tensor]]
     meta: dict[str, Any]
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Bytes and hex sha256 of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointManifest:
+    """``digest`` is the stage digest of the parameters, "" in format 1;
+    ``meta`` is JSON of whoever saved (the sampler's place, …)."""
+
+    run_id: str
+    stage: int
+    epoch: int
+    digest: str
+    files: dict[str, FileEntry]
+    meta: dict[str, Any]
+
+    def encode(self) -> bytes:
+        """The file: the facts and the sha256 of their canonical form. ``meta`` is lists, numbers
+        and objects with strings for keys, as JSON gives them back."""
+        body = {"format": FORMAT} | asdict(self)
+        page = {"checkpoint": body, "sha256": _hash(body)}
+        return json.dumps(page, sort_keys=True, indent=1, allow_nan=False).encode()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "CheckpointManifest":
+        """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled or of
+        another format."""
+        try:
+            page = json.loads(raw)
+            body = page["checkpoint"]
+            if page["sha256"] != _hash(body):
+                raise Refused("its manifest is garbled: it does not have the hash it names")
+            if body["format"] not in (1, FORMAT):
+                raise Refused(
+                    f"its manifest has format {body['format']}, this software reads 1 and {FORMAT}"
+                )
+            files = {
+                str(name): FileEntry(numbers.whole(f["size"]), _hex(f["sha256"]))
+                for name, f in body["files"].items()
+            }
+            if not isinstance(body["meta"], dict):
+                raise ValueError("meta is no object")
+            return cls(
+                str(body["run_id"]),
+                numbers.whole(body["stage"]),
+                numbers.whole(body["epoch"]),
+                _hex(body["digest"]) if body["format"] == FORMAT else "",
+                files,
+                body["meta"],
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise Refused(f"its manifest cannot be read: {e}") from e
 
 
 class CheckpointStore:
@@ -357,3 +419,14 @@ def _described(name: str, at: int, entry: FileEntry, whole: bool = True) -> Iter
         if whole and sha256_of(file) != entry.sha256:
             raise Refused(f"{name} is not the file its manifest describes")
         yield file
+
+
+def _hash(body: Any) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _hex(value: Any) -> str:
+    if not isinstance(value, str) or _HEX.fullmatch(value) is None:
+        raise ValueError("expected a hex sha256")
+    return value

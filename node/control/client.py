@@ -1,8 +1,6 @@
 """The operator's window, command line side: synchronous, every call with a deadline, faults as
 their own errors again."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.text import Text
 
-from node.control.snapshot import plain
 from node.control.text import (
     SORTS,
     cells_table,
@@ -35,6 +35,7 @@ from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
 from node.core.home import expanded
 from node.core.ids import PeerId, short
+from node.telemetry.events import LEVELS
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
     CellsAnswer,
@@ -50,7 +51,22 @@ from protos.control_pb2 import (
 if TYPE_CHECKING:
     from node.control.client import ControlClient
 
-LEVELS = ("debug", "info", "warning", "error")
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as JSON-ready values: every field present, numbers stay numbers (64-bit ones
+    too)."""
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            result[field.name] = dict(sorted(value.items()))
+        elif field.is_repeated:
+            result[field.name] = [plain(v) if isinstance(v, Message) else v for v in value]
+        elif isinstance(value, Message):
+            result[field.name] = plain(value)
+        else:
+            result[field.name] = value.hex() if isinstance(value, bytes) else value
+    return result
 
 
 def say_json(document: Any) -> None:
@@ -164,10 +180,8 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
             if not as_json:
                 say(missing_words(missing))
         elif not as_json:
-            sys.stdout.write(_printable(piece.text))
-            sys.stdout.flush()
+            print(_printable(piece.text), end="", flush=True)
     if as_json:
-        gone = {"left_out": list(missing.asked), "dead": list(missing.dead)}
         say_json(
             {
                 "prompt": request.prompt,
@@ -175,14 +189,15 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
                 "tokens": [token for token, _ in tokens],
                 "logprobs": [chance for _, chance in tokens],
                 "tokens_per_s": speed,
-                **gone,
+                "left_out": list(missing.asked),
+                "dead": list(missing.dead),
                 **({"ends": by} if by else {}),
             }
         )
-        return ExitCode.OK
-    print()
-    if speed:
-        say(f"{speed:.1f} tok/s")
+    else:
+        print()
+        if speed:
+            say(f"{speed:.1f} tok/s")
     return ExitCode.OK
 
 
@@ -267,13 +282,13 @@ def read_events(file: Path, last: int, level: str) -> Iterator[Event]:
         raise NotRunning(
             f"no daemon is running and {file} does not exist", "start one with  tutti start"
         )
-    floor = LEVELS.index(level)
+    floor = LEVELS[level]
     newest: deque[Event] = deque(maxlen=max(0, last))
     with file.open(errors="replace") as lines:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                 entry = json.loads(line)
-                if LEVELS.index(entry["level"]) >= floor:
+                if LEVELS[entry["level"]] >= floor:
                     newest.append(
                         Event(
                             at=float(entry["at"]),

@@ -3,8 +3,6 @@
 What needs no event loop and no libp2p; :mod:`node.control.observer` tries the addresses.
 """
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable, Sequence
@@ -224,10 +222,8 @@ def no_way(address: str, host: str, here: Machine) -> Diagnosis | None:
     try:
         leaves_from(host)
     except OSError:
-        cause = "no route to the network"
-        if not here.routes.get(version):
-            cause += ": this machine has no default route"
-        return failed(address, "route", ExitCode.NO_ROUTE, cause)
+        default = "" if here.routes.get(version) else ": this machine has no default route"
+        return failed(address, "route", ExitCode.NO_ROUTE, f"no route to the network{default}")
     return None
 
 
@@ -283,10 +279,11 @@ def clock_of(findings: Sequence[Diagnosis]) -> tuple[float | None, int]:
 
     None when none did; and how many did.
     """
-    clocks: dict[PeerId, float] = {}
-    for finding in findings:
-        if finding.address and finding.clock_s is not None:
-            clocks[peer_of_address(finding.address)] = finding.clock_s
+    clocks = {
+        peer_of_address(f.address): f.clock_s
+        for f in findings
+        if f.address and f.clock_s is not None
+    }
     return (median(clocks.values()) if clocks else None), len(clocks)
 
 

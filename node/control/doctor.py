@@ -1,7 +1,5 @@
 """What keeps this machine from a swarm: its own network, the swarm's addresses, clock, key."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,8 +158,10 @@ def checkup_lines(checkup: Checkup) -> list[str]:
     machine, chosen = checkup.machine, checkup.verdict
     lines = ["this machine"]
     lines += [f"  {name:10} {address:28} {scope}" for name, address, scope in machine.addresses]
-    for version, way in machine.routes.items():
-        lines.append(f"  {f'IPv{version}':10} {f'leaves from {way}' if way else 'no way out'}")
+    lines += [
+        f"  {f'IPv{version}':10} {f'leaves from {way}' if way else 'no way out'}"
+        for version, way in machine.routes.items()
+    ]
     if checkup.clock_s is not None:
         way = "ahead of" if checkup.clock_s > 0 else "behind"
         lines.append(f"  {'clock':10} {span(abs(checkup.clock_s))} {way} those that answered")

@@ -7,8 +7,6 @@ the go-libp2p of hivemind's p2pd understand each other over QUIC: tests/control/
 asks a real one, over IPv4 and IPv6.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math
@@ -404,9 +402,13 @@ def other_service(address: str, greeting: bytes) -> Diagnosis | None:
     who says nothing."""
     if not greeting or greeting.startswith(_HELLO):
         return None
-    known = {b"SSH-": "an SSH server", b"HTTP/": "a web server", b"220": "a mail or FTP server"}
-    # 15 03 is an alert, the answer of TLS to what is no TLS.
-    known[b"\x15\x03"] = "a TLS server (the gRPC port of a peer is one)"
+    known = {
+        b"SSH-": "an SSH server",
+        b"HTTP/": "a web server",
+        b"220": "a mail or FTP server",
+        # An alert, the answer of TLS to what is no TLS.
+        b"\x15\x03": "a TLS server (the gRPC port of a peer is one)",
+    }
     who = next(
         (words for start, words in known.items() if greeting.startswith(start)), "another service"
     )

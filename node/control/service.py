@@ -1,25 +1,82 @@
 """The operator's window, daemon side: gRPC over a unix socket that only this user may open."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from urllib.parse import quote
 
 import grpc
 
 from node.control.sockets import CODE_KEY, NEXT_KEY, clear_stale
-from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.tasks import Tasks
-from node.telemetry.events import LEVELS, Event, Subscription
+from node.telemetry.events import LEVELS, Event, Journal, Subscription
 from protos import ask_pb2, control_pb2, control_pb2_grpc
 
 MAX_PINGS, MAX_HISTORY, MAX_TOKENS = 1000, 10_000, 4096
+
+
+class Window(Protocol):
+    """The daemon. Every method is called in its loop; each may also be written as a coroutine
+    function."""
+
+    @property
+    def journal(self) -> Journal: ...
+
+    def snapshot(self) -> control_pb2.Snapshot | Awaitable[control_pb2.Snapshot]:
+        """Everything one screen needs, already measured: no waiting, no network."""
+        ...
+
+    def peers(self) -> ask_pb2.PeersAnswer | Awaitable[ask_pb2.PeersAnswer]:
+        """Every peer in sight, this one (path "self") and the lost included."""
+        ...
+
+    async def cells(self) -> control_pb2.CellsAnswer:
+        """A sample of the run's cells, as their leaders say of them; all of them where they are
+        few. Raises UsageFault where a run has one."""
+        ...
+
+    async def ping(self, peer: str, count: int, improve: bool = False) -> control_pb2.PingReport:
+        """``count`` round trips to a PeerId, its last letters, or a multiaddr; with ``improve``
+        after every better way was tried. Failures go into ``error``."""
+        ...
+
+    def reach(self) -> control_pb2.ReachReport | Awaitable[control_pb2.ReachReport]:
+        """How this peer is reached, and its ways to others."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish what is in flight, hand over, withdraw, and let the daemon end. Raises
+        TimedOut."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the daemon to end; returns at once."""
+        ...
+
+    def generate(
+        self, request: control_pb2.GenerateRequest
+    ) -> AsyncIterator[control_pb2.Piece]: ...
+
+    def evaluate(
+        self, request: control_pb2.EvaluateRequest
+    ) -> AsyncIterator[control_pb2.Evaluated]:
+        """One message for each choice of missing stages, that of ``leave_out`` first."""
+        ...
+
+    def export(self, directory: str) -> AsyncIterator[control_pb2.Event]:
+        """Progress, then one event of kind "exported" whose fields hold the directory."""
+        ...
+
+    def invite(self) -> control_pb2.InviteReply | Awaitable[control_pb2.InviteReply]: ...
+
+    def switch(self, change: str) -> control_pb2.SwitchReply | Awaitable[control_pb2.SwitchReply]:
+        """Pass on a change that the owner signed. Raises Refused for one that it did not,
+        UsageFault for one that is not new."""
+        ...
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -71,11 +128,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         answer = await self._answer(context, self._window.peers)
         if request.all:
             return answer
-        present = ask_pb2.PeersAnswer(swarm=answer.swarm)
-        present.peers.extend(
-            line for line in answer.peers if line.state != "lost" and line.role != "rendezvous"
-        )
-        return present
+        present = [p for p in answer.peers if p.state != "lost" and p.role != "rendezvous"]
+        return ask_pb2.PeersAnswer(swarm=answer.swarm, peers=present)
 
     async def Ping(self, request: control_pb2.PingPeer, context: Any) -> control_pb2.PingReport:
         count = min(max(1, request.count), MAX_PINGS)
@@ -90,8 +144,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.EventsRequest, context: Any
     ) -> AsyncIterator[control_pb2.Event]:
         level = request.level if request.level in LEVELS else "info"
-        last = min(request.last, MAX_HISTORY)
-        with self._window.journal.subscribe(size=MAX_HISTORY, level=level, last=last) as feed:
+        with self._window.journal.subscribe(
+            size=MAX_HISTORY, level=level, last=min(request.last, MAX_HISTORY)
+        ) as feed:
             if not request.follow:
                 feed.close()  # what is unread can still be read
             async for event in feed:

@@ -1,8 +1,6 @@
 """The socket between the command line and the daemon: who listens on it, and what its answers carry
 beside themselves."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import stat

@@ -1,5 +1,5 @@
-"""What an operator reads: status, peers, the banner at start, the picture of a whole swarm. For 80
-columns; pure."""
+"""What an operator reads: status, peers, the banner at start, the picture of a whole swarm; made of
+what daemons say of themselves. For 80 columns; pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,12 @@ import contextlib
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.text import Text
 
-from node.control.snapshot import (
-    TIME_KINDS,
-    by_stage,
-    cell_order,
-    compare_digests,
-    cover,
-    furthest,
-    has_cells,
-    other_cells,
-)
 from node.control.words import (
     bits,
     chart,
@@ -68,6 +58,9 @@ STATE_STYLE = {
     "stopping": "yellow",
     "lost": "red",
 }
+TIME_KINDS = ("compute", "wire", "wait", "round")
+ABSENT = ("lost", "draining", "joining", "moving", "choosing", "starting", "stopping")
+"""States in which a peer does no work for its stage."""
 TIME_STYLE = {"compute": "green", "wire": "blue", "wait": "bright_black", "round": "magenta"}
 TIME_GLYPH = {"compute": "█", "wire": "▓", "wait": "░", "round": "▒"}
 LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
@@ -215,14 +208,15 @@ def doing(s: Snapshot) -> tuple[str, str]:
         return s.state, said[s.state]
     if s.role == "rendezvous":
         return s.state, f"peers connected: {paths_words(s.paths_to) or 'none yet'}"
-    said = [_progress(s), f"{count(s.micro_batches)} micro-batches at {place}"]
-    said += [f"last work {span(s.last_work_s)} ago"] if s.micro_batches else []
-    said += [f"{count(s.tokens_per_s)} tok/s"] if s.tokens_per_s else []
-    said += [
+    said = (
+        _progress(s),
+        f"{count(s.micro_batches)} micro-batches at {place}",
+        f"last work {span(s.last_work_s)} ago" if s.micro_batches else "",
+        f"{count(s.tokens_per_s)} tok/s" if s.tokens_per_s else "",
         f"peers: {paths_words(s.paths_to) or 'none yet'}",
         f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}",
-    ]
-    return s.state, f"{clean(s.state, 12)}: {', '.join(said)}"
+    )
+    return s.state, f"{clean(s.state, 12)}: {', '.join(filter(None, said))}"
 
 
 def _paths(s: Snapshot) -> list[tuple[str, str]]:
@@ -549,7 +543,8 @@ def swarm_picture(
     Never more than ``height`` lines nor ``width`` columns. A peer known to be gone is a snapshot
     whose state is "lost".
     """
-    s = furthest(snapshots)
+    # The peer furthest ahead speaks for the swarm's curve.
+    s = max(snapshots, key=lambda s: (s.epoch, len(s.loss_history), s.tokens), default=Snapshot())
     rows = _replica_rows(by_stage(snapshots, s.swarm.stages), width, max(4, height - 8))
     curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
     curve = [Text("  " + row, "cyan") for row in chart(s.loss_history, width - 4, curve_height)]
@@ -673,23 +668,17 @@ def _cell(c: CellLine) -> list[tuple[str, str]]:
     here = f"{short_cell(clean(c.cell, 16))}: {several(c.peers, 'peer')}"
     seen = f"{c.cells} cells in sight" if c.cells > 1 else "no other cell in sight"
     coming = f"   next window in {span(c.next_s)}" if c.next_s else ""
-    under_way = ""
-    if c.met > c.last:
-        others = several(c.met_cells - 1, "other cell")
-        if c.met == c.window:
-            under_way = f"this window: averages with {others}"
-        else:
-            under_way = f"{_window(c, c.met)}: met {others}, and no mean came into place"
-    last = ""
-    if c.last:
-        mean = f"averaged with {several(c.cells_averaged - 1, 'other cell')}"
-        last = f"{_window(c, c.last)}: {mean}, {human(c.bytes)} pulled, {c.last_s:.2f} s"
+    met, mean = (several(n - 1, "other cell") for n in (c.met_cells, c.cells_averaged))
+    newest = f"{_window(c, c.met)}: met {met}, and no mean came into place"
+    if c.met == c.window:
+        newest = f"this window: averages with {met}"
+    last = f"averaged with {mean}, {human(c.bytes)} pulled, {c.last_s:.2f} s"
     return [
         ("cell", f"{here}, {seen}{coming}"),
-        ("", under_way),
+        ("", newest if c.met > c.last else ""),
         ("", "alone in the last window" if c.alone else ""),
-        ("", last),
-        ("", f"its partners were {100 * c.apart:.3g}% away" if last and c.apart else ""),
+        ("", f"{_window(c, c.last)}: {last}" if c.last else ""),
+        ("", f"its partners were {100 * c.apart:.3g}% away" if c.last and c.apart else ""),
     ]
 
 
@@ -760,3 +749,65 @@ def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
 
 def _plain(label: str, value: str) -> str:
     return f"{label:<10} {value}"
+
+
+# ----------------------------------------------------------- what daemons say, put together
+
+
+def cover(answer: PeersAnswer) -> dict[int, int]:
+    """Working replicas of every stage, 0 (ends) to the last, so that a hole shows as 0; where cells
+    lead themselves those of the own cell, if whoever answers has one."""
+    own = _own_cell(answer)
+    live = Counter(p.stage for p in _working(answer) if not own or p.cell == own)
+    return {stage: live[stage] for stage in range(max([answer.swarm.stages, *live]) + 1)}
+
+
+def has_cells(answer: PeersAnswer) -> bool:
+    """Whether the run has cells that lead themselves."""
+    return any(p.cell for p in answer.peers)
+
+
+def other_cells(answer: PeersAnswer) -> tuple[int, int]:
+    """How many cells there are besides the own one, and in how many of them nobody works for some
+    stage."""
+    own = _own_cell(answer)
+    there = {p.cell for p in answer.peers if p.cell and p.cell != own and p.state != "lost"}
+    held = {(p.cell, p.stage) for p in _working(answer)}
+    stages = range(answer.swarm.stages + 1)
+    return len(there), sum(any((cell, s) not in held for s in stages) for cell in there)
+
+
+def cell_order(answer: PeersAnswer) -> Callable[[PeerLine], tuple[bool, bool, str]]:
+    """A key that sorts by cell, the own one first, who belongs to none last."""
+    own = _own_cell(answer)
+    return lambda p: (p.cell != own, not p.cell, p.cell)
+
+
+def _own_cell(answer: PeersAnswer) -> str:
+    return next((p.cell for p in answer.peers if p.path == "self"), "")
+
+
+def _working(answer: PeersAnswer) -> Iterable[PeerLine]:
+    return (p for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous")
+
+
+def by_stage(snapshots: Iterable[Snapshot], stages: int) -> dict[int, list[Snapshot]]:
+    """Who hosts what, by name; a block stage of which there is nobody has an empty list."""
+    found: dict[int, list[Snapshot]] = {stage: [] for stage in range(1, stages + 1)}
+    for snapshot in sorted(snapshots, key=lambda s: (s.stage, s.name, s.peer)):
+        if snapshot.role != "rendezvous":
+            found.setdefault(snapshot.stage, []).append(snapshot)
+    return dict(sorted(found.items()))
+
+
+def compare_digests(snapshots: Iterable[Snapshot]) -> tuple[int, tuple[int, ...]]:
+    """How many replicas could be compared with another of their cell at the same epoch, and the
+    stages that differ."""
+    at: dict[tuple[int, str, int], list[str]] = {}
+    for s in snapshots:
+        if s.digest and s.state != "lost":
+            at.setdefault((s.stage, s.cell.cell, s.epoch), []).append(s.digest)
+    together = {key: digests for key, digests in at.items() if len(digests) > 1}
+    return sum(map(len, together.values())), tuple(
+        sorted({stage for (stage, *_), d in together.items() if len(set(d)) > 1})
+    )

@@ -5,8 +5,6 @@ typer's own help loads rich and its renderers, a quarter of a second; it also ta
 brackets for markup.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

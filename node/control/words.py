@@ -1,7 +1,5 @@
 """Numbers and curves as short text: counts, rates, spans, sparklines. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """From where an IP address can be reached. Standard library only."""
 
-from __future__ import annotations
-
 import ipaddress
 from enum import IntEnum
 

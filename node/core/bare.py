@@ -5,8 +5,6 @@ Of hivemind a daemon uses its p2p adapter and its DHT. Its ``__init__`` costs ev
 0.8 s of processor time and 50 MB. Import this before anything of hivemind.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Time as a port: services read it, machines are given it, tests turn it by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from math import floor

@@ -5,8 +5,6 @@
                        step.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

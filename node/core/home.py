@@ -1,8 +1,6 @@
 """Where the files of one peer are, the socket its daemon listens on, and how a file is kept for
 good. Beside the settings the only reader of the environment."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Who and which: the identifiers that travel between packages."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import NamedTuple, NewType
 

@@ -1,7 +1,5 @@
 """The frozen values that cross packages: version, hop, path, member, plan. No library."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -278,7 +276,7 @@ class Plan:
         return hashlib.sha256(self.canonical()).hexdigest()
 
     @classmethod
-    def parse(cls, raw: bytes) -> Plan:
+    def parse(cls, raw: bytes) -> "Plan":
         """The inverse of :meth:`canonical`. Raises WireError for anything that is not a plan."""
         try:
             body = json.loads(raw)

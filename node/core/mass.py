@@ -7,8 +7,6 @@ never subtract, so a question or an answer that is lost, late or repeated change
 cell that has returned to older books is told by the other's what it has forgotten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +45,7 @@ class Account:
         """Nothing is under way."""
         return _positive(self.units) == _positive(self.agreed)
 
-    def says_as(self, other: Account) -> bool:
+    def says_as(self, other: "Account") -> bool:
         """Whether the other cell is told the same of both."""
         return (self.since, self.units, self.agreed) == (other.since, other.units, other.agreed)
 
@@ -72,11 +70,11 @@ class Books:
     low: int = 0
 
     @classmethod
-    def begin(cls, stages: int, units: int) -> Books:
+    def begin(cls, stages: int, units: int) -> "Books":
         """Of a cell with ``stages`` block stages that holds so much of every stage."""
         return cls(dict.fromkeys(range(stages + 1), units))
 
-    def grants(self, taker: CellId, window: int, units: Units) -> Books:
+    def grants(self, taker: CellId, window: int, units: Units) -> "Books":
         """``taker`` may have these. Of a stage of which it has not confirmed all it was granted it
         gets no more."""
         old = self.given.get(taker, Account(window, window))
@@ -94,7 +92,7 @@ class Books:
             given={**self.given, taker: account},
         )
 
-    def receipt(self, taker: CellId, window: int, since: int, units: Units) -> Books:
+    def receipt(self, taker: CellId, window: int, since: int, units: Units) -> "Books":
         """``taker`` reports that it has taken ``units`` since window ``since``. Units that these
         books have not granted were granted by lost books, and are deducted now."""
         old = self.given.get(taker)
@@ -120,7 +118,7 @@ class Books:
             given={**self.given, taker: account},
         )
 
-    def answered(self, giver: CellId, window: int, since: int, agreed: Units) -> Books:
+    def answered(self, giver: CellId, window: int, since: int, agreed: Units) -> "Books":
         """``giver`` counts since ``since`` and has confirmed so much."""
         old = self.taken.get(giver)
         if old is None or old.since < since:
@@ -149,7 +147,7 @@ class Books:
         left = {s: n - had.get(s, 0) for s, n in units.items() if s in self.held}
         return _positive(left)
 
-    def took(self, shares: Shares) -> Books:
+    def took(self, shares: Shares) -> "Books":
         """The values that go with these shares are in place."""
         held, taken = dict(self.held), dict(self.taken)
         for stage, of in shares.items():
@@ -160,7 +158,7 @@ class Books:
                     taken[giver] = replace(account, units=_sum(account.units, {stage: units}))
         return self._next(held=held, taken=taken)
 
-    def divided(self, me: CellId, child: CellId, window: int) -> tuple[Books, Books]:
+    def divided(self, me: CellId, child: CellId, window: int) -> "tuple[Books, Books]":
         """The books of this cell and of a new one that gets half of the mass. The half counts as
         granted by the parent, so its books name the child that has it."""
         half = {stage: max(0, n // 2) for stage, n in self.held.items()}
@@ -169,7 +167,7 @@ class Books:
         stays = self._next(held={s: n - half[s] for s, n in self.held.items()}, given=given)
         return stays, Books(half, taken={me: Account(since, since, half, half)})
 
-    def tidied(self, window: int) -> Books:
+    def tidied(self, window: int) -> "Books":
         """Without accounts that both sides agree on and have not used for long."""
         old = {c: a for c, a in self.given.items() if a.closed and a.met + KEEP < window}
         gone = {c: a for c, a in self.taken.items() if a.closed and a.met + 2 * KEEP < window}
@@ -182,7 +180,7 @@ class Books:
             low=max([self.low, *(a.since for a in gone.values())]),
         )
 
-    def _next(self, **changed: Any) -> Books:
+    def _next(self, **changed: Any) -> "Books":
         return replace(self, serial=self.serial + 1, **changed)
 
     def rows(self) -> list[Any]:

@@ -6,8 +6,6 @@ them anew, a page at a time, was a quarter of the processor time of averaging 64
 memory that stays with an idle process: as much as its busiest moment took, and the holes.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8

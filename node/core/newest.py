@@ -1,7 +1,5 @@
 """A table that keeps its newest entries: strangers can fill it, and not the memory."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import TypeVar
 

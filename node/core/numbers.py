@@ -1,7 +1,5 @@
 """Numbers and names that a stranger may have written, and numbers for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any

@@ -7,8 +7,6 @@ mean and four mean deviations; V. Jacobson, "Congestion Avoidance and Control", 
 the own clock: a process whose timers woke seconds late has not had the time to hear others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A run of one cell holds the whole order. A cell that parts in two gives each half of every class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,7 +51,7 @@ class SampleClass:
         included."""
         return self.next >> self.bits
 
-    def overlaps(self, other: SampleClass) -> bool:
+    def overlaps(self, other: "SampleClass") -> bool:
         """Whether a position is in both."""
         return (self.remainder - other.remainder) % (1 << min(self.bits, other.bits)) == 0
 

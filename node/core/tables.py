@@ -1,8 +1,6 @@
 """A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with
 complaints people can act on; and what its fields mean."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """A task has a parent and a name. This is the only file that spawns."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """Which tutti this is, and which versions of the protocol it speaks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from node.core.errors import WireError
@@ -27,7 +25,7 @@ class Protocols:
     newest: int
 
     @classmethod
-    def said(cls, oldest: int, newest: int) -> Protocols:
+    def said(cls, oldest: int, newest: int) -> "Protocols":
         """What a peer said of itself. Software without windows says its one version, or, where it
         has no field for it, nothing: then it is version 1. Raises WireError for nonsense."""
         found = cls(oldest or 1, newest or oldest or 1)
@@ -35,7 +33,7 @@ class Protocols:
             raise WireError(f"no window of protocol versions: {oldest} to {newest}")
         return found
 
-    def common(self, other: Protocols) -> int:
+    def common(self, other: "Protocols") -> int:
         """The newest version that both speak, 0 for none."""
         newest = min(self.newest, other.newest)
         return newest if newest >= max(self.oldest, other.oldest) else 0
@@ -45,7 +43,7 @@ class Protocols:
             return f"protocol {self.newest}"
         return f"protocols {self.oldest} to {self.newest}"
 
-    def advice(self, other: Protocols) -> str:
+    def advice(self, other: "Protocols") -> str:
         """What helps the operator of this one, when ``other`` has no version in common with it."""
         return UPDATE if other.oldest > self.newest else _UPDATE_THERE
 

@@ -5,8 +5,6 @@ A *position* counts samples from the beginning of the run and never repeats. A *
 in the training text.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """File formats to bytes of text. Everything is read in pieces: a source may be larger than
 memory."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -5,8 +5,6 @@ held-out text.
 that share a run compare its hash. Readers of the formats are in ``readers.py``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -15,16 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from node.core.errors import Refused, UsageFault, refuse
+from node.core.errors import Refused, refuse
 from node.data import readers
-from node.data.cache import cached
-from node.data.places import AS_NAMED, Places, local, meant_for_one
-from node.data.settings import DataSettings
-from node.data.streamed.opening import open_stream
+from node.data.settings import AS_NAMED, DataSettings, Places, local, meant_for_one
 from node.data.streamed.shards import is_streamed
-from node.data.streamed.stream import Stream
-from node.data.synthetic import MarkovLanguage
-from node.data.token_file import TokenFile
+from node.data.streamed.stream import Stream, open_stream
+from node.data.token_file import TokenFile, cached
 from node.data.tokenizer import Tokenizer, mark_between, open_tokenizer
 
 Ids = np.ndarray | TokenFile
@@ -120,8 +114,25 @@ def open_data(
     ``settings``; OutOfResources when the disk is full.
     """
     tokenizer = _tokenizer(settings, vocab, places)
-    corpus = _open(settings, seq_len, tokenizer, home, places)
-    _require(vocab, corpus.vocab, f"the data {settings.source}")
+    kind, _, name = settings.source.partition(":")
+    if kind == "file":
+        tokens, digest, ids = _file(
+            name, local(name, places.data), tokenizer, settings.sha256, home
+        )
+    elif kind == "hf":
+        tokens, digest, ids = _hub(name, places.data, tokenizer, settings.sha256, home)
+    else:
+        refuse(_no_file(settings, places))
+        raw = (
+            readers.pydoc()
+            if kind == "builtin"
+            else MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
+        )
+        digest, ids = hashlib.sha256(raw).hexdigest(), tokenizer.vocab
+        _check_hash(digest, settings.sha256)
+        tokens = tokenizer.encode(raw)
+    corpus = _split(tokens, settings, seq_len, digest, ids)
+    _require(vocab, ids, f"the data {settings.source}")
     end = mark_between(settings, tokenizer, np.iinfo(corpus.train.dtype).max)
     return replace(corpus, end=end), tokenizer
 
@@ -140,29 +151,13 @@ def streams(settings: DataSettings, places: Places) -> bool:
 
 
 def _require(vocab: int, ids: int, what: str) -> None:
-    if ids > vocab:
-        raise UsageFault(
-            f"{what} has {ids} token ids, the model {vocab}", f"set model.vocab to at least {ids}"
+    refuse(
+        (
+            ids > vocab,
+            f"{what} has {ids} token ids, the model {vocab}",
+            f"set model.vocab to at least {ids}",
         )
-
-
-def _open(
-    settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, places: Places
-) -> Corpus:
-    kind, _, name = settings.source.partition(":")
-    if kind == "file":
-        tokens, digest, vocab = _file(
-            name, local(name, places.data), tokenizer, settings.sha256, home
-        )
-    elif kind == "hf":
-        tokens, digest, vocab = _hub(name, places.data, tokenizer, settings.sha256, home)
-    else:
-        refuse(_no_file(settings, places))
-        raw = readers.pydoc() if kind == "builtin" else _synthetic(int(name))
-        digest, vocab = hashlib.sha256(raw).hexdigest(), tokenizer.vocab
-        _check_hash(digest, settings.sha256)
-        tokens = tokenizer.encode(raw)
-    return _split(tokens, settings, seq_len, digest, vocab)
+    )
 
 
 def _no_file(settings: DataSettings, places: Places) -> tuple[bool, str, str]:
@@ -172,10 +167,6 @@ def _no_file(settings: DataSettings, places: Places) -> tuple[bool, str, str]:
         "is set here",
         f"leave  --data  away, or make a run on that file:  tutti swarm init --data {places.data}",
     )
-
-
-def _synthetic(seed: int) -> bytes:
-    return MarkovLanguage(seed).generate(SYNTHETIC_TOKENS).tobytes()
 
 
 def _file(
@@ -195,10 +186,13 @@ def _file(
         return tokens, digest, vocab
     if kind == ".txt" and tokenizer.digest == "bytes-1":
         return readers.token_file(path, np.dtype(np.uint8)), digest, tokenizer.vocab
-    if kind not in DOCUMENTS:
-        raise UsageFault(
-            f"cannot read {name}: unknown ending", "use .txt, .jsonl, .parquet or .bin"
+    refuse(
+        (
+            kind not in DOCUMENTS,
+            f"cannot read {name}: unknown ending",
+            "use .txt, .jsonl, .parquet or .bin",
         )
+    )
     ends = None if kind == ".txt" else tokenizer.eos
     documents = DOCUMENTS[kind](path)
     return cached(home, f"{kind}:{digest}", documents, tokenizer, ends), digest, tokenizer.vocab
@@ -245,3 +239,57 @@ def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab
         )
     )
     return Corpus(tokens[:cut], tokens[cut:], digest, vocab, seq_len)
+
+
+LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;?\n"
+"""What the symbols look like, so that samples can be read; also their token ids under the byte
+tokenizer."""
+
+_V = len(LETTERS)
+_BITS = 12
+_FAVOURITES = (0.5, 0.25, 0.125, 0.0625)
+"""Shares of a context's four favourite successors; the rest, a sixteenth, is spread evenly over all
+letters, which makes the chain ergodic: there is one entropy rate, whatever the first letters."""
+
+
+class MarkovLanguage:
+    """A language that needs no file and whose best possible loss is known: a seeded Markov chain
+    over 32 letters, in which each letter depends on the two before it. Every machine makes the same
+    text from the same seed: probabilities are multiples of 2**-12 and the dice are the raw words of
+    a counter-based generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        dice = self._dice("grammar")
+        favourites = dice.random_raw(_V * _V * len(_FAVOURITES)) % np.uint64(_V)
+        counts = np.full((_V * _V, _V), (1 << _BITS) // 16 // _V, dtype=np.int64)
+        rows = np.arange(_V * _V)
+        for share, successor in zip(
+            _FAVOURITES, favourites.reshape(len(_FAVOURITES), -1).astype(np.int64), strict=True
+        ):
+            np.add.at(counts, (rows, successor), int(share * (1 << _BITS)))
+        self.counts = counts
+        """[V * V, V] int64: row ``a * V + b`` says how many of 2**-12 each letter has after the
+        letters number a, b."""
+
+    def _dice(self, use: str) -> np.random.Philox:
+        digest = hashlib.sha256(f"{self.seed}:{use}".encode()).digest()
+        return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+
+    def generate(self, tokens: int) -> np.ndarray:
+        """The first ``tokens`` token ids of the language's only text, uint8."""
+        # One table entry per (context, throw of 12 bits): the next letter.
+        table = np.repeat(
+            np.tile(np.arange(_V, dtype=np.uint8), _V * _V), self.counts.reshape(-1)
+        ).tobytes()
+        throws = (
+            (self._dice("text").random_raw(tokens) >> np.uint64(64 - _BITS))
+            .astype(np.int64)
+            .tolist()
+        )
+        out, context = bytearray(tokens), 0
+        for i, throw in enumerate(throws):
+            letter = table[context << _BITS | throw]
+            out[i] = letter
+            context = (context % _V) * _V + letter
+        return np.frombuffer(LETTERS, dtype=np.uint8)[np.frombuffer(out, dtype=np.uint8)]

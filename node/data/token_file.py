@@ -1,16 +1,31 @@
-"""Token ids in a file, read when they are asked for.
+"""Token ids in files: read when they are asked for, and those of tokenised text, which is made once
+and read by every later start.
 
-The file is not mapped: where a mapped one is cut while it is used, the process ends by SIGBUS.
+A file is not mapped: where a mapped one is cut while it is used, the process ends by SIGBUS.
+
+Tokenised text is named by a hash of where it came from. After its ids stands their sha256: a file
+that was cut or changed since is made anew, for what is wrong in it would be trained on.
 """
 
-from __future__ import annotations
-
+import hashlib
+import json
+import logging
 import os
+import secrets
 import weakref
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 
 import numpy as np
+
+from node.core.errors import UsageFault, writing
+from node.data.tokenizer import Tokenizer
+
+_FORMAT = 2
+SUM = hashlib.sha256().digest_size
+"""Bytes of the sum at the end of a file."""
+_log = logging.getLogger("tutti.data")
 
 
 class TokenFile:
@@ -29,7 +44,7 @@ class TokenFile:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, where: slice) -> TokenFile:
+    def __getitem__(self, where: slice) -> "TokenFile":
         start, stop, step = where.indices(self._count)
         if step != 1:
             raise ValueError(f"a part of a file in steps of {step}")
@@ -46,3 +61,72 @@ class TokenFile:
                 raise OSError(f"{self._path} was cut while it was in use")
             found += piece
         return np.frombuffer(found, self.dtype).astype(dtype or self.dtype, copy=False)
+
+
+def cached(
+    home: Path, source: str, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None
+) -> TokenFile:
+    """Token ids of ``documents``, each followed by the id ``end`` unless that is None; a file under
+    ``home/data``, which is written first when it is not there. ``source`` names the documents'
+    bytes.
+
+    Two daemons may do this at once: each writes its own file and the last rename wins, with equal
+    content. Raises OutOfResources when the disk is full, UsageFault when the directory cannot be
+    written.
+    """
+    key = hashlib.sha256(json.dumps([_FORMAT, source, tokenizer.digest, end]).encode()).hexdigest()
+    dtype = id_type(tokenizer)
+    path = home / "data" / f"{key[:32]}.{dtype.name}"
+    if not whole(path):
+        if path.exists():
+            _log.warning("the tokenised text %s is damaged and made anew", path)
+        what = f"tokenised text in {path.parent}"
+        with writing(what, "choose a home you may write to", UsageFault):
+            _write(path, documents, tokenizer, end, dtype)
+    return TokenFile(path, dtype, (path.stat().st_size - SUM) // dtype.itemsize)
+
+
+def id_type(tokenizer: Tokenizer) -> np.dtype:
+    """What an id is kept as. An end mark of a byte tokenizer is the id 257, so that one byte is too
+    narrow even there."""
+    return np.dtype("<u2") if tokenizer.vocab <= 1 << 16 else np.dtype("<u4")
+
+
+def with_sum(ids: bytes) -> bytes:
+    """The content of a file of ids."""
+    return ids + hashlib.sha256(ids).digest()
+
+
+def whole(path: Path) -> bool:
+    """Whether a file was written to its end and not changed since; reads all of it."""
+    found = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            left = os.fstat(file.fileno()).st_size - SUM
+            while left > 0 and (piece := file.read(min(left, 1 << 22))):
+                found.update(piece)
+                left -= len(piece)
+            return left == 0 and file.read(SUM + 1) == found.digest()
+    except OSError:
+        return False
+
+
+def _write(
+    path: Path, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None, dtype: np.dtype
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    mark = b"" if end is None else np.asarray([end], dtype=dtype).tobytes()
+    total = hashlib.sha256()
+    try:
+        with open(staged, "xb") as file:
+            for document in documents:
+                for piece in (tokenizer.encode(document).astype(dtype).tobytes(), mark):
+                    file.write(piece)
+                    total.update(piece)
+            file.write(total.digest())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)

@@ -1,7 +1,5 @@
 """Text to token ids and back: bytes, or any Hugging Face tokenizer.json."""
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 import json
@@ -11,9 +9,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from node.core.errors import Refused, UsageFault
-from node.data.places import AS_NAMED, Places, local, meant_for_one
-from node.data.settings import DataSettings
+from node.core.errors import Refused, UsageFault, refuse
+from node.data.settings import AS_NAMED, DataSettings, Places, local, meant_for_one
 
 PIECE = 1 << 20
 """Characters given to a trained tokenizer at once; longer texts are cut behind a line end near
@@ -201,27 +198,32 @@ def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> 
     the largest id that the text can have. Raises UsageFault for a text without documents."""
     if not settings.document_mask:
         return None
-    if tokenizer.eos is None or tokenizer.eos > largest:
-        what = f"the tokenizer {settings.tokenizer}" if tokenizer.eos is None else settings.source
-        raise UsageFault(
+    eos = tokenizer.eos
+    what = f"the tokenizer {settings.tokenizer}" if eos is None else settings.source
+    refuse(
+        (
+            eos is None or eos > largest,
             f"data.document_mask = true, and {what} has nothing that ends a document",
             "give documents (jsonl, parquet, hf) and a tokenizer with an end-of-text token, or "
             "leave the mask away",
         )
-    return tokenizer.eos
+    )
+    return eos
 
 
 def open_tokenizer(settings: DataSettings, places: Places = AS_NAMED) -> Tokenizer:
     """The tokenizer that ``settings`` name. Raises UsageFault for a file that is missing or no
     tokenizer, and for a place of what is no file; Refused when its hash is not the manifest's."""
     name, wanted = settings.tokenizer, settings.tokenizer_sha256
-    if name == "bytes" and meant_for_one(places.tokenizer):
-        raise UsageFault(
+    refuse(
+        (
+            name == "bytes" and meant_for_one(places.tokenizer),
             'this run\'s tokenizer is "bytes", which is no file, and  tokenizer = '
             f"{places.tokenizer}  is set here",
             "leave  --tokenizer  away, or make a run with that one:  tutti swarm init --tokenizer "
             f"{places.tokenizer}",
         )
+    )
     found = ByteTokenizer() if name == "bytes" else FileTokenizer(local(name, places.tokenizer))
     if wanted and found.digest != wanted:
         raise Refused(

@@ -1,8 +1,6 @@
 """The directory on hivemind's DHT: posts the own record, reads everybody's, keeps in touch with
 bootstrap peers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -21,16 +19,12 @@ from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId, short
 from node.core.tasks import Tasks
 from node.dht import guard
-from node.dht.admission import AdmissionFilter
-from node.dht.author import Author
 from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
-from node.dht.record_store import Admit, RecordStore, TopicStore
+from node.dht.record_store import Admit, Author, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
-from node.identity.keys import Identity
-from node.identity.peers import peer_id_of, public_key_of
-from node.telemetry.events import Journal
-from node.telemetry.rate_limit import RateLimitedLog
+from node.identity.keys import Identity, peer_id_of, public_key_of
+from node.telemetry.events import Journal, RateLimitedLog
 
 _DOWN = (
     P2PDaemonError,
@@ -81,7 +75,12 @@ class Directory:
         self._author = Author(identity, run_id, settings, admission)
         self._topics = TopicStore(run_id, settings, self.me, admit)
         self._rate_limit = RateLimitedLog(journal, clock.now)
-        self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
+        self._door = guard.AdmissionFilter(
+            clock,
+            admit,
+            admission,
+            lambda peer, kind, text: self._rate_limit.emit(peer, "dht", kind, text),
+        )
         self._body: PeerBody | None = None
         self._topic = PEERS
         self._node: DHTNode | None = None
@@ -119,21 +118,15 @@ class Directory:
         self._attaching = self._tasks.spawn(self._attach(p2p), "attach")
         done, _ = await asyncio.wait({self._attaching}, timeout=ATTACH_S)
         if not done:
-            text = f"p2pd has not taken the directory's handlers in {ATTACH_S:g} s"
-            self._tell("not-attached", text, "warning")
+            self._tell(
+                "not-attached",
+                f"p2pd has not taken the directory's handlers in {ATTACH_S:g} s",
+                "warning",
+            )
 
     async def _attach(self, p2p: P2P) -> None:
         await self._detach(keep=p2p)
-        self._node = await self._node_on(p2p)
-        self._p2p = p2p
-        self._company = self._tasks.spawn(
-            self._keep_company(p2p, self._node), "company", eternal=True
-        )
-        if self._body is not None:
-            await self._post(self._body.pack())
-
-    async def _node_on(self, p2p: P2P) -> DHTNode:
-        return await DHTNode.create(
+        self._node = await DHTNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
@@ -155,6 +148,12 @@ class Directory:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
+        self._p2p = p2p
+        self._company = self._tasks.spawn(
+            self._keep_company(p2p, self._node), "company", eternal=True
+        )
+        if self._body is not None:
+            await self._post(self._body.pack())
 
     async def serve(self, serving: bool) -> None:
         """Answer others' requests, or only ask. Takes the place in the DHT anew when that
@@ -220,14 +219,14 @@ class Directory:
         what was posted before."""
         now = self._clock.wall()
         self._topics.use(topic, now)
-        heard = self._topics.newest(topic, self.me)
-        sealed, expires = self._author.seal(body, now, heard, times, topic)
+        sealed, expires = self._author.seal(
+            body, now, self._topics.newest(topic, self.me), times, topic
+        )
         raw = wrap(topic, sealed)
         if len(raw) > (limit := self._settings.max_record):
             raise WireError(f"a record has at most {limit} bytes, not {len(raw)}")
         self._topics.offer(topic, self.me, sealed, expires, now)
-        key = key_of(self._topics.run_id, topic)
-        return await self._store(f"post {topic}", key, raw, expires)
+        return await self._store(f"post {topic}", key_of(self._topics.run_id, topic), raw, expires)
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         """Everybody's verified, unexpired posting under a topic, the own one included, in PeerId
@@ -261,16 +260,13 @@ class Directory:
 
     async def _store(self, name: str, key: str, raw: bytes, expires: float) -> bool:
         """False when no storage took it: not attached, or p2pd is down."""
-        if (node := self._node) is None:
-            return False
-        try:
-            return bool(
-                await self._search(
+        if (node := self._node) is not None:
+            with contextlib.suppress(*_DOWN):
+                stored = await self._search(
                     name, lambda: node.store(key, raw, expires, subkey=str(self.me)), anew=True
                 )
-            )
-        except _DOWN:
-            return False
+                return bool(stored)
+        return False
 
     async def _search(
         self, name: str, search: Callable[[], Coroutine[Any, Any, Any]], *, anew: bool = False
@@ -381,9 +377,6 @@ class Directory:
         # Not wait_for: on Python 3.11 it loses a cancellation that comes with the result, and
         # close() waits for ever.
         return asyncio.timeout(self._settings.lookup_timeout_s)
-
-    def _tell_of(self, peer: PeerId, kind: str, text: str) -> None:
-        self._rate_limit.emit(peer, "dht", kind, text)
 
     def _tell(self, kind: str, text: str, level: str = "info", **fields: int) -> None:
         self._journal.emit("dht", kind, text, level=level, **fields)

@@ -4,18 +4,20 @@
 level is a C stack frame in hivemind's decoder, which runs before any validator is asked), and makes
 nodes speak :class:`SwarmProtocol`, which limits requests and keeps only the records that the
 validator accepts.
+
+In a private run every request carries the caller's admission token, in a field of hivemind's
+messages that nobody else uses here. A token names its peer, and libp2p has proven who calls, so it
+need not be kept secret.
 """
 
 # hivemind ships no types for its generated messages.
 # pyright: reportAttributeAccessIssue=false
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
 
@@ -32,10 +34,11 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
 from node.core.clock import Clock
-from node.core.errors import WireError
-from node.dht.admission import AdmissionFilter
-from node.dht.record_store import RecordStore, TopicStore
+from node.core.errors import Refused, WireError
+from node.core.ids import PeerId, short
+from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.topics import key_of, unwrap
+from node.identity.faults import TokenBucket
 
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
@@ -46,6 +49,12 @@ MAX_ENTRIES = 4096
 """Records in one dictionary; more are not even looked at."""
 MAX_SUBKEY = 128
 """Bytes of a packed subkey; a PeerId has 52."""
+REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 100.0
+"""DHT requests of one peer: sustained rate, and burst. Reading and posting every few seconds takes
+one or two a second."""
+
+Tell = Callable[[PeerId, str, str], None]
+"""``tell(peer, kind, text)`` records something a peer did."""
 
 _depth = threading.local()
 _decode_unbounded = MSGPackSerializer._decode_ext_types.__func__
@@ -99,6 +108,64 @@ def _unpack_flat(packed: bytes, longest: int) -> Any:
         )
     except (ValueError, TypeError, msgpack.UnpackException) as e:
         raise WireError("not a packed scalar") from e
+
+
+class AdmissionFilter:
+    """Checks and makes the admission tokens of DHT requests, and limits how often a peer may ask.
+    ``admit`` raises Refused for a peer that the run does not admit (None: an open run),
+    ``admission`` is our own token."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        admit: Admit | None = None,
+        admission: bytes = b"",
+        tell: Tell = lambda peer, kind, text: None,
+    ) -> None:
+        self._clock, self._admit, self._admission, self._tell = clock, admit, admission, tell
+        self._rate = TokenBucket(REQUESTS_PER_S, REQUESTS_AT_ONCE)
+
+    def admits(self, caller: PeerID, request: Any) -> bool:
+        """Whether the caller belongs to the run, by the token in its request."""
+        if self._admit is None:
+            return True
+        peer = PeerId(caller.to_base58())
+        try:
+            self._admit(peer, request.auth.client_access_token.signature, self._clock.wall())
+        except Refused as e:
+            self._tell(peer, "not-admitted", f"{short(peer)} may not use the directory: {e.what}")
+            return False
+        return True
+
+    def in_time(self, caller: PeerID) -> bool:
+        """Count a request; False when it is one too many."""
+        peer = PeerId(caller.to_base58())
+        if self._rate.allow(peer, self._clock.now()):
+            return True
+        self._tell(
+            peer, "rate-limited", f"{short(peer)} sends too many DHT requests; some are refused"
+        )
+        return False
+
+    def label(self, stub: Any) -> Any:
+        """``stub`` with our token in every request."""
+        return _Labelled(stub, self._admission) if self._admission else stub
+
+
+class _Labelled:
+    """A stub that adds a token to what it sends."""
+
+    def __init__(self, stub: Any, token: bytes) -> None:
+        self._stub, self._token = stub, token
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._stub, name)
+
+        async def labelled(request: Any, **options: Any) -> Any:
+            request.auth.client_access_token.signature = self._token
+            return await call(request, **options)
+
+        return labelled
 
 
 class EnvelopeValidator(RecordValidatorBase):
@@ -157,12 +224,9 @@ class SwarmProtocol(DHTProtocol):
 
     @property
     def _door(self) -> AdmissionFilter:
-        validator = self.record_validator
-        if not isinstance(validator, EnvelopeValidator):
-            raise TypeError("a node of ours needs an EnvelopeValidator")
-        return validator.door
+        return cast(EnvelopeValidator, self.record_validator).door
 
-    def _welcome(self, context: P2PContext) -> _Welcome:
+    def _welcome(self, context: P2PContext) -> "_Welcome":
         return _Welcome(context.handle_name, context.local_id, context.remote_id)
 
     def get_stub(self, peer: PeerID) -> Any:

@@ -1,7 +1,5 @@
 """What a peer says about itself in the directory: compact JSON, checked field by field when it
-comes from outside."""
-
-from __future__ import annotations
+comes from outside; and what the rest of the daemon needs from the directory."""
 
 import contextlib
 import json
@@ -9,13 +7,14 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from node.core.errors import WireError
 from node.core.ids import PeerId, is_cell
 from node.core.version import Protocols
+from node.dht.topics import PEERS
 from node.identity.admission import MAX_ADMISSION
-from node.identity.peers import public_key_of
+from node.identity.keys import public_key_of
 
 MAX_BODY = 2048
 """Bytes of a packed body."""
@@ -122,7 +121,7 @@ class PeerBody:
         return raw
 
     @classmethod
-    def parse(cls, raw: bytes) -> PeerBody:
+    def parse(cls, raw: bytes) -> "PeerBody":
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible body."""
         body = {**_ADDED, **json_object(raw, MAX_BODY, "a peer's record")}
@@ -175,6 +174,46 @@ Posting = DirectoryEntry[bytes]
 """What a peer posted under a topic."""
 
 
+class DirectoryPort(Protocol):
+    """Post the own record, read everybody's. No call raises for a network that is down: the board
+    is what was heard."""
+
+    async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
+        """Post ``body`` and keep it posted until :meth:`withdraw`, ``times`` as rarely as the
+        settings say; it lives so many times as long. ``topic``: ``peers`` or that of a cell; what
+        was published under another one is withdrawn. False: no storage took it this time."""
+        ...
+
+    @property
+    def neighbours(self) -> int:
+        """Peers this node can ask; another number means that somebody has come or gone."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Take the own record down; others stop seeing it with their next reading."""
+        ...
+
+    async def read(self, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
+        """The verified, unexpired record of everybody who published under ``topic`` in PeerId
+        order, the own one included."""
+        ...
+
+    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        """Post ``body``, 1 to 2,048 bytes, under a topic (:mod:`node.dht.topics`) for ``life_s``
+        seconds; it is not posted again. False: no storage took it this time. Raises WireError for
+        what others would refuse."""
+        ...
+
+    async def look(self, topic: str) -> dict[PeerId, Posting]:
+        """Everybody's verified, unexpired posting under a topic in PeerId order, the own one
+        included. Raises WireError for what is no topic."""
+        ...
+
+    async def close(self) -> None:
+        """Stop refreshing. Does not withdraw: a record left behind expires by itself."""
+        ...
+
+
 def peers_among(postings: Mapping[PeerId, Posting]) -> dict[PeerId, PeerEntry]:
     """Of what is posted under the topic of a cell, the records of peers; the rest is dropped."""
     found: dict[PeerId, PeerEntry] = {}
@@ -211,10 +250,9 @@ def _natural(body: dict[str, Any], name: str, below: int) -> int:
 
 
 def _amount(body: dict[str, Any], name: str) -> float:
-    def good(value: Any) -> bool:
-        return type(value) in (int, float) and 0 <= value < 1e15  # false for NaN as well
-
-    return float(_field(body, name, good, "a finite number that is not negative"))
+    what = "a finite number that is not negative"
+    # false for NaN as well
+    return float(_field(body, name, lambda v: type(v) in (int, float) and 0 <= v < 1e15, what))
 
 
 def _word(body: dict[str, Any], name: str) -> str:

@@ -1,23 +1,22 @@
 """What is posted in one run's directory, as far as this peer has heard: decides which records
-stand.
+stand, and how long the own ones hold.
 
 Pure: time is an argument, and nothing is sent or fetched here. The adapter and the fake both feed
 it.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
-from node.core.errors import Refused, WireError
+from node.core.errors import Refused, UsageFault, WireError
 from node.core.ids import PeerId, RunId
-from node.dht.record import B, DirectoryEntry, PeerBody, Posting, unwrap
+from node.dht.record import B, DirectoryEntry, PeerBody, Posting, unwrap, wrap
 from node.dht.settings import DirectorySettings
 from node.dht.topics import MAX_POSTING, PEERS, key_of, most_writers
-from node.identity.records import open_record
+from node.identity.keys import Identity
+from node.identity.records import open_record, seal
 
 SLACK_S = 0.001
 """A record may be stored until this much beside its signed expiry: what a float loses on its
@@ -162,8 +161,9 @@ class RecordStore(_Records[PeerBody]):
         me: PeerId | None = None,
         admit: Admit | None = None,
     ) -> None:
-        key = key_of(run_id, PEERS)
-        super().__init__(key, settings, settings.max_peers, PeerBody.parse, me, admit)
+        super().__init__(
+            key_of(run_id, PEERS), settings, settings.max_peers, PeerBody.parse, me, admit
+        )
 
 
 def _posting(body: bytes) -> bytes:
@@ -207,9 +207,14 @@ class TopicStore:
         self.forget_expired(now)
         records = self._topics.get(topic)
         if records is None:
-            most = most_writers(topic)
-            key = key_of(self.run_id, topic)
-            records = _Records(key, self._settings, most, _posting, self._me, self._admit)
+            records = _Records(
+                key_of(self.run_id, topic),
+                self._settings,
+                most_writers(topic),
+                _posting,
+                self._me,
+                self._admit,
+            )
         limit, own = self._settings.max_postings, self._used.get(topic, 0.0) > now
         if self._count >= limit and not (own or writer == self._me or writer in records):
             raise WireError(f"{limit} postings are stored already, no room for one of {topic}")
@@ -243,3 +248,56 @@ class TopicStore:
         self._topics = {topic: records for topic, records in self._topics.items() if len(records)}
         self._count = sum(map(len, self._topics.values()))
         self._soonest = min((r.soonest for r in self._topics.values()), default=math.inf)
+
+
+class Author:
+    """Seals one identity's records for one run's directory, each newer and longer-lived than the
+    one before under its topic.
+
+    Sequence numbers are the milliseconds of the writer's wall clock, so they keep growing over
+    restarts without a file. The expiry must grow too: storages keep whichever record expires later.
+    Raises UsageFault for a life that others would refuse. ``admission`` is the writer's token for a
+    private run, part of every record.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: RunId,
+        settings: DirectorySettings,
+        admission: bytes = b"",
+    ) -> None:
+        if not 0 < settings.ttl_s <= settings.max_ttl_s:
+            raise UsageFault(
+                f"ttl_s {settings.ttl_s} is not between 0 and max_ttl_s {settings.max_ttl_s}",
+                "lower ttl_s",
+            )
+        self._identity, self._run_id = identity, run_id
+        self._settings, self._admission = settings, admission
+
+    def seal(
+        self,
+        body: bytes,
+        now: float,
+        heard: tuple[int, float] = (0, 0.0),
+        times: float = 1.0,
+        topic: str = PEERS,
+    ) -> tuple[bytes, float]:
+        """The sealed record of ``body`` (empty: a withdrawal) and the Unix time until which it
+        holds: ``times`` ``ttl_s`` from now, as far as others take it.
+
+        ``heard`` is the number and expiry of the newest own record that is known under the topic:
+        also after a restart with a clock that was set back, others still hold that one.
+        """
+        # what is rounded below must not live longer than others take
+        longest = self._settings.max_ttl_s - 0.001
+        life = min(times * self._settings.ttl_s, longest)
+        until, after_last = now + life, heard[1] + 0.002
+        # further off: the clock was wrong, nobody took it
+        if until < after_last <= now + longest:
+            until = after_last
+        # within SLACK_S of board.py, and the same number on every way it travels
+        not_after = round(until, 3)
+        key, sealed = key_of(self._run_id, topic), wrap(self._admission, body)
+        seq = max(heard[0] + 1, int(now * 1000))
+        return seal(self._identity, key, sealed, seq, not_after), not_after

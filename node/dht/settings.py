@@ -1,7 +1,5 @@
 """The directory's knobs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -11,8 +11,6 @@ is posted under a topic other than the peers' begins with the
 topic: the node works the key out and compares.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 

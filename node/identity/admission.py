@@ -15,8 +15,6 @@ endian, ``not_after`` u64 in Unix milliseconds:
 Every signature covers the run id as well.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 import struct
@@ -27,8 +25,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
 from node.core.newest import Newest
-from node.identity.keys import SIGNATURE_BYTES, Identity, verify
-from node.identity.peers import KEY_BYTES, peer_id_of, public_key_of
+from node.identity.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    peer_id_of,
+    public_key_of,
+    verify,
+)
 from node.identity.records import milliseconds
 
 MAX_ADMISSION = 512
@@ -106,8 +110,12 @@ def check_admission(
         raise Refused("the admission token is for another peer", _STEP)
     if kind == _BY_GRANT:
         try:
-            granted = token[_HEAD.size + SIGNATURE_BYTES :]
-            verify(peer_id_of(public), run_id.encode() + head + bearer, granted, _DOMAIN_OF_GRANT)
+            verify(
+                peer_id_of(public),
+                run_id.encode() + head + bearer,
+                token[_HEAD.size + SIGNATURE_BYTES :],
+                _DOMAIN_OF_GRANT,
+            )
         except (Refused, WireError) as e:
             raise Refused("the admission token is for another peer", _STEP) from e
     if until_ms / 1000 <= now_wall:

@@ -1,7 +1,5 @@
-"""How often a peer has wronged us lately, and for how long it is not listened to. Pure: time is an
-argument."""
-
-from __future__ import annotations
+"""How often a stranger may do something; how often a peer has wronged us lately, and for how long
+it is not listened to. Pure: time is an argument."""
 
 import math
 from collections import deque
@@ -11,9 +9,28 @@ from dataclasses import dataclass, field
 from node.core.ids import PeerId
 from node.core.newest import Newest
 
+PEERS_KEPT = 4096
+"""Peers a table remembers before the longest unseen one makes room; identities are free to make."""
 _REMEMBERED = 64  # faults of one peer that count at once
 WINDOW_S, FIRST_BAN_S = 100.0, 10.0
 """Seconds in which faults count together, and of a peer's first ban."""
+
+
+class TokenBucket:
+    """At most ``burst`` at once and ``per_s`` in the long run, for each peer (token bucket)."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self.per_s, self.burst = per_s, burst
+        self._buckets: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
+
+    def allow(self, peer: PeerId, now: float) -> bool:
+        """Count one event of ``peer`` at monotonic second ``now``; False when it is one too
+        many."""
+        left, at = self._buckets.get(peer, (self.burst, now))
+        left = min(self.burst, left + (now - at) * self.per_s)
+        allowed = left >= 1
+        self._buckets[peer] = (left - 1 if allowed else left, now)
+        return allowed
 
 
 @dataclass(slots=True)
@@ -39,7 +56,7 @@ class FaultBook:
         *,
         max_ban_s: float = 3600.0,
         forgive_s: float = 3600.0,
-        max_peers: int = 4096,
+        max_peers: int = PEERS_KEPT,
     ) -> None:
         self._threshold, self._longest, self._forgive = threshold, max_ban_s, forgive_s
         self._pages: Newest[PeerId, _Page] = Newest(max_peers)

@@ -9,8 +9,6 @@ port u16. Kind 0 is any other multiaddr (length u16, text without its last /p2p/
 line breaks, spaces and capitals of the mail it came in.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import ipaddress
@@ -25,7 +23,7 @@ from node.core.errors import TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.core.version import UPDATE
 from node.identity.admission import MAX_ADMISSION
-from node.identity.peers import KEY_BYTES, peer_id_of, public_key_of
+from node.identity.keys import KEY_BYTES, peer_id_of, public_key_of
 
 VERSION = 2
 PREFIX = f"tutti{VERSION}"
@@ -38,10 +36,12 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _CHECKSUM = 4
 _AGAIN = "ask for a fresh invite, and copy all of it"
 _FAMILIES = ("", "ip4", "ip6", "dns4", "dns6", "dns")
+_IPS = {"ip4": (ipaddress.IPv4Address, 4), "ip6": (ipaddress.IPv6Address, 16)}
+"""What a host of the family is, and its bytes in an invite."""
 _FAMILY_BITS = 0x0F
 _TRANSPORTS = {0x10: "/tcp/{port}", 0x20: "/udp/{port}/quic-v1"}
 _PLAIN = re.compile(
-    r"/(?P<family>ip4|ip6|dns4|dns6|dns)/(?P<host>[^/]+)"
+    r"/(?P<family>ip4|ip6|dns4|dns6|dns)/(?P<host>[^/%]+)"
     r"/(?:tcp/(?P<tcp>[0-9]{1,5})|udp/(?P<udp>[0-9]{1,5})/quic-v1)"
 )
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
@@ -113,17 +113,12 @@ class Invite:
 
     def encode(self) -> str:
         """The string to hand out: "tutti2…"."""
-        parts = [
-            bytes.fromhex(self.run_id),
-            public_key_of(self.owner),
-            _sized(self.admission),
-            _packed(self.addresses),
-        ]
-        payload = b"".join(parts)
+        run, owner = bytes.fromhex(self.run_id), public_key_of(self.owner)
+        payload = run + owner + _sized(self.admission) + _packed(self.addresses)
         return PREFIX + base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
 
     @classmethod
-    def decode(cls, text: str) -> Invite:
+    def decode(cls, text: str) -> "Invite":
         """The invite in ``text``. Raises UsageFault that says what is wrong with it."""
         if len(text) > 2 * MAX_TEXT or len(packed := "".join(text.split()).lower()) > MAX_TEXT:
             raise UsageFault(f"{len(text)} characters are too many for an invite", _AGAIN)
@@ -145,7 +140,7 @@ class Invite:
         return cls._parse(payload)
 
     @classmethod
-    def _parse(cls, payload: bytes) -> Invite:
+    def _parse(cls, payload: bytes) -> "Invite":
         reader = BytesIO(payload)
         try:
             run_id, owner = RunId(_take(reader, 32).hex()), peer_id_of(_take(reader, KEY_BYTES))
@@ -178,18 +173,11 @@ def endpoint_of(address: str) -> Endpoint | None:
     found = _PLAIN.fullmatch(re.sub("/p2p/[^/]*$", "", address))
     if found is None or not 0 < (port := int(found["tcp"] or found["udp"])) < 65536:
         return None
-    host = found["host"]
     try:
-        if not found["family"].startswith("dns"):
-            kind = ipaddress.IPv4Address if found["family"] == "ip4" else ipaddress.IPv6Address
-            host = str(kind(host))
-        elif not _NAME.fullmatch(host):
-            return None
+        host = _usual(found["family"], found["host"])
     except ValueError:
         return None
-    return (
-        Endpoint(found["family"], host, port, found["udp"] is not None) if "%" not in host else None
-    )
+    return Endpoint(found["family"], host, port, found["udp"] is not None)
 
 
 def peer_of_address(address: str) -> PeerId:
@@ -295,8 +283,8 @@ def _unpacked(reader: BytesIO) -> tuple[str, ...]:
             host = _host_text(_FAMILIES[family], reader)
             (port,) = struct.unpack(">H", _take(reader, 2))
             for transport in transports:
-                way = _TRANSPORTS[transport].format(port=port)
-                addresses[f"/{_FAMILIES[family]}/{host}{way}/p2p/{peer}"] = None
+                place = Endpoint(_FAMILIES[family], host, port, transport == 0x20)
+                addresses[f"{place}/p2p/{peer}"] = None
     return tuple(addresses)
 
 
@@ -307,14 +295,19 @@ def _host_bytes(place: Endpoint) -> bytes:
 
 
 def _host_text(family: str, reader: BytesIO) -> str:
-    if family == "ip4":
-        return str(ipaddress.IPv4Address(_take(reader, 4)))
-    if family == "ip6":
-        return str(ipaddress.IPv6Address(_take(reader, 16)))
-    name = _take(reader, _take(reader, 1)[0]).decode("ascii")
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"not a name: {name!r}")
-    return name
+    if family in _IPS:
+        return _usual(family, _take(reader, _IPS[family][1]))
+    return _usual(family, _take(reader, _take(reader, 1)[0]).decode("ascii"))
+
+
+def _usual(family: str, host: str | bytes) -> str:
+    """A host in its usual spelling; an IP address may be given as its bytes. Raises ValueError for
+    what is none of this family."""
+    if family in _IPS:
+        return str(_IPS[family][0](host))
+    if not isinstance(host, str) or not _NAME.fullmatch(host):
+        raise ValueError(f"not a name: {host!r}")
+    return host
 
 
 def fitting_addresses(addresses: Iterable[str]) -> tuple[str, ...]:

@@ -3,31 +3,87 @@ once.
 
 The file is the libp2p protobuf of an Ed25519 private key, so p2pd reads the same file:
 ``08 01 12 40`` + 32 bytes of seed + 32 bytes of public key.
-"""
 
-from __future__ import annotations
+A PeerId contains the public key. It is base58btc of the identity multihash of the libp2p public
+key, RFC "libp2p peer ids": ``00 24`` (identity hash, 36 bytes) + ``08 01 12 20`` (protobuf:
+Ed25519, 32 bytes) + key. Always "12D3Koo…".
+"""
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import stat
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from node.core.errors import Refused, WireError, writing
 from node.core.home import sync
 from node.core.ids import PeerId
-from node.identity.peers import KEY_BYTES, name_of, peer_id_of, public_key_of
 
+_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
+KEY_BYTES = 32
+_LONGEST = 64  # characters worth decoding; a PeerId has 52
+
+_ADJECTIVES = (
+    "agile amber ample azure bold brave breezy bright brisk calm candid cheery civil clever cosmic "
+    "cosy crisp curious "
+    "dapper daring deft eager early easy fabled fair fancy fleet fond frank fresh gentle giddy "
+    "glad golden grand happy "
+    "hardy hasty humble ivory jolly keen kind lively lucid lucky mellow merry mighty misty modest "
+    "neat noble patient "
+    "plucky polite proud quick quiet rapid ready sunny"
+).split()
+_ANIMALS = (
+    "alpaca badger bat bear beaver bison boar camel cat cheetah cobra condor coyote crane cricket "
+    "crow deer dingo dolphin "
+    "dove duck eagle egret elk falcon ferret finch fox gecko gibbon goose hare hawk heron ibex "
+    "jackal jaguar kestrel koala "
+    "lark lemur lion llama lynx magpie marten mole moose newt ocelot orca osprey otter owl panda "
+    "puffin quail raven robin "
+    "seal sloth stoat tapir toad"
+).split()
 SIGNATURE_BYTES = 64
 _HEADER = bytes((0x08, 0x01, 0x12, 0x40))
 _FILE_BYTES = len(_HEADER) + 2 * KEY_BYTES
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def peer_id_of(public: bytes) -> PeerId:
+    """The PeerId of a raw Ed25519 public key. Raises ValueError unless it has 32 bytes."""
+    if len(public) != KEY_BYTES:
+        raise ValueError(f"an Ed25519 public key has {KEY_BYTES} bytes, not {len(public)}")
+    return PeerId(base58.b58encode(_PREFIX + public).decode())
+
+
+@lru_cache(maxsize=4096)  # a swarm hears the same few peers all day
+def public_key_of(peer: str) -> bytes:
+    """The 32 bytes of the key inside a PeerId. Raises WireError for anything but the one spelling
+    of an Ed25519 PeerId."""
+    if len(peer) > _LONGEST:
+        raise WireError(f"{len(peer)} characters are no PeerId")
+    try:
+        raw = base58.b58decode(peer)
+    except ValueError as e:
+        raise WireError(f"not a PeerId: {peer!r}") from e
+    public = raw[len(_PREFIX) :]
+    if raw[: len(_PREFIX)] != _PREFIX or len(public) != KEY_BYTES or peer_id_of(public) != peer:
+        raise WireError(f"not the PeerId of an Ed25519 key: {peer!r}")
+    return public
+
+
+def name_of(peer: PeerId) -> str:
+    """ "adjective-animal", the same on every machine. One of 4096: for people, never for telling
+    peers apart in code."""
+    hashed = hashlib.sha256(peer.encode()).digest()
+    return f"{_ADJECTIVES[hashed[0] % len(_ADJECTIVES)]}-{_ANIMALS[hashed[1] % len(_ANIMALS)]}"
 
 
 class Signer(Protocol):
@@ -71,7 +127,7 @@ class Identity:
     def sign(self, data: bytes, domain: str) -> bytes:
         """64 bytes that say: this key said ``data`` in ``domain``. A signature of one domain is
         worth nothing in another."""
-        return self._key.sign(_message(data, domain))
+        return self._key.sign(labelled(data, domain))
 
     def verify(self, peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
         """As :func:`verify`."""
@@ -87,12 +143,12 @@ class Identity:
         return self._key.private_bytes_raw()
 
     @classmethod
-    def ephemeral(cls) -> Identity:
+    def ephemeral(cls) -> "Identity":
         """A new identity that is never written."""
         return cls(Ed25519PrivateKey.generate(), None)
 
     @classmethod
-    def create(cls, path: Path) -> Identity:
+    def create(cls, path: Path) -> "Identity":
         """A new identity written to ``path``: mode 0600, flushed to disk, there whole or not at
         all.
 
@@ -113,15 +169,16 @@ class Identity:
                 os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
                 sync(path.parent)
             except FileExistsError as e:
-                step = "use that key, or move it away first"
-                raise Refused(f"{path} exists already", step) from e
+                raise Refused(
+                    f"{path} exists already", "use that key, or move it away first"
+                ) from e
             finally:
                 with contextlib.suppress(OSError):
                     draft.unlink()
         return made
 
     @classmethod
-    def load(cls, path: Path) -> Identity:
+    def load(cls, path: Path) -> "Identity":
         """The identity kept at ``path``.
 
         Raises Refused, with the next step, for a file that is missing, unreadable, readable by
@@ -144,9 +201,9 @@ class Identity:
             if not stat.S_ISREG(status.st_mode):
                 raise Refused(f"{path} is not a file", "give the path of the key file itself")
             if status.st_mode & _OTHERS:
-                mode = stat.S_IMODE(status.st_mode)
                 raise Refused(
-                    f"the identity key {path} is open to other users (mode {mode:04o})",
+                    f"the identity key {path} is open to other users "
+                    f"(mode {stat.S_IMODE(status.st_mode):04o})",
                     f"chmod 600 {path}",
                 )
             raw = os.read(fd, _FILE_BYTES + 1)
@@ -155,7 +212,7 @@ class Identity:
         return cls(_parse(raw, path, status.st_size), path)
 
     @classmethod
-    def load_or_create(cls, path: Path) -> Identity:
+    def load_or_create(cls, path: Path) -> "Identity":
         """:meth:`load` when the file is there, else :meth:`create`; raises what they raise."""
         try:
             return cls.load(path)
@@ -220,14 +277,16 @@ def verify(peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
     if len(signature) != SIGNATURE_BYTES:
         raise WireError(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, _message(data, domain))
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, labelled(data, domain))
     except (InvalidSignature, ValueError) as e:
         raise Refused(f"the signature in {domain!r} is not by {peer}") from e
 
 
-def _message(data: bytes, domain: str) -> bytes:
-    label = domain.encode()
-    return struct.pack(">I", len(label)) + label + data
+def labelled(data: bytes, label: str) -> bytes:
+    """``data`` behind a label and its length, so that no other label and data are the same
+    bytes."""
+    name = label.encode()
+    return struct.pack(">I", len(name)) + name + data
 
 
 def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:

@@ -6,15 +6,13 @@ endian. The signature covers the key as well, which does not travel: a record mo
 or to another writer, does not open.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass
 
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId
-from node.identity.keys import SIGNATURE_BYTES, Identity, verify
+from node.identity.keys import SIGNATURE_BYTES, Identity, labelled, verify
 
 _DOMAIN = "tutti/record/1"
 _VERSION = 1
@@ -37,7 +35,7 @@ class SignedRecord:
 def seal(identity: Identity, key: str, body: bytes, seq: int, not_after: float) -> bytes:
     """A record by ``identity`` for ``key``. Raises ValueError for a time that cannot be written."""
     head = _HEAD.pack(_VERSION, seq, milliseconds(not_after))
-    return head + identity.sign(_signed(key, head, body), _DOMAIN) + body
+    return head + identity.sign(labelled(head + body, key), _DOMAIN) + body
 
 
 def open_record(
@@ -65,7 +63,7 @@ def open_record(
         )
     head, signature, body = raw[: _HEAD.size], raw[_HEAD.size : OVERHEAD], raw[OVERHEAD:]
     try:
-        verify(writer, _signed(key, head, body), signature, _DOMAIN)
+        verify(writer, labelled(head + body, key), signature, _DOMAIN)
     except Refused as e:
         raise WireError(str(e)) from e
     return SignedRecord(seq, not_after, body)
@@ -77,8 +75,3 @@ def milliseconds(wall: float) -> int:
     if not math.isfinite(wall) or not 0 <= wall < 2**40:
         raise ValueError(f"not a time: {wall}")
     return round(wall * 1000)
-
-
-def _signed(key: str, head: bytes, body: bytes) -> bytes:
-    label = key.encode()
-    return struct.pack(">I", len(label)) + label + head + body

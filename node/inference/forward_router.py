@@ -5,14 +5,12 @@ Enters: the plan, what the operator leaves out, who answers a ping. Leaves: hops
 left out that the operator has not named and the run's skip ratio does not allow; nor the ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from node.core.errors import NetworkFault, PeerFault, UsageFault
+from node.core.errors import NetworkFault, PeerFault, refuse
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Plan
 from node.core.tasks import Tasks
@@ -56,18 +54,21 @@ class Reroute:
 def named(stages: int, leave_out: Collection[int], after: int = 0) -> tuple[int, ...]:
     """The block stages the operator leaves out: these, and with ``after`` every one behind that
     one. Raises UsageFault."""
-    if (last := max((after, *leave_out))) > stages:
-        raise UsageFault(
-            f"block stage {last} is not in this swarm", f"it has block stages 1 to {stages}"
-        )
+    last = max((after, *leave_out))
     asked = sorted({*leave_out, *(range(after + 1, stages + 1) if after else ())})
-    if ENDS in asked:
-        raise UsageFault(
+    refuse(
+        (
+            last > stages,
+            f"block stage {last} is not in this swarm",
+            f"it has block stages 1 to {stages}",
+        ),
+        (
+            ENDS in asked,
             "stage 0, the ends, is never left out: it is the embedding and the head",
             f"leave out block stages, 1 to {stages}",
-        )
-    if len(asked) == stages:
-        raise UsageFault("that leaves out every block stage", "leave out one less")
+        ),
+        (len(asked) == stages, "that leaves out every block stage", "leave out one less"),
+    )
     return tuple(asked)
 
 
@@ -129,14 +130,8 @@ class ForwardRouter:
         self.transport, self.settings, self.asked = transport, settings, tuple(asked)
         self._plan = plan
         self._tasks = Tasks("around")
-        self._reroute: Reroute | None = None
-
-    @property
-    def reroute(self) -> Reroute:
-        """The way in use. Raises ValueError before the first :meth:`look`."""
-        if self._reroute is None:
-            raise ValueError("look() has not been called")
-        return self._reroute
+        self.reroute = Reroute((), (), (), settings.stages)
+        """The way in use; without live stages before the first :meth:`look`."""
 
     async def look(self) -> Reroute:
         """Find the peers that answer now and choose the stages to visit. Raises NetworkFault when
@@ -150,8 +145,8 @@ class ForwardRouter:
         wanted = [s for s in range(1, self.settings.stages + 1) if s not in self.asked]
         cells = [[m.peer for m in plan.stage(s) if m.current] for s in wanted]
         living = await asyncio.gather(*(self._living(peers) for peers in cells))
-        self._reroute = decide(self.settings, dict(zip(wanted, living, strict=True)), self.asked)
-        return self._reroute
+        self.reroute = decide(self.settings, dict(zip(wanted, living, strict=True)), self.asked)
+        return self.reroute
 
     async def take(self, turn: int, work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
         """The result of ``work(hops)``, on another way when a hop is lost; ``turn`` says whose turn
@@ -159,7 +154,7 @@ class ForwardRouter:
 
         Raises NetworkFault when a stage that may not be left out has nobody, or no way worked.
         """
-        reroute, why = self._reroute or await self.look(), ""
+        reroute, why = self.reroute if self.reroute.live else await self.look(), ""
         for _ in range(TRIES):
             try:
                 return await self._watched(reroute.hops(turn), work)

@@ -5,15 +5,12 @@ Enters: the operator's request, the ends peers in sight. Leaves: what one of the
 checked. Never: half of a text from one peer and half from another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
 
 from node.app.assembly import Assembled
@@ -30,9 +27,8 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.inference.evaluate import MOST_CHOICES, answer
+from node.inference.at_ends import MOST_CHOICES, answer, speak
 from node.inference.forward_router import TRIES, WATCH_S, is_alive, named
-from node.inference.generate import speak
 from node.transport.port import EOF, TransportPort, printable, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
@@ -66,32 +62,17 @@ class EndsService(rpc.EndsServicer):
         self._serving: set[PeerId] = set()
         rpc.add_EndsServicer_to_server(self, transport.server)
 
-    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.Piece]:
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """As ``tutti generate`` at this peer. PERMISSION_DENIED for strangers, RESOURCE_EXHAUSTED
         when others are served."""
         request.max_tokens = min(request.max_tokens or 100, MAX_TOKENS)
-        async with contextlib.aclosing(
-            self._serve(context, lambda: self._speak(request))
-        ) as pieces:
-            async for piece in pieces:
-                yield piece
+        await self._serve(context, lambda: speak(self._a, self._transport, check(request)))
 
-    async def Evaluate(
-        self, request: pb.EvaluateRequest, context: Any
-    ) -> AsyncIterator[pb.Evaluated]:
+    async def Evaluate(self, request: pb.EvaluateRequest, context: Any) -> None:
         """As ``tutti eval`` at this peer, refused as :meth:`Generate` is."""
-        asked = self._serve(context, lambda: answer(self._a, self._transport, request))
-        async with contextlib.aclosing(asked) as losses:
-            async for found in losses:
-                yield found
+        await self._serve(context, lambda: answer(self._a, self._transport, request))
 
-    def _speak(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.Piece, None]:
-        check(request)
-        return speak(self._a, self._transport, request)
-
-    async def _serve(
-        self, context: Any, begin: Callable[[], AsyncGenerator[T, None]]
-    ) -> AsyncGenerator[T, None]:
+    async def _serve(self, context: Any, begin: Callable[[], AsyncGenerator[Any, None]]) -> None:
         peer = self._transport.caller(context)
         if peer not in self._members():
             await context.abort(
@@ -105,7 +86,7 @@ class EndsService(rpc.EndsServicer):
         try:
             async with asyncio.timeout(LIMIT_S), contextlib.aclosing(begin()) as answers:
                 async for item in answers:
-                    yield item
+                    await context.write(item)
         except TimeoutError:
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"not done after {LIMIT_S:.0f} s"
@@ -116,8 +97,8 @@ class EndsService(rpc.EndsServicer):
             self._serving.discard(peer)
 
 
-def check(request: pb.GenerateRequest) -> None:
-    """Raises UsageFault for what nobody is asked to work on."""
+def check(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The request itself. Raises UsageFault for what nobody is asked to work on."""
     size = len(request.prompt.encode())
     if size > MAX_PROMPT:
         raise UsageFault(
@@ -126,6 +107,7 @@ def check(request: pb.GenerateRequest) -> None:
         )
     if not 0 <= request.temperature <= 10:
         raise UsageFault(f"a temperature of {request.temperature:g}", "give a number from 0 to 10")
+    return request
 
 
 def generate(
@@ -141,11 +123,15 @@ def generate(
     check(request)
     named(stages, request.leave_out.stages, request.leave_out.after)
     most = 2 * (request.max_tokens or 100) + 2  # each may come with a word on what is missing
-
-    def fits(piece: pb.Piece, count: int) -> bool:
-        return count <= most and len(piece.text) <= MAX_PIECE and _fits(piece.missing, stages)
-
-    return _ask(transport, ends, lambda stub: stub.Generate, request, fits)
+    return _ask(
+        transport,
+        ends,
+        lambda stub: stub.Generate,
+        request,
+        lambda piece, count: (
+            count <= most and len(piece.text) <= MAX_PIECE and _fits(piece.missing, stages)
+        ),
+    )
 
 
 def evaluate(
@@ -154,11 +140,13 @@ def evaluate(
     """The losses that one of the peers ``ends`` measures; the first says who. Raises as
     :func:`generate`."""
     named(stages, request.leave_out.stages, request.leave_out.after)
-
-    def fits(found: pb.Evaluated, count: int) -> bool:
-        return count <= MOST_CHOICES + 1 and _fits(found.missing, stages)
-
-    return _ask(transport, ends, lambda stub: stub.Evaluate, request, fits)
+    return _ask(
+        transport,
+        ends,
+        lambda stub: stub.Evaluate,
+        request,
+        lambda found, count: count <= MOST_CHOICES + 1 and _fits(found.missing, stages),
+    )
 
 
 def _fits(missing: pb.Missing, stages: int) -> bool:
@@ -189,16 +177,15 @@ async def _ask(
             if e.weight:
                 transport.fault(peer, e.reason, e.weight)
             if count:
-                what = (
+                raise NetworkFault(
                     f"ends peer {short(peer)}, which ran the passes, was lost before the end: "
-                    f"{e.reason}"
-                )
-                raise NetworkFault(what, "ask again; tutti peers  shows who is there") from e
+                    f"{e.reason}",
+                    "ask again; tutti peers  shows who is there",
+                ) from e
             why.append(str(e))
     if not why:
-        what = "this peer hosts no ends, and no peer that does is in sight"
         raise NetworkFault(
-            what,
+            "this peer hosts no ends, and no peer that does is in sight",
             "wait for one, or bring one:  tutti swarm invite ; tutti peers  shows who is there",
         )
     listed = "".join(f"\n  {reason}" for reason in why)

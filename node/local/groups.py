@@ -1,15 +1,12 @@
 """Which rank hosts which matrix, and in which micro-groups they are exchanged. Pure: made once for
 a set of shapes, and kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.partition.balance import longest_first
-from node.partition.cost import FP32, muon_flops
-from node.partition.groups import bounded_groups
-from node.partition.matrices import Unit, in_order
+from node.partition.matrices import FP32, Unit, in_order, muon_flops
+from node.partition.plan import bounded_groups
 from node.partition.search import OwnershipProblem
 
 
@@ -62,6 +59,6 @@ def micro_groups(
     most = max(most_bytes, *(u.bytes for u in units))
     by_name = {m.name: m for m in matrices}
     groups = bounded_groups(
-        units, {u.name: host for u, host in zip(units, hosts, strict=True)}, ranks, most, FP32
+        units, {u.name: host for u, host in zip(units, hosts, strict=True)}, ranks, most
     )
     return tuple(tuple(tuple(by_name[u.name] for u in slot) for slot in group) for group in groups)

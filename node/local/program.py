@@ -5,8 +5,6 @@ process: those are elsewhere.
 Legend: B sequences, T positions, D d_model, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -123,14 +121,13 @@ class Program:
             part = self.here.deal(name, shape, None if whole is None else whole[name])
             dim = cut_of(name)
             if dim is not None:
-                size = torch.Size(shape)
                 part = DTensor.from_local(
                     part,
                     self.here.mesh,
                     [Shard(dim)],
                     run_check=False,
-                    shape=size,
-                    stride=(size[1], 1),
+                    shape=torch.Size(shape),
+                    stride=(shape[1], 1),
                 )
             parent, _, leaf = name.rpartition(".")
             setattr(self.module.get_submodule(parent), leaf, nn.Parameter(part))

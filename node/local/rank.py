@@ -5,8 +5,6 @@ Collectives run on gloo for CPUs and on NCCL for GPUs, each with a timeout. The 
 of a private directory.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
@@ -43,7 +41,7 @@ class Rank:
     @classmethod
     def meet(
         cls, rank: int, size: int, device: Device, store: Path, timeout_s: float = TIMEOUT_S
-    ) -> Rank:
+    ) -> "Rank":
         """Wait for the others. ``store`` is a file that nobody used before. Raises DeviceLost when
         they do not come in time."""
         where, limit = device.device, timedelta(seconds=timeout_s)

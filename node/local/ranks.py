@@ -4,8 +4,6 @@ torch.distributed: a rank waits for a command without a timeout, and for a tenso
 inside a command leaves the ranks at different places, so it ends them all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -17,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,12 @@ END_S = 10.0
 """A process that was told to end and has not ended by then is killed."""
 
 
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Handle:
     """Something the other ranks keep under a number; when this is forgotten here, it is forgotten
     there."""
 
-    __slots__ = ("__weakref__", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    number: int
 
 
 class Ranks:
@@ -76,36 +72,29 @@ class Ranks:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, mode=0o700)
         for rank, device in enumerate(devices[1:], 1):
-            words = {
-                "rank": rank,
-                "size": len(devices),
-                "device": device,
-                "store": str(self._folder / "ranks"),
-                "model": asdict(model),
-                "stages": stages,
-                "stage": stage,
-                "threads": threads,
-                "timeout_s": self._timeout_s,
-            }
-            command = [
-                sys.executable,
-                "-I",
-                "-S",
-                parent_watch.__file__,
-                str(os.getpid()),
-                sys.executable,
-                "-m",
-                "node.local.worker",
-            ]
+            watch = [sys.executable, "-I", "-S", parent_watch.__file__, str(os.getpid())]
             process = subprocess.Popen(
-                command,
+                [*watch, sys.executable, "-m", "node.local.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=Path(__file__).parents[2],
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             )
             self._processes.append(process)
-            self._tell(process, words)
+            self._tell(
+                process,
+                {
+                    "rank": rank,
+                    "size": len(devices),
+                    "device": device,
+                    "store": str(self._folder / "ranks"),
+                    "model": asdict(model),
+                    "stages": stages,
+                    "stage": stage,
+                    "threads": threads,
+                    "timeout_s": self._timeout_s,
+                },
+            )
 
     def meet(self, device: Device) -> Rank:
         """Wait for the processes and become rank 0. Raises DeviceLost when one does not come up."""

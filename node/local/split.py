@@ -6,8 +6,6 @@ the first matrix of each pair by rows of its [out, in] weight, the second by col
 and the head are cut by the vocabulary.
 """
 
-from __future__ import annotations
-
 from math import gcd
 
 from node.core.errors import UsageFault

@@ -1,32 +1,34 @@
 """Rank 0's side of a stage: what the pipeline, the averaging and the optimizer see of it is what
-they see of one device.
+they see of one device. And how it is opened: which devices, how many threads each, the processes.
 
 Every call says first what comes, then does rank 0's part of the program that the other ranks run
 (worker.py). The whole parameters are kept on the CPU beside the cut ones, for those who fetch,
 average and save them.
 """
 
-from __future__ import annotations
-
+import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from node.core.errors import DeviceLost
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.step import Made, whole_at_first
+from node.model.device import Device, gpus
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.optim.newton_schulz import followed, newton_schulz_all
-from node.partition.cost import muon_flops
+from node.partition.matrices import muon_flops
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.guard import NotFinite
-from node.pipeline.visit_buffers import Autocast, EndsModule, StageMath
+from node.pipeline.visit_buffers import Autocast, StageMath
 
 LEAST_FLOPS = 2_000_000_000
 """Floating-point operations of a step from which it is shared with the other ranks: below, on two
@@ -52,7 +54,7 @@ class LocalStage:
 
     def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
         """What the pipeline computes with; ``autocast`` is each rank's own."""
-        return CutMath(self.ranks, self.program, module, self.settings, wire)
+        return CutMath(self.ranks, self.program, self.settings, wire)
 
     def place(self, whole: Mapping[str, Tensor]) -> None:
         """Every rank takes its part of these parameters. Waits for a micro-batch that is being
@@ -99,18 +101,13 @@ class CutMath(StageMath):
     """The arithmetic of a visit, over all ranks. A micro-batch with invalid numbers is refused
     before a command is sent."""
 
-    def __init__(
-        self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, wire: str
-    ) -> None:
-        super().__init__(module, wire)
+    def __init__(self, ranks: Ranks, program: Program, settings: ModelSettings, wire: str) -> None:
+        super().__init__(program.module, wire)
         self.ranks, self.program, self.settings = ranks, program, settings
-        self._names, self._parameters, self._device = [], [], program.here.device.device
+        self._ends = CutEndsMath(self)
+        self._trained, self._device = {}, program.here.device.device
         self._graphs: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._made = CutShare({}, Handle(0))
-
-    @property
-    def _ends(self) -> EndsModule:
-        return CutEndsMath(self)
 
     def hidden(self, x: Tensor) -> Tensor:
         """``x``, if it is hidden states [B, T, D] fp32; raises ValueError."""
@@ -127,12 +124,14 @@ class CutMath(StageMath):
             raise IndexError("a token id is outside the vocabulary")
         return tokens
 
-    def told(self, what: str, x: Tensor, compute: Callable[[], Tensor], **words: Any) -> Tensor:
-        """Rank 0's part of what all ranks ``compute`` of ``x``. Their graphs are held while the
-        output is; none is kept where no gradient is wanted."""
+    def told(
+        self, what: str, x: Tensor, compute: Callable[[Tensor], Tensor], **words: Any
+    ) -> Tensor:
+        """Rank 0's part of what all ranks ``compute`` of ``x``, which they get from here. Their
+        graphs are held while the output is; none is kept where no gradient is wanted."""
         handle = self.ranks.handle() if torch.is_grad_enabled() else Handle(0)
         with self.ranks.command(what, keep=handle.number, shape=list(x.shape), **words):
-            output = compute()
+            output = compute(self.program.here.share(x))
         if handle.number:
             self._graphs[output] = handle
         return output
@@ -142,11 +141,10 @@ class CutMath(StageMath):
         return False
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
-        self.hidden(x)
         return self.told(
             "forward",
-            x,
-            lambda: self.program.forward(self.program.here.share(x), document_ends),
+            self.hidden(x),
+            lambda x: self.program.forward(x, document_ends),
             document_ends=document_ends,
         )
 
@@ -175,33 +173,21 @@ class CutMath(StageMath):
         share, self._made = self._made, CutShare({}, Handle(0))
         return share
 
-    def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
-        """As of one device; bytes of rank 0 alone, whose memory is the one that is counted."""
-        own = {local_part(p).untyped_storage().data_ptr() for p in self.program.parameters.values()}
-        seen: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = local_part(tensor).untyped_storage()
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = storage.nbytes()
-            self.graph_bytes[shape] = sum(seen.values())
-            return tensor.detach()
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
+        """At rank 0, whose memory is the one that is counted."""
+        return local_part(tensor).untyped_storage()
 
 
 class CutEndsMath:
     """What stage 0 offers, over all ranks."""
 
     def __init__(self, math: CutMath) -> None:
-        self._math, self._program, self._here = math, math.program, math.program.here
+        self._math, self._program = math, math.program
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """As :meth:`Ends.embed`."""
         tokens = self._math.ids(tokens_BT).contiguous()
-        return self._math.told(
-            "embed", tokens, lambda: self._program.embed(self._here.share(tokens))
-        )
+        return self._math.told("embed", tokens, self._program.embed)
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """As :meth:`Ends.loss`."""
@@ -215,16 +201,13 @@ class CutEndsMath:
         total = self._math.told(
             "loss",
             h_BTD,
-            lambda: self._program.loss(
-                self._here.share(h_BTD), self._here.share(targets_BT.contiguous())
-            ),
+            lambda h: self._program.loss(h, self._program.here.share(targets_BT.contiguous())),
         )
         return total, tokens
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """As :meth:`Ends.logits`."""
-        h = self._math.hidden(h_BTD)
-        return self._math.told("logits", h, lambda: self._program.logits(self._here.share(h)))
+        return self._math.told("logits", self._math.hidden(h_BTD), self._program.logits)
 
 
 class CutSum(GradientSum):
@@ -257,3 +240,64 @@ class CutSum(GradientSum):
             "add", round=self._round, share=cast(CutShare, share).handle.number
         ):
             super()._add(share)
+
+
+# Opening one
+# ------------------------------------------------------------
+
+
+def device_names(name: str, count: int) -> list[str]:
+    """``count`` devices from the one called ``name`` on: GPUs in the order of their numbers, or so
+    many times the CPU.
+
+    "auto" takes GPUs where there are any. Raises UsageFault for another name, OutOfResources for
+    more than this machine has.
+    """
+    wanted = name.strip().lower()
+    if wanted == "cpu" or (wanted == "auto" and not gpus()):
+        return ["cpu"] * count
+    _, _, number = (
+        "cuda:0" if wanted in ("auto", "cuda") else str(Device.pick(wanted).device)
+    ).partition(":")
+    names = [f"cuda:{int(number) + i}" for i in range(count)]
+    Device.pick(names[-1])
+    return names
+
+
+def threads_each(threads: int, devices: Sequence[str]) -> int:
+    """CPU threads of each device's process: as many as were asked for, else the cores shared
+    between them."""
+    return threads or max(1, len(os.sched_getaffinity(0)) // len(devices))
+
+
+async def open_stage(
+    devices: Sequence[str],
+    device: Device,
+    threads: int,
+    module: nn.Module,
+    model: ModelSettings,
+    stages: int,
+    stage: int,
+    folder: Path,
+    on_error: Callable[[str, BaseException], None],
+) -> LocalStage:
+    """Start the processes and cut ``stage`` over them; ``module`` is the whole of it, ``device``
+    this process's, the first.
+
+    ``on_error`` is called on this loop when a device is gone. Raises DeviceLost when one does not
+    come up. Call it on the main thread: a process ends with the thread that started it.
+    """
+    loop = asyncio.get_running_loop()
+
+    def lost(fault: DeviceLost) -> None:
+        loop.call_soon_threadsafe(on_error, "local devices", fault)
+
+    ranks = Ranks(folder, lost)
+    try:
+        ranks.start(devices, model, stages, stage, threads)
+        here = await loop.run_in_executor(None, ranks.meet, device)
+        program = await loop.run_in_executor(None, Program, here, model, stages, stage)
+        return LocalStage(ranks, program, module, model)
+    except BaseException:
+        await asyncio.to_thread(ranks.close)
+        raise

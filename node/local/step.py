@@ -6,10 +6,8 @@ and the update of the one before is scattered. Every rank makes the same calls. 
 is that of Canzona (arXiv 2602.06079).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -97,14 +95,8 @@ class TensorParallelStep:
         cut = [sum(m.part(me) for m in hosted) for hosted in group]
         whole = [sum(m.part(rank) for m in group[me]) for rank in range(size)]
         given, got = (b[: sum(n)] for b, n in zip(self._buffers[slot], (cut, whole), strict=True))
-        work = (
-            dist.all_to_all_single(given, got, cut, whole, async_op=True)
-            if back
-            else dist.all_to_all_single(got, given, whole, cut, async_op=True)
-        )
-        if work is None:
-            raise RuntimeError("an asynchronous exchange was not started")
-        return work
+        sides = (given, got, cut, whole) if back else (got, given, whole, cut)
+        return cast(dist.Work, dist.all_to_all_single(*sides, async_op=True))
 
     def _work(self, group: Group, slot: int) -> None:
         """Replace the shards of every matrix hosted here by those of its update."""

@@ -7,8 +7,6 @@ The first line says who it is; the others are commands. Any error ends it: ranks
 at one place in the program would exchange tensors that do not belong together.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
@@ -67,9 +65,9 @@ class Worker:
             case "step":
                 follow(KernelRule(**words["rule"]))
                 shapes = tuple((rows, cols) for rows, cols in words["shapes"])
-                how = words["steps"], words["stack"]
-                step = whole_at_first(self._here, shapes, *how, self._steps)
-                step.run({}, lambda name, update: None)
+                whole_at_first(self._here, shapes, words["steps"], words["stack"], self._steps).run(
+                    {}, lambda name, update: None
+                )
             case other:
                 raise ValueError(f"no command is called {other!r}")
 

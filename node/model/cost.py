@@ -5,8 +5,6 @@ Pure arithmetic over the shapes. What torch adds for its own use (kernels' scrat
 fragmentation) is covered by ``RESERVE``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -41,7 +39,7 @@ class RoundBytes:
     shelf: int = 0
     outer: int = 0
 
-    def shared(self, part: float) -> RoundBytes:
+    def shared(self, part: float) -> "RoundBytes":
         """As :class:`RoundBytes` of ``part`` of the layers: state and outer rounds grow with them,
         groups and steps with their largest matrix."""
         return replace(
@@ -217,9 +215,11 @@ def work_bytes(
         # (stages.LOGITS_AT_ONCE)
         return 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
     again = {"off": 0, "layers": 1, "stage": len(layer_cut(settings, stages)[stage - 1])}[recompute]
-    passing = 4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
-    passing += frames_bytes(settings, micro_batch)
-    return passing + again * graph_bytes(settings, tokens, masked)
+    return (
+        4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
+        + frames_bytes(settings, micro_batch)
+        + again * graph_bytes(settings, tokens, masked)
+    )
 
 
 def stage_bytes(
@@ -268,15 +268,18 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
     takes fewer. An embedding look-up is free, the
     head is a matrix.
     """
-    shapes = base_shapes(settings, stages, stage)
-    weights = sum(count({n: s}) for n, s in shapes.items() if len(s) == 2 and n != EMBEDDING)
+    weights = sum(
+        count({name: shape})
+        for name, shape in base_shapes(settings, stages, stage).items()
+        if len(shape) == 2 and name != EMBEDDING
+    )
     trained = count(parameter_shapes(settings, stages, stage)) if settings.adapter else 0
     scores = 0
     if stage == ENDS:
         weights += settings.vocab * settings.d_model if settings.tied else 0
     else:
         heads = settings.heads * head_dim(settings)
-        scores = len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * heads
+        scores = _layers(settings, stages, stage) * 2 * settings.seq_len * heads
     if settings.adapter:
         return 4 * weights + 6 * trained + 3 * scores
     return 3 * (2 * weights + scores)
@@ -356,8 +359,11 @@ def fits(
             "a run with a smaller model.vocab or model.d_model",
         ]
     else:
-        more = range(stages + 1, settings.layers + 1)
-        cuts = (n for n in more if size(stages=n, stage=1).total <= limit)
+        cuts = (
+            n
+            for n in range(stages + 1, settings.layers + 1)
+            if size(stages=n, stage=1).total <= limit
+        )
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
     return Verdict(ok, need.total, available, text, 0, _one_of(steps), recompute, table)
 

@@ -1,7 +1,5 @@
 """Where the arithmetic happens: one device, its number format, its threads, its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -48,7 +46,7 @@ class Device:
     device: torch.device
 
     @classmethod
-    def pick(cls, name: str = "auto") -> Device:
+    def pick(cls, name: str = "auto") -> "Device":
         """The device called ``name``: "auto" (the CUDA device with the most free memory, else the
         CPU), "cpu", "cuda", "cuda:N".
 

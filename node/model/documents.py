@@ -2,8 +2,6 @@
 attend to themselves alone. Enters: targets, or the ends that came with a frame. Never: text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

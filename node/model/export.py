@@ -4,8 +4,6 @@ The files are written here, without that library: config.json, model.safetensors
 generation_config.json and, when there is a tokenizer, tokenizer.json and tokenizer_config.json.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil
@@ -39,24 +37,23 @@ def config_of(
 ) -> dict[str, Any]:
     """config.json: Qwen3 with q/k norms, Qwen2 with biases, Llama without either. Old and new
     readers each find the rotary base where they look."""
-    kind, name = (
-        ("qwen3", "Qwen3ForCausalLM")
-        if settings.qk_norm
-        else ("qwen2", "Qwen2ForCausalLM")
-        if settings.qkv_bias
-        else ("llama", "LlamaForCausalLM")
-    )
-    scaling = None
-    if settings.rope_factor != 1.0:
-        scaling = {
-            "rope_type": "llama3",
-            "factor": settings.rope_factor,
-            "low_freq_factor": settings.rope_low,
-            "high_freq_factor": settings.rope_high,
-            "original_max_position_embeddings": settings.rope_context,
-        }
-    config: dict[str, Any] = {
-        "architectures": [name],
+    kind = "qwen3" if settings.qk_norm else "qwen2" if settings.qkv_bias else "llama"
+    scaling = {
+        "rope_type": "llama3",
+        "factor": settings.rope_factor,
+        "low_freq_factor": settings.rope_low,
+        "high_freq_factor": settings.rope_high,
+        "original_max_position_embeddings": settings.rope_context,
+    }
+    scaled = settings.rope_factor != 1.0
+    llama = {"mlp_bias": False, "pretraining_tp": 1}
+    qwen = {
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": settings.layers,
+    }
+    return {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,
         "vocab_size": settings.vocab,
         "hidden_size": settings.d_model,
@@ -70,10 +67,10 @@ def config_of(
         "rms_norm_eps": settings.norm_eps,
         "rope_theta": settings.rope_theta,
         "rope_parameters": {
-            **(scaling or {"rope_type": "default"}),
+            **(scaling if scaled else {"rope_type": "default"}),
             "rope_theta": settings.rope_theta,
         },
-        "rope_scaling": scaling,
+        "rope_scaling": scaling if scaled else None,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": settings.tied,
@@ -84,16 +81,8 @@ def config_of(
         "eos_token_id": eos,
         "pad_token_id": pad,
         MARK: {"format": 1},
+        **(llama if kind == "llama" else qwen),
     }
-    if kind != "llama":
-        config |= {
-            "use_sliding_window": False,
-            "sliding_window": None,
-            "max_window_layers": settings.layers,
-        }
-    else:
-        config |= {"mlp_bias": False, "pretraining_tp": 1}
-    return config
 
 
 def write_hf(
@@ -112,8 +101,10 @@ def write_hf(
     OutOfResources when the disk is full, leaving what was there.
     """
     _check(all_shapes(settings), tensors)
-    dtype = dtype_of(parameters)
-    return _write(directory, lambda staged: _fill(staged, settings, tensors, tokenizer_json, dtype))
+    return _write(
+        directory,
+        lambda staged: _fill(staged, settings, tensors, tokenizer_json, dtype_of(parameters)),
+    )
 
 
 def write_adapter(
@@ -124,8 +115,9 @@ def write_adapter(
 ) -> Path:
     """Write the adapters of all stages as PEFT has them. As :func:`write_hf` otherwise."""
     _check(parameter_shapes(settings, 1, 1), tensors)
-    dtype = dtype_of(parameters)
-    return _write(directory, lambda staged: _fill_adapter(staged, settings, tensors, dtype))
+    return _write(
+        directory, lambda staged: _fill_adapter(staged, settings, tensors, dtype_of(parameters))
+    )
 
 
 def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
@@ -135,9 +127,9 @@ def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
             f"{directory} is not empty and not an earlier export", "choose a new directory"
         )
     staged = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
-    step, errors = "choose a directory you may write to", (OSError, SafetensorError)
+    errors = (OSError, SafetensorError)
     try:
-        with writing(directory, step, UsageFault, errors):
+        with writing(directory, "choose a directory you may write to", UsageFault, errors):
             directory.parent.mkdir(parents=True, exist_ok=True)
             staged.mkdir()
             fill(staged)
@@ -208,14 +200,13 @@ def _fill(
     )
     if tokenizer_json is not None:
         (staged / "tokenizer.json").write_bytes(tokenizer_json)
-        words = {f"{name}_token": token[0] for name, token in special.items()}
         _json(
             staged / "tokenizer_config.json",
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "model_max_length": max(settings.seq_len, settings.positions),
                 "clean_up_tokenization_spaces": False,
-                **words,
+                **{f"{name}_token": token[0] for name, token in special.items()},
             },
         )
 
@@ -228,19 +219,21 @@ def _fill_adapter(
         for name in sorted(tensors)
     }
     save_file(named, staged / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
-        "r": settings.adapter,
-        "lora_alpha": settings.adapter_alpha,
-        "lora_dropout": 0.0,
-        "target_modules": list(settings.adapter_targets),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-    }
-    _json(staged / "adapter_config.json", config)
+    _json(
+        staged / "adapter_config.json",
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": None,
+            "r": settings.adapter,
+            "lora_alpha": settings.adapter_alpha,
+            "lora_dropout": 0.0,
+            "target_modules": list(settings.adapter_targets),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        },
+    )
     _json(staged / "tutti.json", {MARK: {"format": 1}})
 
 

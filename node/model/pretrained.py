@@ -4,8 +4,6 @@ in the run's number format, their digests. Never: anything of the directory that
 unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping
@@ -20,7 +18,7 @@ from torch import Tensor
 from node.core.errors import OutOfResources, Refused, UsageFault, refuse
 from node.core.tables import build
 from node.model.settings import DIGEST, ModelSettings
-from node.model.shapes import HEAD, base_shapes
+from node.model.shapes import HEAD, all_shapes, base_shapes
 from node.wire.tensors import digest, dtype_of
 
 SEQ_LEN = 1024
@@ -80,10 +78,12 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
 
 def _plain(c: Mapping[str, Any], directory: Path) -> None:
     """Raises UsageFault for what such models may have and none here has."""
-    biased = c.get("attention_bias", False) and c["model_type"] != "qwen2"
     found = (
         (c.get("hidden_act", "silu") != "silu", f"hidden_act = {c.get('hidden_act')!r}"),
-        (biased, "attention_bias = true"),
+        (
+            c.get("attention_bias", False) and c["model_type"] != "qwen2",
+            "attention_bias = true",
+        ),
         (c.get("mlp_bias", False), "mlp_bias = true"),
         ("quantization_config" in c, "quantised weights"),
         (c.get("partial_rotary_factor", 1) != 1, "a rotary embedding of a part of each head"),
@@ -142,7 +142,7 @@ class Weights:
 
     def check(self, settings: ModelSettings) -> None:
         """Raises UsageFault when there are tensors that the model has no place for."""
-        known = base_shapes(settings, 1, 0).keys() | base_shapes(settings, 1, 1).keys()
+        known = all_shapes(settings)
         # Some files have the shared matrix twice, and tables that are computed here.
         more = [
             name
@@ -171,8 +171,7 @@ class Weights:
             by_file.setdefault(self._file_of[name], []).append(name)
         for file, names in by_file.items():
             with self._open(file) as opened:
-                for name in names:
-                    found[name] = self._tensor(opened, name, shapes[name])
+                found |= {name: self._tensor(opened, name, shapes[name]) for name in names}
         return found
 
     def _tensor(self, opened: Any, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -1,7 +1,5 @@
 """The shape of the model. Part of the manifest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 DIGEST = "blake3:"

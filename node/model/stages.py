@@ -9,8 +9,6 @@ Legend: B sequences, T positions, D d_model, H query heads, K key/value heads, W
 V vocab.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
-"""The two forms of the Newton-Schulz iteration on wide, normalised matrices, and products known to
-be symmetric.
+"""The two forms of the Newton-Schulz iteration on wide, normalised matrices, the coefficients
+(a, b, c) of its quintic steps p(s) = a s + b s^3 + c s^5, which drive singular values towards 1,
+and products known to be symmetric.
 
 With R = X X^T, a step is X <- Z X, Z = a I + b R + c R^2. The standard form does that 5 times: 20 n
 m^2 + 10 m^3 floating-point operations for [m, n] in 5 steps. The Gram form ("Gram Newton-Schulz",
@@ -8,15 +9,45 @@ with one restart, less from n = 1.5 m on. Without the restart, which forms R ane
 in R outgrow small singular values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 
-from node.optim.coefficients import Step
+from node.core.errors import UsageFault
 from node.optim.scratch import empty
 
+Step = tuple[float, float, float]
+
+SIMPLE: Step = (3.4445, -4.7750, 2.0315)
+"""Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024): the same five
+times, steepest at 0."""
+QUINTIC: tuple[Step, ...] = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+"""Five different steps, found by Cesista, You and Jordan, "Squeezing 1-2% efficiency gains out of
+Muon" (2025)."""
+POLAR: tuple[Step, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+"""Amsel et al., "The Polar Express" (arXiv 2505.16932): the minimax polynomial of each step for
+singular values from 1e-3."""
+SAFETY = 1.01
+"""What singular values are divided by in all Polar Express steps but the last, against rounding
+errors above 1."""
+FINISH: Step = (2.0, -1.5, 0.5)
+"""Converges to 1 exactly: the last two steps of DeepSeek-V4's ten, whose others are the simple
+ones."""
 RESTART = 2
 """Steps after which the Gram form starts again from R = X X^T. In bf16 it diverges without: 3.4
 times the norm on low-rank input."""
@@ -30,6 +61,31 @@ PANELS = 4
 """Panels of a symmetric product: 10 of its 16 blocks are multiplied, the others copied."""
 ALIGN = 32
 """Rows of a panel are a multiple: matrix units work on tiles of 16 x 32."""
+
+
+def coefficients(name: str, steps: int) -> tuple[Step, ...]:
+    """The ``steps`` triples of a set, by its name in the manifest. Singular values enter in [0, 1],
+    because the Frobenius norm is 1.
+
+    Quintic is cyclic. Polar Express repeats its last step, and so becomes exact. DeepSeek-V4 needs
+    three steps at least. Raises UsageFault for fewer.
+    """
+    match name:
+        case "simple":
+            return (SIMPLE,) * steps
+        case "quintic":
+            return tuple(QUINTIC[i % len(QUINTIC)] for i in range(steps))
+        case "polar_express":
+            safe = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in POLAR[:-1]] + [
+                POLAR[-1]
+            ]
+            return tuple(safe[min(i, len(safe) - 1)] for i in range(steps))
+        case "deepseek_v4" if steps >= 3:
+            return (SIMPLE,) * (steps - 2) + (FINISH,) * 2
+    raise UsageFault(
+        f"{name[:40]} in {steps} Newton-Schulz steps",
+        "choose 3 or more; 10 is what it was made for",
+    )
 
 
 def standard(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.Tensor:

@@ -8,8 +8,6 @@ Leaves  a KernelChoice: number format, Gram iteration or not, symmetric products
 Never   a clock or a tensor: trials.py measures, newton_schulz.py multiplies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

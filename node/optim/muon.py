@@ -5,8 +5,6 @@ Both do the operations of torch.optim.Muon and torch.optim.AdamW in their order,
 give equal numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

@@ -7,17 +7,14 @@ into [0.68, 1.21], not to 1. Muon needs no more. How the products are made is de
 in fp32 about 1e-5 of the norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
 
-from node.optim.coefficients import Step
-from node.optim.coefficients import coefficients as coefficients_of
-from node.optim.gram import gram, standard
+from node.optim.gram import Step, gram, standard
+from node.optim.gram import coefficients as coefficients_of
 from node.optim.kernel_rule import CPU, CUDA, KernelChoice, KernelRule, way
 from node.optim.scratch import empty
 from node.optim.workers import spread

@@ -11,8 +11,6 @@ without state begins from its parameter. With a lower half of another version (o
 one that somebody made up) it begins within half of what bf16 can tell apart from it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,15 +20,13 @@ from torch import Tensor
 
 from node.core.errors import StepFault, UsageFault
 from node.model.device import free_cached, out_of_memory
-from node.optim.coefficients import coefficients as chosen
-from node.optim.halves import join, split
+from node.optim.gram import coefficients as chosen
 from node.optim.muon import State, adamw, muon, muon_direction, muon_fresh, next_counts
 from node.optim.newton_schulz import MatrixBatch, in_jobs
 from node.optim.parts import AT_ONCE, LOW, method_of, state_shapes
-from node.optim.schedule import learning_rate
-from node.optim.settings import OptimSettings
+from node.optim.settings import OptimSettings, learning_rate
 from node.optim.wrapped import WRAPPED, require
-from node.partition.cost import METHODS
+from node.partition.matrices import METHODS
 
 AGAIN = "begin the epoch anew"
 SQUARES = ("exp_avg_sq", "gg_", "statistics_")
@@ -382,3 +378,23 @@ def _check_finite(names: Sequence[str], norms: Tensor) -> None:
             if not math.isfinite(norm)
         )
         raise StepFault(f"the gradient of {name} is not finite", AGAIN)
+
+
+def split(whole: Tensor) -> tuple[Tensor, Tensor]:
+    """(bf16, int16) of fp32 numbers: the number rounded to bf16, and what is missing. Together they
+    are the number to the bit; any lower half goes with any upper one, and moves it by no more than
+    half of what bf16 can tell apart.
+
+    What lies in the middle of two goes away from zero, so that the lower half is a signed number of
+    16 bits.
+    """
+    bits = whole.view(torch.int32)
+    return ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
+
+
+def join(upper: Tensor, lower: Tensor | None) -> Tensor:
+    """The fp32 numbers that :func:`split` had; without a lower half those of ``upper``."""
+    if lower is None:
+        return upper.float()
+    bits = upper.view(torch.int16).to(torch.int32) << 16
+    return bits.add_(lower.to(upper.device)).view(torch.float32)

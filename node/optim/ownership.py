@@ -6,8 +6,6 @@ as far as that is near the least makespan, because optimizer state moves with it
 derive the same map.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

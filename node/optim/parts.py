@@ -4,8 +4,6 @@ what both cost.
 No torch: the planner, the simulator and the check of a peer's state read it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,8 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from node.optim.settings import OptimSettings
-from node.partition.cost import Method, muon_flops, shampoo_flops, soap_flops
-from node.partition.matrices import Unit
+from node.partition.matrices import Method, Unit, muon_flops, shampoo_flops, soap_flops
 
 ELEMENT_FLOPS = 500
 """Floating-point operations that could be done while one number is moved through the optimizer.
@@ -35,7 +32,7 @@ OF_A_SIDE: dict[Method, tuple[str, str]] = {
 """Statistics of a side of a matrix, and the basis or root made of them."""
 LOW = "low"
 """State of a part whose parameter is held in bf16: the lower half of its fp32 master
-(``halves.py``), int16 in memory and in files. On the wire it is fp32 like all state."""
+(``owner.py``), int16 in memory and in files. On the wire it is fp32 like all state."""
 AT_ONCE = 1 << 22
 """Numbers of a part that AdamW steps at once."""
 SCRATCH_KEPT = 1 << 26

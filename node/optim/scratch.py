@@ -5,8 +5,6 @@ Fresh pages cost a small stack as much as its arithmetic: 0.6 of 3.8 ms for 32 o
 Never: anything that outlives the ``with`` block it was taken in.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ Who copies from whom is a pure function of a cell's members, so nobody negotiate
 an owner is the next member in PeerId order, the first after the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 

@@ -6,16 +6,13 @@ matrices are worked one to a thread, and small ones as stacks that torch shares 
 times hold for several.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
 
 import torch
 
-from node.optim.coefficients import SIMPLE
-from node.optim.gram import standard, symmetric
+from node.optim.gram import SIMPLE, standard, symmetric
 from node.optim.kernel_rule import KernelTrial, Times, following
 from node.optim.scratch import reuse
 from node.optim.workers import spread

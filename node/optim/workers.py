@@ -7,8 +7,6 @@ that never wait for each other within an operation lose least on a machine that 
 too.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Sequence

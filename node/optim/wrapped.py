@@ -8,8 +8,6 @@ are not state. Tensors are made contiguous: strides choose the kernel, and with 
 and state that has travelled must step as state that has not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

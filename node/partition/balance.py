@@ -4,8 +4,6 @@ Longest-processing-time-first, MULTIFIT, exchanges from the better start, then b
 where units are few.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heapify, heapreplace

@@ -4,13 +4,12 @@ All are certificates: times proven too short. Loads are integers, times are load
 of floats are taken with ``math.fsum`` so that every Python gives the same bits.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 MANY_SUMS = 20_000
 MANY_TYPES = 12
@@ -40,7 +39,8 @@ def lower_bound(
     if not order:
         return 0.0
     fast = sorted(speeds, reverse=True)
-    bound = _preemptive(order, fast)
+    parts = zip(accumulate(order), accumulate(fast), strict=False)
+    bound = max(ideal(order, fast), *(work / speed for work, speed in parts))
     ceiling = reached if reached is not None else order[0] / fast[0] * len(order)
     if bound >= ceiling:
         return ceiling
@@ -62,15 +62,6 @@ def _cannot_carry(
     sums: Sequence[int], total: int, groups: Sequence[tuple[float, int]], time: float
 ) -> bool:
     return sum(many * sums[bisect_right(sums, time * s) - 1] for s, many in groups) < total
-
-
-def _preemptive(order: Sequence[int], fast: Sequence[float]) -> float:
-    bound, work, speed = sum(order) / math.fsum(fast), 0, 0.0
-    for cost, s in zip(order, fast, strict=False):
-        work += cost
-        speed += s
-        bound = max(bound, work / speed)
-    return bound
 
 
 def _steps_of(order: Sequence[int]) -> list[int]:

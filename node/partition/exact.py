@@ -5,8 +5,6 @@ a plan: exact and quick where units have few different costs, as the layers of a
 other places unit after unit: for few units.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -174,10 +172,8 @@ def _branched(
         if not work.spend(len(speeds)):
             return False
         limit = best_time * (1 - 1e-12)
-        free = 0
-        for held, s in zip(load, speeds, strict=True):
-            free += max(0, int(limit * s) - held)
-        if free < tails[unit]:
+        free = (max(0, int(limit * s) - held) for held, s in zip(load, speeds, strict=True))
+        if sum(free) < tails[unit]:
             return True
         least = owner[unit - 1] if unit and costs[unit] == costs[unit - 1] else 0
         tried: set[tuple[int, float]] = set()

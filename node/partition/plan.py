@@ -1,5 +1,5 @@
-"""The plan: an owner for every unit, what it is worth beside the ideal and the floor, and the hash
-that travels with a round.
+"""The plan: an owner for every unit, what it is worth beside the ideal and the floor, the hash that
+travels with a round, and the micro-groups in which it is carried out.
 
 A rank is a peer's place in the list given; ``assign_units`` is the same for peers by PeerId. With
 ``tensor`` ranks in each tensor-parallel group, rank = data · tensor + t: all are one pool, because
@@ -7,23 +7,22 @@ a reduce-scatter leaves the shards of a matrix with the ``tensor`` ranks of one 
 of them can then be its host.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.core.errors import OutOfResources, refuse
+from node.core.errors import OutOfResources, UsageFault, refuse
 from node.core.ids import PeerId
 from node.partition.balance import WORK, balance
 from node.partition.bounds import ideal
-from node.partition.cost import Method
-from node.partition.matrices import Unit, in_order
+from node.partition.matrices import FP32, Method, Unit, in_order
 from node.partition.repair import Repaired, repair
 from node.partition.search import OwnershipProblem, SearchState
 
+Group = tuple[tuple[Unit, ...], ...]
+"""The units of each slot; the slot is the rank that hosts them."""
 SPEED_STEPS = 8
 """Measured speeds are rounded to this many steps an octave before a plan is made of them."""
 
@@ -92,9 +91,8 @@ def make_plan(
             )
         problem = OwnershipProblem(problem.costs, speeds, problem.sizes, room)
         done = _planned(problem, before, tensor, work)
-    owners, floor = done.owner, done.floor
-    state = SearchState(problem, owners)
-    owner = dict(sorted(zip((u.name for u in ordered), owners, strict=True)))
+    state = SearchState(problem, done.owner)
+    owner = dict(sorted(zip((u.name for u in ordered), done.owner, strict=True)))
     best, end = ideal(problem.costs, speeds), state.makespan()
     name = plan_hash(method, ordered, {n: str(r) for n, r in owner.items()})
     return OwnershipPlan(
@@ -103,7 +101,7 @@ def make_plan(
         tuple(speeds),
         end,
         best,
-        max(min(floor, end), best),
+        max(min(done.floor, end), best),
         done.moved,
         done.least,
         tuple(state.load),
@@ -174,6 +172,53 @@ def spread_bytes(problem: OwnershipProblem, owner: Sequence[int], tensor: int) -
         places[group] += 1
         held[group] += state.used[rank]
     return [new[p] for p in owner]
+
+
+def bounded_groups(
+    units: Sequence[Unit], owner: Mapping[str, int], ranks: int, most_bytes: int
+) -> list[Group]:
+    """Micro-groups of a plan: units exchanged and stepped together, so that one group's exchange
+    hides behind another's compute. In none does a rank hold more than ``most_bytes`` of matrices.
+
+    As few groups as that allows. Groups are synchronous, so their time is the sum of each group's
+    slowest slot: every rank works through its units, largest first, and puts into the g-th group
+    what it does in the g-th equal share of the time, so that the ranks leave each group together.
+    Raises UsageFault for a matrix above C_max.
+    """
+    queues: list[list[Unit]] = [[] for _ in range(ranks)]
+    for u in in_order(units):
+        if FP32 * u.numel > most_bytes:
+            raise UsageFault(
+                f"{u.name} is {FP32 * u.numel} bytes, a micro-group takes {most_bytes}",
+                "raise C_max, or split the matrix",
+            )
+        queues[owner[u.name]].append(u)
+    count = max([1, *(-(-FP32 * sum(u.numel for u in q) // most_bytes) for q in queues)])
+    while True:
+        cut = [_cut(q, count, most_bytes) for q in queues]
+        if all(c is not None for c in cut):
+            return [tuple(tuple(c[g]) for c in cut if c is not None) for g in range(count)]
+        count += 1
+
+
+def _cut(queue: Sequence[Unit], count: int, most: int) -> list[list[Unit]] | None:
+    """A queue in ``count`` groups by the middle of each unit's time; later if a group is full; None
+    if they do not suffice."""
+    total, done = max(1, sum(u.cost for u in queue)), 0
+    groups: list[list[Unit]] = [[] for _ in range(count)]
+    used, at = [0] * count, 0
+    for u in queue:
+        size = FP32 * u.numel
+        at = max(at, min(count - 1, (2 * done + u.cost) * count // (2 * total)))
+        while at < count and used[at] + size > most:
+            at += 1
+        if at == count:
+            alone = [[v] for v in queue] + [[] for _ in range(count - len(queue))]
+            return alone if count >= len(queue) else None
+        groups[at].append(u)
+        used[at] += size
+        done += u.cost
+    return groups
 
 
 def quantised(speed: float) -> float:

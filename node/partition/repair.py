@@ -5,8 +5,6 @@ moving anyway, then what relieves it most for the bytes of state that must trave
 would move most of the bytes, for little.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ All work is counted, not timed: a limit on comparisons is the same on every mach
 seconds is not.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import combinations
@@ -99,10 +97,7 @@ class SearchState:
             found.setdefault(costs[i], (i,))
         for size in range(2, most + 1):
             for units in combinations(some, size):
-                total = 0
-                for i in units:
-                    total += costs[i]
-                found.setdefault(total, units)
+                found.setdefault(sum(map(costs.__getitem__, units)), units)
         return sorted(found.items())
 
     def some(self, peer: int, most: int) -> list[int]:

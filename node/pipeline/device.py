@@ -1,8 +1,6 @@
 """The one thread that touches tensors. Everything else stays on the event loop, which never
 computes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -93,8 +91,8 @@ class DeviceThread(Executor):
             with self._queue.mutex:
                 for _, _, future, _ in self._queue.queue:
                     future.cancel()
-        end = len(Priority)  # comes after whatever waits
-        self._queue.put((end, next(self._order), Future(), None))
+        # comes after whatever waits
+        self._queue.put((len(Priority), next(self._order), Future(), None))
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -1,6 +1,5 @@
-"""Events and actions of a peer's pipeline machine. Frozen values; no tensor among them."""
-
-from __future__ import annotations
+"""Events and actions of a peer's pipeline machine, and how a micro-batch ended for its origin.
+Frozen values; no tensor among them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +7,6 @@ from typing import NamedTuple
 
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan
-from node.pipeline.delivery import Trouble
 
 
 class Direction(Enum):
@@ -41,6 +39,17 @@ class Claim:
     @property
     def key(self) -> Key:
         return Key(self.epoch, self.index, self.position)
+
+
+class Trouble(Enum):
+    """Why a peer did not finish with a tensor."""
+
+    BUSY = "busy"
+    """Its stash is full; it may be asked again."""
+    REFUSED = "refused"
+    """It will not take this tensor, ever."""
+    FAILED = "failed"
+    """The stream broke or timed out."""
 
 
 class Say(Enum):
@@ -360,7 +369,7 @@ class Free(OfVisit):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(OfMicroBatch):
+class Finished(OfVisit):
     """The gradient came home: the micro-batch counts."""
 
 
@@ -390,3 +399,17 @@ Action = (
     | Finished
     | Dropped
 )
+
+# What the origin reports
+# ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchDone:
+    """How a micro-batch ended. ``loss_sum`` in nats over its ``tokens``; both 0 when it is not
+    counted."""
+
+    index: int
+    counted: bool
+    loss_sum: float = 0.0
+    tokens: int = 0

@@ -1,10 +1,9 @@
 """Forward-only work: evaluation and generation. It meets the parameters of the moment, and nothing
 is kept for backward."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -14,14 +13,13 @@ from torch import Tensor
 from node.core.errors import PeerFault, WireError
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop
-from node.pipeline.delivery import Delivery, Pause, Trouble
 from node.pipeline.device import Priority
-from node.pipeline.events import Claim, Direction
+from node.pipeline.events import Claim, Direction, Trouble
+from node.pipeline.frames import FrameReader, Incoming, frames, loose_shape
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import Incoming, frames, loose_shape, read_chunks
 from node.pipeline.hops.inbound import say
 from node.pipeline.hops.sender import Sender
-from node.pipeline.received import FrameReader
+from node.pipeline.route import Delivery, Pause
 from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
@@ -86,18 +84,16 @@ class ForwardRequests:
     async def compute(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the device thread and return its result. Raises PeerFault, of this peer,
         when it fails."""
-        pipeline = self._pipeline
         try:
-            return await pipeline.device.run(job, Priority.FORWARD_ONLY)
+            return await self._pipeline.device.run(job, Priority.FORWARD_ONLY)
         except COMPUTE_ERRORS as e:
-            raise PeerFault(pipeline.me, f"could not compute it: {e}") from e
+            raise PeerFault(self._pipeline.me, f"could not compute it: {e}") from e
 
     async def receive(
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
     ) -> None:
         """A forward-only frame from ``caller``. Raises WireError for one that is malformed."""
-        claim = incoming.claim
-        here = claim.position
+        claim, here = incoming.claim, incoming.claim.position
         if (
             way is not Direction.FORWARD
             or here == 0
@@ -170,7 +166,7 @@ class ForwardRequests:
         pipeline, claim = self._pipeline, incoming.claim
         purpose = incoming.head.purpose
         last_only = purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
-        onward = Claim(claim.epoch, "", claim.index, claim.journey, claim.position + 1)
+        onward = replace(claim, position=claim.position + 1)
         # The origin waits no longer than this, whatever deadline the sender states.
         most_s = pipeline.hop_s * (len(claim.journey) - claim.position)
         within_s = min(incoming.head.deadline_s, most_s)
@@ -195,13 +191,11 @@ class ForwardRequests:
     async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> FrameReader:
         pipeline = self._pipeline
         masked = pipeline.shape.masked and incoming.head.purpose == pb.EVALUATE
-        reader = FrameReader(incoming.head, shape, pipeline.shape.wire, masked)
+        caller = incoming.claim.journey[incoming.claim.position - 1].peer
         async with asyncio.timeout(pipeline.hop_s):
-            await read_chunks(context.read, reader)
+            reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
         if not pipeline.guard.finite(reader):
             raise WireError("an activation that is not finite or absurdly large")
-        caller = incoming.claim.journey[incoming.claim.position - 1].peer
-        pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
         return reader
 
     async def _pass_on(
@@ -237,9 +231,8 @@ class ForwardRequests:
                 Hop(target.stage, choice),
                 *claim.journey[claim.position + 1 :],
             )
-            onward = Claim(claim.epoch, "", claim.index, journey, claim.position)
             messages = frames(
-                onward,
+                replace(claim, journey=journey),
                 purpose,
                 until - pipeline.clock.now(),
                 shape,
@@ -256,14 +249,14 @@ class ForwardRequests:
                 if accepted is not None and not accepted.done():
                     accepted.set_result(None)
 
-            outcome = await self._sender.stream(
+            trouble, _ = await self._sender.stream(
                 choice, Direction.FORWARD, messages, len(buffer), held
             )
-            if outcome.trouble is None:
+            if trouble is None:
                 return
-            if outcome.trouble is Trouble.FAILED:
+            if trouble is Trouble.FAILED:
                 pipeline.machine.suspects.add(choice, pipeline.clock.now())
-            delivery.turned(choice, outcome.trouble)
+            delivery.turned(choice, trouble)
 
     def close(self) -> None:
         """Nobody will answer any more."""

@@ -1,7 +1,5 @@
 """The sum of parameter gradients of one epoch, to which a micro-batch adds wholly or not at all."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence

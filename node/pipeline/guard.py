@@ -4,16 +4,14 @@ The norm is taken on the event loop. It costs a hundredth of what receiving the 
 there.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from node.core.ids import PeerId
 from node.pipeline.events import Direction
-from node.pipeline.telemetry import Telemetry
 from node.pipeline.watch import ActivationGuard
 from node.transport.port import TransportPort
 from node.wire.tensors import Buffer, TensorReader, dtype_of
@@ -55,11 +53,11 @@ def check_share(grads: list[Tensor]) -> None:
 
 
 class Guard:
-    """The checks of one receiving peer; each objection counts against the sender and goes to the
-    journal."""
+    """The checks of one receiving peer; each objection counts against the sender and is a fact for
+    the record (``emit``)."""
 
-    def __init__(self, transport: TransportPort, telemetry: Telemetry, limit: float) -> None:
-        self._transport, self._telemetry = transport, telemetry
+    def __init__(self, transport: TransportPort, emit: Callable[..., None], limit: float) -> None:
+        self._transport, self._emit = transport, emit
         self.watch = ActivationGuard(limit)
 
     def objection(
@@ -78,7 +76,7 @@ class Guard:
             f"square is {what} ({size:.3g})"
         )
         self._transport.fault(sender, text, weight)
-        self._telemetry.emit(kind, text, "warning", peer=sender, index=index, way=way.value)
+        self._emit(kind, text, "warning", peer=sender, index=index, way=way.value)
         return text
 
     def finite(self, reader: TensorReader) -> bool:

@@ -17,14 +17,13 @@ out; the gradient takes the same way back. Activations that came over different 
 different: a hop keeps to the one it took first.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
-from node.pipeline.delivery import Delivery, Pause, Suspects, Trouble
 from node.pipeline.events import (
     AcknowledgeVisit,
     Action,
@@ -33,6 +32,7 @@ from node.pipeline.events import (
     Arrived,
     Asked,
     Broken,
+    Claim,
     Close,
     Commit,
     Compute,
@@ -66,14 +66,86 @@ from node.pipeline.events import (
     TellCounted,
     TellOrigin,
     TensorReceived,
+    Trouble,
     Turned,
     VisitEvent,
     Void,
 )
-from node.pipeline.route import NOBODY, beside, current, misfit, predicted, skipped, visited
-from node.pipeline.visit import Step, Visit
+from node.pipeline.route import (
+    NOBODY,
+    Delivery,
+    Pause,
+    Suspects,
+    beside,
+    current,
+    misfit,
+    predicted,
+    skipped,
+    visited,
+)
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
+
+
+class Step(IntEnum):
+    """How far one direction of a visit is."""
+
+    ABSENT = 0
+    HELD = 1
+    """The tensor is here."""
+    COMPUTED = 2
+    PASSED = 3
+    """The next peer ACCEPTED the result."""
+    SETTLED = 4
+    """The next peer is DONE with it."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """One direction of a visit: its step, and the delivery of its result."""
+
+    step: Step = Step.ABSENT
+    told: bool = False
+    delivery: Delivery | None = None
+    target: PeerId | None = None
+    """Whom the attempt under way goes to; None between attempts and after giving up."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """This peer's part in one micro-batch. ``journey`` is what it knows of the others."""
+
+    journey: list[Hop]
+    forward: Leg = field(default_factory=Leg)
+    backward: Leg = field(default_factory=Leg)
+    gradient_from: PeerId | None = None
+    named: bool = False
+    """The origin says that this peer counts."""
+    committed: bool = False
+    """Decided: its share was counted, or thrown away."""
+
+    def leg(self, way: Direction) -> Leg:
+        return self.forward if way is FORWARD else self.backward
+
+    def same_way(self, claim: Claim) -> bool:
+        """Whether the claim's tensor, or the activation it is the gradient of, came over the stages
+        ours came over."""
+        return skipped(self.journey, claim.position) == skipped(claim.journey, claim.position)
+
+    def learn(self, way: Direction, claim: Claim) -> None:
+        """Take over the sender's journey on its side of this peer: the sender knows it best."""
+        here, journey = claim.position, claim.journey
+        if way is FORWARD:
+            self.journey[:here] = journey[:here]
+        else:
+            self.journey[here + 1 :] = journey[here + 1 :]
+
+    def undecided(self, position: int) -> bool:
+        """Whether a gradient was given on from this block stage and the origin has not said yet if
+        the share counts."""
+        back = self.backward
+        given = back.step >= Step.PASSED or (back.step is Step.COMPUTED and back.target is not None)
+        return given and not self.committed and 0 < position < len(self.journey) - 1
 
 
 class PipelineMachine:
@@ -86,16 +158,9 @@ class PipelineMachine:
 
     def __init__(self, me: PeerId, fewest: int = sys.maxsize, planned: bool = False) -> None:
         self.me, self.fewest, self.planned = me, fewest, planned
-        self.plan: Plan | None = None
-        self.closed = False
         self.visits: dict[Key, Visit] = {}
         self.suspects = Suspects()
-        self.paths: dict[int, Path] = {}
-        """The plan's path of each micro-batch."""
-        self._replicas: dict[int, tuple[PeerId, ...]] = {}
-        self._stage = ENDS
-        self._share_s: dict[PeerId, float] = {}
-        self._done_s: dict[PeerId, float] = {}
+        self._adopt(None)
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
         """Peers that hold ``stage`` in the plan's parameters, in PeerId order; none without a
@@ -143,8 +208,6 @@ class PipelineMachine:
                 self.suspects.clear(event.peer)
             case Turned(trouble=Trouble.FAILED):
                 self.suspects.add(event.peer, now)
-            case _:
-                pass
         visit = self.visits.get(event.key)
         return [] if visit is None else self._of_visit(event, visit, now)
 
@@ -159,8 +222,7 @@ class PipelineMachine:
             case Turned():
                 return self._turned(event, visit, now)
             case Retry(key, way):
-                waits = visit.leg(way).target is None
-                return self._send(key, visit, way, now) if waits else []
+                return self._send(key, visit, way, now) if visit.leg(way).target is None else []
             case Broken():
                 return self._broken(event, visit)
             case Fetched(key, peer):
@@ -176,16 +238,19 @@ class PipelineMachine:
     def _adopt(self, plan: Plan | None) -> list[Action]:
         if plan is not None and self.plan is not None and plan.hash == self.plan.hash:
             return []
-        actions: list[Action] = [Free(key) for key in self.visits]
-        actions += [
-            Dropped(k.index, "the epoch is over")
-            for k, v in self.visits.items()
-            if k.position == 0 and not v.committed
+        actions: list[Action] = [
+            *(Free(key) for key in self.visits),
+            *(
+                Dropped(key.index, "the epoch is over")
+                for key, visit in self.visits.items()
+                if key.position == 0 and not visit.committed
+            ),
         ]
         self.visits.clear()
         self.suspects.gone.clear()
         self.plan, self.closed = plan, False
-        self.paths = {p.index: p for p in plan.paths} if plan else {}
+        self.paths: dict[int, Path] = {p.index: p for p in plan.paths} if plan else {}
+        """The plan's path of each micro-batch."""
         mine = plan.member(self.me) if plan else None
         self._stage = mine.stage if mine else ENDS
         cells = current(plan) if plan else {}
@@ -229,9 +294,8 @@ class PipelineMachine:
         if path is None:
             return Answer(Say.REFUSED, "the plan has no such micro-batch")
         reason = misfit(path, claim, event.way, self.me, event.caller, self.fewest, self.replicas)
-        start = Key(claim.epoch, claim.index, 0)
-        if not reason and claim.journey[0].peer == self.me and start not in self.visits:
-            reason = "not under way here"
+        if claim.journey[0].peer == self.me and claim.key._replace(position=0) not in self.visits:
+            reason = reason or "not under way here"
         return Answer(Say.REFUSED, reason) if reason else None
 
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
@@ -367,7 +431,12 @@ class PipelineMachine:
 
     @staticmethod
     def _fail_open(key: Key, visit: Visit, reason: str) -> list[Action]:
-        return [Failed(key, way, reason) for way in visit.open_ways()]
+        """To the peers that wait for our DONE."""
+        return [
+            Failed(key, way, reason)
+            for way in Direction
+            if (leg := visit.leg(way)).step is not Step.ABSENT and not leg.told
+        ]
 
     # Sending
     # ------------------------------------------------------------
@@ -523,7 +592,7 @@ class PipelineMachine:
     def _finish(self, key: Key, visit: Visit) -> list[Action]:
         last = Key(key.epoch, key.index, len(visit.journey) - 1)
         who = tuple(hop.peer for hop in visit.journey[1:-1] if hop.peer != NOBODY)
-        return [TellCounted(key.index, who), Finished(key.index), Free(last), Free(key)]
+        return [TellCounted(key.index, who), Finished(key), Free(last), Free(key)]
 
     def _counted(self, event: Counted) -> list[Action]:
         path = self.paths.get(event.index)
@@ -546,8 +615,7 @@ class PipelineMachine:
             return []
         actions: list[Action] = [Dropped(index, reason)]
         for key in mine:
-            visit = self.visits.pop(key)
-            actions += [*self._fail_open(key, visit, reason), Free(key)]
+            actions += [*self._fail_open(key, self.visits.pop(key), reason), Free(key)]
         return actions
 
     def _lost(self, event: Lost) -> list[Action]:

@@ -1,20 +1,29 @@
-"""Journeys with holes: which hop comes next when stages are left out, and which journeys a plan
-allows. Pure functions."""
-
-from __future__ import annotations
+"""Where a tensor goes: which hop comes next when stages are left out, and which journeys a plan
+allows; which replica of that hop gets it, and which one after that. Pure: hops, peers and times
+in; a hop, a peer or a pause out."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
-from node.pipeline.events import Claim, Direction
+from node.pipeline.events import Claim, Direction, Trouble
 
 NOBODY = PeerId("")
 """The peer of a hop that a journey leaves out. The hop keeps its position, so keys mean the same to
 everybody."""
+SUSPECT_S = 10.0
+"""Seconds for which a peer that has failed is asked last: eight micro-batches need not all find out
+by themselves."""
+ATTEMPTS = 2
+"""Failures of one peer, for one tensor, before it counts as gone: a single reset connection is not
+a death."""
+PAUSE_S = (0.02, 0.64)
+"""First and longest pause, in seconds, when everybody was asked and nobody took it; doubles in
+between."""
 
 
 def fewest_hops(stages: int, may_skip: float) -> int:
@@ -100,3 +109,97 @@ def misfit(
     if journey[claim.position].peer != me:
         return "not for me"
     return "" if journey[sender].peer == caller else "not from the hop before it"
+
+
+# Replicas
+# ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Every peer that might take the tensor was asked; ask again after ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class Suspects:
+    """Peers that failed lately, and ``slow`` ones: those measured to answer much later than a
+    sibling."""
+
+    slow: frozenset[PeerId] = frozenset()
+    gone: set[PeerId] = field(default_factory=set)
+    """Dead for the plan in force: not asked at all."""
+    _until: dict[PeerId, float] = field(default_factory=dict)
+
+    def add(self, peer: PeerId, now: float) -> None:
+        self._until[peer] = now + SUSPECT_S
+
+    def clear(self, peer: PeerId) -> None:
+        """A message of the peer came, so it is alive: forget that it failed."""
+        self._until.pop(peer, None)
+
+    def has(self, peer: PeerId, now: float) -> bool:
+        return self._until.get(peer, 0.0) > now
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One tensor on its way to one stage.
+
+    ``spread`` (the micro-batch's index) turns the order of the replicas, so that the work of a dead
+    one is shared.
+    """
+
+    spread: int
+    failures: dict[PeerId, int] = field(default_factory=dict)
+    refused: set[PeerId] = field(default_factory=set)
+    asked: set[PeerId] = field(default_factory=set)
+    pauses: int = 0
+    patient: bool = False
+    """The peer chosen last is to be waited for when it has no room: all others were asked, or there
+    are none."""
+
+    def turned(self, peer: PeerId, trouble: Trouble) -> None:
+        """Record what came of asking ``peer``."""
+        self.asked.add(peer)
+        if trouble is Trouble.REFUSED:
+            self.refused.add(peer)
+        elif trouble is Trouble.FAILED:
+            self.failures[peer] = self.failures.get(peer, 0) + 1
+
+    def choose(
+        self,
+        preferred: PeerId,
+        replicas: Sequence[PeerId],
+        suspects: Suspects,
+        now: float,
+        done_s: Mapping[PeerId, float] = {},
+    ) -> PeerId | Pause | None:
+        """The peer to ask next: ``preferred`` if it may be, then the other ``replicas``; None when
+        all are gone. ``done_s``: when each would be done with it; of the others the earliest comes
+        first, in turns where they are equal. Suspects come last and slow ones before them;
+        ``preferred`` may be slow, the plan has taken that into account.
+        """
+        others = sorted(set(replicas) - {preferred})
+        turn = self.spread % len(others) if others else 0
+        others = sorted((*others[turn:], *others[:turn]), key=lambda p: done_s.get(p, 0.0))
+        able = [
+            p
+            for p in (preferred, *others)
+            if p not in suspects.gone
+            and p not in self.refused
+            and self.failures.get(p, 0) < ATTEMPTS
+        ]
+        if not able:
+            return None
+        self.patient = self.pauses > 0 or len(able) == 1
+        fresh = [p for p in able if p not in self.asked]
+        if fresh:
+            return min(
+                fresh, key=lambda p: (suspects.has(p, now), p != preferred and p in suspects.slow)
+            )
+        self.asked.clear()
+        seconds = min(PAUSE_S[0] * 2**self.pauses, PAUSE_S[1])
+        self.pauses = min(self.pauses + 1, 16)
+        return Pause(seconds)

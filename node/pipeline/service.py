@@ -5,10 +5,8 @@ The loop only moves bytes and messages. Tensors are made, used and encoded on th
 job ends with its result encoded, so that a frame crosses between the threads once each way.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -23,19 +21,17 @@ from node.model.documents import ends_of
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
-from node.pipeline.events import Direction, Key
+from node.pipeline.events import Direction, Key, MicroBatchDone
 from node.pipeline.forward_requests import ForwardRequests
+from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
-from node.pipeline.guard import Guard, NotFinite
-from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import FrameShape
+from node.pipeline.guard import NotFinite
+from node.pipeline.hops.base import PipelineBase, Telemetry
 from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.origin import BatchOf, MicroBatchDone, Origin
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
-from node.pipeline.telemetry import Telemetry
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
 from protos import pipeline_pb2 as pb
@@ -46,6 +42,117 @@ RECEIPTS_S = 1.0
 take longer or this process runs late."""
 STRETCH_MOST = 1000.0
 """A plan stretches the time of a hop to at most this multiple of the manifest's."""
+
+
+BatchOf = Callable[[Path], Awaitable[Callable[[], tuple[Tensor, Tensor]]]]
+"""Waits for the text of a path; what it gives makes (tokens, targets) of it, on any thread."""
+
+
+class Origin:
+    """The ends' own micro-batches: a window of them under way, each reported exactly once."""
+
+    def __init__(self, pipeline: PipelineBase) -> None:
+        self._pipeline = pipeline
+        self._results: dict[int, asyncio.Future[MicroBatchDone]] = {}
+
+    async def run(
+        self,
+        paths: Iterable[Path],
+        batch_of: BatchOf,
+        on_result: Callable[[MicroBatchDone], None],
+    ) -> None:
+        """Take every path through the swarm, ``limits.in_flight`` at a time; each is reported
+        exactly once.
+
+        ``batch_of`` waits until the text of a path is there, no longer than the path has time, and
+        gives what makes (tokens, targets), int64 [B, T], of it on the device thread.
+        ``on_result`` is called on the loop. Returns when all have ended, counted or not; cancelling
+        drops what is under way, unreported.
+        """
+        queue = iter(paths)
+        walkers = [
+            self._pipeline.tasks.spawn(self._walk(queue, batch_of, on_result), f"window {i}")
+            for i in range(max(1, self._pipeline.limits.in_flight))
+        ]
+        try:
+            await asyncio.gather(*walkers)
+        finally:
+            for walker in walkers:
+                walker.cancel()
+
+    async def _walk(
+        self,
+        queue: Iterator[Path],
+        batch_of: BatchOf,
+        on_result: Callable[[MicroBatchDone], None],
+    ) -> None:
+        for path in queue:
+            on_result(await self._one(path, batch_of))
+
+    async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone:
+        pipeline, index = self._pipeline, path.index
+        late = pipeline.time_left(path)
+        try:
+            async with asyncio.timeout(max(0.0, late)):
+                batch = await batch_of(path)
+        except TimeoutError:
+            pipeline.telemetry.emit(
+                "micro-batch-dropped",
+                f"its text did not come in {late:.1f} s",
+                "warning",
+                index=index,
+            )
+            return MicroBatchDone(index, False)
+        plan, left = pipeline.machine.plan, pipeline.time_left(path)
+        if plan is None or pipeline.machine.paths.get(index) != path or index in self._results:
+            return MicroBatchDone(index, False)  # of a plan that is not in force any more
+        result = self._results[index] = asyncio.get_running_loop().create_future()
+        work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
+        pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index))
+        pipeline.handle(ev.Start(index))
+        try:
+            await asyncio.wait((result,), timeout=max(0.0, left))
+        except asyncio.CancelledError:
+            # Nobody waits for it any more, so its end is not reported.
+            if self._results.get(index) is result:
+                del self._results[index]
+            raise
+        finally:
+            if not result.done() and pipeline.machine.plan is plan:
+                pipeline.handle(ev.Drop(index, f"not finished in {left:.1f} s"))
+            if self._results.get(index) is result:
+                del self._results[index]
+        return result.result() if result.done() else MicroBatchDone(index, False)
+
+    def forget(self) -> None:
+        """Another plan is in force: its micro-batches may have the same numbers."""
+        self._results.clear()
+
+    def finished(self, key: Key) -> None:
+        """The gradient came home."""
+        head = self.at_last(key)
+        if head is not None:
+            self._end(MicroBatchDone(key.index, True, head.loss_sum, head.tokens))
+
+    def dropped(self, index: int, reason: str) -> None:
+        if self._end(MicroBatchDone(index, False)):
+            self._pipeline.telemetry.emit("micro-batch-dropped", reason, "warning", index=index)
+
+    def at_last(self, key: Key) -> VisitBuffers | None:
+        """What this origin holds at the end of the journey of ``key``."""
+        path = self._pipeline.machine.paths.get(key.index)
+        return (
+            None
+            if path is None
+            else self._pipeline.stash.get(key._replace(position=len(path.hops) + 1))
+        )
+
+    def _end(self, done: MicroBatchDone) -> bool:
+        result = self._results.get(done.index)
+        if result is None or result.done():
+            return False
+        result.set_result(done)
+        return True
 
 
 class Pipeline(PipelineBase):
@@ -99,14 +206,15 @@ class Pipeline(PipelineBase):
                 masked=document_mask,
             ),
             machine(transport.peer_id, fewest_hops(settings.stages, settings.may_skip), planned),
+            stage,
+            math(module, settings.wire, autocast),
         )
         self._usual_s = usual_s
-        self.stage, self.math = stage, math(module, settings.wire, autocast)
-        self.guard = Guard(transport, telemetry, settings.watch)
         self.sender = Sender(self)
         self.forward_requests = ForwardRequests(self, self.sender)
         self._gradients = gradients or GradientSum()
-        self._origin = Origin(self)
+        self.origin = Origin(self)
+        """Takes the ends' own micro-batches through the swarm."""
         self._idle_seen = 0.0
         self._sliced = 0
         add_PipelineServicer_to_server(
@@ -123,7 +231,7 @@ class Pipeline(PipelineBase):
         if plan is not None and known is not None and plan.hash == known.hash:
             return
         self.handle(ev.AdoptPlan(plan))
-        self._origin.forget()
+        self.origin.forget()
         self._gradients.reset()
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
         if plan is not None and plan.paths and self._usual_s:
@@ -137,11 +245,6 @@ class Pipeline(PipelineBase):
         epoch is in force."""
         if self.machine.plan is not None and self.machine.plan.epoch == epoch:
             self.set_plan(None)
-
-    def rates(self) -> dict[PeerId, float]:
-        """Micro-batches per second of the peers this one sent frames to, measured from sending to
-        DONE."""
-        return self.timing.rates()
 
     def slots(self) -> int:
         """Micro-batches that this peer holds at once: an ends peer its window, a block stage what
@@ -161,21 +264,14 @@ class Pipeline(PipelineBase):
         self.handle(ev.PeerDied(peer))
         self.sender.gone(peer)
 
-    async def receipts(
-        self, epoch: int, dropped: Collection[int] = (), patience_s: float | None = None
-    ) -> None:
+    async def receipts(self, epoch: int, dropped: Collection[int] = ()) -> None:
         """Before :meth:`take_gradients`: let the notes come in that say which of our shares count.
 
         The leader may hear that a micro-batch is finished, and we from the leader that the epoch
         is, before the origin's note is here; a share that is not named by then is lost. ``dropped``
         micro-batches are not waited for.
         """
-        now = self.clock.now()
-        longest = (
-            self.transport.patience.within("named", RECEIPTS_S, now)
-            if patience_s is None
-            else patience_s
-        )
+        longest = self.transport.patience.within("named", RECEIPTS_S, self.clock.now())
         try:
             async with asyncio.timeout(longest):
                 while (
@@ -186,10 +282,9 @@ class Pipeline(PipelineBase):
                     self._handled.clear()
                     await self._handled.wait()
         except TimeoutError:
-            lost = self.machine.unsure(dropped)
             self.telemetry.emit(
                 "shares-unnamed",
-                f"{lost} shares do not count: no origin named us",
+                f"{self.machine.unsure(dropped)} shares do not count: no origin named us",
                 "warning",
                 epoch=epoch,
             )
@@ -199,8 +294,8 @@ class Pipeline(PipelineBase):
         another epoch.
 
         Closes the epoch: what is still under way counts nowhere any more, micro-batches of
-        :meth:`run` end not counted. May be called again until :meth:`reset`. Raises OutOfResources
-        where there is no memory for the sums.
+        :meth:`Origin.run` end not counted. May be called again until :meth:`reset`. Raises
+        OutOfResources where there is no memory for the sums.
         """
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0
@@ -215,29 +310,12 @@ class Pipeline(PipelineBase):
                 "free memory of the device, or host another stage (--stage)",
             ) from e
 
-    async def run(
-        self,
-        paths: Iterable[Path],
-        batch_of: BatchOf,
-        on_result: Callable[[MicroBatchDone], None],
-    ) -> None:
-        """Origin: take every path through the swarm, ``limits.in_flight`` at a time, and report
-        each exactly once.
-
-        ``batch_of`` waits until the text of a path is there, no longer than the path has time, and
-        gives what makes (tokens, targets), int64 [B, T], of it on the device thread.
-        ``on_result`` is called on the loop. Returns when all have ended, counted or not; cancelling
-        drops what is under way, unreported.
-        """
-        await self._origin.run(paths, batch_of, on_result)
-
     async def evaluate(
         self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor
     ) -> tuple[float, int]:
         """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
         PeerFault, and ValueError for an impossible path or batch."""
-        ends = ends_of(targets)
-        back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens, ends)
+        back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens, ends_of(targets))
         return await self.forward_requests.compute(partial(self.math.loss_only, back, targets))
 
     async def logits(self, hops: Sequence[Hop], tokens: Tensor) -> Tensor:
@@ -284,8 +362,13 @@ class Pipeline(PipelineBase):
             case ev.TellCounted(index, peers):
                 self.sender.tell_counted(index, peers)
             case ev.Skipped(key, stage):
-                text = f"no replica of stage {stage} can be reached: the micro-batch leaves it out"
-                self.telemetry.emit("hop-skipped", text, "warning", index=key.index, stage=stage)
+                self.telemetry.emit(
+                    "hop-skipped",
+                    f"no replica of stage {stage} can be reached: the micro-batch leaves it out",
+                    "warning",
+                    index=key.index,
+                    stage=stage,
+                )
             case ev.FreeGraph(key):
                 if (work := self.stash.get(key)) is not None:
                     work.free_graph()
@@ -296,10 +379,10 @@ class Pipeline(PipelineBase):
                     self.stash.recharge(key, 0)
             case ev.Free(key):
                 self._free(key)
-            case ev.Finished(index):
-                self._origin.finished(index)
+            case ev.Finished(key):
+                self.origin.finished(key)
             case ev.Dropped(index, reason):
-                self._origin.dropped(index, reason)
+                self.origin.dropped(index, reason)
 
     async def _compute(self, key: Key, way: Direction) -> None:
         work = self.stash.get(key)
@@ -318,9 +401,11 @@ class Pipeline(PipelineBase):
             seconds = await self.device.run(timed, priority)
         except COMPUTE_ERRORS as e:
             lost = isinstance(e, NotFinite)
-            kind = "output-not-finite" if lost else "compute-broken"
             self.telemetry.emit(
-                kind, f"{way.value} of a micro-batch failed: {e}", "error", index=key.index
+                "output-not-finite" if lost else "compute-broken",
+                f"{way.value} of a micro-batch failed: {e}",
+                "error",
+                index=key.index,
             )
             if self.stash.get(key) is work:
                 self.handle(ev.Broken(key, way, str(e)[:200], lost))
@@ -371,7 +456,7 @@ class Pipeline(PipelineBase):
         if work is None:
             return
         # At the origin the loss, which knows the tokens, is at the end of the journey.
-        last = None if key.position else self._origin.at_last(key)
+        last = None if key.position else self.origin.at_last(key)
         ends = (work,) if last is None else (last, work)
         shares = [w.share for w in ends if w.share is not None]
         work.share = None
@@ -381,8 +466,11 @@ class Pipeline(PipelineBase):
 
     def _added(self, adding: asyncio.Future[None]) -> None:
         if not adding.cancelled() and (error := adding.exception()) is not None:
-            text = f"gradients could not be added, which is tried again: {error}"
-            self.telemetry.emit("gradients-not-added", text, "error")
+            self.telemetry.emit(
+                "gradients-not-added",
+                f"gradients could not be added, which is tried again: {error}",
+                "error",
+            )
 
     def _free(self, key: Key) -> None:
         work = self.stash.pop(key)

@@ -1,7 +1,5 @@
 """How micro-batches travel. The first part belongs to the manifest, the second to the peer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -5,8 +5,6 @@ Passive: every job of the device and every tensor that was sent is a measurement
 Where no tensor goes, a small probe (:meth:`Timing.probed`) measures the round trip.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -128,9 +126,8 @@ class Timing:
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Forget the measurements of all other peers."""
-        kept = set(peers)
         for known in (self._tensors, self._trips, self._failed, self._answers):
-            for peer in known.keys() - kept:
+            for peer in known.keys() - peers:
                 del known[peer]
 
     def observe(self, peer: PeerId, start: float, end: float) -> None:
@@ -144,7 +141,8 @@ class Timing:
         seen.add((end - max(start, seen.at)) / FRAME, end)
 
     def rates(self) -> dict[PeerId, float]:
-        """Micro-batches per second of everybody that answered a frame."""
+        """Micro-batches per second of the peers this one sent frames to, measured from sending to
+        DONE."""
         return {peer: 1 / seen.mean for peer, seen in self._answers.items() if seen.count}
 
     def slow(self, replicas: Collection[PeerId]) -> frozenset[PeerId]:

@@ -4,8 +4,6 @@ Activations are (sequences B, length T, width D) fp32 at every boundary; inside,
 context decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,9 +16,9 @@ from node.core.errors import WireError
 from node.model.device import free_cached, out_of_memory
 from node.model.documents import ends_of, within
 from node.model.stages import Blocks
+from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
-from node.pipeline.received import FrameReader
 from node.wire.tensors import TensorReader, encode
 
 T = TypeVar("T")
@@ -93,15 +91,14 @@ class StageMath:
     ) -> None:
         self.module, self.wire, self.autocast = module, wire, autocast
         self.recompute = recompute
+        self._ends = cast(EndsModule, module)
+        """Where the stage is the ends."""
         if isinstance(module, Blocks):
             module.recompute = recompute == "layers"
-        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        self._frozen = not named
-        self._names = [n for n, _ in named]
-        self._parameters = [p for _, p in named]
-        held = [*module.parameters(), *module.buffers()]
+        self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._frozen = not self._trained
+        held = (*module.parameters(), *module.buffers())
         self._device = held[0].device if held else torch.device("cpu")
-        self._own = {t.untyped_storage().data_ptr() for t in held}
         self.graph_bytes: dict[tuple[int, ...], int] = {}
 
     # Block stages
@@ -112,8 +109,7 @@ class StageMath:
         work.document_ends = _there(work.input).document_ends
         x = work.x = self._take(_there(work.input)).requires_grad_()
         work.input = None
-        y = self._in_memory(work.shape[0], lambda: self._forward(work, x))
-        work.output = self._encode(y)
+        work.output = self._encode(self._in_memory(len(x), lambda: self._forward(work, x)))
         # As at the ends: the last token of a document has no target.
         work.tokens = work.shape[0] * work.shape[1] - len(work.document_ends)
 
@@ -135,11 +131,11 @@ class StageMath:
 
     def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
         if self.recompute != "stage":
-            return self._grad(_there(work.y), [x, *self._parameters], dy)
+            return self._grad(_there(work.y), [x, *self._trained.values()], dy)
         work.y = None  # of before memory ran out
 
         def part(x: Tensor, dy: Tensor, ends: tuple[int, ...]) -> Sequence[Tensor | None]:
-            return self._grad(self._module(x, ends), [x, *self._parameters], dy)
+            return self._grad(self._module(x, ends), [x, *self._trained.values()], dy)
 
         return self._by_slices(part, x, dy, work.document_ends)
 
@@ -161,10 +157,6 @@ class StageMath:
 
     # The ends
     # ------------------------------------------------------------
-
-    @property
-    def _ends(self) -> EndsModule:
-        return cast(EndsModule, self.module)
 
     def embed(self, work: VisitBuffers) -> None:
         """Tokens → hidden states, graph kept."""
@@ -194,7 +186,7 @@ class StageMath:
         def part(h: Tensor, targets: Tensor, _: tuple[int, ...]) -> Sequence[Tensor | None]:
             with self.autocast():
                 total, tokens = self._ends.loss(h, targets)
-            found = self._grad(total, [h, *self._parameters], None)
+            found = self._grad(total, [h, *self._trained.values()], None)
             work.loss_sum, work.tokens = work.loss_sum + total.item(), work.tokens + tokens
             return found
 
@@ -204,7 +196,7 @@ class StageMath:
         """Gradient of the hidden states → the embedding's share; none where it is not trained."""
         y, dy = _there(work.y), _there(work.gradient)
         work.share = self._share(
-            [] if self._frozen else self._grad(y, self._parameters, self._take(dy))
+            [] if self._frozen else self._grad(y, [*self._trained.values()], self._take(dy))
         )
 
     @torch.no_grad()
@@ -265,7 +257,7 @@ class StageMath:
         if not 0 < self.slice < len(x):
             return part(x, beside, document_ends)
         inputs: list[Tensor] = []
-        total: list[Tensor | None] = [None] * len(self._parameters)
+        total: list[Tensor | None] = [None] * len(self._trained)
         for (some, ends), other in zip(
             self._slices(x, self.slice, document_ends), beside.split(self.slice), strict=True
         ):
@@ -298,7 +290,7 @@ class StageMath:
         return torch.autograd.grad(output, inputs, seed, allow_unused=True)
 
     def _share(self, grads: Sequence[Tensor | None]) -> Share:
-        share = {name: g for name, g in zip(self._names, grads, strict=True) if g is not None}
+        share = {name: g for name, g in zip(self._trained, grads, strict=True) if g is not None}
         check_share(list(share.values()))
         return share
 
@@ -307,12 +299,17 @@ class StageMath:
         check_output(buffer, self.wire)
         return buffer
 
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
+        """The memory of a tensor in this process."""
+        return tensor.untyped_storage()
+
     def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
-        seen: dict[int, int] = {}
+        held = (*self.module.parameters(), *self.module.buffers())
+        own, seen = {self._storage(t).data_ptr() for t in held}, dict[int, int]()
 
         def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._own:
+            storage = self._storage(tensor)
+            if storage.data_ptr() not in own:
                 seen[storage.data_ptr()] = storage.nbytes()
             self.graph_bytes[shape] = sum(seen.values())
             # the same tensor would make its own graph node keep itself alive

@@ -9,8 +9,6 @@ trains, and a replica that got no micro-batch for a hundred epochs would be refu
 were usual long ago.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Hashable

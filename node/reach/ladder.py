@@ -2,8 +2,6 @@
 Enters: how a peer is reached, what was tried and failed, the time. Leaves: the next attempt.
 Never: the attempt itself (that is :mod:`node.transport.ways.lines`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
@@ -47,15 +45,6 @@ class ClimbAttempt(Enum):
     """A gRPC connection through the libp2p connection there is."""
 
 
-_LEADS_TO = {
-    ClimbAttempt.TUNNEL: Rung.TUNNEL,
-    ClimbAttempt.CONNECT: Rung.TUNNEL,
-    ClimbAttempt.DIAL: Rung.DIRECT,
-    ClimbAttempt.PUNCH: Rung.PUNCHED,
-}
-"""The best rung that an attempt may lead to; in this order they are tried."""
-
-
 @dataclass
 class Climb:
     """When to try a better way to one peer. ``punch``: whether hole punching is allowed."""
@@ -88,21 +77,17 @@ class Climb:
         reached at all."""
         if self.rung is Rung.NONE:
             return None
-        for attempt in _LEADS_TO:
-            if self._may(attempt) and now >= self._next.get(attempt, now):
-                return attempt
-        return None
+        worth = {  # in the order in which they are tried
+            ClimbAttempt.TUNNEL: self.connected > self.rung,
+            ClimbAttempt.CONNECT: not self.connected and self.rung < Rung.TUNNEL,
+            ClimbAttempt.DIAL: self.dialable and self.rung < Rung.MAPPED,
+            ClimbAttempt.PUNCH: self.punch and not self.connected and self.rung is Rung.RELAYED,
+        }
+        return next(
+            (a for a, is_so in worth.items() if is_so and now >= self._next.get(a, now)), None
+        )
 
     def failed(self, attempt: ClimbAttempt, now: float) -> None:
         """It led to nothing better."""
         count = self._failures[attempt] = self._failures.get(attempt, 0) + 1
         self._next[attempt] = now + min(LONGEST_S, AGAIN_S * 2.0 ** (count - 1))
-
-    def _may(self, attempt: ClimbAttempt) -> bool:
-        if attempt is ClimbAttempt.TUNNEL:
-            return self.connected > self.rung
-        if attempt is ClimbAttempt.DIAL:
-            return self.dialable and self.rung < Rung.MAPPED
-        if attempt is ClimbAttempt.CONNECT:
-            return not self.connected and self.rung < Rung.TUNNEL
-        return self.punch and not self.connected and self.rung is Rung.RELAYED

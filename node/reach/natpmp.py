@@ -2,8 +2,6 @@
 Enters: ports to map, datagrams from the gateway. Leaves: mappings and leases, or a RouterFault.
 Never: an answer from any other address, IPv6, a mapping for another host."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -16,8 +14,15 @@ from ipaddress import IPv4Address
 from typing import TypeVar
 
 from node.core.errors import WireError
-from node.reach.gateway import Gateway
-from node.reach.way import LEASE_S, GatewayProtocol, Granted, Mapping, Port, RouterFault
+from node.reach.gateway import (
+    LEASE_S,
+    Gateway,
+    GatewayProtocol,
+    Granted,
+    Mapping,
+    Port,
+    RouterFault,
+)
 
 T = TypeVar("T")
 
@@ -27,7 +32,7 @@ WAITS_S = (0.25, 0.5, 1.0, 2.0)
 starts with 3 s; here whoever asks is told soon, and asks again later."""
 
 ANSWER = 0x80  # added to the opcode of a request
-ADDRESS, MAP_UDP, MAP_TCP = 0, 1, 2  # NAT-PMP's opcodes
+ADDRESS, MAPS = 0, {"udp": 1, "tcp": 2}  # NAT-PMP's opcodes
 ANNOUNCE, MAP = 0, 1  # PCP's
 _PMP, _PCP = 0, 2  # versions
 _NUMBERS = {"tcp": 6, "udp": 17}  # IANA's protocol numbers, for PCP
@@ -84,8 +89,9 @@ def pmp_address() -> bytes:
 
 def pmp_map(port: Port, external: int, lifetime: int) -> bytes:
     """Ask to map ``port`` for ``lifetime`` seconds, at ``external`` if free; 0 s deletes."""
-    opcode = MAP_TCP if port[0] == "tcp" else MAP_UDP
-    return struct.pack("!BBHHHI", _PMP, opcode, 0, port[1], external if lifetime else 0, lifetime)
+    return struct.pack(
+        "!BBHHHI", _PMP, MAPS[port[0]], 0, port[1], external if lifetime else 0, lifetime
+    )
 
 
 def read_pmp(data: bytes) -> MapAnswer:
@@ -100,7 +106,7 @@ def read_pmp(data: bytes) -> MapAnswer:
         return answer
     if answer.opcode == ADDRESS and len(data) >= 12:
         return replace(answer, host=str(IPv4Address(data[8:12])))
-    if answer.opcode in (MAP_UDP, MAP_TCP) and len(data) >= 16:
+    if answer.opcode in MAPS.values() and len(data) >= 16:
         return MapAnswer(answer.opcode, 0, epoch, "", *struct.unpack_from("!HHI", data, 8))
     raise WireError(f"this is no NAT-PMP answer: opcode {answer.opcode}, {len(data)} bytes")
 
@@ -257,9 +263,10 @@ class NatPmp(_Pmp):
         return before == answer.host
 
     async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
-        opcode = MAP_TCP if port[0] == "tcp" else MAP_UDP
         request = pmp_map(port, before.external if before else port[1], lifetime)
-        answer = await self._exchange(request, lambda data: self._read(data, opcode, port[1]))
+        answer = await self._exchange(
+            request, lambda data: self._read(data, MAPS[port[0]], port[1])
+        )
         return replace(answer, host=self._host)
 
     def _read(self, data: bytes, opcode: int, internal: int) -> MapAnswer | None:

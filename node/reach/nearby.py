@@ -3,8 +3,6 @@ Enters: what a daemon says of itself, records any host of the LAN sends. Leaves:
 Never: a connection, or trust. Noise proves who answers at an address that was found here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress
@@ -24,7 +22,7 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from node.core.errors import NetworkFault, WireError
 from node.core.tasks import Tasks
-from node.identity.peers import public_key_of
+from node.identity.keys import public_key_of
 from node.telemetry.events import Journal, JournalHandler
 
 TYPE = "_tutti._tcp.local."
@@ -81,9 +79,8 @@ class Found(_PeerOfRun):
 
 def text_of(facts: Advert) -> dict[str, str | bytes | None]:
     """The TXT record of ``facts``, at most 550 bytes; names are clipped to TEXT_BYTES."""
-    f = facts
-    values = (VERSION, f.run_id, f.swarm, f.owner, f.peer, f.name, str(f.stages))
-    clipped = (v.encode()[:TEXT_BYTES].decode(errors="ignore") for v in values)
+    said = facts.run_id, facts.swarm, facts.owner, facts.peer, facts.name, str(facts.stages)
+    clipped = (v.encode()[:TEXT_BYTES].decode(errors="ignore") for v in (VERSION, *said))
     return dict(zip(_KEYS, clipped, strict=True))
 
 
@@ -179,8 +176,9 @@ class Nearby(RecordUpdateListener):
                 await self._shut()
                 if (why := str(e) or type(e).__name__) != self.trouble:
                     self.trouble = why
-                    text = f"no discovery on the LAN: {why}"
-                    self._journal.emit("reach", "lan-unavailable", text)
+                    self._journal.emit(
+                        "reach", "lan-unavailable", f"no discovery on the LAN: {why}"
+                    )
             await asyncio.sleep(RESCAN_S)
 
     async def _open(self, here: Interfaces) -> None:
@@ -207,8 +205,13 @@ class Nearby(RecordUpdateListener):
             )
             # Cooperating: no probing for others of that name, which takes a second; it is a PeerId.
             await (await mdns.async_register_service(info, cooperating_responders=True))
-            text = f"announced on the LAN at {', '.join(hosts)}"
-            self._journal.emit("reach", "lan-announced", text, "debug", port=facts.port)
+            self._journal.emit(
+                "reach",
+                "lan-announced",
+                f"announced on the LAN at {', '.join(hosts)}",
+                "debug",
+                port=facts.port,
+            )
 
     def _listen(self, mdns: zeroconf.Zeroconf, ours: tuple[str, ...]) -> None:
         self._mdns, self._ours = mdns, ours
@@ -290,8 +293,13 @@ class Nearby(RecordUpdateListener):
             self._found.pop(peer, None)
             self._ignored += 1
             if self._ignored.bit_count() == 1:  # 1, 2, 4...: a flood must not fill the journal
-                text = f"ignored {self._ignored} records on the LAN, the last of {peer[:80]!r}"
-                self._journal.emit("reach", "lan-ignored", text, "debug", times=self._ignored)
+                self._journal.emit(
+                    "reach",
+                    "lan-ignored",
+                    f"ignored {self._ignored} records on the LAN, the last of {peer[:80]!r}",
+                    "debug",
+                    times=self._ignored,
+                )
         elif self._found.get(peer) != found:
             if peer not in self._found and len(self._found) >= REMEMBERED:
                 del self._found[next(iter(self._found))]
@@ -317,8 +325,10 @@ async def look(seconds: float) -> list[Found]:
                     async with asyncio.timeout(SETTLE_S):
                         await news.wait()
         if here.trouble:
-            what = f"no discovery on the LAN: {here.trouble}"
-            raise NetworkFault(what, "join with an invite or an address instead")
+            raise NetworkFault(
+                f"no discovery on the LAN: {here.trouble}",
+                "join with an invite or an address instead",
+            )
         return sorted(here.found, key=lambda f: (f.run_id, f.name, f.peer))
     finally:
         await here.close()
@@ -350,8 +360,11 @@ def _interfaces() -> Interfaces:
         flags = stats[name].flags.split(",") if name in stats and stats[name].isup else []
         if "multicast" not in flags or "loopback" in flags:
             continue
-        usable = [e for e in entries if e.family in (socket.AF_INET, socket.AF_INET6)]
-        usable = [e for e in usable if _dialable(e.address)]
+        usable = [
+            e
+            for e in entries
+            if e.family in (socket.AF_INET, socket.AF_INET6) and _dialable(e.address)
+        ]
         senders += [e.address for e in usable if e.family == socket.AF_INET][:1]
         if any(e.family == socket.AF_INET6 for e in usable):
             senders.append(socket.if_nametoindex(name))

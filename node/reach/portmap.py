@@ -2,8 +2,6 @@
 Enters: the ports wanted, the gateway. Leaves: the mappings in force, and why each way does not
 work. Never: a judgement if an address can be reached."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -13,10 +11,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from node.core.tasks import Tasks, together
-from node.reach.gateway import Gateway, find_gateway
+from node.reach.gateway import Gateway, GatewayProtocol, Mapping, Port, RouterFault, find_gateway
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.upnp import Upnp
-from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from node.telemetry.events import Journal
 
 __all__ = ["Mapping", "PortMapper"]
@@ -73,10 +70,7 @@ class PortMapper:
         """Every way that was tried: "" if it is used, else the reason it is not, a sentence."""
 
     def want(self, ports: Sequence[Port]) -> None:
-        """Map these from now on and no others. Returns at once. Raises ValueError for no port."""
-        for protocol, port in ports:
-            if protocol not in ("tcp", "udp") or not 0 < port < 1 << 16:
-                raise ValueError(f"{protocol} {port} is no port")
+        """Map these from now on and no others. Returns at once."""
         if (wanted := tuple(dict.fromkeys(ports))) != self._wanted:
             self._wanted = wanted
             self._news.set()

@@ -1,8 +1,6 @@
 """Which relays to be reachable through: two, chosen at random, another when one is lost. Pure.
 Enters: offers of relays, what became of a reservation, the time. Leaves: relays to ask."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -36,7 +34,8 @@ class Reservations:
             for r in offers
             if r not in self.held and r not in self._asked and now >= self._next.get(r, now)
         ]
-        chosen = sorted(free, key=self._draw)[:missing]
+        free.sort(key=lambda relay: hashlib.sha256(self.salt + relay.encode()).digest())
+        chosen = free[:missing]
         self._asked |= set(chosen)
         return chosen
 
@@ -52,6 +51,3 @@ class Reservations:
         self.held.discard(relay)
         count = self._failures[relay] = self._failures.get(relay, 0) + 1
         self._next[relay] = now + min(LONGEST_S, FIRST_S * 2.0 ** (count - 1))
-
-    def _draw(self, relay: PeerId) -> bytes:
-        return hashlib.sha256(self.salt + relay.encode()).digest()

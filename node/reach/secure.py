@@ -1,4 +1,5 @@
-"""TLS over a byte stream that a stranger carries, with both ends proven by their identity keys.
+"""TLS over a byte stream that a stranger carries, with both ends proven by their identity keys; and
+the certificate that a peer shows there and on its gRPC server.
 Enters: a stream through a relay. Leaves: the same stream, private, and the PeerId at its other end.
 Never: trust in the relay, which sees only when and how much.
 
@@ -6,11 +7,14 @@ The server's certificate alone proves nothing: whoever carries the stream can sh
 So inside TLS each side signs what it sees: the run, both PeerIds, the server's certificate and a
 nonce of the other side. A relay that ends TLS itself, towards either side, gets a signature over
 its own certificate, which the other side refuses.
+
+Nobody signs a certificate and nobody needs to. For gRPC the handshake delivers it over a connection
+that proves the PeerId, and a client accepts exactly this one. P-256 because gRPC's TLS has no
+Ed25519.
 """
 
-from __future__ import annotations
-
 import asyncio
+import datetime
 import hashlib
 import secrets
 import ssl
@@ -19,18 +23,36 @@ import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId
-from node.identity.keys import SIGNATURE_BYTES, Identity, verify
-from node.identity.peers import KEY_BYTES, peer_id_of
+from node.identity.keys import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
 
 NONCE_BYTES = 32
 PIECE = 1 << 16
 """Bytes read from the stream at once."""
 HELD = 1 << 20
 """Bytes of TLS records that may wait for their reader."""
+CERTIFICATE_BYTES = 4096
+DAY_S = 86400
 _CALLER, _CALLEE = "tutti/relayed/caller/1", "tutti/relayed/callee/1"
 _PROOF = struct.Struct(f">{NONCE_BYTES}s{SIGNATURE_BYTES}s")
+_USAGE = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=False,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -216,3 +238,73 @@ def _server(certificate: bytes, key: bytes) -> ssl.SSLContext:
         file.flush()
         context.load_cert_chain(file.name)
     return context
+
+
+# ------------------------------------------------------------ certificates
+
+
+def make_certificate(wall: float) -> ServerCertificate:
+    """A new key and certificate, valid from a day before Unix second ``wall`` (clocks differ) for a
+    year."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name_of(key.public_key())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    begin = datetime.datetime.fromtimestamp(wall - DAY_S, datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + datetime.timedelta(days=366))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_USAGE, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return ServerCertificate(secret, made.public_bytes(serialization.Encoding.PEM), name)
+
+
+def check_certificate(pem: bytes) -> str:
+    """The DNS name to expect from a server that shows ``pem``, the certificate to pin.
+
+    Raises WireError unless it is a single certificate of the form :func:`make_certificate` makes.
+    In particular it must not be able to sign others: BoringSSL lets any root without that
+    restriction vouch for a second certificate.
+    """
+    if len(pem) > CERTIFICATE_BYTES or pem.count(b"-----BEGIN") != 1:
+        raise WireError("not a single certificate")
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        key = certificate.public_key()
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage)
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (
+        ValueError,
+        UnsupportedAlgorithm,
+        x509.InvalidVersion,
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+    ) as e:
+        raise WireError(f"not a certificate of ours: {e}") from e
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise WireError("the certificate's key is not P-256")
+    if basic.value.ca or not usage.critical or usage.value != _USAGE:
+        raise WireError("the certificate may sign others")
+    name = _name_of(key)
+    if list(names) != [x509.DNSName(name)]:
+        raise WireError("the certificate's name is not the hash of its key")
+    return name
+
+
+def _name_of(key: ec.EllipticCurvePublicKey) -> str:
+    spki = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(spki).hexdigest()[:32] + ".tutti"

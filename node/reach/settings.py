@@ -1,8 +1,6 @@
 """What this peer does so that others can reach it, and what it does for peers that nobody can
 dial."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -8,8 +8,6 @@ pause starts where the others are. Not quite: a circuit asks for one piece at a 
 a moment after each, so a pair keeps a small credit. Weights make the shares unequal.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Container, Hashable
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 reports of single peers, the time. Leaves: open or closed, whom to ask next, addresses that were
 proven. Never: a claim of this peer itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -81,7 +79,7 @@ class Reach:
     def bulk_open(self, now: float) -> bool:
         """Whether the gRPC port answers from outside too."""
         fresh = self._fresh(now)
-        return bool(fresh) and 2 * sum(self.ports[1] in r.open for r in fresh) > len(fresh)
+        return 2 * sum(self.ports[1] in r.open for r in fresh) > len(fresh)
 
     def seen(self, now: float) -> tuple[tuple[str, int], ...]:
         """(host, port) under which others see the connections that this peer makes, the newest
@@ -99,10 +97,9 @@ class Reach:
 
     def whom_to_ask(self, connected: Iterable[PeerId], now: float) -> list[PeerId]:
         """Peers that should be asked now, at most three at a time."""
-        known = self.standing(now) is not Standing.UNKNOWN
-        every = AGAIN_S if known else AGAIN_SOON_S
-        due = [p for p in sorted(connected) if now - self._asked.get(p, -every) >= every]
-        due.sort(key=lambda p: self._asked.get(p, -1e9))
+        every = AGAIN_SOON_S if self.standing(now) is Standing.UNKNOWN else AGAIN_S
+        due = [p for p in connected if now - self._asked.get(p, -every) >= every]
+        due.sort(key=lambda p: (self._asked.get(p, -1e9), p))
         busy = sum(now - at < every for at in self._asked.values())
         chosen = due[: max(0, ASKED_AT_ONCE - busy)]
         for peer in chosen:

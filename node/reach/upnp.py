@@ -2,9 +2,8 @@
 Enters: ports to map, what a router says over HTTP. Leaves: mappings, or a RouterFault.
 Never: a wait without an end, a device that is not the default gateway."""
 
-from __future__ import annotations
-
 import asyncio
+import contextlib
 import math
 import random
 import threading
@@ -16,8 +15,7 @@ from urllib.parse import urlsplit
 
 import miniupnpc
 
-from node.reach.gateway import Gateway
-from node.reach.way import LEASE_S, GatewayProtocol, Mapping, Port, RouterFault
+from node.reach.gateway import LEASE_S, Gateway, GatewayProtocol, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 
@@ -149,14 +147,11 @@ class Upnp(GatewayProtocol):
         return self._outside(device)
 
     def _outside(self, device: Igd) -> str:
-        said = device.externalipaddress()
-        try:
-            host = IPv4Address(said or "")
-        except AddressValueError:
-            raise RouterFault("the router has no address outside") from None
-        if host.is_unspecified:
-            raise RouterFault("the router has no address outside")
-        return str(host)
+        with contextlib.suppress(AddressValueError):
+            host = IPv4Address(device.externalipaddress() or "")
+            if not host.is_unspecified:
+                return str(host)
+        raise RouterFault("the router has no address outside")
 
     def _has(self, device: Igd, mapping: Mapping) -> bool:
         entry = device.getspecificportmapping(mapping.external, mapping.protocol.upper())

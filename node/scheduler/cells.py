@@ -2,8 +2,6 @@
 that cannot go on. Pure. Enters: who is in which cell, at which stage, and time. Leaves: a cell.
 Never: the stage in it (that is :mod:`node.scheduler.choosing`)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

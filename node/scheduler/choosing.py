@@ -13,8 +13,6 @@ other. All go by the same pure rules: once they see the same, they agree on who 
 The machine has no clock and asks nobody.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

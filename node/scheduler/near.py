@@ -2,8 +2,6 @@
 a cell all the time, and between cells a snapshot now and then. Pure. Enters: who is there, how fast
 they are and how far apart. Leaves: who leaves. Never: whether the cell divides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 

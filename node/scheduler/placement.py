@@ -1,7 +1,5 @@
 """Which stage a peer should host: at joining, and later when the swarm has grown lopsided."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -120,7 +118,7 @@ def level(
     peers the slowest goes first, an unknown speed counting as slowest; then the one that is last in
     the order of :func:`spread`.
     """
-    cells = {stage: dict(replicas) for stage, replicas in _speeds(view).items()}
+    cells = _speeds(view)
     for stage in lacking or ():
         cells.setdefault(stage, {})
     home = {peer: stage for stage, replicas in view.items() for peer in replicas if peer in free}
@@ -167,7 +165,6 @@ def _step(
 
 def choose_moves(
     view: View,
-    movable: Iterable[int],
     *,
     download_s: float,
     horizon_s: float,
@@ -189,24 +186,18 @@ def choose_moves(
 
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
     their way to the stage they are listed in: they count there later, not now. They and those in
-    ``stay`` do not move, a stage keeps one peer that serves, and only stages in ``movable`` give or
-    take.
+    ``stay`` do not move, and a stage keeps one peer that serves.
     """
-    stages, allowed = sorted(view), set(movable)
-    if len(stages) < 2:
-        return []
+    stages = sorted(view)
     cells = _speeds(view)
     here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
-    free = {
-        s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] if s in allowed else []
-        for s in stages
-    }
+    free = {s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] for s in stages}
     loads, serving = ({s: sum(cell[s].values()) for s in stages} for cell in (cells, here))
     before, quiet, price = min(loads.values()), min(serving.values()), download_s / len(stages)
     steps: list[tuple[PeerId, int, int]] = []
     best, paid, gain, work = 0, 0.0, 1.0, 0.0
-    while len(steps) < most and (target := min(stages, key=lambda s: (loads[s], s))) in allowed:
-        worth, found = 0.0, None
+    while len(steps) < most:
+        target, worth, found = min(stages, key=lambda s: (loads[s], s)), 0.0, None
         for source in stages:
             if source == target or len(here[source]) < 2:
                 continue

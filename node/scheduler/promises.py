@@ -6,8 +6,6 @@ Never: whether other paths would be shorter, what is owed to whom, or who is pro
 only the leader has measured costs, earlier paths and proofs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -39,10 +37,8 @@ def broken_promise(
             return f"a path over {len(order)} block stages, where the settings say {hops}"
         # Stages without members are not there: the bounds count places among those that are.
         at = [place[s] for s in order]
-        why = swaps_too_much(at, settings.max_swaps, max(1, settings.max_swaps)) or jumps_too_far(
-            at, jump
-        )
-        if why:
+        swaps = swaps_too_much(at, settings.max_swaps, max(1, settings.max_swaps))
+        if why := swaps or jumps_too_far(at, jump):
             return why
         for s in order:
             visits[s] += count

@@ -2,8 +2,6 @@
 paths, which pairs are proven, who may stand in for whom. Leaves: paths that use proven pairs only.
 Never: a guess that an unproven pair would work."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -130,7 +128,7 @@ def _best(
 
 
 def _says(pair: Pair) -> str:
-    def one(hop: Hop) -> str:
-        return f"{short(hop.peer)} ({'ends' if hop.stage == ENDS else f'stage {hop.stage}'})"
-
-    return f"{one(pair[0])} and {one(pair[1])}"
+    return " and ".join(
+        f"{short(hop.peer)} ({'ends' if hop.stage == ENDS else f'stage {hop.stage}'})"
+        for hop in pair
+    )

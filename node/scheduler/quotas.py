@@ -1,9 +1,8 @@
 """Who does how many of a number of equal jobs, so that the last one ends as early as possible."""
 
-from __future__ import annotations
-
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from statistics import median
@@ -65,7 +64,5 @@ def quotas(total: int, speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, i
     apportionment. The quotas sum to ``total``. Raises ValueError when ``total`` is negative, or
     there is work and no peer.
     """
-    out = dict.fromkeys(sorted(working_speeds(speeds)), 0)
-    for peer in islice(turns(speeds), total):
-        out[peer] += 1
-    return out
+    dealt = Counter(islice(turns(speeds), total))
+    return {peer: dealt[peer] for peer in sorted(working_speeds(speeds))}

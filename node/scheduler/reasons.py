@@ -4,15 +4,13 @@ Enters: a plan and, at the leader, what it believes of costs. Never: a reason th
 off them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from statistics import mean
 
 from node.core.ids import ENDS, PeerId, short
-from node.core.journey import Path, Plan
+from node.core.journey import Path, Plan, PlanMember
 from node.scheduler.costs import Costs
 
 SHOWN = 8
@@ -50,14 +48,16 @@ def _numbers(indices: Sequence[int]) -> str:
 
 def _way(path: Path, stages: int, live: set[int]) -> str:
     hops = [hop.stage for hop in path.hops]
-    why: list[str] = []
-    for stage in sorted(set(range(1, stages + 1)) - set(hops)):
-        why.append(f"skips stage {stage} ({'its turn' if stage in live else 'nobody there'})")
-    front = 0
-    for stage in hops:
-        if stage < front:
-            why.append(f"stage {stage} after {front} (shorter so)")
-        front = max(front, stage)
+    why = [
+        f"skips stage {stage} ({'its turn' if stage in live else 'nobody there'})"
+        for stage in range(1, stages + 1)
+        if stage not in hops
+    ]
+    why += [
+        f"stage {stage} after {front} (shorter so)"
+        for stage, front in zip(hops, accumulate(hops, max), strict=True)
+        if stage < front
+    ]
     way = " > ".join(f"{hop.stage}:{short(hop.peer)}" for hop in path.hops)
     return f"from {short(path.origin)} > {way}" + (f"  {', '.join(why)}" if why else "")
 
@@ -68,33 +68,27 @@ def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) 
         return []
     total = sum(work[m.peer] for m in cell)
     most = max(cell, key=lambda m: (work[m.peer], m.peer))
-    lines: list[str] = []
-    for m in cell:
-        if work[m.peer] < work[most.peer]:
-            seconds = {
-                p.peer: (costs.compute.get(p.peer) if costs else None)
-                or (1 / p.speed if p.speed else 0.0)
-                for p in (m, most)
-            }
-            lines.append(
-                f"stage {stage}: {short(m.peer)} gets {work[m.peer]} of {total}, "
-                f"{_why(plan, m.peer, most.peer, seconds, costs)}"
-            )
-    return lines
+    return [
+        f"stage {stage}: {short(m.peer)} gets {work[m.peer]} of {total}, "
+        f"{_why(plan, m, most, costs)}"
+        for m in cell
+        if work[m.peer] < work[most.peer]
+    ]
 
 
-def _why(
-    plan: Plan, peer: PeerId, other: PeerId, seconds: dict[PeerId, float], costs: Costs | None
-) -> str:
-    if seconds[other] and seconds[peer] >= APART * seconds[other]:
-        return f"it is {seconds[peer] / seconds[other]:.1f}x slower than {short(other)}"
-    if costs is not None and costs.ways:
-        ends: Sequence[PeerId] = [m.peer for m in plan.members if m.stage == ENDS and m.current]
-        far = (
-            {p: mean(costs.delay(e, p) + costs.delay(p, e) for e in ends) for p in (peer, other)}
-            if ends
-            else {}
+def _why(plan: Plan, member: PlanMember, most: PlanMember, costs: Costs | None) -> str:
+    here, there = (
+        (costs.compute.get(m.peer) if costs else None) or (1 / m.speed if m.speed else 0.0)
+        for m in (member, most)
+    )
+    if there and here >= APART * there:
+        return f"it is {here / there:.1f}x slower than {short(most.peer)}"
+    ends = [m.peer for m in plan.members if m.stage == ENDS and m.current]
+    if costs is not None and costs.ways and ends:
+        here, there = (
+            mean(costs.delay(e, m.peer) + costs.delay(m.peer, e) for e in ends)
+            for m in (member, most)
         )
-        if far and far[other] > 0 and far[peer] >= APART * far[other]:
-            return f"it is {far[peer] / far[other]:.1f}x farther from the ends than {short(other)}"
+        if there > 0 and here >= APART * there:
+            return f"it is {here / there:.1f}x farther from the ends than {short(most.peer)}"
     return "the rest does not divide"

@@ -6,28 +6,32 @@ search that blocks the caller: the work done at once is bounded by the size of t
 is a :class:`SearchJob` for a thread (at once in a simulation), whose result serves the next epoch.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
+from statistics import median
 
 from node.core.errors import UsageFault
-from node.core.ids import PeerId
-from node.core.journey import Path
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Path
 from node.scheduler.costs import Costs
-from node.scheduler.live import PathTask, Stages, paths_of, problem_of
 from node.scheduler.planning.dealing import StageSet, deal
 from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import insertion
 from node.scheduler.planning.planner import make_plan
-from node.scheduler.planning.problem import PathProblem, Route
+from node.scheduler.planning.problem import MOST_COUNT, PathProblem, Route
 from node.scheduler.planning.rules import broken, joined
-from node.scheduler.quotas import quotas, turns
-from node.scheduler.rotation import Rotation
+from node.scheduler.quotas import NOMINAL, quotas, turns
 from node.scheduler.settings import SchedulerSettings
 
 Routes = tuple[Route, ...]
+Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
+"""Replicas of every block stage with their speeds, micro-batches per second, 0 for unknown."""
+Debt = tuple[PeerId, int]
+"""(origin, block stage) that have not met lately."""
 
 AT_ONCE = 40_000
 """Partial paths an insertion may look at while somebody waits for the plan: about 15 ms."""
@@ -44,6 +48,33 @@ MOVED = 0.05
 SEARCHES = 4
 """Searches for one shape of problem whose costs stay; the last one that found nothing better is the
 last in any case."""
+ROOMY = 1 << 16
+"""Slots of a peer that did not say how many it has."""
+
+
+@dataclass(frozen=True)
+class PathTask:
+    """The input of path planning: micro-batches of each ends peer, replicas of the block stages
+    that have any, and the rules. ``owed``: (origin, stage) and for how many epochs; ``visits``: how
+    many micro-batches visit each stage; empty: equally many."""
+
+    counts: tuple[tuple[PeerId, int], ...]
+    stages: tuple[tuple[int, tuple[PeerId, ...]], ...]
+    hops: int
+    max_swaps: int
+    max_jump: int
+    owed: tuple[tuple[tuple[PeerId, int], int], ...] = ()
+    visits: tuple[int, ...] = ()
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """The problem's peers in order of their numbers."""
+        return (*(o for o, _ in self.counts), *(p for _, replicas in self.stages for p in replicas))
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Plans of tasks of one shape can stand in for each other, but for debts."""
+        return (self.counts, self.stages, self.hops, self.max_swaps, self.max_jump, self.visits)
 
 
 @dataclass(frozen=True)
@@ -55,7 +86,6 @@ class Laid:
     run_s: float
     how: str
     task: PathTask | None = None
-    problem: PathProblem | None = None
     owed: tuple[tuple[PeerId, int], ...] = ()
     """Debts that these paths do not pay."""
 
@@ -67,6 +97,60 @@ class SearchJob:
     task: PathTask
     problem: PathProblem
     known: tuple[Routes, ...]
+
+
+class Rotation:
+    """Whose turn it is to be left out: every ends peer trains every block stage, and all stages
+    equally often, over the epochs.
+
+    Remembers when each origin last trained each stage, in epochs counted here, and how often each
+    stage was visited. A leader that takes over learns it from the plan before.
+    """
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._last: dict[Debt, int] = {}
+        self._since: dict[PeerId, int] = {}
+        self._visits: Counter[int] = Counter()
+
+    def counted(self, paths: Iterable[Path]) -> None:
+        """An epoch was committed with these paths."""
+        self._turn += 1
+        for path in paths:
+            self._since.setdefault(path.origin, self._turn)
+            for hop in path.hops:
+                self._last[path.origin, hop.stage] = self._turn
+                self._visits[hop.stage] += 1
+
+    def after(self, paths: Iterable[Path]) -> "Rotation":
+        """What it will be when these paths have counted."""
+        ahead = deepcopy(self)
+        ahead.counted(paths)
+        return ahead
+
+    def owed(
+        self, counts: Mapping[PeerId, int], stages: Collection[int], hops: int
+    ) -> dict[Debt, int]:
+        """By ends peer and stage, the epochs since they met, where that was not the last one; the
+        oldest debts of a peer come first, and no more than its paths can pay."""
+        if hops >= len(stages):
+            return {}
+        found: dict[Debt, int] = {}
+        for origin, count in sorted(counts.items()):
+            since = self._since.get(origin)
+            if since is None or not count:
+                continue
+            ages = {s: self._turn - self._last.get((origin, s), since - 1) for s in stages}
+            oldest = sorted((s for s in stages if ages[s] > 0), key=lambda s: (-ages[s], s))
+            found.update({(origin, s): ages[s] for s in oldest[: count * hops]})
+        return found
+
+    def visits(self, stages: Collection[int], total: int) -> dict[int, int]:
+        """``total`` visits spread over the stages, one more for those that had the fewest so far
+        where they do not divide."""
+        each, more = divmod(total, len(stages))
+        fewest = sorted(stages, key=lambda s: (self._visits[s], s))[:more]
+        return {s: each + (s in fewest) for s in stages}
 
 
 class Router:
@@ -149,7 +233,7 @@ class Router:
         if planned:
             self._keep(task, routes, how)
         unpaid = tuple(sorted(_unpaid(task, problem, routes)))
-        return Laid(paths_of(task, routes, samples), run_s, how, task, problem, unpaid)
+        return Laid(paths_of(task, routes, samples), run_s, how, task, unpaid)
 
     def _best(
         self, problem: PathProblem, task: PathTask, options: list[tuple[Routes, str]], planned: bool
@@ -177,10 +261,9 @@ class Router:
     def job(self, laid: Laid, costs: Costs) -> SearchJob | None:
         """What to search while ``laid`` runs: the same problem at today's costs, with the debts
         that will then be due. None when nothing better is to be expected."""
-        task, problem = laid.task, laid.problem
-        if self.settings.paths != "planned" or task is None or problem is None:
+        if self.settings.paths != "planned" or laid.task is None:
             return None
-        due, problem, _ = self._dealt(task, self.rotation.after(laid.paths), costs)
+        due, problem, _ = self._dealt(laid.task, self.rotation.after(laid.paths), costs)
         tries, makespan = self._searched.get(due.shape, (0, INFINITE))
         if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):
             return None
@@ -210,16 +293,15 @@ def search(
 ) -> tuple[Routes, float]:
     """The best plan found within the budget, from those known; debts that cannot be paid at once
     stay. Its makespan beside it."""
-    for problem in (job.problem, replace(job.problem, owed=frozenset())):
-        try:
-            plan = make_plan(problem, clock=clock, limit_s=limit_s, moves=moves, known=job.known)
-        except UsageFault:
-            continue
-        return plan.routes, plan.makespan
-    raise RuntimeError("a problem that was laid has no plan")
+    planned = partial(make_plan, clock=clock, limit_s=limit_s, moves=moves, known=job.known)
+    try:
+        plan = planned(job.problem)
+    except UsageFault:
+        plan = planned(replace(job.problem, owed=frozenset()))
+    return plan.routes, plan.makespan
 
 
-def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
+def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int) -> Routes:
     """Origins in proportion to their counts, replicas of every stage in proportion to their speeds;
     ``shift``: how many of the dealt sets are passed over at the beginning."""
     origins = turns([(o, float(count)) for o, count in problem.counts.items() if count])
@@ -246,3 +328,77 @@ def _unpaid(task: PathTask, problem: PathProblem, routes: Routes) -> list[tuple[
     met = joined(problem, routes)
     names, stages = task.peers, [0, *(s for s, _ in task.stages)]
     return [(names[o], stages[k]) for o, k in problem.owed if (o, k) not in met]
+
+
+def problem_of(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> PathProblem:
+    """The problem in numbers. A peer without a measured cost has the speed in ``speeds``, else its
+    stage's median, else that of all peers.
+
+    Stages keep their order; those without a peer are not there, so the bound on jumps counts the
+    stages that are.
+    """
+    ratio = costs.backward
+    whole = _compute(task, costs, speeds)
+    compute = tuple(whole[p] / (1 + ratio) for p in task.peers)
+    # The loss is the ends peers' own; one ratio has to do for all of them.
+    loss = [
+        costs.loss[o] * (1 + ratio) / whole[o]
+        for o, _ in task.counts
+        if o in costs.loss and whole[o] > 0
+    ]
+    numbers = {p: n for n, p in enumerate(task.peers)}
+    stages = (
+        tuple(numbers[o] for o, _ in task.counts),
+        *(tuple(numbers[p] for p in replicas) for _, replicas in task.stages),
+    )
+    place = {s: k + 1 for k, (s, _) in enumerate(task.stages)}
+    return PathProblem(
+        name="epoch",
+        delays=tuple(
+            tuple(costs.delay(a, b) if a != b else 0.0 for b in task.peers) for a in task.peers
+        ),
+        compute=compute,
+        stages=stages,
+        length=task.hops + 1,
+        slots=tuple(costs.slots.get(p, ROOMY) for p in task.peers),
+        counts={numbers[o]: count for o, count in task.counts},
+        backward=ratio,
+        loss=median(loss) if loss else 0.25,
+        max_swaps=task.max_swaps,
+        max_swap_distance=max(1, task.max_swaps),
+        max_jump=task.max_jump or MOST_COUNT,
+        owed=frozenset((numbers[o], place[s]) for (o, s), _ in task.owed),
+        visits=task.visits,
+    )
+
+
+def paths_of(
+    task: PathTask, routes: Sequence[Route], samples: Sequence[tuple[int, ...]]
+) -> tuple[Path, ...]:
+    """Routes as paths: micro-batch i is made of ``samples[i]``."""
+    peers = task.peers
+    stage = {p: s for s, replicas in task.stages for p in replicas}
+    return tuple(
+        Path(
+            i, peers[route[0]], tuple(ids), tuple(Hop(stage[peers[n]], peers[n]) for n in route[1:])
+        )
+        for i, (route, ids) in enumerate(zip(routes, samples, strict=True))
+    )
+
+
+def _compute(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> dict[PeerId, float]:
+    """Seconds of a micro-batch at each peer, forward and backward."""
+    known = {
+        p: costs.compute.get(p) or (1 / speeds[p] if speeds.get(p) else 0.0) for p in task.peers
+    }
+    found = {p: s for p, s in known.items() if s > 0}
+    everywhere = median(found.values()) if found else 1 / NOMINAL
+    for stage, peers in ((ENDS, tuple(o for o, _ in task.counts)), *task.stages):
+        # The ends do other work than a stage: unless they report a cost, it is taken to be small.
+        usual = (
+            median(here)
+            if (here := [found[p] for p in peers if p in found])
+            else everywhere / (10 if stage == ENDS else 1)
+        )
+        found.update({p: usual for p in peers if p not in found})
+    return found

@@ -1,7 +1,5 @@
 """How an epoch's paths are laid. Part of the manifest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What ``tutti simulate`` does: a swarm of thousands in virtual time, a time line, and numbers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,12 +11,10 @@ from pathlib import Path
 from node.control.words import several
 from node.core.errors import ExitCode, UsageFault, writing
 from node.manifest import Manifest, read_manifest
-from node.sim.faults import Schedule
-from node.sim.run import ScheduleOutcome, run
-from node.sim.scenarios import lay
+from node.sim.faults import Schedule, lay
+from node.sim.run import ScheduleOutcome, run, shrink
 from node.sim.setup import Setup
 from node.sim.show import figure, svg, timeline
-from node.sim.shrink import shrink
 from node.telemetry import pictures
 
 
@@ -42,7 +38,9 @@ def run_command(
     took = time.perf_counter() - begin
     if outcome.violation is not None and len(schedule.faults) > 1 and took < 5.0:
         outcome = shrink(setup, outcome, most=60)
-    _write(save, outcome.schedule.to_json())
+    if save:
+        with writing(save, "choose another place"):
+            save.write_text(outcome.schedule.to_json())
     name = "replay" if replay else ", ".join(scenarios)
     if picture:
         title = f"{setup.peers} peers, {setup.stages} stages, {name}, seed {schedule.seed}"
@@ -173,10 +171,3 @@ def _read(path: Path, setup: Setup) -> Schedule:
             f"{path} has a fault at stage {last} of {setup.stages}", "simulate as many stages"
         )
     return schedule
-
-
-def _write(path: Path | None, text: str) -> None:
-    if path is None:
-        return
-    with writing(path, "choose another place"):
-        path.write_text(text)

@@ -7,8 +7,6 @@ what enough voters commit is one line. A checker raises :class:`InvariantViolati
 says of itself is not checked.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from node.averaging.exchange.events import Opened, ReduceAndStep, Stepped
-from node.averaging.reducers.weights import weights
+from node.averaging.reducers.quarantine import weights
 from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
 from node.core.ids import PeerId, RoundId
@@ -72,9 +70,8 @@ class EpochRun:
 
     def failed_step(self, event: Stepped) -> None:
         """A step failed: forget that its parts were stepped."""
-        for key in list(self.stepped.get(event.epoch, ())):
-            if key[1] in event.names:
-                self.stepped[event.epoch].discard(key)
+        stepped = self.stepped.get(event.epoch, set())
+        stepped -= {key for key in stepped if key[1] in event.names}
 
     def voids(self, epoch: int) -> None:
         """The swarm went back before it."""
@@ -210,7 +207,9 @@ class CountsOnce(Checker):
             f"{peer.name} counts a sample of epoch {plan.epoch} twice",
         )
 
-    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: WeightedMean) -> None:
+    def step(
+        self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: "WeightedMean"
+    ) -> None:
         """Nobody else has given what one contributor gives."""
         seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
         for giver in step.contributors:
@@ -239,8 +238,8 @@ class NoSampleLost(Checker):
     def book(self, plan: Plan) -> Ledger:
         """Of the version that a plan starts from, for the cell that it is of."""
         self.must(plan.base in self.books, f"a plan starts from {plan.base}, which nobody made")
-        share = self._shares.get((plan.base, plan.parent or plan.cell_id))
-        return share or self.books[plan.base]
+        cell = plan.parent or plan.cell_id
+        return self._shares.get((plan.base, cell), self.books[plan.base])
 
     def plan(self, plan: Plan) -> None:
         book = self.book(plan)
@@ -287,19 +286,17 @@ class NoSampleLost(Checker):
             return
         book, lost = self.book(plan), set(dropped)
         back, free = set(book.returned), dict(book.next)
-        counted = 0
-        for path in plan.paths:
-            for sample in path.samples:
-                if sample in back:
-                    back.discard(sample)
-                else:
-                    behind = min(free, key=lambda c: free[c])
-                    self.must(
-                        sample == free[behind],
-                        f"epoch {plan.epoch} takes sample {sample}, which is not free",
-                    )
-                    free[behind] += 1 << behind[1]
-                counted += path.index not in lost
+        for sample in (s for path in plan.paths for s in path.samples):
+            if sample in back:
+                back.discard(sample)
+            else:
+                behind = min(free, key=lambda c: free[c])
+                self.must(
+                    sample == free[behind],
+                    f"epoch {plan.epoch} takes sample {sample}, which is not free",
+                )
+                free[behind] += 1 << behind[1]
+        counted = sum(len(path.samples) for path in plan.paths if path.index not in lost)
         returned = back | {s for p in plan.paths if p.index in lost for s in p.samples}
         new = Ledger(
             plan.base,
@@ -390,9 +387,11 @@ class WeightedMean(Checker):
             )
             counts = self._counts(peer, plan, given)
             tokens = sum(counts.values())
-            total = mean * 0.0
-            for p, g in given.items():
-                total = total + (g.sums if counts[p] == g.tokens else g.sums * counts[p] / g.tokens)
+            shares = (
+                g.sums if counts[p] == g.tokens else g.sums * counts[p] / g.tokens
+                for p, g in given.items()
+            )
+            total = sum(shares, start=mean * 0.0)
             self.must(
                 tokens and (total / tokens - mean).abs().max().item() <= NEAR * SCALE,
                 f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the mean of "
@@ -511,16 +510,14 @@ class AppliedOnce(Checker):
             at == plan.base,
             f"{peer.name} steps parts of epoch {plan.epoch} from values of epoch {at.epoch}",
         )
+        leads = self.swarm.watch.samples.ancestor
         for name in means:
-            through, leads = self._through.get((name, _mark(owner.state(name)))), self._leads
+            through = self._through.get((name, _mark(owner.state(name))))
             self.must(
                 through is None or any(leads(v, plan.base) for v in through),
                 f"optimizer state of {name} at {peer.name} holds a step of another history, at "
                 f"epoch {plan.epoch}",
             )
-
-    def _leads(self, old: Version, new: Version) -> bool:
-        return self.swarm.watch.samples.ancestor(old, new)
 
     def settling(self, peer: SimPeer, owner: Owner, names: Iterable[str]) -> None:
         """Steps that made the version in place are final."""
@@ -528,7 +525,7 @@ class AppliedOnce(Checker):
         for name in sorted(names):
             key = name, _mark(owner.state(name))
             through = self._through.setdefault(key, [])
-            if any(self._leads(v, version) for v in through):
+            if any(self.swarm.watch.samples.ancestor(v, version) for v in through):
                 continue  # it was kept as it is
             through.append(version)
             first = self._settled.setdefault((version, name), peer.name)
@@ -670,9 +667,7 @@ class OneLine(Checker):
 
     def _comes_from(self, lineage: str, older: str) -> bool:
         """Whether that committed lineage was made from ``older``."""
-        seen = set[str]()
-        while (lineage := self._parents.get(lineage, "")) and lineage not in seen:
+        while lineage := self._parents.get(lineage, ""):
             if lineage == older:
                 return True
-            seen.add(lineage)
         return False

@@ -1,8 +1,6 @@
 """The scenarios and one line about each. Imports nothing: the command line lists them in its
 help."""
 
-from __future__ import annotations
-
 SCENARIOS: dict[str, str] = {
     "quiet": "nothing goes wrong",
     "kill": "one peer is killed",

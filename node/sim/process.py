@@ -5,13 +5,12 @@ What the daemon does with a real network, disk and device is done here with simu
 services there are, and how they are connected, is :func:`node.app.assembly.compose`'s, for both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from torch import Tensor
@@ -32,17 +31,21 @@ from node.pipeline.settings import PipelineLimits
 from node.reach.standing import Standing
 from node.scheduler.router import SearchJob, search
 from node.sim.setup import Setup
-from node.sim.world.device import SimDevice
 from node.sim.world.directory import SimDht, SimDirectory
-from node.sim.world.disk import DiskStore, SimDisk
-from node.sim.world.links import Links
-from node.sim.world.loop import Inline, ProcessLoop, VirtualTime
-from node.sim.world.network import SimNet, SimTransport
-from node.sim.world.signing import SimSigner
-from node.sim.world.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
+from node.sim.world.loop import Inline, ProcessLoop, SimDevice, VirtualTime
+from node.sim.world.network import Links, SimNet, SimTransport
+from node.sim.world.values import (
+    DiskStore,
+    SampleText,
+    SimDisk,
+    ValueMath,
+    ValueOwner,
+    Values,
+    ValueSum,
+)
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.colleagues import Colleagues
+from node.training.election import Colleagues
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.presence import Presence
@@ -51,7 +54,7 @@ from node.training.protocol.pace import SEARCH_S
 from node.training.protocol.rules import Rules
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
-from node.training.state.meter import PipelineMeter
+from node.training.state.engines import PipelineMeter
 from node.training.state.stage import StageState
 from node.wire.tensors import digest
 
@@ -123,10 +126,10 @@ class Swarm:
     def calm(self) -> bool:
         """No fault lasts, and none is still to strike: a bit that flips with a peer's next
         parameters."""
-        coming = any(p.flip for p in self.live())
-        return not self.troubles and not self.links.walls and not self.liars and not coming
+        flips = any(p.flip for p in self.live())
+        return not (self.troubles or self.links.walls or self.liars or flips)
 
-    def live(self, stage: int | None = None) -> list[SimPeer]:
+    def live(self, stage: int | None = None) -> "list[SimPeer]":
         """Peers whose process runs and has a stage, in PeerId order."""
         return [
             p
@@ -135,17 +138,10 @@ class Swarm:
         ]
 
 
-@dataclass
-class Config:
-    """What an operator says of where a peer belongs."""
-
-    open_to: str
-    stage: int | None
-
-
 class SimPeer(Peer[Services]):
-    """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
-    ``stage`` is None it chooses one among others who choose."""
+    """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Its operator
+    lets it host the stages of ``open_to``, and names its ``stage``; where that is None it chooses
+    one among others who choose."""
 
     def __init__(
         self,
@@ -160,7 +156,7 @@ class SimPeer(Peer[Services]):
         self.disk = SimDisk(swarm.setup.work.checkpoint_s)
         self.machine_clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
-        self.config = Config(open_to, stage)
+        self.allowed, self.named = open_to, stage
         self.alive = False
         self.lie, self.flip = "", False
         self._new()
@@ -170,9 +166,7 @@ class SimPeer(Peer[Services]):
         swarm = self.swarm
         self._failed = partial(swarm.watch.crashed, self)
         journal = Journal((swarm.watch,), clock=self.machine_clock, keep=1)
-        super().__init__(
-            self.config.open_to, self.machine_clock, journal, swarm.manifest, self._failed
-        )
+        super().__init__(self.allowed, self.machine_clock, journal, swarm.manifest, self._failed)
         self.loop = ProcessLoop(self.world)
         self.device = SimDevice(self.loop, self.slowness)
         self.transport = SimTransport(
@@ -211,14 +205,14 @@ class SimPeer(Peer[Services]):
         )
         presence.start()
         stage = await self.take(
-            presence, manifest, named=self.config.stage, kept=self.disk.cell, company=True
+            presence, manifest, named=self.named, kept=self.disk.cell, company=True
         )
         a = self._assemble(stage, presence)
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
         a.training.on_plan = self._planned
         a.training.on_move = self.asked
         a.training.on_change = partial(setattr, self.disk, "change")
-        a.training.on_cell = self._enters
+        a.training.on_cell = partial(self._enters, presence)
         self.disk.cell = a.training.cell
         if self.disk.change:
             a.work.anchor.follow(a.training.change(self.disk.change).outer)
@@ -229,7 +223,7 @@ class SimPeer(Peer[Services]):
     def _assemble(self, stage: int, presence: Presence) -> Services:
         swarm, setup, device = self.swarm, self.swarm.setup, self.device
         manifest, watch, make = swarm.manifest, swarm.watch, swarm.make
-        self.config.stage = stage
+        self.named = stage
         meter = PipelineMeter(self.journal, swarm.metrics, self.clock)
         store = DiskStore(
             self.disk,
@@ -297,9 +291,8 @@ class SimPeer(Peer[Services]):
         if not plan.last:
             self.swarm.watch.began(self, plan, me is None or not me.current)
 
-    def _enters(self, cell: CellId) -> None:
-        if self.presence is not None:
-            self.presence.enter(cell)
+    def _enters(self, presence: Presence, cell: CellId) -> None:
+        presence.enter(cell)
         self.disk.cell = cell
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
@@ -326,10 +319,9 @@ class SimPeer(Peer[Services]):
     def stop(self, why: str) -> None:
         """The process ends in order; who has moved begins anew at the other stage, or in the other
         cell."""
-        if self.ending:
-            return
-        self.ending = True
-        self._later(self._left)
+        if not self.ending:
+            self.ending = True
+            self._later(self._left)
 
     def _left(self) -> None:
         swarm = self.swarm
@@ -343,8 +335,8 @@ class SimPeer(Peer[Services]):
         if self.to_cell is not None:
             self.disk.change_cell(self.to_cell)
         # Whose stage is fixed keeps it in another cell too.
-        if self.to_cell is None or self.config.open_to:
-            self.config.stage = self.to_stage
+        if self.to_cell is None or self.allowed:
+            self.named = self.to_stage
         self.boot()
 
     def kill(self) -> None:
@@ -357,7 +349,7 @@ class SimPeer(Peer[Services]):
 
     # ----------------------------------------------------------- what decides, and is watched
 
-    def _watched(self, make: Callable[..., Any], watch: Callable[[SimPeer, Any], Any]) -> Any:
+    def _watched(self, make: Callable[..., Any], watch: "Callable[[SimPeer, Any], Any]") -> Any:
         """Makes a machine of which each decision is looked at."""
         return lambda *args, **history: watch(self, make(*args, **history))
 
@@ -377,10 +369,8 @@ class SimPeer(Peer[Services]):
     @property
     def stage(self) -> int:
         """Where it is, or is to be; -1 while that is open."""
-        stage = self.place if self.assembled is None else self.assembled.stage.stage
-        if stage is None:
-            stage = self.config.stage
-        return -1 if stage is None else stage
+        here = self.place if self.assembled is None else self.assembled.stage.stage
+        return next((stage for stage in (here, self.named) if stage is not None), -1)
 
     @property
     def ready(self) -> bool:
@@ -433,3 +423,21 @@ class SimPeer(Peer[Services]):
             self.training.change(text)
         except Refused as e:
             self.swarm.watch.note(f"{self.name}: {e}")
+
+
+class SimSigner:
+    """Of one peer. Nobody in a simulation makes another one's."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer_id = peer
+
+    def sign(self, data: bytes, domain: str) -> bytes:
+        return _signature(self.peer_id, data, domain)
+
+    def verify(self, peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
+        if signature != _signature(peer, data, domain):
+            raise Refused(f"the signature in {domain!r} is not by {peer}")
+
+
+def _signature(peer: PeerId, data: bytes, domain: str) -> bytes:
+    return blake2b(data, digest_size=32, key=f"{peer} {domain}".encode()[:64]).digest()

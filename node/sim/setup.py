@@ -1,8 +1,6 @@
 """What a simulated swarm is made of: how many peers, how long work takes, how wide the lines are,
 what the run agreed on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -128,10 +126,13 @@ class Setup:
         """What the peers of the schedule of this seed have agreed on, for the few numbers that
         stand for a model here."""
         scheduler, may_skip = self.scheduling(seed)
-        length = max(1, self.tokens // self.micro_batch)
         return Manifest(
             model=ModelSettings(
-                layers=self.stages, d_model=WIDTH, heads=1, kv_heads=1, seq_len=length
+                layers=self.stages,
+                d_model=WIDTH,
+                heads=1,
+                kv_heads=1,
+                seq_len=max(1, self.tokens // self.micro_batch),
             ),
             pipeline=PipelineSettings(
                 self.stages,
@@ -183,7 +184,7 @@ class Setup:
     @classmethod
     def of(
         cls, manifest: Manifest, peers: int, ends: int, epochs: int | None, stages: int | None
-    ) -> Setup:
+    ) -> "Setup":
         """The swarm of a manifest with so many peers; ``stages`` and ``epochs`` may be others than
         it says.
 

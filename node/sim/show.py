@@ -4,15 +4,16 @@ for a file as SVG or figure."""
 from __future__ import annotations
 
 from html import escape
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
+from node.control.words import BLOCKS
 from node.sim.run import ScheduleOutcome
 from node.telemetry.pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
 MARKS = {
     "kill": "x",
     "kill-leader": "X",
@@ -113,33 +114,31 @@ def svg(o: ScheduleOutcome, title: str) -> str:
         f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="24" '
         f'font-size="15">{escape(title)}</text>',
     ]
-    for at, _, _, seconds in o.struck:
-        if seconds:
-            width = max(0.0, x(at + seconds) - x(at))
-            parts.append(
-                f'<rect x="{x(at)}" y="50" width="{width:.1f}" height="{low - 50}" fill="#ddd" '
-                'fill-opacity="0.5"/>'
-            )
+    parts += [
+        f'<rect x="{x(at)}" y="50" width="{max(0.0, x(at + seconds) - x(at)):.1f}" '
+        f'height="{low - 50}" fill="#ddd" fill-opacity="0.5"/>'
+        for at, _, _, seconds in o.struck
+        if seconds
+    ]
     for at, kind, who, _ in o.struck:
         parts += [
             f'<line x1="{x(at)}" y1="50" x2="{x(at)}" y2="{low}" stroke="#c33" stroke-width="0.8">',
             f"<title>{escape(f'{at:.2f} s {kind} {who}')}</title></line>",
         ]
     for line in _lines(o):
-        points, (_, level) = [f"{x(line[0][0])},{y(line[0][1])}"], line[0]
-        for at, epoch in line[1:]:
-            points += [f"{x(at)},{y(level)}", f"{x(at)},{y(epoch)}"]
-            level = epoch
-        points.append(f"{x(span)},{y(level)}")
-        parts.append(
-            f'<polyline fill="none" stroke="#272" stroke-width="2" points="{" ".join(points)}"/>'
-        )
-    for epoch in sorted({0, top // 2, top}):
-        parts.append(f'<text x="{left - 8}" y="{y(epoch) + 4}" text-anchor="end">{epoch}</text>')
-    for i in range(6):
-        at = span * i / 5
-        parts.append(f'<text x="{x(at)}" y="{low + 20}" text-anchor="middle">{at:.0f}</text>')
+        steps = [((at, old), (at, new)) for (_, old), (at, new) in pairwise(line)]
+        corners = [line[0], *chain.from_iterable(steps), (span, line[-1][1])]
+        points = " ".join(f"{x(at)},{y(epoch)}" for at, epoch in corners)
+        parts.append(f'<polyline fill="none" stroke="#272" stroke-width="2" points="{points}"/>')
     parts += [
+        *(
+            f'<text x="{left - 8}" y="{y(epoch) + 4}" text-anchor="end">{epoch}</text>'
+            for epoch in sorted({0, top // 2, top})
+        ),
+        *(
+            f'<text x="{x(at)}" y="{low + 20}" text-anchor="middle">{at:.0f}</text>'
+            for at in (span * i / 5 for i in range(6))
+        ),
         f'<text x="{(left + w) / 2}" y="{low + 42}" text-anchor="middle">virtual seconds</text>',
         f'<text x="14" y="{(low + 50) / 2}" transform="rotate(-90 14 {(low + 50) / 2})" '
         'text-anchor="middle">epoch</text></svg>',

@@ -1,8 +1,6 @@
 """The simulated swarm: its peers, what their machines are made of, and the few things done to it
 from outside."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ from node.app.assembly import Machines
 from node.core.ids import ENDS, PeerId
 from node.sim.process import SimPeer, Swarm
 from node.sim.setup import Setup
-from node.sim.strangers import Stranger
 from node.sim.watch import HistoryRecorder
 
 
@@ -51,20 +48,11 @@ class SimSwarm(Swarm):
         return peer
 
     def add(self, stage: int | None, open_to: str = "auto") -> SimPeer:
-        """A new peer for a stage; it joins the swarm as it runs."""
+        """A new peer for a stage, or one that chooses it: "auto" any, "stage" a block stage. It
+        joins the swarm as it runs."""
         peer = self._machine(stage, open_to)
         peer.boot()
         return peer
-
-    def come(self, open_to: str = "auto") -> SimPeer:
-        """A new peer that chooses its stage: "auto" any, "stage" a block stage."""
-        return self.add(None, open_to)
-
-    def intrude(self) -> Stranger:
-        """A stranger that would end the run."""
-        name = PeerId(f"0-stranger-{len(self.strangers)}")
-        self.strangers.add(name)
-        return Stranger(self, name)
 
     # ----------------------------------------------------------- what is to be seen
 

@@ -1,8 +1,6 @@
 """Connects the simulated swarm to the checkers, and counts events for the outcome. The machines in
 a peer's services are looked at from outside: each event that goes in, and what comes out."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -98,9 +96,6 @@ class HistoryRecorder:
         """One line for the record of what happened last."""
         self.recent.append(f"{self.swarm.world.now:8.3f} {text}")
 
-    def count(self, kind: str, by: int = 1) -> None:
-        self.counts[kind] += by
-
     def violation(self, id: str, what: str) -> InvariantViolation:
         """A violation of invariant ``id`` at this time, for the caller to raise."""
         return InvariantViolation(id, self.swarm.world.now, what, self.swarm.seed, self.recent)
@@ -121,7 +116,7 @@ class HistoryRecorder:
 
     def leader(self, peer: SimPeer, machine: Leader) -> Leader:
         """Watch the machine of a peer that begins to lead."""
-        self.count("leaders")
+        self.counts["leaders"] += 1
         self.one_fault.leads(peer)
         self.note(f"{peer.name} leads")
 
@@ -145,9 +140,8 @@ class HistoryRecorder:
         self.pure.after(twin, event, actions)
         if not self.swarm.honest(peer.name):
             return
-        for a in actions:
-            if isinstance(a, ev.RecordFact) and a.kind == "history-lost":
-                self.samples.guessed.update(leader.memory.forgotten)
+        if any(isinstance(a, ev.RecordFact) and a.kind == "history-lost" for a in actions):
+            self.samples.guessed.update(leader.memory.forgotten)
         for a in actions:
             match a:
                 case ev.SendPlan(plan):
@@ -157,23 +151,23 @@ class HistoryRecorder:
                     self.owners.round(a)
                     if round.attempt == 0:
                         self.samples.close(plan, round.dropped)
-                case ev.RecordFact():
-                    if a.kind == "epoch-committed":
-                        self.one_fault.ended(peer, True, "")
-                        epoch, tokens = int(str(a.facts["epoch"])), int(str(a.facts["tokens"]))
-                        now, cell = self.swarm.world.now, str(a.facts.get("cell", ""))
-                        self.commits.append(Commit(now, epoch, tokens, peer.name, cell))
-                        if not a.facts.get("orphan"):
-                            plan, term = str(a.facts["hash"]), int(str(a.facts["term"]))
-                            made = Version(epoch, str(a.facts["lineage"]))
-                            self.line.committed(peer, cell, plan, term, made)
-                        if a.facts["hash"] in self._outer:
-                            self.count("means-in-place")
-                        each = self.swarm.setup.micro_batch
-                        self.count("samples-counted", each * int(str(a.facts.get("counted", 0))))
-                        self.count("samples-returned", each * int(str(a.facts.get("dropped", 0))))
-                    elif a.kind in ("epoch-abandoned", "epoch-uncertain"):
-                        self.one_fault.ended(peer, False, a.text)
+                case ev.RecordFact(kind="epoch-committed", facts=facts):
+                    self._committed(peer, facts)
+                case ev.RecordFact(kind="epoch-abandoned" | "epoch-uncertain"):
+                    self.one_fault.ended(peer, False, a.text)
+
+    def _committed(self, peer: SimPeer, facts: Mapping[str, Any]) -> None:
+        self.one_fault.ended(peer, True, "")
+        epoch, cell = facts["epoch"], facts.get("cell", "")
+        self.commits.append(Commit(self.swarm.world.now, epoch, facts["tokens"], peer.name, cell))
+        if not facts.get("orphan"):
+            made = Version(epoch, facts["lineage"])
+            self.line.committed(peer, cell, facts["hash"], facts["term"], made)
+        if facts["hash"] in self._outer:
+            self.counts["means-in-place"] += 1
+        each = self.swarm.setup.micro_batch
+        self.counts["samples-counted"] += each * facts["counted"]
+        self.counts["samples-returned"] += each * facts["dropped"]
 
     def _planned(
         self,
@@ -195,7 +189,7 @@ class HistoryRecorder:
             self.samples.close(plan, ())
         if (number := plan.window.number) and (plan.cell_id, number) not in self._met:
             self._met.add((plan.cell_id, number))
-            self.count("windows-met")
+            self.counts["windows-met"] += 1
         if plan.outer and plan.cell_id:
             self._outer.add(plan.hash[:12])
         if not plan.last:
@@ -205,7 +199,7 @@ class HistoryRecorder:
         self.note(f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}")
 
     def report(self, peer: SimPeer, report: ev.RecordFact) -> None:
-        self.count(report.kind)
+        self.counts[report.kind] += 1
         if report.kind == "run-finished":
             self.ended.add(peer.training.cell)
         if report.kind != "epoch-planned":
@@ -240,15 +234,15 @@ class HistoryRecorder:
         )
 
     def banned(self, peer: SimPeer, other: PeerId) -> None:
-        self.count("bans")
+        self.counts["bans"] += 1
         if self.swarm.honest(other):
-            self.count("bans-of-honest")
+            self.counts["bans-of-honest"] += 1
         self.note(f"{peer.name} bans {other}")
 
     def accept(self, event: Event) -> None:
         """A line of a peer's record."""
         if event.kind in COUNTED:
-            self.count(COUNTED[event.kind])
+            self.counts[COUNTED[event.kind]] += 1
         if event.kind == "history-given-up":
             for what in ("epochs", "tokens"):  # of all that one peer has given up
                 most = max(self.counts[f"{what}-given-up"], int(event.fields[what]))
@@ -271,9 +265,8 @@ class HistoryRecorder:
             actions, plan = decide(), machine.plan
             if isinstance(event, pv.AdoptPlan):
                 counted.clear()
-            elif isinstance(event, pv.TensorReceived) and actions:
-                answer = actions[0]
-                if isinstance(answer, pv.Answer) and answer.say is pv.Say.TAKE:
+            elif isinstance(event, pv.TensorReceived):
+                if any(isinstance(a, pv.Answer) and a.say is pv.Say.TAKE for a in actions[:1]):
                     self.once.taken(peer, plan, event.claim.plan_hash)
             for a in actions:
                 if isinstance(a, pv.Commit) and plan is not None:
@@ -330,17 +323,14 @@ class HistoryRecorder:
         self.applied.once(peer, running, opened, step)
         self.once.step(peer, opened, step, self.mean)
 
-    def stepping(
-        self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor], epoch: int
-    ) -> None:
+    def stepping(self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor]) -> None:
         """The optimizer of a peer steps parts by these means."""
         plan = peer.work.plan
-        if plan is None or not self.swarm.honest(peer.name):
-            return
-        self.applied.stepping(peer, plan, owner, means)
-        self.mean.stepping(peer, plan, means)
+        if plan is not None and self.swarm.honest(peer.name):
+            self.applied.stepping(peer, plan, owner, means)
+            self.mean.stepping(peer, plan, means)
 
-    def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str], epoch: int) -> None:
+    def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str]) -> None:
         """Steps of a peer become final."""
         if self.swarm.honest(peer.name):
             self.applied.settling(peer, owner, names)

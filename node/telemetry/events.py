@@ -4,19 +4,19 @@ Any thread may emit. Emitting costs a few microseconds, never waits for a disk, 
 listener, and never raises because of one: whoever cannot keep up loses its oldest events.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 from node.core.clock import Clock, SystemClock
+from node.core.ids import PeerId, short
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 MAX_TEXT = 2_000
@@ -81,7 +81,7 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
     Holds at most ``size`` unread events, the newest. Iteration ends when it is closed.
     """
 
-    def __init__(self, journal: Journal, size: int, level: str) -> None:
+    def __init__(self, journal: "Journal", size: int, level: str) -> None:
         self._journal, self._floor = journal, LEVELS.get(level, 0)
         self._unread: deque[Event] = deque(maxlen=size)
         self._loop = asyncio.get_running_loop()
@@ -185,6 +185,70 @@ class Journal:
             subscription.close()
         for sink in self._sinks:
             sink.close()
+
+
+WINDOW_S = 60.0
+LINES = 10
+"""Lines about one peer in a window."""
+PEERS_KEPT = 1024
+"""Peers that are counted apart; of those before, the count starts again."""
+
+
+@dataclass(slots=True)
+class _Window:
+    began: float
+    told: int = 0
+    kept_back: Counter[str] = field(default_factory=Counter)
+
+
+class RateLimitedLog:
+    """Writes lines that strangers cause to ``journal``: a few about each of them, then one that
+    says how many more there were. Whoever decides how often a line is written could fill the disk
+    with it, or push everything else out of the journal.
+
+    ``now`` is the clock, monotonic seconds. For the thread of the event loop.
+    """
+
+    def __init__(self, journal: Journal, now: Callable[[], float] = monotonic) -> None:
+        self._journal, self._now = journal, now
+        self._windows: OrderedDict[PeerId, _Window] = OrderedDict()
+
+    def emit(
+        self, peer: PeerId, component: str, kind: str, text: str, level: str = "info", **fields: Any
+    ) -> None:
+        """As ``Journal.emit``, unless there were ``LINES`` about ``peer`` within ``WINDOW_S``
+        already."""
+        now = self._now()
+        while self._windows and now - next(iter(self._windows.values())).began >= WINDOW_S:
+            self._end_oldest()
+        window = self._windows.get(peer)
+        if window is None:
+            window = self._windows[peer] = _Window(now)
+            if len(self._windows) > PEERS_KEPT:
+                self._end_oldest()
+        if window.told < LINES:
+            window.told += 1
+            self._journal.emit(component, kind, text, level, peer=peer, **fields)
+        else:
+            window.kept_back[kind] += 1
+
+    def close(self) -> None:
+        """Say what was kept back so far."""
+        while self._windows:
+            self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        """Windows are in the order in which they began."""
+        peer, window = self._windows.popitem(last=False)
+        if not window.kept_back:
+            return
+        counts = ", ".join(f"{n} {kind}" for kind, n in sorted(window.kept_back.items()))
+        text = (
+            f"{window.kept_back.total()} more lines about {short(peer)} within a minute: {counts}"
+        )
+        self._journal.emit(
+            "journal", "kept-back", text, "warning", peer=peer, lines=window.kept_back.total()
+        )
 
 
 CALLER_GONE = "ExecuteBatchError raised in core"

@@ -4,8 +4,6 @@ The attribute of a metric is its name without ``tutti_``: ``metrics.relay_client
 ``metrics.bytes_sent_total.labels(plane="pipeline").inc(4096)``. All are safe from any thread.
 """
 
-from __future__ import annotations
-
 import threading
 from wsgiref.simple_server import WSGIServer
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.core.errors import UsageFault, writing
+from node.core.errors import refuse, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,16 +28,19 @@ def check(path: Path) -> None:
     """Before long work: raises UsageFault when ``path`` is no picture that can be made here, with
     what to do about it."""
     kind = path.suffix.lower()
-    if kind not in KINDS:
-        raise UsageFault(
-            f"{path.name}: no such kind of picture", "name a file that ends in .svg or .png"
-        )
-    if kind == ".png" and importlib.util.find_spec(LIBRARY) is None:
-        raise UsageFault(
+    refuse(
+        (
+            kind not in KINDS,
+            f"{path.name}: no such kind of picture",
+            "name a file that ends in .svg or .png",
+        ),
+        (
+            kind == ".png" and importlib.util.find_spec(LIBRARY) is None,
             f"a PNG needs {LIBRARY}, which is not installed",
             f"install it:  {sys.executable} -m pip install {LIBRARY}   or name a file that ends in "
             ".svg",
-        )
+        ),
+    )
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -5,8 +5,6 @@ A slow or full disk, a terminal nobody reads, a closed pipe: the sink drops even
 says so in its next line that gets through.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -64,7 +62,6 @@ class _Threaded:
                 self._waiting.clear()
                 dropped, self.dropped = self.dropped, 0
             if dropped:
-                text = f"{dropped} events could not be written"
                 batch.insert(
                     0,
                     Event(
@@ -72,7 +69,7 @@ class _Threaded:
                         "warning",
                         "telemetry",
                         "events-dropped",
-                        text,
+                        f"{dropped} events could not be written",
                         {"count": dropped},
                     ),
                 )

@@ -7,14 +7,12 @@ SkipPipe search by the worst links inside and between stages, and never look at 
 assignment is scored by the paths it allows.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from node.core.errors import UsageFault
+from node.core.errors import refuse
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.first import insertion, round_robin
@@ -53,13 +51,16 @@ def assign(
     Raises UsageFault when a peer stands, as given, where it may not be, or when no plan can keep
     the rules.
     """
-    for s, peers in enumerate(problem.stages):
-        for n in peers:
-            if not problem.may(n, s):
-                raise UsageFault(
-                    f"peer {n} is in stage {s}, which it may not host",
-                    "put it into a stage of its may_host, or allow it there",
-                )
+    refuse(
+        *(
+            (
+                not problem.may(n, s),
+                f"peer {n} is in stage {s}, which it may not host",
+                "put it into a stage of its may_host, or allow it there",
+            )
+            for n, s in problem.stage_of.items()
+        )
+    )
     began, dice = clock(), random.Random(seed)
     sets = deal(problem)
     at, best = problem, problem

@@ -1,14 +1,12 @@
 """One JSON document from a file or from stdin, bounded in size. Enters: a path. Leaves: what the
 document says, unchecked. Never: a guess at what it means."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 
 
 def read(path: str, most: int, smaller: str, example: str) -> Any:
@@ -27,8 +25,7 @@ def read(path: str, most: int, smaller: str, example: str) -> Any:
         raise UsageFault(
             f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin"
         ) from e
-    if len(raw) > most:
-        raise UsageFault(f"{path} is larger than {most >> 20} MiB", smaller)
+    refuse((len(raw) > most, f"{path} is larger than {most >> 20} MiB", smaller))
     try:
         return json.loads(raw.decode(), parse_constant=_not_finite)
     except (ValueError, RecursionError) as e:

@@ -61,8 +61,7 @@ def terminal(problem: PathProblem, tasks: Sequence[ReplayTask], colour: bool = T
         lines.append(f"{label(problem, n):<{width}} {''.join(cells)} {load:>4.0%}")
     end = f"{span:.1f} s"
     lines.append(f"{'':<{width}} 0{end:>{COLUMNS - 1}}")
-    hidden = len(by) - len(shown)
-    if hidden:
+    if hidden := len(by) - len(shown):
         lines.append(f"  and {hidden} peers that are less busy")
     ends = "  ".join(
         f"{names[o]} {problem.labels[o] if problem.labels else o}" for o in problem.stages[0][:12]
@@ -113,9 +112,7 @@ def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:
         shade = "#f4f4f4" if problem.stage_of[n] % 2 else "#ffffff"
         parts.append(
             f'<rect x="0" y="{place[n]:.1f}" width="{left + wide}" height="{height}" '
-            f'fill="{shade}"/>'
-        )
-        parts.append(
+            f'fill="{shade}"/>\n'
             f'<text x="6" y="{40 + k * height + 10.5:.1f}">'
             f"{escape(label(problem, n).strip())}</text>"
         )
@@ -134,18 +131,16 @@ def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:
         x = left + wide * i / 10
         parts.append(
             f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{low:.1f}" stroke="#bbb" '
-            'stroke-width="0.5"/>'
-        )
-        parts.append(
+            'stroke-width="0.5"/>\n'
             f'<text x="{x:.1f}" y="{low + 14:.1f}" text-anchor="middle">{span * i / 10:.2f} '
             "s</text>"
         )
     for i, (kind, word) in enumerate(WORDS.items()):
         x = left + i * 90
         parts.append(
-            f'<rect x="{x}" y="{low + 26:.1f}" width="12" height="10" fill="{COLOURS[kind]}"/>'
+            f'<rect x="{x}" y="{low + 26:.1f}" width="12" height="10" fill="{COLOURS[kind]}"/>\n'
+            f'<text x="{x + 16}" y="{low + 35:.1f}">{word}</text>'
         )
-        parts.append(f'<text x="{x + 16}" y="{low + 35:.1f}">{word}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -5,15 +5,12 @@ Every field is checked before anything is planned; what is wrong ends in a Usage
 step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 from node.core.numbers import human
-from node.partition.cost import COUNTED, METHODS, Rates, units_of
-from node.partition.matrices import Matrix, equal_splits
+from node.partition.matrices import COUNTED, METHODS, Matrix, Rates, equal_splits, units_of
 from node.partition.plan import OwnershipPlan, make_plan
 from node.scheduler.planning.problem import truth, whole
 from node.tools.document import read as read_document
@@ -45,25 +42,36 @@ def read(path: str) -> Any:
 def planned(document: Any) -> OwnershipPlan:
     """Check every field, and plan. Raises UsageFault (what, why, next step) and OutOfResources as
     :func:`make_plan` does."""
-    if not isinstance(document, dict):
-        raise UsageFault("the document is not an object", 'write {"matrices": [...], "ranks": N}')
-    for key in ("matrices", "ranks"):
-        if key not in document:
-            raise UsageFault(f"{key} is missing", f"give {key}")
-    method = document.get("method", "muon")
-    if method not in METHODS:
-        raise UsageFault(
-            f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}"
+    refuse(
+        (
+            not isinstance(document, dict),
+            "the document is not an object",
+            'write {"matrices": [...], "ranks": N}',
         )
+    )
+    method = document.get("method", "muon")
+    refuse(
+        *(
+            (key not in document, f"{key} is missing", f"give {key}")
+            for key in ("matrices", "ranks")
+        ),
+        (
+            method not in METHODS,
+            f"no method is called {str(method)[:40]!r}",
+            f"choose one of {', '.join(METHODS)}",
+        ),
+    )
     ranks = whole(document["ranks"], "ranks", 1, MOST_RANKS)
     tensor = document.get("tensor_parallel")
     matrices = _matrices(document["matrices"])
     units = sum(len(m.shapes) for m in matrices)
-    if units * ranks > MOST_WORK:
-        raise UsageFault(
+    refuse(
+        (
+            units * ranks > MOST_WORK,
             f"{units} matrices on {ranks} ranks are too many to plan",
             f"keep their product below {MOST_WORK}",
         )
+    )
     speeds = _speeds(document.get("speeds"), ranks)
     masters = truth(document.get("masters", False), "masters")
     return make_plan(
@@ -131,18 +139,19 @@ def picture(plan: OwnershipPlan, asked: Mapping[str, Any]) -> list[str]:
         ),
         f"hash      {plan.hash}",
     ]
-    idle = sum(1 for c in count if not c)
-    if idle:
+    if idle := count.count(0):
         lines.append(f"{idle} ranks have nothing to do: split matrices, or use fewer ranks")
     return lines
 
 
 def _matrices(rows: Any) -> tuple[Matrix, ...]:
-    if not isinstance(rows, list) or not rows:
-        raise UsageFault(
+    refuse(
+        (
+            not isinstance(rows, list) or not rows,
             "matrices is not a list with something in it",
             'give [{"name": "w", "rows": 64, "cols": 64}]',
         )
+    )
     if len(rows) > MOST_MATRICES:
         raise UsageFault(f"{len(rows)} matrices are too many", f"give at most {MOST_MATRICES}")
     made: list[Matrix] = []
@@ -189,12 +198,14 @@ def _speeds(given: Any, ranks: int) -> tuple[float, ...]:
         given = (
             [given.get(str(rank)) for rank in range(ranks)] if len(given) == ranks else list(given)
         )
-    if not isinstance(given, list) or len(given) != ranks:
-        count = len(given) if isinstance(given, list) else "no"
-        raise UsageFault(
+    count = len(given) if isinstance(given, list) else "no"
+    refuse(
+        (
+            count != ranks,
             f"there are {count} speeds for {ranks} ranks",
             "give one speed for each rank, or none at all",
         )
+    )
     for rank, speed in enumerate(given):
         if (
             isinstance(speed, bool)
@@ -214,10 +225,13 @@ def _previous(given: Any, matrices: tuple[Matrix, ...]) -> dict[str, int | None]
     are left out."""
     if given is None:
         return {}
-    if not isinstance(given, dict):
-        raise UsageFault(
-            "previous is not an object", 'give {"w": 0}: the rank that owned each matrix'
+    refuse(
+        (
+            not isinstance(given, dict),
+            "previous is not an object",
+            'give {"w": 0}: the rank that owned each matrix',
         )
+    )
     for name, rank in given.items():
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
             raise UsageFault(
@@ -231,14 +245,15 @@ def _previous(given: Any, matrices: tuple[Matrix, ...]) -> dict[str, int | None]
 def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:
     if given is None:
         return None
-    if not isinstance(given, list):
-        given = [given] * ranks
-    if len(given) != ranks:
-        raise UsageFault(
-            f"memory of {len(given)} ranks is given, there are {ranks}",
+    figures = given if isinstance(given, list) else [given] * ranks
+    refuse(
+        (
+            len(figures) != ranks,
+            f"memory of {len(figures)} ranks is given, there are {ranks}",
             "give one figure in bytes, or one for each rank",
         )
-    return tuple(whole(x, "memory", 1, 1 << 62) for x in given)
+    )
+    return tuple(whole(x, "memory", 1, 1 << 62) for x in figures)
 
 
 def _rates(given: Any) -> Rates:
@@ -250,8 +265,7 @@ def _rates(given: Any) -> Rates:
         and all(isinstance(x, int | float) and not isinstance(x, bool) for x in r)
         for r in given
     )
-    if not good:
-        raise UsageFault("rates is not a list of measurements", "give [[rows, cols, gflops], ...]")
+    refuse((not good, "rates is not a list of measurements", "give [[rows, cols, gflops], ...]"))
     return Rates(
         (
             whole(rows, "rows of a rate", 1, MOST_SIDE),

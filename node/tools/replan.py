@@ -6,15 +6,13 @@ what must change is changed, to the replica that costs least by way and by load;
 changes are tried, each played to its end on a copy.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from node.core.errors import UsageFault
+from node.core.errors import refuse
 from node.scheduler.planning.problem import MOST_PEERS, PathProblem, Route, seconds, whole
 from node.scheduler.planning.replay import ReplayedRun
 from node.scheduler.planning.rules import bounded_jumps, bounded_swaps
@@ -254,12 +252,14 @@ def _idea(
 
 def parse_events(document: Any, problem: PathProblem) -> tuple[ReplanEvent, ...]:
     """The events of a document, checked. Raises UsageFault."""
-    rows = document.get("events") if isinstance(document, dict) else None
-    if not isinstance(rows, list) or len(rows) > MOST_EVENTS:
-        raise UsageFault(
+    rows: Any = document.get("events") if isinstance(document, dict) else None
+    refuse(
+        (
+            not isinstance(rows, list) or len(rows) > MOST_EVENTS,
             "there is no list of events, or it is too long",
             'give {"events": [{"at_s": 3.0, "what": "death", "peer": 7}]}',
         )
+    )
     out: list[ReplanEvent] = []
     size = len(problem.compute)
     times = [
@@ -269,21 +269,22 @@ def parse_events(document: Any, problem: PathProblem) -> tuple[ReplanEvent, ...]
     for k, at in sorted(enumerate(times), key=lambda event: event[1]):
         row = rows[k]
         what = row.get("what")
-        if not isinstance(what, str) or what not in TRIALS:
-            raise UsageFault(
-                f"event {k} is {str(what)[:40]!r}", f"choose one of {', '.join(TRIALS)}"
+        refuse(
+            (
+                not isinstance(what, str) or what not in TRIALS,
+                f"event {k} is {str(what)[:40]!r}",
+                f"choose one of {', '.join(TRIALS)}",
             )
-        peer, lasts = -1, 0.0
-        after: Callable[[PathProblem], PathProblem] = lambda before: before  # noqa: E731
+        )
         if what == "drift":
-            after = _drift(row, size, k)
+            out.append(ReplanEvent(at, what, problem=_drift(row, size, k)))
         elif what == "join":
-            peer, size = size, size + 1
-            after = _join(row, peer, problem, k)
+            out.append(ReplanEvent(at, what, size, problem=_join(row, size, problem, k)))
+            size += 1
         else:
             peer = whole(row.get("peer"), f"peer of event {k}", 0, size - 1)
             lasts = seconds(row.get("for_s"), f"for_s of event {k}") if what == "busy" else 0.0
-        out.append(ReplanEvent(at, cast("What", what), peer, lasts, after))
+            out.append(ReplanEvent(at, cast("What", what), peer, lasts))
     return tuple(out)
 
 
@@ -313,17 +314,18 @@ def drifted(
 def _join(
     row: dict[str, Any], peer: int, problem: PathProblem, k: int
 ) -> Callable[[PathProblem], PathProblem]:
-    if peer >= MOST_PEERS:
-        raise UsageFault(f"event {k} makes more than {MOST_PEERS} peers", "let fewer join")
+    refuse((peer >= MOST_PEERS, f"event {k} makes more than {MOST_PEERS} peers", "let fewer join"))
     stage = whole(row.get("stage"), f"stage of event {k}", 1, len(problem.stages) - 1)
     work = seconds(row.get("compute_s"), f"compute_s of event {k}")
     slots = whole(row.get("slots", 3), f"slots of event {k}", 1, 1 << 20)
-    given = row.get("delays_s")
-    if not isinstance(given, list) or len(given) != peer:
-        raise UsageFault(
+    given: Any = row.get("delays_s")
+    refuse(
+        (
+            not isinstance(given, list) or len(given) != peer,
             f"delays_s of event {k} does not name {peer} delays",
             "give the delay to every peer there is by then",
         )
+    )
     ways = [seconds(x, f"delays_s of event {k}") for x in given]
     return lambda before: joined_by(before, stage, work, ways, slots)
 

@@ -5,14 +5,12 @@ Raises UsageFault for what is wrong in a document, with the next step. Reads the
 below it does not.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +144,7 @@ def _given(document: dict[str, Any], problem: PathProblem) -> tuple[Route, ...] 
     return tuple(routes)
 
 
-def _paths(routes: tuple[Route, ...]) -> list[dict[str, Any]]:
+def _paths(routes: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     return [{"origin": route[0], "hops": list(route[1:])} for route in routes]
 
 
@@ -201,10 +199,10 @@ def picture(plan: PathPlan) -> list[str]:
         f"planning     {plan.planning_s:.2f} s, {plan.moves} plans tried; the first, "
         f"{plan.first_makespan:.3f} s, after "
         f"{plan.first_s * 1000:.0f} ms",
-    ]
-    lines += [
-        f"{name:<12} {value:.3f} s, published or measured elsewhere"
-        for name, value in list(p.reference.items())[:8]
+        *(
+            f"{name:<12} {value:.3f} s, published or measured elsewhere"
+            for name, value in list(p.reference.items())[:8]
+        ),
     ]
     if plan.owed:
         owed = json.dumps({str(o): s for o, s in list(plan.owed.items())[:8]})
@@ -251,10 +249,9 @@ def again(
         f"makespan with events {running.makespan:.3f} s; {running.again} started again, "
         f"{len(dropped)} dropped"
     )
-    new = [tuple(route) for route in running.routes]
     return {
         "replanned": {
-            "paths": _paths(tuple(new)),
+            "paths": _paths(running.routes),
             "makespan_s": round(running.makespan, 6),
             "dropped": dropped,
             "started_again": running.again,

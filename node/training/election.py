@@ -1,5 +1,5 @@
-"""Which peer this peer takes for the leader of the epochs. Pure: sightings and time in, a PeerId
-out.
+"""Which peer this peer takes for the leader of the epochs, and whom it has worked with. Pure:
+sightings, plans and time in, a PeerId out.
 
 A leader stays the leader while it lives, so a newcomer with a smaller PeerId does not cost an
 epoch. When no peer leads, the first live ends peer in the newest plan's list of voters takes over;
@@ -7,18 +7,16 @@ the list is ordered by how long they have voted. Before the first plan it is the
 colleagues first. When a partition heals there are two leaders: the one with more followers stays;
 with equally many, the one with the smaller PeerId.
 
-A claim to lead costs nothing, and neither does a small PeerId. So followers are counted, and
-strangers among them count for at most as many as colleagues (:mod:`node.training.colleagues`): a
-peer that no colleague follows cannot win by making keys.
+A claim to lead costs nothing, and neither does a key or a small PeerId. So followers are counted,
+and strangers among them count for at most as many as colleagues, the peers that this one has worked
+with: a peer that no colleague follows cannot win by making keys. Nor do the claims of strangers
+outweigh those of colleagues about which history goes on (:mod:`node.training.leader.roster`).
 """
-
-from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
-from node.training.colleagues import Colleagues
 
 SHUN_S = 10.0
 """An ends peer that did not answer cannot be the leader for so many seconds, and after that only
@@ -34,6 +32,56 @@ it leads."""
 TOLD_S = 60.0
 """A leader plans with the peers that send it heartbeats. Its plans are followed for so many seconds
 after the last heartbeat that we sent it."""
+
+RIPE_S = 30.0
+"""A peer that has been a current member of the plans followed here for so many seconds is a
+colleague. At the start of a run there are none, and peers that start together may begin as two
+swarms that should not stay strangers. So when the first peer becomes a colleague, all peers met
+until then become colleagues too, even if a partition has separated them meanwhile. That admits no
+stranger who could not have become a colleague by staying."""
+KNOWN = 4096
+"""Peers remembered, those seen last."""
+
+
+class Colleagues:
+    """The colleagues of one peer, itself not included."""
+
+    def __init__(self, me: PeerId, ripe_s: float = RIPE_S, most: int = KNOWN) -> None:
+        self._me, self._ripe_s, self._most = me, ripe_s, most
+        self._since: dict[PeerId, float] = {}
+        self._early: set[PeerId] = set()
+        """Met while nobody was a colleague yet."""
+        self._ripe: dict[PeerId, None] = {}
+        self.all: frozenset[PeerId] = frozenset()
+        """Those who count."""
+
+    def recall(self, before: Collection[PeerId]) -> None:
+        """Whom it worked with before it was started again."""
+        self._ripe = {**dict.fromkeys(p for p in before if p != self._me), **self._ripe}
+        self._forget(self._most)
+
+    def meet(self, peers: Collection[PeerId], now: float) -> None:
+        """These are the current members of a plan that is followed here."""
+        if not self._ripe:
+            self._early.update(p for p in peers if p != self._me)
+        # A peer that is missing from one plan starts from zero again.
+        self._since = {
+            p: self._since.get(p, now) for p in peers if p not in self._ripe and p != self._me
+        }
+        for peer in [p for p, since in self._since.items() if now - since >= self._ripe_s]:
+            self._ripe |= dict.fromkeys(sorted(self._early)) | {peer: None}
+            self._early.clear()
+            del self._since[peer]
+        for peer in peers:
+            if peer in self._ripe:
+                self._ripe[peer] = self._ripe.pop(peer)  # met now: the last to be forgotten
+        self._forget(max(self._most, len(peers)))
+
+    def _forget(self, most: int) -> None:
+        for peer in list(self._ripe)[: max(0, len(self._ripe) - most)]:
+            del self._ripe[peer]
+        if self._ripe.keys() != self.all:
+            self.all = frozenset(self._ripe)
 
 
 @dataclass(frozen=True, slots=True)

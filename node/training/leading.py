@@ -3,8 +3,6 @@ decides, and tells it how that went. Enters: events for the leader. Leaves: note
 probes, a search for better paths, the record. Never: a decision; the member's side (that is
 :mod:`node.training.service`)."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +15,7 @@ from node.scheduler.router import Routes, SearchJob, search
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
-from node.training.protocol.votes import Supporter, Warrant, decide
+from node.training.protocol.votes import Supporter, Warrant, decide, signing_domain
 from node.training.service import Training, Unheard
 from protos import training_pb2 as pb
 
@@ -37,7 +35,6 @@ class LeaderService:
 
     def __init__(self, training: Training, search: Search) -> None:
         self._training, self._search_paths = training, search
-        self._domain = notes.plan_domain(training.facts.run_id)
         self._tasks, self._journal, self._me = training.tasks, training.journal, training.me
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
@@ -58,10 +55,12 @@ class LeaderService:
                 case ev.SendPlan(plan, certificate):
                     if certificate is not None:
                         t.trust.learns(certificate, t.clock.now())
-                    signature = t.identity.sign(plan.canonical(), self._domain)
-                    doubles = t.trust.doubles.told()
-                    warrant = Warrant(certificate, self._supporters(plan), doubles)
-                    note = notes.plan_note(plan, signature, warrant)
+                    domain = signing_domain("plan", t.facts.run_id)
+                    note = notes.plan_note(
+                        plan,
+                        t.identity.sign(plan.canonical(), domain),
+                        Warrant(certificate, self._supporters(plan), t.trust.doubles.told()),
+                    )
                     before = t.member.plan
                     if before is not None and before.leader != self._me and not plan.parent:
                         self._tasks.spawn(self._take_over(plan, note), "take over")

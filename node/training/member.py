@@ -10,8 +10,6 @@ An update is *adopted* at the end of the round and *settled* by the next plan. B
 old version is kept, so that an epoch that fails in another cell can be undone everywhere.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any
 
@@ -168,13 +166,23 @@ class Member:
             self.state = MemberState.FINISHED
             return [*done, ev.Finish(plan)]
         self.state = MemberState.RUN
-        done.append(ev.BeginEpoch(plan, not me.current, None if me.current else stood))
+        done.append(ev.BeginEpoch(plan, None if me.current else stood))
         if plan.outer:
             # There is nothing to run: the plan itself opens the round.
-            first = ev.RoundArrived(
-                plan.leader, plan.epoch, plan.term, plan.hash, 0, (), {}, (), (), plan.deadline_s
+            done += self._round(
+                ev.RoundArrived(
+                    plan.leader,
+                    plan.epoch,
+                    plan.term,
+                    plan.hash,
+                    attempt=0,
+                    dead=(),
+                    owners={},
+                    sources=(),
+                    dropped=(),
+                    deadline_s=plan.deadline_s,
+                )
             )
-            done += self._round(first)
         return done
 
     def _stood(self, held: Version, base: Version) -> list[Any]:
@@ -204,10 +212,7 @@ class Member:
             return [ev.RefuseCaller("the leader counts this peer as dead")]
         me = plan.member(self.me)
         self.attempt, self.dropped, self._counted = r.attempt, r.dropped, r.tokens
-        if r.sources:
-            self.state = MemberState.COPY
-            return [ev.CopyFrom(plan, r)]
-        self.state = MemberState.AVERAGE
+        self.state = MemberState.COPY if r.sources else MemberState.AVERAGE
         return [ev.StartRound(plan, r, me is not None and not me.current)]
 
     def _ended(self, e: ev.RoundEnded) -> list[Any]:

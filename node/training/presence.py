@@ -1,8 +1,6 @@
 """Who is in the swarm, as this peer's directory shows it: posts the own record, reads those of
 its cell, now and then."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
@@ -11,8 +9,7 @@ from functools import cached_property
 from node.core.clock import Clock
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.tasks import Tasks
-from node.dht.port import DirectoryPort
-from node.dht.record import PeerBody, PeerEntry
+from node.dht.record import DirectoryPort, PeerBody, PeerEntry
 from node.dht.topics import PEERS, cell_topic
 from node.reach.standing import Standing
 from node.scheduler.choosing import Placed, able
@@ -101,7 +98,13 @@ class View:
         """Where others are or will be, in a run of so many block stages; not those who leave."""
         if stages not in self._placed:
             self._placed[stages] = {
-                p: _placed(e.body, stages)
+                p: Placed(
+                    _stage(e.body),
+                    able(e.body.open_to, stages),
+                    e.body.settled,
+                    e.body.speed,
+                    e.body.reach == Standing.CLOSED.value,
+                )
                 for p, e in self.others.items()
                 if e.body.state not in LEAVING and e.body.role != "rendezvous"
             }
@@ -259,8 +262,3 @@ class Presence:
 
 def _stage(body: PeerBody) -> int | None:
     return None if body.state == "choosing" else body.stage
-
-
-def _placed(body: PeerBody, stages: int) -> Placed:
-    closed = body.reach == Standing.CLOSED.value
-    return Placed(_stage(body), able(body.open_to, stages), body.settled, body.speed, closed)

@@ -3,11 +3,9 @@ carries out what it decides, as :class:`~node.training.leading.LeaderService` do
 leader; the work itself (pipeline, round, optimizer, state) is done by
 :class:`~node.training.stage_runtime.StageRuntime`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +16,7 @@ from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.identity.keys import Signer, is_signed
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.telemetry.events import Journal
 from node.training.election import LOOK_S, Election
 from node.training.leader.leader import Leader, Phase
@@ -43,6 +41,7 @@ from node.training.protocol.pace import (
     TICK_S,
     WAY_TIMEOUT_S,
     WAYS_AT_ONCE,
+    whom_to_measure,
 )
 from node.training.protocol.rules import ChangeStatus, Rules
 from node.training.protocol.version_history import VersionHistory
@@ -52,11 +51,9 @@ from node.training.protocol.votes import (
     Trust,
     Vote,
     names,
-    support_domain,
+    signing_domain,
     support_said,
-    vote_domain,
 )
-from node.training.protocol.ways import whom_to_measure
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
 from node.transport.port import TransportPort, answers, blamed
@@ -141,7 +138,6 @@ class Training(rpc.TrainingServicer):
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
         self._broken: PeerId | None = None
-        self._domain = notes.plan_domain(facts.run_id)
         self.standing = ChangeStatus(facts.make.read(""))
         self.lead: Callable[[Any], None] = lambda event: None
         """What feeds the leader, if this peer leads."""
@@ -266,11 +262,6 @@ class Training(rpc.TrainingServicer):
                     # A peer that does not lead takes the change from it and refuses the rest.
                     self.tasks.spawn(self.inform(peer, word), "change")
 
-    def _goes_by(self, plan: Plan) -> None:
-        rules = self.work.read(plan.change)
-        if self.standing.follows(plan.leader, rules):
-            self._keep_change(rules)
-
     # ----------------------------------------------------------- who leads
 
     def leader_id(self) -> PeerId | None:
@@ -284,8 +275,11 @@ class Training(rpc.TrainingServicer):
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
     def _may_lead(self, peer: PeerId) -> bool:
-        honest = peer not in self.trust.doubles and not self.standing.known.revokes(peer)
-        return honest and self.facts.may_lead(peer)
+        return (
+            peer not in self.trust.doubles
+            and not self.standing.known.revokes(peer)
+            and self.facts.may_lead(peer)
+        )
 
     @property
     def following(self) -> PeerId | None:
@@ -404,7 +398,7 @@ class Training(rpc.TrainingServicer):
             # counted.
             self.facts.bounds.counted(m.at.epoch, m.tokens),
             self.leaving,
-            tuple(sorted(self.work.engines.pipeline.rates().items())),
+            tuple(sorted(self.work.engines.pipeline.timing.rates().items())),
             self.work.room,
             self.work.costs(),
             self.standing.tells(leader or self.me),
@@ -423,7 +417,7 @@ class Training(rpc.TrainingServicer):
         signed = self._support.get(about)
         if signed is None or not 0 <= wall - signed.at < SUPPORT_S:
             said = support_said(*about, wall)
-            signature = self.identity.sign(said, support_domain(self.facts.run_id))
+            signature = self.identity.sign(said, signing_domain("support", self.facts.run_id))
             signed = Supporter(self.me, self.member.term, wall, signature)
             self._support = {about: signed}
         return signed
@@ -444,11 +438,10 @@ class Training(rpc.TrainingServicer):
         there is one."""
         found = self.trust.doubles.news()
         for d in found:
-            text = f"{short(d.peer)} has voted for two results of term {d.one.term}"
             self.journal.emit(
                 "training",
                 "voted-twice",
-                text,
+                f"{short(d.peer)} has voted for two results of term {d.one.term}",
                 "warning",
                 peer=d.peer,
                 term=d.one.term,
@@ -471,7 +464,7 @@ class Training(rpc.TrainingServicer):
         except Refused as e:
             self.journal.emit("training", "vote-refused", str(e), "warning", term=vote.term)
             return b""
-        return self.identity.sign(said, vote_domain(self.facts.run_id))
+        return self.identity.sign(said, signing_domain("vote", self.facts.run_id))
 
     async def _clockwork(self) -> None:
         patience = self.transport.patience
@@ -557,7 +550,13 @@ class Training(rpc.TrainingServicer):
             return "this peer follows another leader"
         if not self._may_lead(peer):
             return "in this run only peers that its owner has admitted may lead"
-        if not is_signed(self.identity, peer, note.plan, note.signature, self._domain):
+        if not is_signed(
+            self.identity,
+            peer,
+            note.plan,
+            note.signature,
+            signing_domain("plan", self.facts.run_id),
+        ):
             raise WireError("a plan whose signature is wrong")
         if self.cell not in (plan.cell_id, plan.parent) or (plan.parent and not plan.cell_id):
             return f"a plan of cell {plan.cell_id or 'none'}, and this peer is in {self.cell}"
@@ -583,8 +582,13 @@ class Training(rpc.TrainingServicer):
         self._bar()
         if why and now - self._said_refused >= SAY_AGAIN_S:
             self._said_refused = now
-            text = f"a plan of {plan.leader} is not followed: {why}"
-            self.journal.emit("training", "plan-refused", text, "warning", term=plan.term)
+            self.journal.emit(
+                "training",
+                "plan-refused",
+                f"a plan of {plan.leader} is not followed: {why}",
+                "warning",
+                term=plan.term,
+            )
         return why
 
     def _undoes(self, plan: Plan) -> str:
@@ -592,9 +596,13 @@ class Training(rpc.TrainingServicer):
         committed to the previous leader; "" otherwise. Others may have committed the same version,
         and together that may be a commit, so the new leader must hear of it first."""
         m = self.member
-        if m.plan is None or m.state is not MemberState.DONE or plan.leader == m.plan.leader:
-            return ""
-        if plan.base == m.at or self._known == (plan.leader, m.at):
+        if (
+            m.plan is None
+            or m.state is not MemberState.DONE
+            or plan.leader == m.plan.leader
+            or plan.base == m.at
+            or self._known == (plan.leader, m.at)
+        ):
             return ""
         return f"epoch {m.at.epoch} is committed here, and the leader does not know it"
 
@@ -603,7 +611,7 @@ class Training(rpc.TrainingServicer):
         peer = self.transport.caller(context)
         async with blamed(self.transport, peer, context):
             remembered = self.member.remembers(notes.parse_version(request.version))
-            return self.past.reply(*remembered, self.trust.certificate)
+            return notes.history_reply(*remembered, self.past.versions, self.trust.certificate)
 
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
         """The leader has found members dead; a reason when ``peer`` does not lead here."""
@@ -736,23 +744,23 @@ class Training(rpc.TrainingServicer):
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
                 self.member.checkpoints = self.work.local_checkpoints.versions()
-            case ev.BeginEpoch(plan, listener, behind):
+            case ev.BeginEpoch(plan, behind):
                 await self._follow(plan, behind)
                 self.on_plan(plan)
                 if plan.window.number:
                     self.on_partners(plan)
-                self._goes_by(plan)
-                await self.work.begin(plan, listener)
-                if self.stage == ENDS and not listener and plan.paths:
+                rules = self.work.read(plan.change)
+                if self.standing.follows(plan.leader, rules):
+                    self._keep_change(rules)
+                await self.work.begin(plan, behind is not None)
+                if self.stage == ENDS and behind is None and plan.paths:
                     self._epoch_tasks.spawn(self.work.run(plan, self._reports(plan)), "run")
             case ev.EnterCell(plan):
                 await self._follow(plan)
                 self.work.enter(plan)
                 self._enter(plan)
             case ev.StartRound(plan, r, listener):
-                self._epoch_tasks.spawn(self._end(self.work.average(plan, r, listener)), "average")
-            case ev.CopyFrom(plan, r):
-                self._epoch_tasks.spawn(self._end(self.work.copy(plan, r)), "copy")
+                self._epoch_tasks.spawn(self._end(plan, r, listener), "round")
             case ev.AdoptParts(plan, ended):
                 digest = await self.work.adopt(plan)
                 self.work.engines.meter.worked()
@@ -818,8 +826,10 @@ class Training(rpc.TrainingServicer):
         self.on_cell(plan.cell_id)
         self._hurry.set()
 
-    async def _end(self, round: Awaitable[ev.RoundEnded]) -> None:
-        await self.happens(await round)
+    async def _end(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> None:
+        """The round that ends the epoch, or a copy of what others made of it."""
+        work = self.work.copy(plan, r) if r.sources else self.work.average(plan, r, listener)
+        await self.happens(await work)
 
     def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:
         """What tells the leader of each result of the plan. What finishes while a note is on its
@@ -841,8 +851,8 @@ class Training(rpc.TrainingServicer):
 
     def unproven(self) -> list[PeerId]:
         """Peers of the run that do not answer this one, on any way."""
-        there = self._view().hosts.keys() - {self.me}
-        return sorted(there & self.work.engines.pipeline.timing.silent())
+        silent = self.work.engines.pipeline.timing.silent()
+        return sorted(silent & self._view().hosts.keys() - {self.me})
 
     @property
     def seeks(self) -> bool:

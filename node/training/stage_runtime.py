@@ -2,8 +2,6 @@
 a micro-batch and of its gradient ends here; every engine is called from this file and none of them
 knows another."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,8 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from torch import Tensor
 
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.fetch import fetch
-from node.checkpoint.partial import Partial
+from node.checkpoint.fetch import Partial, fetch
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import NetworkFault, PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
@@ -20,11 +17,10 @@ from node.core.journey import Hop, Plan, Version
 from node.core.tasks import Tasks
 from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
-from node.pipeline.events import Direction
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import Direction, MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.scheduler.settings import SchedulerSettings
-from node.training.colleagues import Colleagues
+from node.training.election import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.plan_context import makes
@@ -32,8 +28,7 @@ from node.training.protocol.plan_validation import objection
 from node.training.protocol.rules import Read
 from node.training.protocol.settings import TrainingSettings
 from node.training.rounds.anchor import SAVED, Anchor
-from node.training.rounds.common import Rounds
-from node.training.rounds.inner import InnerRound
+from node.training.rounds.inner import InnerRound, Rounds
 from node.training.rounds.window import WindowRound
 from node.training.state.engines import Engines
 from node.training.state.local_checkpoints import (
@@ -85,7 +80,7 @@ class StageRuntime:
         size = sum(t.nbytes for t in stage.parameters().values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
         self.local_checkpoints = LocalCheckpoints(engines, stage.stage, self._tasks, bounds, size)
-        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
+        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence)
         self.windows = WindowRound(
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )
@@ -119,17 +114,14 @@ class StageRuntime:
         """What work and ways cost this peer, as it measures them."""
         p = self.engines.pipeline
         work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
-        rate = self.engines.transport.rate_left
-        ways = tuple(
-            (peer, LinkCost(tensor, trip, rate(peer)))
-            for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
-        )
-        each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         up, down = self.engines.transport.caps()
         return Measured(
-            *(a.steady(STEADY) for a in each),
+            *(a.steady(STEADY) for a in (work[Direction.FORWARD], work[Direction.BACKWARD], loss)),
             slots=p.slots(),
-            ways=ways,
+            ways=tuple(
+                (peer, LinkCost(tensor, trip, self.engines.transport.rate_left(peer)))
+                for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
+            ),
             up=up,
             down=down,
             tera_s=self.engines.meter.tera_s,
@@ -217,7 +209,7 @@ class StageRuntime:
             return
         mine = [p for p in plan.paths if p.origin == self.me]
         text.expect(position for path in mine for position in path.samples)
-        await self.engines.pipeline.run(mine, lambda path: text.fetch(path.samples), done)
+        await self.engines.pipeline.origin.run(mine, lambda path: text.fetch(path.samples), done)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
         """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
@@ -233,8 +225,7 @@ class StageRuntime:
         try:
             found = await self._fetch(r.sources, self._made, r.digest or None)
             if plan.outer:
-                nbytes = sum(found.sources.values())
-                await self.windows.copied(plan, r.sources, self._made, nbytes)
+                await self.windows.copied(plan, r.sources, self._made, sum(found.sources.values()))
             self._fresh, self._copied = found.tensors, True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
@@ -464,8 +455,10 @@ class StageRuntime:
             async with asyncio.timeout(plan.deadline_s):
                 pairs = [await text.fetch_held_out(i) for i in range(count)]
         except OSError as e:  # a time-out is one too
-            why = f"the held-out text did not come: {e or 'not in the time of an epoch'}"
-            raise NetworkFault(why, "it is read the next time") from e
+            raise NetworkFault(
+                f"the held-out text did not come: {e or 'not in the time of an epoch'}",
+                "it is read the next time",
+            ) from e
         stages = sorted({m.stage for m in plan.members if m.current} - {ENDS})
         cells = {s: [m.peer for m in plan.stage(s) if m.current] for s in stages}
         # Of every stage one replica, in turn.

@@ -1,15 +1,18 @@
 """Addresses as text: multiaddrs of p2p daemons, and host:port of gRPC servers. What strangers write
-is checked here."""
+is checked here. And a book of where peers may be dialled."""
 
-from __future__ import annotations
-
+import contextlib
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
+from node.core.newest import Newest
+from node.identity.faults import PEERS_KEPT
 
 ADDRESS_LENGTH = 512
+ADDRESSES_KEPT = 8
 _PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,64}")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 
@@ -93,3 +96,28 @@ def ip_of(multiaddr: str) -> tuple[str, int] | None:
 def join_host(host: str, port: int) -> str:
     """ "host:port", with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class AddressBook:
+    """Where peers may be dialled: the newest eight addresses of the 4096 peers learned last."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._pages: Newest[PeerId, tuple[str, ...]] = Newest(PEERS_KEPT)
+
+    def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
+        """Remember multiaddrs that end in ``peer``; other text is ignored."""
+        good = []
+        for text in multiaddrs[:ADDRESSES_KEPT]:
+            with contextlib.suppress(WireError):
+                address, named = split_multiaddr(text)
+                if named == peer:
+                    good.append(address)
+        if not good or peer == self._me:
+            return
+        old = [a for a in self._pages.get(peer, ()) if a not in good]
+        self._pages[peer] = tuple((good + old)[:ADDRESSES_KEPT])
+
+    def of(self, peer: PeerId) -> tuple[str, ...]:
+        """Addresses without the PeerId, newest first."""
+        return self._pages.get(peer, ())

@@ -1,15 +1,13 @@
 """Questions anybody may put to us over libp2p: one question, one answer, one stream. See
 protos/ask.proto."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, WireError
 from node.core.ids import PeerId
-from node.identity.rates import TokenBucket
+from node.identity.faults import TokenBucket
 from node.transport.frames import Streams, converse, parsed, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
 from protos.ask_pb2 import Answer, Ask, PingAnswer, ReachAnswer, Refusal
@@ -20,9 +18,6 @@ ANSWER_BYTES = 1 << 20
 NONCE_BYTES = 64
 READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
-
-Answerer = Callable[[PeerId, Ask], Awaitable[Answer]]
-Dialled = Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]]
 
 
 class Asking:
@@ -36,12 +31,13 @@ class Asking:
         self,
         streams: Streams,
         facts: Callable[[], Facts],
-        limited: Callable[[PeerId], None] = lambda peer: None,
-        dialled: Dialled | None = None,
+        limited: Callable[[PeerId], None],
+        dialled: Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]],
     ) -> None:
         self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
-        self.answerer: Answerer | None = None
+        self.answerer: Callable[[PeerId, Ask], Awaitable[Answer]] | None = None
+        """A LocalFault that it raises becomes a Refusal."""
 
     async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
         """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes
@@ -61,20 +57,14 @@ class Asking:
         async with asyncio.timeout(READ_TIMEOUT_S):
             question = parsed(Ask, await read_frame(reader, QUESTION_BYTES), "a question")
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            answer = self._with_versions(await self._answer(peer, question))
-            reply = answer.SerializeToString()
-            if len(reply) > ANSWER_BYTES:
-                refusal = _refuse(ExitCode.RESOURCES, "the answer is too long")
-                reply = self._with_versions(refusal).SerializeToString()
-            await write_frame(writer, reply)
+            versions = Answer(**self._facts().versions())
+            answer = await self._answer(peer, question)
+            answer.MergeFrom(versions)
+            if answer.ByteSize() > ANSWER_BYTES:
+                answer = _refuse(ExitCode.RESOURCES, "the answer is too long")
+                answer.MergeFrom(versions)
+            await write_frame(writer, answer.SerializeToString())
         await see_off(reader, READ_TIMEOUT_S)
-
-    def _with_versions(self, answer: Answer) -> Answer:
-        facts = self._facts()
-        answer.oldest_protocol = facts.protocols.oldest
-        answer.newest_protocol = facts.protocols.newest
-        answer.version = facts.version
-        return answer
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
         if not self._rate.allow(peer, time.monotonic()):
@@ -89,7 +79,7 @@ class Asking:
                     nonce=nonce, version=facts.version, name=facts.name, time=time.time()
                 )
             )
-        if kind == "reach" and self._dialled is not None:
+        if kind == "reach":
             seen, ports = await self._dialled(peer, question.reach.ports)
             return Answer(reach=ReachAnswer(seen=seen, open=ports))
         if kind is None or self.answerer is None:

@@ -1,7 +1,5 @@
 """One message on a libp2p stream: its length in 4 bytes, big endian, then the message."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Protocol, TypeVar

@@ -4,8 +4,6 @@ is you" in later calls. Each also says which protocol versions it speaks; both c
 newest common one, or the handshake ends with a Farewell that gives the reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac
@@ -15,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from node.core.errors import (
     ExitCode,
@@ -26,8 +25,8 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
-from node.identity.rates import PEERS_KEPT
-from node.reach.secure import Secured
+from node.identity.faults import PEERS_KEPT
+from node.reach.secure import Secured, check_certificate
 from node.transport.addresses import grpc_target
 from node.transport.frames import (
     FrameReader,
@@ -40,7 +39,6 @@ from node.transport.frames import (
     write_frame,
 )
 from node.transport.port import printable
-from node.transport.tls import check_certificate
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
 
 STREAM = "/tutti/handshake/1"
@@ -79,6 +77,14 @@ class Facts:
     admission: bytes = b""
     protocols: Protocols = PROTOCOLS
 
+    def versions(self) -> dict[str, Any]:
+        """The fields of an answer or a farewell that say which versions are spoken here."""
+        return {
+            "oldest_protocol": self.protocols.oldest,
+            "newest_protocol": self.protocols.newest,
+            "version": self.version,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Acquaintance:
@@ -98,9 +104,9 @@ class Acquaintance:
     mapped: frozenset[str] = frozenset()
 
 
-Admit = Callable[[PeerId, Hello], float | None]
-"""Raises Refused for a peer that is not wanted; else the Unix time until which it may come, None
-for no end."""
+Admit = Callable[[PeerId, Hello], float]
+"""Raises Refused for a peer that is not wanted; else the Unix time until which it may come,
+infinity for no end."""
 
 
 class Tokens:
@@ -242,7 +248,8 @@ class Handshake:
                 self._mismatched(peer, e.theirs, e.version)
             nonsense = e if isinstance(e, WireError) else None
             code = e.code if isinstance(e, LocalFault) else ExitCode.PROTOCOL
-            reply = HandshakeFrame(farewell=self._farewell(code, str(e)))
+            farewell = Farewell(code=code, reason=str(e), **self._facts().versions())
+            reply = HandshakeFrame(farewell=farewell)
         await write_frame(writer, reply.SerializeToString())
         await see_off(reader, SEE_OFF_S)
         if nonsense is not None:
@@ -265,16 +272,6 @@ class Handshake:
             version=facts.version,
         )
 
-    def _farewell(self, code: int, reason: str) -> Farewell:
-        facts = self._facts()
-        return Farewell(
-            code=code,
-            reason=reason,
-            oldest_protocol=facts.protocols.oldest,
-            newest_protocol=facts.protocols.newest,
-            version=facts.version,
-        )
-
     def _parted(self, peer: PeerId, said: Farewell) -> PeerFault | NoCommonProtocol:
         """The fault that a Farewell stands for. Software without version windows compares versions
         before runs, so if its only version is not spoken here, that is the reason. Raises
@@ -293,13 +290,13 @@ class Handshake:
         if not protocol:
             raise NoCommonProtocol(facts.protocols, theirs, hello.version)
         if not ours or hello.run_id != ours:
-            text = (
+            raise LocalFault(
                 f"you train run {printable(hello.run_id)[:12] or '(none)'}, we train "
-                f"{ours[:12] or '(none)'}"
+                f"{ours[:12] or '(none)'}",
+                "check the invite",
+                ExitCode.PROTOCOL,
             )
-            raise LocalFault(text, "check the invite", ExitCode.PROTOCOL)
         until = self._admit(peer, hello)
-        until = math.inf if until is None else until
         if len(hello.token) != TOKEN_BYTES:
             raise WireError(f"a token has {TOKEN_BYTES} bytes, not {len(hello.token)}")
         met = Acquaintance(

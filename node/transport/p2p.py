@@ -3,18 +3,20 @@ whatever the NAT.
 
 p2pd is a child process spoken to over unix sockets in a directory of our own. hivemind starts it
 but never notices its death; this file does, starts it again with the same identity and ports, and
-gives it the stream handlers back.
+gives it the stream handlers back. The way into the swarm is here too: initial peers, dialled in the
+background until each has answered.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -41,18 +43,14 @@ from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, Wi
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
-from node.reach.interfaces import free_port, is_loopback, wildcards
+from node.reach.interfaces import check_free, free_port, is_loopback, wildcards
 from node.reach.ladder import Rung
 from node.telemetry.events import Journal, JournalHandler
-from node.transport.addresses import multiaddr, part_of, split_multiaddr
-from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
-from node.transport.limits import Seats
-from node.transport.ports import check_free
-from node.transport.runtime import RuntimeDirectory
+from node.transport.addresses import AddressBook, multiaddr, part_of, split_multiaddr
 from node.transport.settings import TransportSettings
+from node.transport.traffic import Seats
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-UpCallback = Callable[[P2P], Coroutine[Any, Any, None]]
 
 p2pd_pb2: Any = _p2pd_pb2  # generated at run time, so a type checker sees nothing in it
 STREAM_BUFFER = 1 << 20
@@ -68,6 +66,11 @@ CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0
 STREAMS_PER_PEER, STREAMS = 64, 1024
 RELAYED_PER_PEER, RELAYED = 256, 512
 """Streams that one relay may bring for its clients: they do not count as its own."""
+NOT_TRIED = "not tried yet"
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+SOCKET_PATH = 104
+"""Longest unix socket path on every system; the names in our directory need 30 of it."""
+_PREFIX, _LOCK, _NEW = "tutti-rt-", "lock", "lock.new"
 _PARENT_WATCH = str(Path(__file__).with_name("parent_watch.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
 """What talking to a p2pd that is dead or dying raises."""
@@ -93,9 +96,10 @@ class P2pDaemon:
         self._identity, self._settings, self._journal = identity, settings, journal
         self._tasks = Tasks("p2p", on_error)
         self._entrances: dict[str, Callable[[StreamInfo, Any, Any], Awaitable[None]]] = {}
-        self._on_up: list[UpCallback] = []
-        self._book = AddressBook(self.peer_id)
-        self._bootstrap = Bootstrap(self.connect, journal)
+        self.on_up: list[Callable[[P2P], Coroutine[Any, Any, None]]] = []
+        """Awaited with the running hivemind P2P after every start and restart of the child."""
+        self.book = AddressBook(self.peer_id)
+        self.bootstrap = Bootstrap(self.connect, journal)
         self._seats, self._relayed = (
             Seats(STREAMS_PER_PEER, STREAMS),
             Seats(RELAYED_PER_PEER, RELAYED),
@@ -103,7 +107,8 @@ class P2pDaemon:
         self.links: dict[PeerId, tuple[str, ...]] = {}
         """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few
         seconds old."""
-        self._punched: set[PeerId] = set()
+        self.punched: set[PeerId] = set()
+        """Peers whose connection, which exists now or in a moment, was punched."""
         self._up = asyncio.Event()
         # hivemind is not typed, and what supervision needs of it (client and child process) is
         # private there.
@@ -129,11 +134,6 @@ class P2pDaemon:
         """Process id of the child."""
         return self.p2p._child.pid
 
-    @property
-    def bootstrap(self) -> dict[str, str]:
-        """Each initial peer's multiaddr: "" when connected, else why not (yet)."""
-        return dict(self._bootstrap.results)
-
     def addresses(self) -> list[str]:
         """Multiaddrs under which others may reach us, each ending in our PeerId. Refreshed every
         few seconds."""
@@ -154,13 +154,9 @@ class P2pDaemon:
         ends = self.links.get(peer)
         if ends is None:
             return Rung.NONE
-        if peer in self._punched:
+        if peer in self.punched:
             return Rung.PUNCHED
-        return Rung.TUNNEL if set(ends) & set(self._book.of(peer)) else Rung.REVERSED
-
-    def punched(self, peer: PeerId) -> None:
-        """Record that the connection to the peer, which exists now or in a moment, was punched."""
-        self._punched.add(peer)
+        return Rung.TUNNEL if set(ends) & set(self.book.of(peer)) else Rung.REVERSED
 
     async def look(self) -> dict[PeerId, tuple[str, ...]]:
         """:attr:`links`, asked for now. Raises NetworkFault while p2pd is down."""
@@ -172,12 +168,8 @@ class P2pDaemon:
                 "the p2p daemon does not answer", "wait a moment; it is restarted by itself"
             ) from e
         self.links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
-        self._punched &= self.links.keys()
+        self.punched &= self.links.keys()
         return self.links
-
-    def on_up(self, callback: UpCallback) -> None:
-        """Await ``callback(p2p)`` after every start and restart of the child."""
-        self._on_up.append(callback)
 
     def prefer(self, port: int) -> None:
         """Listen on this port if the settings leave it open and it is free; before
@@ -196,8 +188,8 @@ class P2pDaemon:
         Raises NetworkFault when a port is taken or p2pd does not start.
         """
         for address in initial_peers:
-            self.learn(split_multiaddr(address)[1], [address])
-        self._bootstrap.results = dict.fromkeys(initial_peers, NOT_TRIED)
+            self.book.learn(split_multiaddr(address)[1], [address])
+        self.bootstrap.results = dict.fromkeys(initial_peers, NOT_TRIED)
         _quiet_hivemind(self._journal)
         if self._identity.path is None:
             key = self.runtime / "key"
@@ -212,7 +204,7 @@ class P2pDaemon:
             raise NetworkFault(
                 f"p2pd did not start: {cause}", "check transport.host and transport.announce"
             ) from e
-        for callback in self._on_up:
+        for callback in self.on_up:
             await callback(p2p)
         self._tasks.spawn(self._supervise(), "supervise", eternal=True)
         self._tasks.spawn(self._keep_looking(), "links", eternal=True)
@@ -224,11 +216,6 @@ class P2pDaemon:
         await self._tasks.close()
         await self._end()
         self._runtime.close()
-
-    def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
-        """Remember where a peer may be dialled (the newest eight); text that is no multiaddr of
-        that peer is ignored."""
-        self._book.learn(peer, multiaddrs)
 
     async def connect(
         self, multiaddrs: Sequence[str], timeout: float = CONNECT_TIMEOUT_S
@@ -244,23 +231,44 @@ class P2pDaemon:
                 return str(e)
             except PeerFault as e:
                 return e.reason
-            self.learn(peer, [text])
+            self.book.learn(peer, [text])
             return ""
 
         return dict(zip(multiaddrs, await asyncio.gather(*map(one, multiaddrs)), strict=True))
 
-    async def add_stream(self, name: str, handler: StreamHandler, *, carrier: bool = False) -> None:
+    def add_stream(self, name: str, handler: StreamHandler, *, carrier: bool = False) -> None:
         """Call ``handler(peer, reader, writer)`` for each stream a peer opens under ``name``, also
-        after restarts.
+        after restarts; before :meth:`start`.
 
         ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or
         raises. Streams of a ``carrier`` are of many peers behind one, which is what their number is
         limited by.
         """
-        entrance = self._entrance(name, handler, self._relayed if carrier else self._seats)
-        self._entrances[name] = entrance
-        if self._p2p is not None:
-            await self._p2p.add_binary_stream_handler(name, entrance)
+        seats = self._relayed if carrier else self._seats
+
+        async def host(
+            peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            try:
+                await handler(peer, reader, writer)
+            except (TuttiError, TimeoutError, *_GONE) as e:
+                self._journal.emit(
+                    "transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug"
+                )
+            finally:
+                seats.leave(peer)
+                writer.close()
+
+        async def enter(
+            info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            peer = PeerId(info.peer_id.to_base58())
+            if seats.take(peer):
+                self._tasks.spawn(host(peer, reader, writer), f"stream {short(peer)}")
+            else:
+                writer.close()
+
+        self._entrances[name] = enter
 
     async def open_stream(
         self,
@@ -276,7 +284,7 @@ class P2pDaemon:
         peer cannot be reached or has no such handler, and at once when our own p2pd dies meanwhile.
         """
         async with self._asked(peer, timeout, f"stream {name}"):
-            if known := self._book.of(peer):
+            if known := self.book.of(peer):
                 # Nothing new is dialled when p2pd has a connection already, also one the peer made
                 # from behind a NAT.
                 with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
@@ -289,7 +297,7 @@ class P2pDaemon:
     ) -> None:
         """Have a connection to ``peer``: the one there is, else one to an address that was learned,
         or to those in ``at`` (without PeerId), which are not remembered. Raises PeerFault."""
-        known = tuple(at) or self._book.of(peer)
+        known = tuple(at) or self.book.of(peer)
         if not known:
             raise PeerFault(peer, "no address of it is known")
         async with self._asked(peer, timeout, "connection"):
@@ -327,8 +335,9 @@ class P2pDaemon:
     async def _open(
         self, peer: PeerId, name: str, limit: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        path = str(self.p2p.daemon_listen_maddr["unix"])
-        reader, writer = await asyncio.open_unix_connection(path, limit=limit)
+        reader, writer = await asyncio.open_unix_connection(
+            str(self.p2p.daemon_listen_maddr["unix"]), limit=limit
+        )
         try:
             ask = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
             await write_pbmsg(
@@ -341,33 +350,6 @@ class P2pDaemon:
             writer.close()
             raise
         return reader, writer
-
-    def _entrance(
-        self, name: str, handler: StreamHandler, seats: Seats
-    ) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
-        async def host(
-            peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            try:
-                await handler(peer, reader, writer)
-            except (TuttiError, TimeoutError, *_GONE) as e:
-                self._journal.emit(
-                    "transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug"
-                )
-            finally:
-                seats.leave(peer)
-                writer.close()
-
-        async def enter(
-            info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            peer = PeerId(info.peer_id.to_base58())
-            if seats.take(peer):
-                self._tasks.spawn(host(peer, reader, writer), f"stream {short(peer)}")
-            else:
-                writer.close()
-
-        return enter
 
     async def _launch(self) -> Any:
         """A child that answers and has every handler. Raises NetworkFault for taken ports, one of
@@ -460,15 +442,18 @@ class P2pDaemon:
             why = await self._death(self.p2p)
             await self._end()
             self.restarts += 1
-            text = f"p2pd {why}; starting it again"
             self._journal.emit(
-                "transport", "p2pd-died", text, level="warning", restarts=self.restarts
+                "transport",
+                "p2pd-died",
+                f"p2pd {why}; starting it again",
+                level="warning",
+                restarts=self.restarts,
             )
             delay = FIRST_DELAY_S if time.monotonic() - began > STABLE_S else delay
             p2p = await self._revive(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
             self._journal.emit("transport", "p2pd-up", "p2pd runs again", restarts=self.restarts)
-            for number, callback in enumerate(self._on_up):
+            for number, callback in enumerate(self.on_up):
                 self._tasks.spawn(callback(p2p), f"on-up {number}")
             self._rejoin()
 
@@ -517,7 +502,86 @@ class P2pDaemon:
     def _rejoin(self) -> None:
         if self._joining is not None:
             self._joining.cancel()
-        self._joining = self._tasks.spawn(self._bootstrap.run(), "bootstrap")
+        self._joining = self._tasks.spawn(self.bootstrap.run(), "bootstrap")
+
+
+class Bootstrap:
+    """``results``: each initial peer's multiaddr, with "" when connected, else why not (yet)."""
+
+    def __init__(
+        self, connect: Callable[[Sequence[str]], Awaitable[dict[str, str]]], journal: Journal
+    ) -> None:
+        self._connect, self._journal = connect, journal
+        self.results: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Dial every initial peer, and those that failed again and again; returns when all have
+        answered."""
+        delay, missing = FIRST_RETRY_S, list(self.results)
+        while missing:
+            found = await self._connect(missing)
+            for address, why in found.items():
+                self._note(address, why)
+            missing = [address for address, why in found.items() if why]
+            if missing:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_RETRY_S)
+
+    def _note(self, address: str, why: str) -> None:
+        before = self.results[address]
+        if before == NOT_TRIED or bool(why) != bool(before):
+            self._journal.emit(
+                "transport",
+                "bootstrap",
+                f"cannot reach initial peer {address}: {why}"
+                if why
+                else f"connected to initial peer {address}",
+                level="warning" if why else "info",
+                address=address,
+            )
+        # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
+        told = bool(before) and before != NOT_TRIED
+        self.results[address] = before if "dial backoff" in why and told else why
+
+
+class RuntimeDirectory:
+    """A directory of our own for unix sockets. ``path`` is 0700 and exists until :meth:`close`; one
+    of a daemon that was killed is swept by the next to start."""
+
+    def __init__(self) -> None:
+        made = tempfile.mkdtemp(prefix=_PREFIX)
+        if len(made) > SOCKET_PATH - 30:
+            os.rmdir(made)
+            made = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+        self.path = Path(made)
+        # The lock goes when its holder does, however that ends, so a directory that can be locked
+        # belongs to nobody. A child process may not inherit it: os.open makes descriptors that are
+        # closed on exec. It gets its name once it is locked: another daemon that starts meanwhile
+        # would sweep it.
+        self._lock = os.open(self.path / _NEW, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(self.path / _NEW, self.path / _LOCK)
+        _sweep(self.path.parent)
+
+    def close(self) -> None:
+        """Remove the directory. Safe to call twice."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sweep(directory: Path) -> None:
+    for other in directory.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if not other.is_symlink() and other.stat().st_uid == os.getuid():
+                # Without a lock file it is just being made, or none of ours.
+                lock = os.open(other / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(other, ignore_errors=True)
+                finally:
+                    os.close(lock)
 
 
 def _watching_parent(runtime: Path, said: deque[str]) -> type[P2P]:

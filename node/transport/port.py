@@ -1,8 +1,6 @@
 """What the engines need from a transport: a channel to a peer, a server to be called on, and who is
 calling."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -130,12 +128,9 @@ class TransportPort(Protocol):
         """Seconds of a round trip on the path work takes. Raises PeerFault."""
         ...
 
-
-class PeerTransport(TransportPort, Protocol):
-    """A transport that also reports connections that break."""
-
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
-        """Call it with every peer whose connection breaks."""
+        """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block
+        or raise."""
         ...
 
 

@@ -5,8 +5,6 @@ the token with which gRPC then moves the bulk, over TCP where an address can be 
 a libp2p stream where none can.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -26,28 +24,25 @@ from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
-from node.identity.faults import FaultBook, until_heard
+from node.identity.faults import PEERS_KEPT, FaultBook, TokenBucket, until_heard
 from node.identity.keys import Identity
-from node.identity.rates import PEERS_KEPT, TokenBucket
+from node.reach.interfaces import check_free, taken
 from node.reach.ladder import ClimbAttempt, Rung
+from node.reach.secure import make_certificate
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
-from node.telemetry.events import Journal
+from node.telemetry.events import Journal, RateLimitedLog
 from node.telemetry.metrics import Metrics
-from node.telemetry.rate_limit import RateLimitedLog
 from node.transport import ask, handshake
 from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
-from node.transport.ask import Answerer, Asking
+from node.transport.ask import Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
-from node.transport.limits import Moved, Seats
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
-from node.transport.ports import check_free, taken
 from node.transport.settings import TransportSettings
-from node.transport.tls import make_certificate
-from node.transport.traffic import PAYLOAD, Beside, Traffic, read_io
+from node.transport.traffic import PAYLOAD, Beside, Moved, Seats, Traffic, read_io
 from node.transport.ways import punch, relay, tunnel
 from node.transport.ways.lines import Lines
 from node.transport.ways.reachable import Known, Reachable
@@ -111,7 +106,7 @@ class Transport:
             settings,
             self.reach_settings,
             journal,
-            lambda peer, question, timeout: self._asking.ask(peer, question, timeout),
+            lambda peer, question, timeout: self.asking.ask(peer, question, timeout),
             lambda: self._port,
             hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(),
             on_error,
@@ -158,14 +153,12 @@ class Transport:
             journal,
             on_error,
         )
-        self._lines = Lines(
+        self.lines = Lines(
             self.p2p,
             settings,
             self._greet,
             self._greet_through,
-            self.p2p.how,
             self.relays,
-            self.p2p.runtime,
             journal,
             self._tasks,
             self.reach_settings.punch,
@@ -182,7 +175,7 @@ class Transport:
         self._punches = TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)
-        self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
+        self.asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
         self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
         self._moved: Newest[PeerId, Moved] = Newest(PEERS_KEPT)
         self._pinged: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
@@ -228,7 +221,7 @@ class Transport:
         prefer: tuple[int, int] = (0, 0),
     ) -> None:
         """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see
-        ``p2p.bootstrap``).
+        ``p2p.Bootstrap``).
 
         With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`,
         so that services may still be added. ``prefer``: ports of libp2p and gRPC to take where the
@@ -259,22 +252,22 @@ class Transport:
             with contextlib.suppress(NetworkFault):
                 check_free(host, prefer[1], "")
                 port = prefer[1]
-        pair = [(self._certificate.key, self._certificate.pem)]
         try:
             # gRPC takes [::] for both families, and for IPv4 where this machine has no IPv6.
             self._port = self.server.add_secure_port(
-                join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair)
+                join_host(settings.host or "::", port),
+                grpc.ssl_server_credentials([(self._certificate.key, self._certificate.pem)]),
             )
         except RuntimeError as e:
             raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
         if serve:
             await self.serve()
-        await self.p2p.add_stream(handshake.STREAM, self._welcome)
-        await self.p2p.add_stream(tunnel.STREAM, self._tunnel_end.serve)
-        await self.p2p.add_stream(ask.STREAM, self._asking.serve)
-        await self.p2p.add_stream(relay.RELAY, self.relay.serve)
-        await self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
-        self.p2p.on_up(self._p2p_up)
+        self.p2p.add_stream(handshake.STREAM, self._welcome)
+        self.p2p.add_stream(tunnel.STREAM, self._tunnel_end.serve)
+        self.p2p.add_stream(ask.STREAM, self.asking.serve)
+        self.p2p.add_stream(relay.RELAY, self.relay.serve)
+        self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
+        self.p2p.on_up.append(self._p2p_up)
         try:
             await self.p2p.start(initial_peers)
         except NetworkFault:
@@ -291,10 +284,8 @@ class Transport:
     async def close(self) -> None:
         """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call
         twice."""
-        await self.reachable.close()
-        await self.relays.close()
-        await self._lines.close()
-        await self._tasks.close()
+        for part in (self.reachable, self.relays, self.lines, self._tasks):
+            await part.close()
         await self.server.stop(None)
         await self.p2p.close()
         self._rate_limit.close()
@@ -307,7 +298,7 @@ class Transport:
         theirs, since = self._incompatible.get(peer, (None, 0.0))
         if theirs is not None and time.monotonic() < since + INCOMPATIBLE_S:
             raise IncompatiblePeer(peer, self._facts().protocols, theirs)
-        return (await self._lines.get(peer)).channel
+        return (await self.lines.get(peer)).channel
 
     def caller(self, context: Any) -> PeerId:
         peer = self._auth.caller(context.invocation_metadata())
@@ -317,16 +308,15 @@ class Transport:
         return peer
 
     def forget(self, peer: PeerId) -> None:
-        self._lines.forget(peer)
+        self.lines.forget(peer)
 
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
-        """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block
-        or raise."""
-        self._lines.on_lost.append(callback)
+        """See ``TransportPort.on_lost``."""
+        self.lines.on_lost.append(callback)
 
     def doubt(self, peer: PeerId) -> None:
         """See ``TransportPort.doubt``."""
-        self._lines.doubt(peer)
+        self.lines.doubt(peer)
 
     def learn(
         self,
@@ -341,19 +331,19 @@ class Transport:
         """What a peer says of itself: where its p2pd listens, whether others can dial it there, the
         relays it can be reached through, how many more peers it would relay for and at how many
         bytes a second (0: no limit). Text that is no multiaddr of it is ignored."""
-        self.p2p.learn(peer, multiaddrs)
+        self.p2p.book.learn(peer, multiaddrs)
         self.relays.learn(peer, relays)
         if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room, rate)):
-            self._lines.news(peer)
+            self.lines.news(peer)
 
     def path(self, peer: PeerId) -> str:
-        line = self._lines.line(peer)
-        return line.path if line else ""
+        line = self.lines.open.get(peer)
+        return line.rung.word if line else ""
 
     def rate_left(self, peer: PeerId) -> float:
         """See ``TransportPort.rate_left``."""
-        line = self._lines.line(peer)
-        return self.reachable.known(line.via).rate if line is not None and line.via else 0.0
+        line = self.lines.open.get(peer)
+        return self.reachable.known.get(line.via, Known()).rate if line else 0.0
 
     def caps(self) -> tuple[float, float]:
         """See ``TransportPort.caps``."""
@@ -362,7 +352,7 @@ class Transport:
     def peers(self) -> dict[PeerId, PeerLink]:
         found = {}
         for peer, met in self._met.items():
-            line = self._lines.line(peer)
+            line = self.lines.open.get(peer)
             moved = self._moved.get(peer) or Moved()
             rtt, proven = self._pinged.get(peer, (0.0, 0.0))
             found[peer] = PeerLink(
@@ -378,16 +368,6 @@ class Transport:
                 proven,
             )
         return found
-
-    def tried(self, peer: PeerId) -> dict[str, str]:
-        """By way, what became of the last attempt at it: "" for success, else the reason."""
-        return self._lines.tried(peer)
-
-    async def improve(self, peer: PeerId) -> None:
-        """Try every way to ``peer`` that is better than the one there is, once. Raises PeerFault
-        when there is none at all."""
-        await self._lines.get(peer)
-        await self._lines.improve(peer)
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         channel = await self.channel(peer)
@@ -432,12 +412,7 @@ class Transport:
         if whom.startswith("/"):
             _, peer = split_multiaddr(whom)
             self.learn(peer, [whom])
-        return await self._asking.ask(peer, question, timeout)
-
-    def answer_with(self, answerer: Answerer) -> None:
-        """Let ``answerer(peer, ask)`` answer what peers ask over libp2p; a LocalFault it raises
-        becomes a Refusal."""
-        self._asking.answerer = answerer
+        return await self.asking.ask(peer, question, timeout)
 
     # ----------------------------------------------------------- better ways
 
@@ -451,8 +426,8 @@ class Transport:
             closed = self.reachable.standing is not Standing.OPEN
             self.relays.want(closed and self.reach_settings.relayed)
             self._metrics.relay_clients.set(self.relay.clients)
-            self._lines.climb(time.monotonic())
-            self._lines.rest(time.monotonic())
+            self.lines.climb(time.monotonic())
+            self.lines.rest(time.monotonic())
             self._count_p2pd()
 
     async def _carry(self, count: int) -> None:
@@ -488,7 +463,7 @@ class Transport:
             found = punch.candidates(answer.addresses)
             if not found:
                 raise PeerFault(peer, "it knows no public address of its own")
-            self.p2p.punched(peer)
+            self.p2p.punched.add(peer)
             await self.p2p.reach(peer, punch.OPEN_S, [multiaddr(*at) for at in found])
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
@@ -500,27 +475,25 @@ class Transport:
     ) -> PunchAnswer:
         peer = self.caller(context)
         targets, mine = punch.candidates(request.addresses), self.reachable.seen()
-        if not self.reach_settings.punch or self.reachable.local:
-            return PunchAnswer(reason="hole punching is off here")
-        if peer in self._punching and self.peer_id < peer:
-            return PunchAnswer(reason="a punch to you is under way from here")
-        if self.reachable.moving_ports():
-            return PunchAnswer(reason="our router gives every connection another port")
-        if not targets or not mine:
-            return PunchAnswer(
-                reason="no public address is known here"
-                if targets
-                else "no public address was given"
-            )
-        if not self._punches.allow(peer, time.monotonic()):
-            return PunchAnswer(reason="too soon after the last attempt")
+        refusals = {
+            "hole punching is off here": not self.reach_settings.punch or self.reachable.local,
+            "a punch to you is under way from here": peer in self._punching and self.peer_id < peer,
+            "our router gives every connection another port": self.reachable.moving_ports(),
+            "no public address was given": not targets,
+            "no public address is known here": not mine,
+        }
+        why = next((why for why, is_so in refusals.items() if is_so), "")
+        if not why and not self._punches.allow(peer, time.monotonic()):
+            why = "too soon after the last attempt"
+        if why:
+            return PunchAnswer(reason=why)
         self._tasks.spawn(self._open_to(peer, targets), f"punch {short(peer)}")
         return PunchAnswer(accepted=True, addresses=mine)
 
     async def _open_to(self, peer: PeerId, targets: list[tuple[str, int]]) -> None:
         try:
             made = await punch.open_connection(self.p2p.port, targets, self._tasks)
-            self.p2p.punched(peer)
+            self.p2p.punched.add(peer)
             await punch.hand_over(made, self.near, self.p2p.port)
         except (NetworkFault, OSError) as e:
             self._journal.emit(
@@ -574,7 +547,7 @@ class Transport:
             self.fault(peer, f"bad handshake: {e}")
             return
         if met is not None:
-            line = self._lines.line(peer)
+            line = self.lines.open.get(peer)
             if line is not None and line.met.certificate != met.certificate:
                 # The peer restarted since we dialled it: our channel to it is of no use.
                 self.forget(peer)
@@ -603,7 +576,7 @@ class Transport:
 
     def _on_rung(self, rung: Rung) -> int:
         """Lines of this kind now; called by the thread that answers scrapes."""
-        return sum(line.rung is rung for line in self._lines.all().values())
+        return sum(line.rung is rung for line in list(self.lines.open.values()))
 
     def expel(self, revoked: Callable[[PeerId], bool]) -> None:
         self._book.revoked = revoked
@@ -618,7 +591,7 @@ class Transport:
             peer, "transport", "rate-limited", f"{short(peer)} asks too often; some are refused"
         )
 
-    def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:
+    def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float:
         self._refuse_banned(peer)
         return self._admit(peer, hello)
 

@@ -1,7 +1,5 @@
 """How this peer reaches others. Values measured on a loopback; see docs/operating.md."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MIB = 1 << 20

@@ -1,5 +1,6 @@
-"""All that a peer sends and receives: counted, and under the operator's caps.
-Enters: sizes of gRPC messages, what p2pd has moved. Leaves: turns to send and to read.
+"""All that a peer sends and receives: counted, and under the operator's caps; and how many calls
+and streams others may have open here at once.
+Enters: sizes of gRPC messages, what p2pd has moved. Leaves: turns to send and to read, seats.
 
 Where a cap is set, a message of :data:`BULK` bytes or more waits for its turn before it is handed
 to gRPC, and one that has come waits before it is handed on; its sender waits with it, for HTTP/2
@@ -7,16 +8,24 @@ lets no more in than is read. Smaller messages (heartbeats, plans, receipts, pro
 count. What is counted is what a network interface counts: :func:`on_wire`.
 """
 
-from __future__ import annotations
-
+import asyncio
 import time
-from collections.abc import Callable, Hashable
+from collections import Counter, deque
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+)
 from typing import Any
 
 import psutil
 
-from node.transport.limits import Moved
-from node.transport.share import Share
+from node.core.ids import PeerId
+from node.reach import shares
 
 BULK = 4096
 """Bytes from which a message waits."""
@@ -50,6 +59,96 @@ def acknowledged(nbytes: int) -> int:
     return HEADERS * (1 + nbytes // (SEGMENT * PER_ACK))
 
 
+class Seats:
+    """Concurrent holds, limited for each peer and in all."""
+
+    def __init__(self, per_peer: int, total: int) -> None:
+        self.per_peer, self.total = per_peer, total
+        self._held: Counter[PeerId] = Counter()
+
+    def free(self, peer: PeerId) -> bool:
+        """Whether :meth:`take` would succeed."""
+        return self._held[peer] < self.per_peer and self._held.total() < self.total
+
+    def take(self, peer: PeerId) -> bool:
+        """Hold a seat until :meth:`leave`; False when there is none."""
+        if not self.free(peer):
+            return False
+        self._held[peer] += 1
+        return True
+
+    def leave(self, peer: PeerId) -> None:
+        """Give one seat back."""
+        # Subtracting in place, a counter forgets what has come down to zero.
+        self._held -= Counter([peer])
+
+
+class Moved:
+    """Bytes ``sent`` and ``received`` since the start, and of the last minute those of every
+    second. ``now`` is in seconds of a steady clock."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+        self._seconds: deque[list[int]] = deque(maxlen=60)
+
+    def count(self, sent: int, received: int, now: float) -> None:
+        """So many bytes went just now."""
+        self.sent += sent
+        self.received += received
+        second = int(now)
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append([second, 0, 0])
+        self._seconds[-1][1] += sent
+        self._seconds[-1][2] += received
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Bytes sent and received in the busiest second, zeros for nothing lately."""
+        fresh = [row for row in self._seconds if now - row[0] < 60]
+        return max((float(r[1]) for r in fresh), default=0.0), max(
+            (float(r[2]) for r in fresh), default=0.0
+        )
+
+    def mean(self, now: float, seconds: float) -> tuple[float, float]:
+        """Bytes a second sent and received, over the last ``seconds`` (60 at most) without the one
+        under way."""
+        fresh = [row for row in self._seconds if 0 < int(now) - row[0] <= seconds]
+        return sum(r[1] for r in fresh) / seconds, sum(r[2] for r in fresh) / seconds
+
+
+class Share(shares.Shares):
+    """Turns under a rate, on the clock of the event loop: :class:`~node.reach.shares.Shares` for
+    those who wait in tasks. ``rate``: bytes a second for all together; 0: nobody ever waits."""
+
+    def __init__(self, rate: float, burst_s: float = shares.BURST_S) -> None:
+        super().__init__(rate, time.monotonic(), burst_s)
+        self._granted: dict[int, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def take(self, pair: Hashable, count: int, weight: float = 1.0) -> None:
+        """Return when ``pair`` may send ``count`` bytes; see
+        :meth:`~node.reach.shares.Shares.ask`."""
+        if not self.rate:
+            return
+        number = self.ask(pair, count, weight)
+        granted = self._granted[number] = asyncio.get_running_loop().create_future()
+        if self._timer is None:
+            self._go_on()
+        try:
+            await granted
+        finally:
+            self._granted.pop(number, None)
+            self.drop(number)
+
+    def _go_on(self) -> None:
+        for number in self.grant(time.monotonic()):
+            if (granted := self._granted.get(number)) is not None and not granted.done():
+                granted.set_result(None)
+        wait = self.wait()
+        self._timer = (
+            None if wait is None else asyncio.get_running_loop().call_later(wait, self._go_on)
+        )
+
+
 class Traffic(Moved):
     """What was moved on the wire. ``max_up``, ``max_down``: bytes a second, 0 for no cap. Calls of
     one message each way count and never wait."""
@@ -57,12 +156,9 @@ class Traffic(Moved):
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
         super().__init__()
         self.max_up, self.max_down = max_up, max_down
-        self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
-
-    @property
-    def capped(self) -> bool:
+        self.capped = bool(max_up or max_down)
         """Whether anything ever waits."""
-        return bool(self.max_up or self.max_down)
+        self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
 
     def lately(self) -> tuple[float, float]:
         """Bytes a second sent and received, over the last :data:`LATELY_S` seconds."""
@@ -132,6 +228,58 @@ def size_of(message: Any) -> int:
     if isinstance(message, bytes):
         return len(message)
     return message.ByteSize() if hasattr(message, "ByteSize") else 0
+
+
+class Paced(AsyncIterator[Any]):
+    """``messages``, each after ``turn(message)``. Unlike a generator it goes on after it was
+    cancelled."""
+
+    def __init__(
+        self, messages: AsyncIterable[Any] | Iterable[Any], turn: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        self._messages: Any = (
+            aiter(messages) if isinstance(messages, AsyncIterable) else iter(messages)
+        )
+        self._turn = turn
+
+    async def __anext__(self) -> Any:
+        if isinstance(self._messages, Iterator):
+            try:
+                message = next(self._messages)
+            except StopIteration:
+                raise StopAsyncIteration from None
+        else:
+            message = await anext(self._messages)
+        await self._turn(message)
+        return message
+
+
+class PacedStream:
+    """A call or a servicer's context whose messages wait: ``read`` hands on after
+    ``reads(message)``, ``write`` sends after ``sends(message)``. All else is ``raw``'s."""
+
+    def __init__(
+        self,
+        raw: Any,
+        reads: Callable[[Any], Awaitable[None]],
+        sends: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        self._raw, self._reads, self._sends = raw, reads, sends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    async def read(self) -> Any:
+        message = await self._raw.read()
+        await self._reads(message)
+        return message
+
+    async def write(self, message: Any) -> None:
+        await self._sends(message)
+        await self._raw.write(message)
+
+    def __aiter__(self) -> Paced:
+        return Paced(self._raw, self._reads)
 
 
 class Beside:

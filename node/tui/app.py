@@ -1,8 +1,6 @@
 """The monitor: a full screen view of a running daemon through its control socket. Leaving it leaves
 the daemon running."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import ClassVar
@@ -18,14 +16,22 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 
 from node.control.client import ControlClient
 from node.control.commands import local_time
-from node.control.snapshot import has_cells
-from node.control.text import event_line, in_order, peer_cells
-from node.control.words import clean
+from node.control.text import (
+    STATE_STYLE,
+    cover_words,
+    event_line,
+    has_cells,
+    in_order,
+    paths_words,
+    peer_cells,
+    time_bar,
+)
+from node.control.words import chart, clean, count, span
 from node.core.errors import LocalFault
-from node.core.ids import PeerId, short
-from node.tui.boxes import loss_rows, node_lines, swarm_lines, warning
+from node.core.ids import ENDS, PeerId, short, short_cell
+from node.core.numbers import human
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import Event, Snapshot
+from protos.control_pb2 import CellLine, Event, Snapshot
 
 SMALLEST = (64, 20)
 """Columns and rows below which the boxes would lie."""
@@ -108,9 +114,9 @@ class Monitor(App[str]):
     def on_resize(self, event: events.Resize) -> None:
         columns, rows = event.size
         self.screen_stack[0].set_class(columns < SMALLEST[0] or rows < SMALLEST[1], "small")
-        need = f"this terminal has {columns}x{rows}, the monitor needs {SMALLEST[0]}x{SMALLEST[1]}"
         self.query_one("#small", Static).update(
-            f"{need}\nenlarge it, or leave with q and use\ntutti status --watch"
+            f"this terminal has {columns}x{rows}, the monitor needs {SMALLEST[0]}x{SMALLEST[1]}\n"
+            "enlarge it, or leave with q and use\ntutti status --watch"
         )
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.query_one("#events", RichLog).scroll_end, animate=False)
@@ -239,8 +245,7 @@ class Monitor(App[str]):
         if not table.columns:
             table.add_columns(*columns)
         for line in in_order(answer):
-            row = peer_cells(line, answer.swarm.stages, cells=cells)
-            table.add_row(*row[: len(columns)])
+            table.add_row(*peer_cells(line, answer.swarm.stages, cells=cells)[: len(columns)])
         table.scroll_to(y=at, animate=False)
 
 
@@ -248,3 +253,96 @@ def _stack(lines: list[Text]) -> Group:
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*lines)
+
+
+# ------------------------------------------------------------ the words inside the boxes
+
+
+def node_lines(s: Snapshot, width: int) -> list[Text]:
+    """This node in five lines; why it is not healthy comes before everything else."""
+    state = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
+    lines = [
+        _row("state", "")
+        .append(state, STATE_STYLE.get(s.state, ""))
+        .append(f" {clean(s.phase, 8)}", "dim")
+        .append(f"  up {span(s.up_s)}")
+    ]
+    if not s.healthy:
+        lines.append(Text(clean(s.reason, 200) or "degraded", "bold yellow"))
+        if s.next_step:
+            lines.append(Text("→ " + clean(s.next_step, 200)))
+    place = (
+        "rendezvous"
+        if s.role == "rendezvous"
+        else "ends"
+        if s.stage == ENDS
+        else f"{s.stage}/{s.swarm.stages}"
+    )
+    last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
+    return [
+        *lines,
+        _row(
+            "stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"
+        ),
+        _row("work", f"{count(s.micro_batches)} mb here{last}"),
+        _row(
+            "net",
+            f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} "
+            f"↓{_brief(s.bytes_received)}",
+        ),
+        _row("time", "").append_text(time_bar(s.time_s, max(8, width - 7))),
+    ]
+
+
+def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
+    """The swarm in five lines, or six where cells lead themselves."""
+    loss = f"{s.loss:.3f}" if s.loss else "-"
+    if s.loss and s.loss_first:
+        loss += f" {'↓' if s.loss < s.loss_first else '↑'} {s.loss_first:.3f}"
+    return [
+        _row(
+            "epoch",
+            f"{s.epoch:,} of {s.swarm.epochs:,}   {clean(s.swarm.name, 14)} {s.swarm.run_id[:6]}",
+        ),
+        _row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")),
+        _row("speed", f"{count(s.tokens_per_s)} tok/s   {count(s.tokens)} tokens"),
+        _row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed"),
+        _row("cover", "").append_text(cover_words(answer)),
+        *([_row("cell", _cell(s.cell))] if s.HasField("cell") else ()),
+    ]
+
+
+def _cell(c: CellLine) -> str:
+    """One of how many, what came of the last window, when the next one is."""
+    came = ""
+    if c.met == c.window:
+        came = "  averaged" if c.last == c.met else "  averages"
+    elif c.alone:
+        came = "  alone"
+    elif c.last:
+        came = "  averaged"
+    coming = f"  next {span(c.next_s)}" if c.next_s else ""
+    return f"{short_cell(clean(c.cell, 16))} of {c.cells}{came}{coming}"
+
+
+def warning(s: Snapshot) -> str:
+    """What deserves the line below the peers most; "" for nothing."""
+    if s.digest_mismatches:
+        return f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
+    return clean(s.warnings[0]) if s.warnings else ""
+
+
+def loss_rows(s: Snapshot, width: int, height: int) -> Text:
+    """The loss curve, highest at the top."""
+    if not s.loss_history:
+        return Text("no epoch has been committed yet", "dim")
+    return Text("\n".join(chart(list(s.loss_history), width, height)), "cyan")
+
+
+def _row(label: str, value: str) -> Text:
+    return Text(f"{label:<7}", "dim").append(value, "")
+
+
+def _brief(number: float) -> str:
+    """Bytes, "3.0 GiB" as "3.0G", for narrow places."""
+    return human(number).replace(" ", "").replace("iB", "")

@@ -5,8 +5,6 @@ anything else is refused before memory is set aside for it, and a stream that is
 than its heads is refused too. Numbers are little endian, rows outermost first.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence

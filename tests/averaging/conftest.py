@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
-from node.averaging.exchange.ledger import FreshPart
-from node.averaging.exchange.request import RoundOutcome, RoundRequest, WeightCaps
+from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundRequest, WeightCaps
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId

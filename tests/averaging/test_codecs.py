@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.coding.codecs import Coded, Rounded, decode, encode, settle
+from node.averaging.coding.codecs import (
+    Coded,
+    Rounded,
+    decode,
+    encode,
+    opened,
+    settle,
+    settled,
+)
 from node.averaging.coding.formats import (
     FORMATS,
     INT4_BLOCK,
@@ -18,7 +26,7 @@ from node.averaging.coding.formats import (
     nbytes_of,
 )
 from node.averaging.coding.layouts import PIECE
-from node.averaging.reducers.reduce import means, opened, settled
+from node.averaging.reducers.reducer import means
 from node.core.errors import StepFault, WireError
 from node.core.ids import PeerId
 

@@ -2,8 +2,6 @@
 forgets, lines that lose messages, clocks that differ, and callers that bind others and go silent.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Iterable
 from dataclasses import replace

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.averaging.exchange.events import (
+    LET_IN,
     Began,
     Ended,
     EndStream,
@@ -25,8 +26,9 @@ from node.averaging.exchange.events import (
     TimePassed,
     Uploaded,
     Wait,
+    contribute_until,
+    micro_groups,
 )
-from node.averaging.exchange.groups import LET_IN, contribute_until, micro_groups
 from node.averaging.exchange.machine import RoundMachine
 from node.core.ids import PeerId, RoundId
 from tests.averaging import test_machine

@@ -22,8 +22,8 @@ from node.averaging.exchange.events import (
     Uploaded,
     Voided,
     Wait,
+    micro_groups,
 )
-from node.averaging.exchange.groups import micro_groups
 from node.averaging.exchange.machine import MOST_SERVED, RoundMachine
 from node.core.ids import PeerId, RoundId
 

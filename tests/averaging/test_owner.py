@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from node.averaging.coding import parcel
-from node.averaging.exchange.groups import micro_groups
+from node.averaging.exchange.events import micro_groups
 from node.averaging.exchange.member import Exchanges
 from node.averaging.exchange.owner import HEAD_LIMIT
 from node.averaging.settings import AveragingSettings

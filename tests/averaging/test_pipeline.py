@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from node.averaging.exchange import member
-from node.averaging.exchange.events import Kind, Uploaded
-from node.averaging.exchange.groups import LET_IN
+from node.averaging.exchange.events import LET_IN, Kind, Uploaded
 from node.averaging.exchange.member import Exchanges, Unwelcome
 from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.settings import AveragingSettings

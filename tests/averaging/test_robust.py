@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from benchmarks.lab.slow import TWINS, flat, length, means_of
 from node.averaging.coding.codecs import Coded
 from node.averaging.reducers import robust
-from node.averaging.reducers.network import merge_exchange, selection
 from node.averaging.reducers.reducer import Gathered, Reducer
+from node.averaging.reducers.robust import merge_exchange, selection
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 

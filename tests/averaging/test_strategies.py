@@ -8,25 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reference.mixing import mixing
-from node.averaging.strategies.central import Barrierless, ParameterServer
-from node.averaging.strategies.gossip import Exponential, Pairs, Ring
-from node.averaging.strategies.moshpit import (
+from node.averaging.strategies.strategy import (
+    Barrierless,
+    Butterfly,
+    Edges,
+    Exponential,
+    Groups,
     Moshpit,
+    Pairs,
+    ParameterServer,
+    RandomGroups,
+    Ring,
     advance,
+    dice,
     first_keys,
     fit,
     meet_by_key,
+    order,
     pack,
 )
-from node.averaging.strategies.strategy import (
-    Butterfly,
-    Edges,
-    Groups,
-    RandomGroups,
-    dice,
-    order,
-)
-from node.sim.agreement import grouped, neighbourly
+from node.sim.averaging import grouped, neighbourly
 
 ALL = {
     "butterfly": Butterfly(),

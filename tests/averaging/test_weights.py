@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from benchmarks.lab.slow import means_of
 from node.averaging.coding.codecs import Coded
-from node.averaging.reducers.reduce import means
-from node.averaging.reducers.reducer import Gathered, Reducer
-from node.averaging.reducers.weights import weights
+from node.averaging.reducers.quarantine import weights
+from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 

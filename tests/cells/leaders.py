@@ -21,12 +21,10 @@ from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
 from node.dht.topics import outer_topic
 from node.identity.faults import FaultBook
-from node.sim.process import SimClock
+from node.sim.process import SimClock, SimSigner
 from node.sim.setup import LinkProfile
-from node.sim.world.links import Links
 from node.sim.world.loop import ProcessLoop, VirtualTime
-from node.sim.world.network import SimNet, SimTransport
-from node.sim.world.signing import SimSigner
+from node.sim.world.network import Links, SimNet, SimTransport
 from node.telemetry.events import Event, Journal
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc

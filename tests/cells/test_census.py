@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.between.rounds import cell_id, standings
 from benchmarks.between.scale import SEAL
-from node.app.cells import cells_in_sight
+from node.app.peer import cells_in_sight
 from node.cells import census
 from node.cells.census import (
     CellRecord,
@@ -33,8 +33,8 @@ from node.scheduler.cells import choose_cell
 from node.sim.process import SimClock
 from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
-from node.sim.world.links import Links
 from node.sim.world.loop import ProcessLoop, VirtualTime, quiet
+from node.sim.world.network import Links
 
 FIRST = first_cell("ab" * 32)
 

@@ -8,7 +8,7 @@ import pytest
 
 from node.averaging.strategies.keys import EdgeKeys
 from node.averaging.strategies.outer import MOST_EDGE_STAGES
-from node.cells.edges import EdgeFinder, Neighbours
+from node.cells.board import EdgeFinder, Neighbours
 from node.cells.postings import MAX_HOSTS, CellFacts, pack_hosts, pack_posting, parse_posting
 from node.core.errors import WireError
 from node.core.ids import PeerId

@@ -16,7 +16,7 @@ from node.cells.notes import Acceptance, Accepting
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner
 from node.dht.topics import outer_topic
-from node.sim.world.signing import SimSigner
+from node.sim.process import SimSigner
 from protos import cells_pb2 as pb
 from tests.cells.leaders import (
     KEY,

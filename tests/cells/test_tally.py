@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.cells.tally import CellTally
+from node.cells.service import CellTally
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Plan, PlanMember, Window
 from node.training.rounds.window import WindowNews

@@ -10,8 +10,7 @@ import torch
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint import pins
-from node.checkpoint.fetch import FetchTimeouts, fetch
-from node.checkpoint.partial import Partial
+from node.checkpoint.fetch import FetchTimeouts, Partial, fetch
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import NoDonor, StateKind

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.checkpoint import files, manifest, tensorfile
+from node.checkpoint import files
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.store import ASIDE, CheckpointStore
+from node.checkpoint.store import ASIDE, CheckpointStore, _hash
 from node.core.errors import ExitCode, LocalFault, OutOfResources, Refused
 from node.wire.tensors import digest
 
@@ -46,7 +46,7 @@ def store_in(
 def rewritten(page: Path, **changes: object) -> None:
     """The manifest with other facts and the hash that they have."""
     body = json.loads(page.read_text())["checkpoint"] | changes
-    page.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+    page.write_text(json.dumps({"checkpoint": body, "sha256": _hash(body)}))
 
 
 @pytest.fixture
@@ -293,16 +293,16 @@ def test_a_header_bomb_never_reaches_the_library(
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("the library was called")
 
-    monkeypatch.setattr(tensorfile, "safe_open", never)
+    monkeypatch.setattr(files, "safe_open", never)
     bomb = tmp_path / "bomb"
     bomb.write_bytes((64 << 20).to_bytes(8, "little"))
     os.truncate(bomb, 100 << 20)
     fd = os.open(bomb, os.O_RDONLY)
     try:
         with pytest.raises(Refused, match="over the limit"):
-            tensorfile.read_tensors(fd, 100 << 20)
+            files.read_tensors(fd, 100 << 20)
         with pytest.raises(Refused, match="longer than the file"):
-            tensorfile.read_tensors(fd, 1 << 20)
+            files.read_tensors(fd, 1 << 20)
     finally:
         os.close(fd)
 

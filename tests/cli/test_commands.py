@@ -110,14 +110,15 @@ def test_inspect_shows_a_file(tutti):
 def test_joining_needs_a_yes(tutti, ours):
     owner = Identity.ephemeral()
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
-    text = Invite(manifest.run_id, owner.peer_id, (ADDRESS + owner.peer_id,)).encode()
+    invite = Invite(manifest.run_id, owner.peer_id, (ADDRESS + owner.peer_id,))
+    text = invite.encode()
     ours.remember(manifest)  # so that nobody must be asked over the network
     asked = tutti("join", text, "--no-start")
     assert asked.returncode == 2
     assert "--yes" in asked.stderr
     assert owner.peer_id in asked.stderr  # it was shown whose swarm this is
     assert tutti("join", text, "--no-start", "--yes").returncode == 0
-    assert ours.remembered() == (manifest, text)
+    assert ours.remembered() == (manifest, invite)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(ours, monkeypatch):
         )
 
     answers(real)
-    assert look(ours, invite) == (Manifest.parse(real), invite)
+    assert look(ours, invite) == (Manifest.parse(real), Invite.decode(invite))
     for wrong in (
         fake,
         real.replace(b"# epochs = 120", b"epochs = 121"),
@@ -111,10 +111,12 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
     )
     places, asked = (ADDRESS + OWNER.peer_id,), []
 
-    def observed(places, question, kind, seed=None):
+    def observed(places, question, seed=None):
         asked.append((question, Identity(Ed25519PrivateKey.from_private_bytes(seed), None)))
         manifest = ManifestAnswer(toml=private.to_toml())
-        return Answer(manifest=manifest) if kind == "manifest" else Answer(peers=PeersAnswer())
+        if question.HasField("manifest"):
+            return Answer(manifest=manifest)
+        return Answer(peers=PeersAnswer())
 
     monkeypatch.setattr("node.app.joining.observe", observed)
     for guest in (None, me.peer_id):
@@ -168,7 +170,7 @@ def test_the_addresses_to_examine_are_those_given_or_remembered(ours, network):
     asked, manifest = network(), Manifest.parse(Manifest.default_demo().sign(OWNER))
     one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}" for port in (1, 2, 3))
     examined(ours, ())
-    ours.remember(manifest, Invite(manifest.run_id, OWNER.peer_id, (one,)).encode())
+    ours.remember(manifest, Invite(manifest.run_id, OWNER.peer_id, (one,)))
     examined(ours, ())
     examined(ours, (Invite(manifest.run_id, OWNER.peer_id, (two,)).encode().upper(), three))
     assert [addresses for addresses, _ in asked] == [[], [one], [two, three]]
@@ -200,7 +202,7 @@ async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):
     manifest = Manifest.parse(good)
     invite = Invite(manifest.run_id, OWNER.peer_id, tuple(ADDRESS + peer for peer in said))
     assert await seeker._find_manifest(invite) == manifest
-    assert ours.remembered() == (manifest, invite.encode())
+    assert ours.remembered() == (manifest, invite)
     said[OWNER.peer_id] = itertools.repeat(bad[0])
     with pytest.raises(Refused, match="is of run"):
         await seeker._find_manifest(invite)

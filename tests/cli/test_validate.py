@@ -9,7 +9,7 @@ import tokenizers
 
 from benchmarks.given import directories
 from node.config import NodeConfig
-from node.data.places import Places
+from node.data.settings import Places
 from node.manifest import Manifest, amended, read_manifest
 from node.model.pretrained import Weights
 from tests.cli.conftest import refused

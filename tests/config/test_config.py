@@ -57,7 +57,7 @@ def test_every_variable_of_a_container_is_read(tmp_path):
     assert config.transport.announce == ("a:1", "b:2")
     assert config.transport.force_tunnel is True
     assert config.directory.ttl_s == 20.0
-    assert config.metrics_port is None
+    assert config.node.metrics_port == -1
     assert config.node.device == "auto"  # empty means not given
 
 
@@ -138,13 +138,11 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
     assert config.remembered() is None
     one = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
     two = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
-    invite = Invite(
-        one.run_id, one.swarm.owner, (f"/ip4/127.0.0.1/tcp/1/p2p/{one.swarm.owner}",)
-    ).encode()
+    invite = Invite(one.run_id, one.swarm.owner, (f"/ip4/127.0.0.1/tcp/1/p2p/{one.swarm.owner}",))
     config.remember(one, invite)
     assert config.remembered() == (one, invite)
     config.remember(two)
-    assert config.remembered() == (two, "")
+    assert config.remembered() == (two, None)
     assert config.remembered(one.run_id) == (one, invite)
     config.remember(one)  # started again by file: the invite is kept
     assert config.remembered() == (one, invite)

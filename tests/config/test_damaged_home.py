@@ -52,7 +52,7 @@ def ours(tmp_path: Path) -> NodeConfig:
 def one(ours: NodeConfig) -> Manifest:
     """A run that this home was invited to, and remembers."""
     made = a_run()
-    ours.remember(made, invite_to(made).encode())
+    ours.remember(made, invite_to(made))
     return made
 
 
@@ -139,11 +139,11 @@ def test_on_a_full_disk_what_is_remembered_is_remembered_again(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("node.config.write_atomically", full)
-    ours.remember(one, invite_to(one).encode())
+    ours.remember(one, invite_to(one))
     ours.keep_reference(one.run_id, 5.5)
     with pytest.raises(OutOfResources, match="no space to write"):
         ours.remember(a_run("two"))
-    assert ours.remembered() == (one, invite_to(one).encode())
+    assert ours.remembered() == (one, invite_to(one))
 
 
 def test_the_first_loss_survives_a_restart(ours: NodeConfig) -> None:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from node.app.forecast import OVERHEAD, Forecast, forecast
+from node.app.capacity import OVERHEAD, Forecast, forecast
 from node.app.joining import sheet
 from node.config import NodeConfig
 from node.manifest import Manifest, amended

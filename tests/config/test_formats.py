@@ -20,8 +20,7 @@ from node.config import NodeConfig
 from node.core.errors import ExitCode, TooNew, UsageFault
 from node.identity.admission import check_admission
 from node.identity.invites import Invite
-from node.identity.keys import Identity
-from node.identity.peers import peer_id_of
+from node.identity.keys import Identity, peer_id_of
 from node.manifest import FORMAT, GONE, SECTIONS, Manifest, amended, read_manifest
 
 HERE = Path(__file__).parent
@@ -96,10 +95,10 @@ def test_a_home_and_its_checkpoints_work_for_both_formats(name: str, tmp_path: P
     ours = NodeConfig(home=tmp_path)
     for manifest in (before, after):
         ours.remember(manifest)
-        assert ours.remembered() == (manifest, "")
+        assert ours.remembered() == (manifest, None)
         _store(ours, manifest).save(1, 20, {"w": torch.ones(2)}, {}, {"of": manifest.format})
     for manifest in (before, after):
-        assert ours.remembered(manifest.run_id) == (manifest, "")
+        assert ours.remembered(manifest.run_id) == (manifest, None)
         found = _store(ours, manifest).load(1, 20)
         assert found.meta == {"of": manifest.format}
 

@@ -18,6 +18,6 @@ def test_a_child_has_its_parents_settings_and_ports_of_its_own(tmp_path: Path) -
     child = NodeConfig.load({"home": tmp_path / "child", **given}, image)
     alone = replace(parent.transport, p2p_port=0, grpc_port=0, announce=())
     assert (child.transport, child.checkpoint) == (alone, parent.checkpoint)
-    assert (child.reach, child.metrics_port) == (parent.reach, None)
+    assert (child.reach, child.node.metrics_port) == (parent.reach, -1)
     assert (child.node.name, child.stage, child.node.join) == ("anna-2", 2, (near,))
     assert child.node.data == ""

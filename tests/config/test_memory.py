@@ -1,7 +1,5 @@
 """How much of a device a stage may take: what is there, what is free, what is left to others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -245,7 +245,7 @@ def test_checkpoints_of_the_cell_that_was_left_are_set_aside(tmp_path: Path) -> 
         (kept / word).write_text(word)
         ours.change_cell(run, "c" * 16)
         assert not ours.checkpoint_dir(run).exists()
-        assert [p.name for p in (ours.left_dir(run) / "stage-1").iterdir()] == [word]
+        assert [p.name for p in (ours.swarm_dir(run) / "ckpt.left" / "stage-1").iterdir()] == [word]
     assert ours.cell(run) == "c" * 16
 
 

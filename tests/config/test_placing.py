@@ -1,7 +1,5 @@
 """The stage a daemon takes: its operator's, its leader's, or one that it chooses."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path
@@ -28,7 +26,7 @@ MANIFEST = amended(Manifest.default_demo(), {"pipeline.stages": STAGES})
 class FakePresence:
     """Shows always the same; every look at it takes half a second."""
 
-    def __init__(self, daemon: FakeDaemon, others: dict[str, Placed]) -> None:
+    def __init__(self, daemon: "FakeDaemon", others: dict[str, Placed]) -> None:
         self._d, self.hasty, self.company = daemon, False, asyncio.Event()
         self.times, self.me = 1.0, PeerId("me")
         self.others = {PeerId(p): placed for p, placed in others.items()}

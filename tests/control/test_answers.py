@@ -24,7 +24,7 @@ def view(private: bool) -> tuple[OperatorService, Manifest]:
         amended(base, {"swarm.admission": "invite" if private else "open"}).sign(OWNER)
     )
     gate = Gate(manifest.run_id, OWNER.peer_id, private)
-    daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=lambda: gate)
+    daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=gate)
     made = OperatorService(daemon)
     line = PeerLine(peer="12D3KooWHidden", name="shy-otter")
     made.peers = lambda: PeersAnswer(peers=[line])  # type: ignore[method-assign]

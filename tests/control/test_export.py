@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.app import export
+from node.app import operator_service
 from node.checkpoint.state import NoDonor
 from node.core.errors import NetworkFault
 from node.manifest import Manifest
@@ -25,12 +25,12 @@ async def test_an_export_that_fails_fetches_nothing_more(tmp_path: Path, monkeyp
         finally:
             under_way.remove(stage)
 
-    monkeypatch.setattr(export, "fetch", fetch)
-    monkeypatch.setattr(export, "ATTEMPTS", 1)
+    monkeypatch.setattr(operator_service, "fetch", fetch)
+    monkeypatch.setattr(operator_service, "ATTEMPTS", 1)
     engines = SimpleNamespace(store=SimpleNamespace(settings=None))
     work = SimpleNamespace(plan=SimpleNamespace(stage=lambda stage: []), engines=engines)
     a: Any = SimpleNamespace(manifest=manifest, work=work, tokenizer=object())
     a.stage = SimpleNamespace(stage=-1)
     with pytest.raises(NetworkFault, match=f"stage {manifest.pipeline.stages}"):
-        await anext(export.gather(a, None, tmp_path, None))  # type: ignore[arg-type]
+        await anext(operator_service.gather(a, None, tmp_path, None))  # type: ignore[arg-type]
     assert not under_way

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from benchmarks.lab.canned_window import ME, some_peers, training_snapshot
-from node.control.commands import say_json
-from node.control.snapshot import compare_digests, plain
+from node.control.commands import plain, say_json
 from node.control.text import (
     banner,
+    compare_digests,
     consent_lines,
     doing,
     fitted,

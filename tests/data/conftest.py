@@ -5,8 +5,7 @@ import pytest
 import tokenizers
 import torch
 
-from node.data.places import AS_NAMED, Places
-from node.data.settings import DataSettings
+from node.data.settings import AS_NAMED, DataSettings, Places
 from node.data.sources import Corpus, open_data
 from node.data.streamed import pieces
 from node.data.streamed import stream as stream_module

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.lab.file_server import FileServer
 from node.data.settings import DataSettings
-from node.data.streamed.opening import open_stream
-from node.data.streamed.stream import Stream
+from node.data.streamed.stream import Stream, open_stream
 from node.data.tokenizer import ByteTokenizer
 
 CAP = 64 << 20

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from node.core.errors import Refused, UsageFault
-from node.data.places import Places
-from node.data.settings import DataSettings
+from node.data.settings import DataSettings, Places
 from node.data.sources import open_data
 from node.data.tokenizer import ByteTokenizer, open_tokenizer
 from tests.data.conftest import open_source

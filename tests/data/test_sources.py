@@ -10,10 +10,10 @@ import pytest
 import tokenizers
 
 from node.core.errors import OutOfResources, Refused, UsageFault
-from node.data import cache, readers
+from node.data import readers, token_file
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
-from node.data.synthetic import MarkovLanguage
+from node.data.sources import MarkovLanguage
 from node.data.token_file import TokenFile
 from node.data.tokenizer import ByteTokenizer
 from node.training.state.text import Text
@@ -317,7 +317,7 @@ def test_a_disk_that_does_not_take_it(tmp_path, monkeypatch, number, fault):
     def refuse(*_):
         raise OSError(number, "no")
 
-    monkeypatch.setattr(cache.os, "fsync", refuse)
+    monkeypatch.setattr(token_file.os, "fsync", refuse)
     with pytest.raises(fault):
         open_source(DataSettings(source=f"file:{tmp_path / 'a.jsonl'}"), 16, tmp_path / "home")
     assert list((tmp_path / "home" / "data").iterdir()) == []

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from node.data.synthetic import LETTERS, MarkovLanguage
+from node.data.sources import LETTERS, MarkovLanguage
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from hivemind.utils import MSGPackSerializer
 from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht import guard, topics
-from node.dht.admission import REQUESTS_AT_ONCE, AdmissionFilter
+from node.dht.guard import REQUESTS_AT_ONCE, AdmissionFilter
 from node.dht.record import wrap
 from node.dht.record_store import RecordStore, TopicStore
 from node.dht.settings import DirectorySettings

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
-from node.dht.author import Author
 from node.dht.record import unwrap, wrap
-from node.dht.record_store import RecordStore
+from node.dht.record_store import Author, RecordStore
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity

@@ -17,7 +17,8 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.swarm import Reference
-from node.app.assembly import Ports, compose, parts_of_stages
+from node.app.assembly import Ports, compose
+from node.app.capacity import parts_of_stages
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.clock import SystemClock
@@ -36,8 +37,9 @@ from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
 from node.training.protocol.events import Heartbeat
-from node.training.protocol.notes import plan_domain, plan_note, ready_note
-from node.training.state.meter import PipelineMeter
+from node.training.protocol.notes import plan_note, ready_note
+from node.training.protocol.votes import signing_domain
+from node.training.state.engines import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
 from protos.training_pb2_grpc import TrainingStub
@@ -196,7 +198,9 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
         ):
             usurper = dataclasses.replace(last, **{"leader": keys[1].peer_id, **change})
             said = len(peers[2].transport.faults)
-            note = plan_note(usurper, keys[1].sign(usurper.canonical(), plan_domain(m.run_id)))
+            note = plan_note(
+                usurper, keys[1].sign(usurper.canonical(), signing_domain("plan", m.run_id))
+            )
             assert not (await there.Tell(note, timeout=10)).accepted, change
             assert [who for who, *_ in peers[2].transport.faults[said:]] == [
                 keys[1].peer_id

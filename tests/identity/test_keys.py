@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from node.core.errors import OutOfResources, Refused, WireError
 from node.core.ids import PeerId
 from node.identity import keys
-from node.identity.keys import Identity, verify
-from node.identity.peers import name_of, peer_id_of, public_key_of
+from node.identity.keys import Identity, name_of, peer_id_of, public_key_of, verify
 
 ROOT = Path(keys.__file__).parents[2]
 HOLDER = """

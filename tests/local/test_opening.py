@@ -11,8 +11,8 @@ import cli
 from node.app.assembly import _devices
 from node.config import NodeConfig
 from node.core.errors import OutOfResources, UsageFault
-from node.local.opening import device_names, threads_each
 from node.local.split import check_devices, cut_of, local_shape, span
+from node.local.stage import device_names, threads_each
 from node.manifest import Manifest, amended
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes

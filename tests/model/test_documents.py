@@ -1,7 +1,5 @@
 """Documents packed into one sequence are computed as if each were alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate
 

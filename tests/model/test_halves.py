@@ -1,7 +1,5 @@
 """Modules whose parameters are bf16: what they compute, what they take, how they come and go."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from node.core.errors import UsageFault
 from node.model.export import config_of
-from node.model.named import SHAPES, shape_named
 from node.model.settings import ModelSettings
-from node.model.shapes import all_shapes, check_settings, count, layer_cut, parameter_shapes
+from node.model.shapes import (
+    SHAPES,
+    all_shapes,
+    check_settings,
+    count,
+    layer_cut,
+    parameter_shapes,
+    shape_named,
+)
 
 PUBLISHED = {
     "qwen3-0.6b": 596_049_920,

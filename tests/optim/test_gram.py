@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from node.optim.coefficients import coefficients
-from node.optim.gram import ALIGN, PANELS, gram, runs, symmetric
+from node.optim.gram import ALIGN, PANELS, coefficients, gram, runs, symmetric
 from node.optim.gram import standard as overwriting
 from tests.optim.conftest import distance
 

@@ -1,7 +1,5 @@
 """Parameters in bf16 with fp32 masters at their owners: nothing that is learned is rounded away."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +10,7 @@ from torch import Tensor
 from benchmarks.exactness import METHODS, SHAPES, numbers, settings_of
 from benchmarks.reference.swarm import step_all
 from node.core.errors import StepFault
-from node.optim.halves import join, split
-from node.optim.owner import Owner
+from node.optim.owner import Owner, join, split
 from node.optim.parts import LOW, parts_of, step_scratch
 from tests.optim.conftest import matrix_by_matrix
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from node.core.errors import UsageFault
-from node.optim.coefficients import NAMES, coefficients
+from node.manifest import MANIFEST_RULES
+from node.optim.gram import coefficients
 from node.optim.kernel_rule import CPU, KernelRule
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
 from tests.optim.conftest import distance, matrix_by_matrix
@@ -160,8 +161,9 @@ def test_too_few_steps_are_refused():
 
 
 def test_sets_differ_and_stay_bounded_on_all_they_may_meet():
-    for name in NAMES:
+    names = MANIFEST_RULES["optimizer.coefficients"].choices
+    for name in names:
         for steps in (5, 10):
             chosen = coefficients(name, steps)
             assert all(0 <= applied(i / 500, chosen) < 1.21 for i in range(501))
-    assert len({coefficients(name, 5) for name in NAMES}) == len(NAMES)
+    assert len({coefficients(name, 5) for name in names}) == len(names)

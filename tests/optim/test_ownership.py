@@ -12,7 +12,7 @@ from node.core.ids import PeerId
 from node.optim.ownership import assign, makespan, ownership_hash
 from node.optim.parts import ParameterPart, parts_of, state_bytes, state_shapes, step_cost
 from node.optim.settings import OptimSettings
-from node.partition.cost import state_bytes as planned_bytes
+from node.partition.matrices import state_bytes as planned_bytes
 
 peers = st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True).map(
     lambda ns: [PeerId(f"p{n:02}") for n in ns]

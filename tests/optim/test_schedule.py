@@ -6,8 +6,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.optim.schedule import SCHEDULES, learning_rate, share
-from node.optim.settings import OptimSettings
+from node.optim.settings import SCHEDULES, OptimSettings, learning_rate, share
 
 SETTINGS = OptimSettings(lr=0.02, adam_lr=0.003, warmup=10, decay=0.4)
 

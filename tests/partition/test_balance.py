@@ -19,9 +19,8 @@ from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.partition.balance import balance, longest_first
 from node.partition.bounds import lower_bound
-from node.partition.cost import muon_flops, units_of
 from node.partition.exact import KINDS, _branched, _packed, settle
-from node.partition.matrices import Matrix, Unit
+from node.partition.matrices import Matrix, Unit, muon_flops, units_of
 from node.partition.plan import assign_units, make_plan, quantised
 from node.partition.search import OwnershipProblem, SearchState
 
@@ -201,7 +200,7 @@ def test_every_process_makes_the_same_plan():
     program = (
         "import random\n"
         "from node.partition.plan import make_plan\n"
-        "from node.partition.cost import units_of\n"
+        "from node.partition.matrices import units_of\n"
         "from benchmarks.reference.qwen3 import MODELS, fused_form\n"
         "d = random.Random(3)\n"
         "s = [d.lognormvariate(0, .7) for _ in range(9)]\n"

@@ -18,17 +18,18 @@ from benchmarks.reference.buckets import (
 from benchmarks.reference.groups import group_time, published_groups
 from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
 from node.core.errors import UsageFault
-from node.partition.cost import (
+from node.partition.matrices import (
+    Matrix,
     Rates,
+    Unit,
+    equal_splits,
     flops,
     muon_flops,
     soap_flops,
     state_bytes,
     units_of,
 )
-from node.partition.groups import bounded_groups
-from node.partition.matrices import Matrix, Unit, equal_splits
-from node.partition.plan import make_plan
+from node.partition.plan import bounded_groups, make_plan
 
 SHARDS = fused_form(MODELS["32B"], tensor=8)
 NUMEL = {m.name: m.rows * m.cols for m in SHARDS}

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.reference.qwen3 import MODELS, split_form
 from node.partition.balance import balance
-from node.partition.cost import units_of
-from node.partition.matrices import in_order
+from node.partition.matrices import in_order, units_of
 from node.partition.plan import make_plan
 from node.partition.repair import bearable, repair
 from node.partition.search import OwnershipProblem, SearchState

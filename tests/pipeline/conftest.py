@@ -1,8 +1,6 @@
 """A small swarm in one process: every peer has its own device thread and a real gRPC server on
 loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +20,7 @@ from node.model.documents import ends_of, lengths_of
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import DeviceThread
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 
@@ -107,7 +105,7 @@ class Swarm:
         self.pipelines[name], self.ears[name] = pipeline, ear
         return pipeline
 
-    async def fill(self, replicas: int = 2, **extra: object) -> Swarm:
+    async def fill(self, replicas: int = 2, **extra: object) -> "Swarm":
         await self.add("s0a", **extra)  # pyright: ignore[reportArgumentType]
         for stage in range(1, self.settings.stages + 1):
             for letter in "abc"[:replicas]:
@@ -166,7 +164,7 @@ class Swarm:
         or none, be ``counted``."""
         self.results = []
         await asyncio.wait_for(
-            self.pipelines["s0a"].run(plan.paths, self.fetch, self.results.append), 60
+            self.pipelines["s0a"].origin.run(plan.paths, self.fetch, self.results.append), 60
         )
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
         await self.settle()

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
 from node.pipeline import events as ev
-from node.pipeline.delivery import ATTEMPTS, Delivery, Pause, Suspects, Trouble
+from node.pipeline.events import Trouble
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.route import predicted
+from node.pipeline.route import ATTEMPTS, Delivery, Pause, Suspects, predicted
 
 A, B, C, D = (PeerId(x) for x in "abcd")
 

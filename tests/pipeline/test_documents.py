@@ -1,7 +1,5 @@
 """Ends of documents travel with activations, and whatever happens to a micro-batch keeps them."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

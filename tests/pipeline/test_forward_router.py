@@ -13,9 +13,8 @@ from node.core.errors import NetworkFault, PeerFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
-from node.inference.evaluate import choose, evaluate
+from node.inference.at_ends import choose, evaluate, speak
 from node.inference.forward_router import ForwardRouter, decide, named
-from node.inference.generate import speak
 from node.pipeline.settings import PipelineSettings
 from protos.control_pb2 import GenerateRequest, LeaveOut
 

@@ -1,8 +1,6 @@
 """A peer that hosts no ends lets one that does run the passes: over real calls, with peers that
 die, refuse and lie."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +67,7 @@ class Peers:
         self.plan = Plan(3, 1, B, members, (), {})
         self.pipelines, self.services = {}, {}
 
-    async def start(self) -> Peers:
+    async def start(self) -> "Peers":
         for member in self.plan.members:
             transport = self.net.transport(member.peer)
             if member.stage == 0:

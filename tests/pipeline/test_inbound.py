@@ -1,8 +1,6 @@
 """What a peer may not send: each is refused before its tensor is read, and counted when no honest
 peer would send it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc

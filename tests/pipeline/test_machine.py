@@ -8,8 +8,7 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan
 from node.pipeline import events as ev
-from node.pipeline.delivery import Trouble
-from node.pipeline.events import Direction, Key, Say
+from node.pipeline.events import Direction, Key, Say, Trouble
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
 from tests.pipeline.conftest import ORIGIN, make_plan
@@ -147,7 +146,7 @@ def test_the_origin_names_the_journey_that_came_home():
     actions = machine.handle(ev.Computed(start, Direction.BACKWARD), 0.0)
     assert ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b"))) in actions
     assert actions.index(ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b")))) < actions.index(
-        ev.Finished(0)
+        ev.Finished(start)
     )
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.pipeline import events as ev
-from node.pipeline.delivery import Trouble
-from node.pipeline.events import Direction, Key, Say
+from node.pipeline.events import Direction, Key, Say, Trouble
 from node.pipeline.machine import PipelineMachine
 from tests.pipeline.conftest import ORIGIN, STAGES, make_plan
 
@@ -186,8 +185,8 @@ class World:
                     self.attempts[plan, me, key, way] += 1
                     for done in self.waiting.pop((plan, me, key, way), []):
                         done(False)
-            case ev.Finished(index):
-                self.ended[plan, index].append("finished")
+            case ev.Finished(key):
+                self.ended[plan, key.index].append("finished")
             case ev.Dropped(index, _):
                 self.ended[plan, index].append("dropped")
 

@@ -1,7 +1,5 @@
 """Whole pipelines in one process against the model in one piece."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict
@@ -14,10 +12,10 @@ from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
+from node.pipeline.hops.base import Stash
 from node.pipeline.hops.sender import AlreadyThere
 from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
-from node.pipeline.stash import Stash
 from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import begun, dies_at
 
@@ -99,17 +97,17 @@ async def test_a_micro_batch_past_the_deadline_is_dropped(make_swarm):
 async def test_a_cancelled_run_is_dropped_without_a_report(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s2a"))
-    origin, results = swarm.pipelines["s0a"], []
-    running = asyncio.ensure_future(origin.run(plan.paths, swarm.fetch, results.append))
-    while not origin.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
+    pipeline, results = swarm.pipelines["s0a"], []
+    running = asyncio.ensure_future(pipeline.origin.run(plan.paths, swarm.fetch, results.append))
+    while not pipeline.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
         await asyncio.sleep(0.01)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await origin.close()
+    await pipeline.close()
     assert results == []
     assert "micro-batch-dropped" not in swarm.ears["s0a"].events
-    assert origin.stash.used == 0
+    assert pipeline.stash.used == 0
 
 
 async def test_taking_gradients_closes_the_epoch(make_swarm):
@@ -125,7 +123,8 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     assert await swarm.pipelines["s0a"].take_gradients(4) == ({}, 0)
 
 
-async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm):
+async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm, monkeypatch):
+    monkeypatch.setattr("node.pipeline.service.RECEIPTS_S", 60.0)
     swarm = await make_swarm().fill(replicas=2)
     sender = swarm.pipelines["s0a"].sender
     kept, named = sender._tell, asyncio.Event()
@@ -136,18 +135,16 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm)
 
     plan = swarm.adopt(swarm.plan(4))
     sender._tell = slow
-    await swarm.pipelines["s0a"].run(plan.paths, swarm.fetch, swarm.results.append)
+    await swarm.pipelines["s0a"].origin.run(plan.paths, swarm.fetch, swarm.results.append)
     # As in a swarm: the end of the epoch is known before the origin's last notes have arrived
     # everywhere.
     assert swarm.pipelines["s1a"].machine.unsure() == 2
     asyncio.get_running_loop().call_later(0.05, named.set)
-    await asyncio.gather(
-        *(pipeline.receipts(3, patience_s=60.0) for pipeline in swarm.pipelines.values())
-    )
+    await asyncio.gather(*(pipeline.receipts(3) for pipeline in swarm.pipelines.values()))
     assert (await swarm.gradients())[1] == dict.fromkeys(range(4), 128)
 
 
-async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
+async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm, monkeypatch):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
     sender, asked = swarm.pipelines["s0a"].sender, []
     kept = sender._tell
@@ -163,7 +160,8 @@ async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
     pipeline = swarm.pipelines["s1a"]
     await pipeline.receipts(3, dropped=(0, 1))
     assert "shares-unnamed" not in swarm.ears["s1a"].events
-    await pipeline.receipts(3, patience_s=0.05)
+    monkeypatch.setattr("node.pipeline.service.RECEIPTS_S", 0.05)
+    await pipeline.receipts(3)
     await pipeline.receipts(4)
     assert swarm.ears["s1a"].events == ["shares-unnamed"]
     assert asked.count("s1a") >= 3
@@ -393,7 +391,7 @@ async def test_neighbours_are_measured_from_sending_to_done(make_swarm):
     swarm.pipelines["s2a"].math.forward = lambda work: (time.sleep(0.02), job(work))
     plan = swarm.adopt(swarm.plan(6))
     await swarm.run(plan)
-    rates = {n: pipeline.rates() for n, pipeline in swarm.pipelines.items()}
+    rates = {n: pipeline.timing.rates() for n, pipeline in swarm.pipelines.items()}
     assert {n: sorted(r) for n, r in rates.items()} == {
         "s0a": ["s1a", "s3a"],
         "s1a": ["s0a", "s2a"],

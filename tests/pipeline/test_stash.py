@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.pipeline.events import Key
-from node.pipeline.stash import Stash
+from node.pipeline.hops.base import Stash
 from node.pipeline.visit_buffers import VisitBuffers
 
 

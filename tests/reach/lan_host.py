@@ -10,7 +10,7 @@ import threading
 
 import uvloop
 
-from node.identity.peers import peer_id_of
+from node.identity.keys import peer_id_of
 from node.reach import nearby
 from node.telemetry.events import Journal
 

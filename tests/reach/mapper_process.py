@@ -3,8 +3,6 @@
 One JSON object a line. A listener on every TCP port answers "here".
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

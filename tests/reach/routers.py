@@ -1,7 +1,5 @@
 """Routers on loopback that speak NAT-PMP and PCP, written from the RFCs, not from the code."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct
@@ -28,7 +26,7 @@ class FakeRouter(asyncio.DatagramProtocol):
         self.peers: set[tuple[str, int]] = set()
         self.asked, self.port = asyncio.Event(), 0
 
-    async def start(self) -> FakeRouter:
+    async def start(self) -> "FakeRouter":
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(
             lambda: self, local_addr=("127.0.0.1", 0)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.core.errors import WireError
 from node.reach import natpmp
-from node.reach.gateway import Gateway
+from node.reach.gateway import Gateway, GatewayProtocol, Mapping, Port, RouterFault
 from node.reach.natpmp import (
     MapAnswer,
     NatPmp,
@@ -26,7 +24,6 @@ from node.reach.natpmp import (
     read_pmp,
     state_lost,
 )
-from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from tests.reach.routers import FakeRouter
 
 NONCE = bytes(range(12))
@@ -299,7 +296,7 @@ async def test_removing_ends_though_nobody_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await way.map(PORTS)
-    monkeypatch.setattr("node.reach.way.REMOVE_S", 0.2)
+    monkeypatch.setattr("node.reach.gateway.REMOVE_S", 0.2)
     monkeypatch.setattr(natpmp, "WAITS_S", (1000.0,))
     router.lose, before = 99, len(router.heard)
     await way.remove()

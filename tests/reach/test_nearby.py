@@ -16,7 +16,7 @@ from zeroconf._protocol.incoming import DNSIncoming
 from zeroconf._protocol.outgoing import DNSOutgoing
 
 from node.core.errors import ExitCode, NetworkFault
-from node.identity.peers import peer_id_of, public_key_of
+from node.identity.keys import peer_id_of, public_key_of
 from node.reach import nearby
 from node.reach.nearby import TYPE, Advert, Found, Nearby, found_of, text_of
 from node.telemetry.events import Journal

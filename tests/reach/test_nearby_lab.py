@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lab.internet import Internet, why_not
-from node.identity.peers import peer_id_of
+from node.identity.keys import peer_id_of
 from tests.reach.lan_host import PORT, RUN
 from tests.reach.program import Program
 

@@ -1,17 +1,14 @@
 """The service, with routers on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from node.reach import natpmp
-from node.reach.gateway import Gateway
+from node.reach.gateway import Gateway, GatewayProtocol, Mapping, RouterFault
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.portmap import NO_GATEWAY, WAYS, PortMapper
-from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from node.telemetry.events import Journal
 from tests.reach.routers import FakeRouter
 
@@ -185,9 +182,3 @@ async def test_a_process_that_was_killed_maps_again_by_its_secret(router: FakeRo
 
 def test_without_a_secret_the_nonce_is_new_every_time() -> None:
     assert len({PortMapper(Journal(), lambda: None)._nonce for _ in range(9)}) == 9
-
-
-@pytest.mark.parametrize("ports", [[("tcp", 0)], [("udp", 65536)], [("sctp", 5)]])
-def test_ports_that_are_none(ports: list[Port]) -> None:
-    with pytest.raises(ValueError, match="is no port"):
-        PortMapper(Journal(), lambda: None).want(ports)

@@ -1,7 +1,5 @@
 """The mapper in virtual time, against a router that can be absent, restart, refuse and move."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -11,9 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from node.reach.gateway import Gateway
+from node.reach.gateway import Gateway, Granted, Port, RouterFault
 from node.reach.portmap import NO_GATEWAY, SHORTEST_S, WAYS, Mapping, PortMapper
-from node.reach.way import Granted, Port, RouterFault
 from node.telemetry.events import Journal
 
 EVERY = 20.0
@@ -42,7 +39,7 @@ class Virtual(asyncio.SelectorEventLoop):
 
 
 class Way:
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: "World", name: str) -> None:
         self.world, self.name = world, name
 
     async def probe(self) -> None:
@@ -104,20 +101,20 @@ class World:
         self.loop.run_until_complete(self.mapper.start())
         worlds.append(self)
 
-    def at(self, when: float, change: Callable[[World], object]) -> World:
+    def at(self, when: float, change: "Callable[[World], object]") -> "World":
         # Of two at the same time, the loop may call the later one first.
         self.planned += 1
         self.loop.call_at(when + 1e-9 * self.planned, change, self)
         return self
 
-    def want(self, ports: tuple[Port, ...] = PORTS) -> World:
+    def want(self, ports: tuple[Port, ...] = PORTS) -> "World":
         self.mapper.want(ports)
         return self
 
     def restart(self) -> None:
         self.table.clear()
 
-    def run(self, until: float) -> World:
+    def run(self, until: float) -> "World":
         self.loop.run_until_complete(asyncio.sleep(until - self.loop.now))
         assert self.errors == []
         return self

@@ -10,8 +10,8 @@ import pytest
 from node.core.errors import PeerFault, Refused, WireError
 from node.identity.keys import Identity
 from node.reach import secure
+from node.reach.secure import make_certificate
 from node.transport.frames import StreamEnded, read_frame, write_frame
-from node.transport.tls import make_certificate
 
 RUN = "7" * 64
 SHOWN = make_certificate(time.time())

@@ -11,9 +11,8 @@ import miniupnpc
 import pytest
 
 from node.reach import upnp
-from node.reach.gateway import Gateway
+from node.reach.gateway import Gateway, Mapping, RouterFault
 from node.reach.upnp import Upnp
-from node.reach.way import Mapping, RouterFault
 
 HOME = Gateway("192.168.1.1", "192.168.1.9")
 PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
@@ -220,13 +219,13 @@ async def test_what_may_have_been_mapped_is_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upnp, "CALL_S", 0.05)
-    monkeypatch.setattr("node.reach.way.REMOVE_S", 0.05)
+    monkeypatch.setattr("node.reach.gateway.REMOVE_S", 0.05)
     igd.stuck.clear()
     with pytest.raises(RouterFault, match="does not finish"):
         await found.map(PORTS[:1])
     igd.stuck.set()
     monkeypatch.setattr(upnp, "CALL_S", 10.0)
-    monkeypatch.setattr("node.reach.way.REMOVE_S", 10.0)
+    monkeypatch.setattr("node.reach.gateway.REMOVE_S", 10.0)
     await found.remove()
     assert igd.table == {}
 

@@ -22,13 +22,12 @@ from node.core.journey import Version
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
-from node.reach.secure import ServerCertificate
+from node.reach.secure import ServerCertificate, check_certificate, make_certificate
 from node.telemetry.events import Journal
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
 from node.transport import ask
-from node.transport.tls import check_certificate, make_certificate
 from tests.training.run_facts import facts
 from tests.transport.test_silence import lost, proxied
 
@@ -72,7 +71,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
-from node.dht.admission import AdmissionFilter
+from node.dht.guard import AdmissionFilter
 from node.dht.record_store import RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
@@ -213,14 +212,15 @@ async def test_06_a_member_cannot_forge_another_peers_certificate() -> None:
 async def test_08_pending_calls_fail_as_soon_as_p2pd_is_killed(peers, record_property) -> None:
     """A frozen p2pd answers nothing; once it is killed, what waits for it fails long before its own
     time-out of 100 s."""
-    a, b = await peers(), await peers()
+    a, b = await peers(), await peers(started=False)
     entered = asyncio.Event()
 
     async def silent(peer, reader, writer) -> None:
         entered.set()
         await reader.read()
 
-    await b.p2p.add_stream("/test/silent/1", silent)
+    b.p2p.add_stream("/test/silent/1", silent)
+    await b.start()
     a.learn(b.peer_id, b.p2p.addresses())
     reader, writer = await a.p2p.open_stream(b.peer_id, "/test/silent/1")
     await entered.wait()
@@ -304,7 +304,7 @@ async def test_12_without_bootstrap_peers_nobody_is_contacted(peers) -> None:
     assert flags["b"] == "0", "p2pd's switch for the public peers it knows"
     assert not any("bootstrap.libp2p.io" in w or "/dnsaddr/" in w for w in words)
     assert await lonely.p2p.look() == {}
-    assert lonely.p2p.bootstrap == {}
+    assert lonely.p2p.bootstrap.results == {}
     directory = Directory(
         Identity.ephemeral(),
         DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01),

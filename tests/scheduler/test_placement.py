@@ -163,10 +163,8 @@ def test_only_lacking_stages_are_filled() -> None:
     assert [m[1:] for m in levelled({1: FIVE}, PEERS, [2, 3])] == [(1, 2), (1, 3)]
 
 
-def moves(
-    view, movable=(1, 2, 3, 4), download_s=10.0, horizon_s=300.0, **more
-) -> list[tuple[PeerId, int, int]]:
-    chosen = choose_moves(view, movable, download_s=download_s, horizon_s=horizon_s, **more)
+def moves(view, download_s=10.0, horizon_s=300.0, **more) -> list[tuple[PeerId, int, int]]:
+    chosen = choose_moves(view, download_s=download_s, horizon_s=horizon_s, **more)
     return [(m.peer, m.source, m.target) for m in chosen]
 
 
@@ -184,13 +182,12 @@ UNEVEN = {1: {A: 1.0, B: 2.0, C: 2.0}, 2: {D: 3.6}}
     ids=["the slowest stage is lifted", "a little", "a stage nobody hosts gets a peer"],
 )
 def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
-    assert choose_moves(view, [1, 2], **{"download_s": 10, "horizon_s": 300} | price) == found
+    assert choose_moves(view, **{"download_s": 10, "horizon_s": 300} | price) == found
 
 
 @pytest.mark.parametrize(
     ("view", "more", "steps"),
     [
-        (FOUR, {"movable": [1]}, []),
         (FOUR, {"stay": {A, B, C}}, []),
         pytest.param({1: {A: 1.0, B: 2.0, C: 3.0}, 2: {D: 1.0}}, {}, [(B, 1, 2)], id="one fits"),
         pytest.param({1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}, {}, [], id="only moves the bottleneck"),
@@ -211,7 +208,7 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
         ),
         # A stage is never left empty.
         ({1: {A: 50.0}, 2: {B: 1.0}}, {"download_s": 1, "horizon_s": 1000}, []),
-        ({1: {A: 50.0}}, {"movable": [1], "download_s": 1, "horizon_s": 1000}, []),
+        ({1: {A: 50.0}}, {"download_s": 1, "horizon_s": 1000}, []),
     ],
 )
 def test_a_move_that_costs_more_than_it_gains_is_not_made(view, more, steps) -> None:

@@ -11,7 +11,7 @@ from node.core.ids import PeerId
 from node.core.journey import Path
 from node.scheduler.costs import Costs, LinkCost, Measured, believe
 from node.scheduler.planning.bounds import lower_bounds
-from node.scheduler.router import Laid, Router, search
+from node.scheduler.router import Laid, Router, problem_of, search
 from node.scheduler.settings import SchedulerSettings
 
 
@@ -159,8 +159,9 @@ def test_the_first_stages_are_on_every_path(
 def test_bounds_hold_where_stages_are_not_visited_equally_often() -> None:
     router = Router(SchedulerSettings("planned", skip=0.5, keep_first=1), 4)
     laid = router.lay(ENDS, blocks(4, 1), samples(12), alike(4))
-    assert laid.problem.visits == (12, 4, 4, 4)
-    bounds = lower_bounds(laid.problem)
+    problem = problem_of(laid.task, alike(4), {})
+    assert problem.visits == (12, 4, 4, 4)
+    bounds = lower_bounds(problem)
     assert max(bounds.values()) <= laid.run_s
     # Twelve micro-batches one after the other at the only peer of the first stage.
     assert bounds["stage"] >= 12 * 0.3

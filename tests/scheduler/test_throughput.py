@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.scheduler.throughput import SecondsPerUnit, quantise
+from node.scheduler.costs import SecondsPerUnit, quantise
 
 
 def test_the_first_measurement_is_kept_and_later_ones_averaged() -> None:

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from node.averaging.exchange.events import Action
-from node.averaging.exchange.group_state import EpochCounts
-from node.averaging.exchange.machine import RoundMachine
+from node.averaging.exchange.machine import EpochCounts, RoundMachine
 from node.averaging.reducers.reducer import Gathered, Reduced
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
-from node.sim.faults import Fault, Schedule
+from node.sim.faults import Fault, Schedule, lay
 from node.sim.process import SimPeer
 from node.sim.run import ScheduleOutcome, run
-from node.sim.scenarios import lay
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader

@@ -67,8 +67,8 @@ def test_lost_messages_of_push_sum_lose_no_mass() -> None:
 def test_a_tight_bound_of_staleness_costs_rounds() -> None:
     """As many pushes are applied in a round as the bound allows, so it takes about peers / bound
     rounds."""
-    from node.averaging.strategies.central import Barrierless
-    from node.sim.agreement import Pushed
+    from node.averaging.strategies.strategy import Barrierless
+    from node.sim.averaging import Pushed
 
     ends = []
     for bound in (2, 64):

@@ -10,7 +10,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, CellId, first_cell
 from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes
-from node.sim.world.links import Wall
+from node.sim.world.network import Wall
 from tests.sim.outcomes import PlayedSwarm
 
 SLOW = WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05)
@@ -79,7 +79,7 @@ def test_a_cell_outlives_the_founders_and_takes_joiners() -> None:
     swarm.loses(*swarm.cells()[root])
     swarm.waits(60.0)
     assert all(follow(swarm.epochs(cell, before)) for cell in swarm.cells())
-    comer = swarm.come()
+    comer = swarm.add(None)
     assert swarm.until(lambda: comer.ready and swarm.current(comer), 60.0)
     assert comer.training.cell != root
     assert "cells-left" not in swarm.watch.counts

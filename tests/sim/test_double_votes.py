@@ -1,7 +1,5 @@
 """A voter that signs two results of every attempt: it is found out, and the others go on."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any
@@ -11,12 +9,11 @@ import pytest
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, PeerId
 from node.core.journey import Version
-from node.sim.process import SimPeer
+from node.sim.process import SimPeer, SimSigner
 from node.sim.setup import LinkProfile, Setup, WorkTimes
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.sim.world.signing import SimSigner
 from node.training.protocol import notes
-from node.training.protocol.votes import DoubleVote, Vote, names, vote_domain
+from node.training.protocol.votes import DoubleVote, Vote, names, signing_domain
 from protos import training_pb2 as pb
 
 pytestmark = pytest.mark.usefixtures("silence")
@@ -56,7 +53,7 @@ def votes_twice(peer: SimPeer) -> None:
 def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
     voters, at = names(plan.electorate.voters), training.member.at
     vote = Vote(plan.cell_id, plan.term, attempt, at, voters, training.stage, digest)
-    return training.identity.sign(vote.said(), vote_domain(training.facts.run_id))
+    return training.identity.sign(vote.said(), signing_domain("vote", training.facts.run_id))
 
 
 def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
@@ -73,7 +70,7 @@ def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
 
 def _proof(of: PeerId, forged: bool = False) -> DoubleVote:
     votes = [Vote(NO_CELL, 2**20, 0, Version(12, c * 32), "v", 1, "d") for c in "ab"]
-    domain = vote_domain(SimSwarm(SETUP, 3).manifest.run_id)
+    domain = signing_domain("vote", SimSwarm(SETUP, 3).manifest.run_id)
     by = SimSigner(PeerId("somebody") if forged else of)
     one, other = (by.sign(v.said(), domain) for v in votes)
     return DoubleVote(of, *votes, (one, other))

@@ -12,7 +12,7 @@ from node.scheduler.near import leavers
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
-from node.training.leader import division
+from node.training.leader import planning
 from node.training.protocol.facts import RunFacts
 from tests.sim.outcomes import PlayedSwarm
 
@@ -96,7 +96,7 @@ def test_a_cell_divides_only_where_both_parts_have_a_leader() -> None:
 
 def test_a_cell_without_a_second_leader_looks_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(division, "leavers", lambda *of: asked.append(of) or leavers(*of))
+    monkeypatch.setattr(planning, "leavers", lambda *of: asked.append(of) or leavers(*of))
     chosen(CELLS, 2).world.run(20.0, None)
     assert len(asked) == 1
 

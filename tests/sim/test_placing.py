@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.sim.scenarios import lay
+from node.sim.faults import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished
@@ -16,7 +16,7 @@ THREE = Setup(stages=3, replicas=0, parts=toy_parts(3, 2), epochs=40)
 def come(swarm: SimSwarm, count: int, open_to: str = "auto") -> None:
     """So many of the second that begins."""
     for _ in range(count):
-        swarm.world.push(swarm.world.rng.random(), swarm.come, open_to)
+        swarm.world.push(swarm.world.rng.random(), swarm.add, None, open_to)
 
 
 def until(swarm: SimSwarm, epoch: int, seconds: float) -> bool:
@@ -59,7 +59,7 @@ def test_nobody_is_moved_while_a_peer_joins_the_lacking_stage() -> None:
     for _ in range(2):
         swarm.add(1)
     swarm.world.run(8.0)
-    swarm.come("stage")
+    swarm.add(None, "stage")
     assert until(swarm, 1, 40.0)
     assert "moves" not in swarm.watch.counts
     assert counts(swarm) == {0: 1, 1: 2, 2: 1}

@@ -8,8 +8,7 @@ import pytest
 
 from node.core.journey import Plan
 from node.scheduler.settings import SchedulerSettings
-from node.sim.faults import Fault, Schedule
-from node.sim.scenarios import lay
+from node.sim.faults import Fault, Schedule, lay
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader

@@ -2,9 +2,8 @@
 
 import pytest
 
-from node.sim.run import run
-from node.sim.scenarios import lay
-from node.sim.shrink import shrink
+from node.sim.faults import lay
+from node.sim.run import run, shrink
 from tests.sim import planted
 from tests.sim.outcomes import held
 

@@ -9,10 +9,9 @@ from itertools import pairwise
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
-from node.sim.faults import Fault, Schedule, strike
+from node.sim.faults import LAYS, Fault, Schedule, lay, strike
 from node.sim.names import SCENARIOS
 from node.sim.run import run
-from node.sim.scenarios import LAYS, lay
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished, held
@@ -173,7 +172,7 @@ def test_a_quiet_run_loses_nothing() -> None:
 
 def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
     code = (
-        "from node.sim.run import run; from node.sim.setup import Setup; from node.sim.scenarios "
+        "from node.sim.run import run; from node.sim.setup import Setup; from node.sim.faults "
         "import lay\n"
         "s = Setup(); o = run(s, lay(('random', 'churn'), s, 7)); print(o.events, o.seconds, "
         "o.commits)"

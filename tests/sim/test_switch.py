@@ -10,14 +10,14 @@ import pytest
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Plan
-from node.sim.faults import strike
+from node.sim.faults import lay, strike
 from node.sim.process import SimPeer
-from node.sim.scenarios import lay
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.rules import ChangeStatus, Rules, mark
+from node.training.protocol.votes import signing_domain
 
 GOSSIP = Setup(
     cell=4,
@@ -159,7 +159,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     assert said[1] is not None
     assert "signed" in said[1]
     assert chief.training.standing.known == PLAIN
-    plan, domain = swarm.done(6), notes.plan_domain(swarm.manifest.run_id)
+    plan, domain = swarm.done(6), signing_domain("plan", swarm.manifest.run_id)
     tells = set[str]()
     for change in ("diloco", "", "forged"):
         other = replace(plan, change=change, term=plan.term + 9, leader=chief.name)

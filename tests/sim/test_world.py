@@ -20,12 +20,10 @@ from node.identity.faults import FaultBook
 from node.pipeline.device import Priority
 from node.sim.setup import LinkProfile, Setup
 from node.sim.swarm import SimSwarm
-from node.sim.world.device import SimDevice
 from node.sim.world.directory import SimDht, SimDirectory
-from node.sim.world.disk import DiskStore, SimDisk
-from node.sim.world.links import Links, Wall
-from node.sim.world.loop import ProcessLoop, VirtualTime, quiet
-from node.sim.world.network import DIAL_S, EOF, SILENT_S, SimNet, SimTransport
+from node.sim.world.loop import ProcessLoop, SimDevice, VirtualTime, quiet
+from node.sim.world.network import DIAL_S, EOF, SILENT_S, Links, SimNet, SimTransport, Wall
+from node.sim.world.values import DiskStore, SimDisk
 
 A, B = PeerId("a"), PeerId("b")
 METHOD = "/test/Ask"

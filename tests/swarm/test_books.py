@@ -1,8 +1,6 @@
 """The books of the benchmarks: what a story of plans and commits says of epochs and samples lost or
 counted twice. No daemon runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -23,7 +21,7 @@ class Story:
 
     def tell(
         self, who: str, kind: str, text: str = "", level: str = "info", **fields: object
-    ) -> Story:
+    ) -> "Story":
         self.events.append(
             Told(who, float(len(self.events)), level, "training", kind, text, fields)
         )
@@ -31,7 +29,7 @@ class Story:
 
     def plan(
         self, epoch: int, base: str, *, who: str = "a", term: int = 0, **more: object
-    ) -> Story:
+    ) -> "Story":
         return self.tell(
             who,
             "epoch-planned",
@@ -44,12 +42,12 @@ class Story:
 
     def commit(
         self, epoch: int, makes: str, *, who: str = "a", term: int = 0, **more: object
-    ) -> Story:
+    ) -> "Story":
         return self.tell(
             who, "epoch-committed", epoch=epoch + 1, lineage=makes, term=term or epoch, **more
         )
 
-    def epoch(self, epoch: int, base: str, makes: str, **more: object) -> Story:
+    def epoch(self, epoch: int, base: str, makes: str, **more: object) -> "Story":
         return self.plan(epoch, base, **more).commit(epoch, makes, **more)  # type: ignore[arg-type]
 
     @property

@@ -2,9 +2,8 @@
 
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.ids import PeerId
-from node.telemetry import rate_limit
-from node.telemetry.events import Journal
-from node.telemetry.rate_limit import LINES, WINDOW_S, RateLimitedLog
+from node.telemetry import events
+from node.telemetry.events import LINES, WINDOW_S, Journal, RateLimitedLog
 
 NOISY, QUIET = PeerId("12D3KooWNoisy"), PeerId("12D3KooWQuiet")
 
@@ -41,7 +40,7 @@ def test_suppressed_lines_are_reported_once_at_the_end() -> None:
 
 
 def test_many_peers_take_a_bounded_memory(monkeypatch) -> None:
-    monkeypatch.setattr(rate_limit, "PEERS_KEPT", 3)
+    monkeypatch.setattr(events, "PEERS_KEPT", 3)
     quiet, journal, _ = made()
     for i in range(10):
         for _ in range(LINES + 1):

@@ -1,8 +1,6 @@
 """One cell of a stage in one process: real rounds, real state over gRPC on loopback, gradients that
 are made up."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -40,8 +38,7 @@ from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 from node.training.protocol.settings import TrainingSettings
 from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines
-from node.training.state.meter import PipelineMeter
+from node.training.state.engines import Engines, PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.state_import import StateImport
 from node.wire.tensors import dtype_of
@@ -99,7 +96,7 @@ class Gradients:
 
 class Peer:
     def __init__(
-        self, rig: Rig, name: str, every: int, buddy_every: int, service: type[StateService]
+        self, rig: "Rig", name: str, every: int, buddy_every: int, service: type[StateService]
     ) -> None:
         self.name, self.me = name, PeerId(name)
         self.transport = rig.net.transport(name)
@@ -337,7 +334,7 @@ class Rig:
         return after
 
     async def trained(
-        self, names: str, epochs: int, alone: Alone | None = None, **settings: Any
+        self, names: str, epochs: int, alone: "Alone | None" = None, **settings: Any
     ) -> tuple[Any, ...]:
         """New peers of these letters that share the parts, and their plan after so many epochs,
         which ``alone`` has done too."""
@@ -356,7 +353,7 @@ class Rig:
         return {name: self.peers[peer] for name, peer in owners.items()}
 
     @asynccontextmanager
-    async def again(self) -> AsyncIterator[Rig]:
+    async def again(self) -> "AsyncIterator[Rig]":
         """The swarm is started again, by peers that find the disks of these."""
         made = Rig(self.home)
         made.optim = self.optim

@@ -3,8 +3,7 @@
 import pytest
 
 from node.core.ids import PeerId
-from node.training.colleagues import RIPE_S, Colleagues
-from node.training.election import SHUN_S, TOLD_S, Election, Sighting
+from node.training.election import RIPE_S, SHUN_S, TOLD_S, Colleagues, Election, Sighting
 
 ME, LEADER, OTHER, STAGE = (PeerId(p) for p in ("me", "leader", "other-ends", "stage"))
 GROUND = PeerId("0-ground")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from node.checkpoint import tensorfile
+from node.checkpoint import files
 from node.core.clock import SystemClock
 from node.core.ids import PeerId
 from node.training.member import MemberState
@@ -128,7 +128,7 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     def full(fd: int, data: memoryview) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tensorfile, "write", full)
+    monkeypatch.setattr(files, "write", full)
     monkeypatch.setattr(a.store, "free", lambda: 100)
     (said,) = a.work.local_checkpoints.troubles()
     assert "the disk is full" in said, "seen before a checkpoint fails"

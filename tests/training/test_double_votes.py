@@ -1,7 +1,5 @@
 """What becomes of a peer that votes for two results of one attempt, and of its votes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -23,7 +21,7 @@ from node.training.protocol.votes import (
     Vote,
     Warrant,
     names,
-    vote_domain,
+    signing_domain,
 )
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
@@ -55,7 +53,7 @@ def vote(of: Version = NEXT, term: int = 21, attempt: int = 0) -> Vote:
 
 
 def cast(peer: PeerId, v: Vote) -> bytes:
-    return signed(peer, v.said(), vote_domain(RUN))
+    return signed(peer, v.said(), signing_domain("vote", RUN))
 
 
 def proof(peer: PeerId = C, one: Vote | None = None, other: Vote | None = None) -> DoubleVote:

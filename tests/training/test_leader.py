@@ -12,7 +12,7 @@ from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import LinkCost, Measured
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings

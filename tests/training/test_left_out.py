@@ -7,8 +7,7 @@ from typing import Any
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.training.leader.leader import Leader, Phase
-from node.training.leader.starting_point import MISSED_S
-from node.training.leader.voting import ALONE_S
+from node.training.leader.starting_point import ALONE_S, MISSED_S
 from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from tests.training import test_leader

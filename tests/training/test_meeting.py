@@ -1,8 +1,6 @@
 """Cells of one stage that meet in windows: real exchanges, real parameters, gradients that are made
 up."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,7 +4,7 @@ import pytest
 
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.state.meter import PipelineMeter
+from node.training.state.engines import PipelineMeter
 
 
 def test_small_parts_do_not_make_an_optimizer_slow() -> None:

@@ -24,11 +24,12 @@ from node.core.journey import (
     lineage_after,
 )
 from node.core.samples import SampleClass
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import MOST_TERM
+from node.training.protocol.votes import signing_domain
 from protos import training_pb2 as pb
 from tests.training.test_votes import certificate
 
@@ -288,7 +289,7 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
 
 
 def test_a_signature_under_a_plan_is_for_one_run() -> None:
-    assert notes.plan_domain("a") != notes.plan_domain("b")
+    assert signing_domain("plan", "a") != signing_domain("plan", "b")
 
 
 HOSTILE = {

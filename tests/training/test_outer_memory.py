@@ -1,8 +1,6 @@
 """What windows keep in memory: counted before a stage is loaded, and never less than what is there
 while a window runs and afterwards."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

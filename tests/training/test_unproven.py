@@ -1,7 +1,5 @@
 """Versions that a leader is told of and has not made: which of them it goes on from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

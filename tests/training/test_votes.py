@@ -10,7 +10,7 @@ from node.core.errors import Refused, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.identity.keys import is_signed
-from node.sim.world.signing import SimSigner
+from node.sim.process import SimSigner
 from node.training.protocol import notes
 from node.training.protocol.votes import (
     ALONE_S,
@@ -26,9 +26,8 @@ from node.training.protocol.votes import (
     Vote,
     Warrant,
     names,
-    support_domain,
+    signing_domain,
     support_said,
-    vote_domain,
 )
 from node.training.state.ledger import VoteLedger
 from protos import training_pb2 as pb
@@ -59,7 +58,7 @@ def certificate(
     cell: CellId = NO_CELL,
 ) -> Certificate:
     said = Vote(cell, term, 0, of, names(voters), 1, "digest").said()
-    ballots = (Ballot(p, 1, 0, "digest", signed(p, said, vote_domain(RUN))) for p in by)
+    ballots = (Ballot(p, 1, 0, "digest", signed(p, said, signing_domain("vote", RUN))) for p in by)
     return Certificate(cell, term, of, voters, tuple(ballots))
 
 
@@ -67,7 +66,9 @@ def supporters(
     leader: PeerId, by: tuple[PeerId, ...], term: int = 20, at: int = 1000
 ) -> tuple[Supporter, ...]:
     said = support_said(NO_CELL, leader, term, at)
-    return tuple(Supporter(p, term, at, signed(p, said, support_domain(RUN))) for p in by)
+    return tuple(
+        Supporter(p, term, at, signed(p, said, signing_domain("support", RUN))) for p in by
+    )
 
 
 def plan(leader: PeerId, base: Version, term: int = 21, orphan: bool = False) -> Plan:

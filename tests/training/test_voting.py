@@ -4,7 +4,7 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
-from node.training.leader.voting import ALONE_S, FEW, RIPE, Voting, without
+from node.training.leader.starting_point import ALONE_S, FEW, RIPE, Voting, without
 from node.training.protocol.votes import decide, is_majority
 
 A, B, C, D, E, F, G, H = (PeerId(name) for name in "ABCDEFGH")

@@ -3,8 +3,7 @@
 import pytest
 
 from node.core.ids import PeerId
-from node.training.protocol.pace import MOST_WAYS
-from node.training.protocol.ways import whom_to_measure
+from node.training.protocol.pace import MOST_WAYS, whom_to_measure
 
 LEADER = PeerId("e000")
 

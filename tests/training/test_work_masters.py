@@ -1,15 +1,12 @@
 """Parameters in bf16: fp32 masters go where the optimizer's state goes, through real rounds, real
 transfers and checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 
-from node.optim.halves import join
-from node.optim.owner import Owner
+from node.optim.owner import Owner, join
 from node.optim.parts import LOW
 from node.optim.settings import OptimSettings
 from tests.training.conftest import OPTIM, same

@@ -11,7 +11,7 @@ import grpc
 import pytest
 import torch
 
-from node.checkpoint.partial import Partial
+from node.checkpoint.fetch import Partial
 from node.checkpoint.service import StateService
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault, Refused

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -58,7 +59,7 @@ class Source(state_pb2_grpc.StateServicer):
 
 def make_transport(
     run=RUN,
-    admit=lambda peer, hello: None,
+    admit=lambda peer, hello: math.inf,
     identity=None,
     protocols=PROTOCOLS,
     **settings,

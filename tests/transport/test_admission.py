@@ -98,7 +98,7 @@ async def test_we_do_not_call_a_peer_whose_admission_has_ended(swarm):
     a.learn(b.peer_id, b.p2p.addresses())
     owner.until = time.time() + 60
     await a.channel(b.peer_id)
-    line = a._lines.line(b.peer_id)
+    line = a.lines.open.get(b.peer_id)
     assert line.met.until == owner.until
     assert await a.channel(b.peer_id) is line.channel
     object.__setattr__(line.met, "until", time.time() - 1)

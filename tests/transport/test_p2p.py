@@ -10,7 +10,7 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node.core.errors import PeerFault
-from node.transport import runtime
+from node.transport import p2p
 from protos import ask_pb2, state_pb2, state_pb2_grpc
 from tests.transport.conftest import introduce
 
@@ -25,7 +25,7 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
     a, b = await swarm(), await swarm()
     ups: asyncio.Queue = asyncio.Queue()
 
-    b.p2p.on_up(ups.put)
+    b.p2p.on_up.append(ups.put)
     introduce(a, b)
     before, old, pid = b.p2p.addresses(), b.p2p.p2p, b.p2p.pid
     b.source.gate.clear()
@@ -51,7 +51,7 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
 async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):
     a = await swarm()
     b = await swarm(peers=[NOBODY, a.p2p.addresses()[0]])
-    assert set(b.p2p.bootstrap) == {NOBODY, a.p2p.addresses()[0]}
+    assert set(b.p2p.bootstrap.results) == {NOBODY, a.p2p.addresses()[0]}
     result = await b.p2p.connect([NOBODY, a.p2p.addresses()[0], "/ip4/127.0.0.1/tcp/1", "nonsense"])
     assert result[a.p2p.addresses()[0]] == ""
     assert result[NOBODY]
@@ -84,7 +84,7 @@ async def test_p2pd_ends_with_its_daemon_whether_killed_or_closed(processes):
         if orderly:
             assert not os.access(facts["runtime"], os.F_OK)
         # any daemon that starts meanwhile sweeps too, so what a killed one left may be gone
-        runtime.RuntimeDirectory().close()
+        p2p.RuntimeDirectory().close()
         assert not os.access(facts["runtime"], os.F_OK), (
             "the next daemon sweeps what a killed one left"
         )
@@ -95,20 +95,20 @@ async def test_the_runtime_directory_is_private_and_goes_away(swarm):
     a = await swarm()
     assert a.p2p.runtime.stat().st_mode & 0o777 == 0o700
     assert list(a.p2p.runtime.glob("p2pd-*.sock"))
-    runtime.RuntimeDirectory().close()
+    p2p.RuntimeDirectory().close()
     assert a.p2p.runtime.exists(), "of the living nothing is swept"
     await a.close()
     assert not a.p2p.runtime.exists()
 
 
 def test_a_directory_that_is_being_made_is_not_swept(monkeypatch):
-    def swept(lock, how, flock=runtime.fcntl.flock):
+    def swept(lock, how, flock=p2p.fcntl.flock):
         monkeypatch.undo()
-        runtime.RuntimeDirectory().close()
+        p2p.RuntimeDirectory().close()
         flock(lock, how)
 
-    monkeypatch.setattr(runtime.fcntl, "flock", swept)
-    made = runtime.RuntimeDirectory()
+    monkeypatch.setattr(p2p.fcntl, "flock", swept)
+    made = p2p.RuntimeDirectory()
     assert made.path.exists()
     made.close()
     assert not made.path.exists()
@@ -135,7 +135,7 @@ async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_no_other_call(s
 async def test_a_p2pd_that_is_not_listened_to_any_more_is_replaced(swarm):
     a = await swarm()
     ups: asyncio.Queue = asyncio.Queue()
-    a.p2p.on_up(ups.put)
+    a.p2p.on_up.append(ups.put)
     a.p2p.p2p._client.control._read_task.cancel()
     assert await asyncio.wait_for(ups.get(), 30) is a.p2p.p2p
     assert a.p2p.restarts == 1

@@ -3,6 +3,7 @@ itself."""
 
 import asyncio
 import datetime
+import math
 import ssl
 import time
 
@@ -14,14 +15,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from node.core.errors import ExitCode, PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOL
-from node.identity.rates import PEERS_KEPT, TokenBucket
+from node.identity.faults import PEERS_KEPT, TokenBucket
+from node.reach.secure import check_certificate, make_certificate
 from node.telemetry.events import Journal
-from node.transport import bootstrap, handshake
-from node.transport.addresses import grpc_target, ip_of, part_of, split_multiaddr
+from node.transport import handshake, p2p
+from node.transport.addresses import AddressBook, grpc_target, ip_of, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Tokens
-from node.transport.limits import Seats
-from node.transport.tls import check_certificate, make_certificate
+from node.transport.traffic import Seats
 from node.transport.ways.punch import candidates
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
 
@@ -201,7 +202,7 @@ def stream_of(data: bytes) -> asyncio.StreamReader:
 
 
 async def test_initial_peers_are_tried_until_each_has_answered(monkeypatch):
-    monkeypatch.setattr(bootstrap, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(p2p, "FIRST_RETRY_S", 0.0)
     journal, asked = Journal(), []
     script = {"x": ["refused", "[/x] dial backoff", ""], "y": [""]}
 
@@ -209,8 +210,8 @@ async def test_initial_peers_are_tried_until_each_has_answered(monkeypatch):
         asked.append(list(missing))
         return {m: script[m].pop(0) for m in missing}
 
-    way_in = bootstrap.Bootstrap(connect, journal)
-    way_in.results = dict.fromkeys(script, bootstrap.NOT_TRIED)
+    way_in = p2p.Bootstrap(connect, journal)
+    way_in.results = dict.fromkeys(script, p2p.NOT_TRIED)
     await way_in.run()
     assert (asked, way_in.results) == ([["x", "y"], ["x"], ["x"]], {"x": "", "y": ""})
     assert [e.level for e in journal.recent()] == ["warning", "info", "info"], (
@@ -219,7 +220,7 @@ async def test_initial_peers_are_tried_until_each_has_answered(monkeypatch):
 
 
 def test_the_address_book_keeps_the_newest_of_the_right_peer():
-    book = bootstrap.AddressBook(A)
+    book = AddressBook(A)
     book.learn(B, [f"/ip4/1.2.3.4/tcp/1/p2p/{B}", f"/ip4/1.2.3.4/tcp/2/p2p/{A}", "junk"])
     book.learn(B, [f"/ip4/1.2.3.4/tcp/{n}/p2p/{B}" for n in range(2, 20)])
     assert book.of(B) == tuple(f"/ip4/1.2.3.4/tcp/{n}" for n in range(2, 10))
@@ -318,7 +319,7 @@ class Scripted:
 OURS = make_certificate(time.time())
 
 
-def meeting(streams, admit=lambda peer, hello: None, run="r") -> Handshake:
+def meeting(streams, admit=lambda peer, hello: math.inf, run="r") -> Handshake:
     return Handshake(
         streams,
         Tokens(),

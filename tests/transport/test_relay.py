@@ -3,6 +3,7 @@ none."""
 
 import asyncio
 import hashlib
+import math
 
 import grpc
 import pytest
@@ -127,7 +128,7 @@ async def test_without_a_reservation_there_is_no_way(swarm):
     introduce(a, b, relay)
     with pytest.raises(PeerFault, match="not connected to this relay"):
         await a.channel(b.peer_id)
-    assert any("relay" in way for way in a.tried(b.peer_id))
+    assert any("relay" in way for way in a.lines.tried(b.peer_id))
 
 
 async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
@@ -168,6 +169,7 @@ async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatc
     def admit(peer, hello):
         if peer in revoked:
             raise Refused("revoked")
+        return math.inf
 
     relay = await swarm(admit=admit)
     b = await hidden(relay)
@@ -192,7 +194,7 @@ async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
         assert not evil.seen
     elif kind in ("reads", "replays"):
         assert await fetched(a, b) == ZEROS
-        token = a._lines.line(b.peer_id).met.token
+        token = a.lines.open[b.peer_id].met.token
         assert bytes.fromhex(token) not in evil.seen
         assert token.encode() not in evil.seen
         assert b"a" * 64 not in evil.seen, "not even which run the peers talk about"

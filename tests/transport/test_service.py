@@ -60,13 +60,13 @@ async def test_a_line_that_is_not_used_is_closed_and_dialled_anew(swarm):
     )
     pieces = aiter(stream)
     assert (await anext(pieces)).data
-    a._lines.rest(time.monotonic() + later)
+    a.lines.rest(time.monotonic() + later)
     assert a.path(b.peer_id), "a stream is open"
     async for _ in pieces:
         pass
-    a._lines.rest(time.monotonic() + later / 2)
+    a.lines.rest(time.monotonic() + later / 2)
     assert a.path(b.peer_id)
-    a._lines.rest(time.monotonic() + later)
+    a.lines.rest(time.monotonic() + later)
     assert not a.path(b.peer_id)
     assert await tell(a, b.peer_id) == a.peer_id
     assert not [e for e in a._journal.recent() if e.kind == "line-lost"]
@@ -80,12 +80,12 @@ async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
     assert a.path(b.peer_id) == "tunnel", (
         "the announced address shows another certificate, so it must not be used"
     )
-    met = a._lines.line(b.peer_id).met
+    met = a.lines.open[b.peer_id].met
     with pytest.raises(PeerFault, match="none of its 1 addresses"):
-        await a._lines._direct(met)
+        await a.lines._direct(met)
     right = dataclasses.replace(met, targets=tuple(f"ipv4:{x}" for x in [f"127.0.0.1:{b._port}"]))
-    honest = await a._lines._direct(right)
-    assert honest.path == "direct"
+    honest = await a.lines._direct(right)
+    assert honest.rung.word == "direct"
     await honest.channel.close()
 
 
@@ -166,7 +166,7 @@ async def test_a_rendezvous_only_answers_questions(swarm):
             raise Refused("no manifest here")
         return ask_pb2.Answer(peers=ask_pb2.PeersAnswer(peers=[ask_pb2.PeerLine(peer=peer)]))
 
-    rendezvous.answer_with(answerer)
+    rendezvous.asking.answerer = answerer
     assert (await a.ask(rendezvous.peer_id, ask_pb2.Ask(peers=ask_pb2.AskPeers()))).peers.peers[
         0
     ].peer == a.peer_id
@@ -200,7 +200,7 @@ async def test_one_peer_may_not_take_every_seat(swarm):
         await call.read()
     # HTTP/2 makes a third call of the same connection wait; a second connection meets the limit of
     # the peer.
-    other = a._lines._channel(a._lines.line(b.peer_id).met, f"ipv4:127.0.0.1:{b._port}")
+    other = a.lines._channel(a.lines.open[b.peer_id].met, f"ipv4:127.0.0.1:{b._port}")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await other.unary_unary("/tutti.v1.Training/Tell")(b"\xff" * 9, timeout=10)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -245,7 +245,7 @@ async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
     async def said(*question):
         return ask_pb2.Answer(reach=ask_pb2.ReachAnswer(seen=seen))
 
-    a._asking.ask = said
+    a.asking.ask = said
     await a.reachable._be_dialled(b.peer_id, [])
     assert a.reachable._reach.seen(time.monotonic()) == places
 

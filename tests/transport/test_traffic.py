@@ -9,14 +9,14 @@ import grpc.aio
 import pytest
 
 from node.core.ids import PeerId
-from node.transport.auth import TOKEN_KEY, AuthInterceptor
-from node.transport.channels import LabelledChannel
+from node.transport.auth import TOKEN_KEY, AuthInterceptor, LabelledChannel
 from node.transport.handshake import Tokens
-from node.transport.limits import Moved, Seats
-from node.transport.pacing import Paced
 from node.transport.traffic import (
     BULK,
     Beside,
+    Moved,
+    Paced,
+    Seats,
     Traffic,
     acknowledged,
     on_wire,

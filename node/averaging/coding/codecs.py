@@ -6,8 +6,6 @@ up.
 How each format lies in its bytes is in ``layouts.py``. Encoding is a function of the numbers alone.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -16,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from node.averaging.coding.formats import nbytes_of
+from node.averaging.coding.formats import FORMATS, nbytes_of
 from node.averaging.coding.layouts import FAULTS, OPENERS, PIECE, WRITERS
-from node.core.errors import WireError
+from node.core.errors import StepFault, WireError
 
 if sys.byteorder != "little":
     raise ImportError("tensors are sent as they lie in memory, which must be little endian")
@@ -84,7 +82,7 @@ class Coded(Numbers):
         self.raw, self._open = raw, OPENERS[codec](raw, self.numbers)
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Coded:
+    def of(cls, tensor: Tensor) -> "Coded":
         """Numbers that travel as they are, or not at all: the same memory if they are fp32 or bf16,
         contiguous and on the CPU."""
         if tensor.dtype is torch.bfloat16:
@@ -176,6 +174,59 @@ def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
     """
     data = encode(tensor, codec)
     return data, decode(data, tensor.numel(), codec).view(tensor.shape)
+
+
+def opened(coded: Coded) -> tuple[Tensor, bool]:
+    """The numbers, fp32, or bf16 where they travel so, and whether all are finite: asked where they
+    are in the cache, and only of formats that let others pass."""
+    sure = FORMATS[coded.codec].finite
+    if coded.codec in TYPED:
+        numbers = coded.raw.view(TYPED[coded.codec]).view(coded.shape)
+        return numbers, finite(numbers)
+    numbers, fine = torch.empty(coded.numbers), True
+    for start in range(0, coded.numbers, PIECE):
+        piece = coded.read(start, numbers[start : start + PIECE])
+        fine &= sure or finite(piece)
+    return numbers.view(coded.shape), fine
+
+
+def finite(tensor: Tensor) -> bool:
+    """No NaN and no infinity: a sum hides neither. That of large numbers may overflow all the same,
+    so then each is looked at."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def settled(name: str, given: Numbers, codec: str) -> tuple[Tensor, Tensor]:
+    """What a fresh part is to everybody (CPU, contiguous, fp32, or bf16 where it travels so: the
+    memory of ``given`` if it has this format), and the bytes that say so.
+
+    Raises StepFault for numbers that are not finite or cannot be sent in ``codec``, as what others
+    gave may come to.
+    """
+    if codec in TYPED and isinstance(given, Coded) and given.codec == codec:
+        data = given.raw
+        fresh = data.view(TYPED[codec])
+        fine = finite(fresh)
+    else:
+        fresh, fine, sure = torch.empty(given.numbers), True, FORMATS[codec].finite
+        encoding = None if codec == "fp32" else Encoding(given.numbers, codec)
+        scratch = torch.empty(0 if encoding is None else min(PIECE, given.numbers))
+        for start in range(0, given.numbers, PIECE):
+            piece = fresh[start : start + PIECE]
+            if encoding is None:
+                given.read(start, piece)
+            else:
+                encoding.write(start, given.read(start, scratch[: piece.numel()]))
+                encoding.read(start, piece)
+            fine &= sure or finite(piece)
+        try:
+            data = fresh.view(torch.uint8) if encoding is None else encoding.done()
+        except ValueError as e:
+            raise StepFault(f"what the step made {name} cannot travel: {e}") from e
+        fresh = data.view(TYPED[codec]) if codec in TYPED else fresh
+    if not fine:
+        raise StepFault(f"the step made {name} not finite")
+    return fresh.view(given.shape), data
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 numbers is in ``codecs.py``. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings
 and the simulator can ask."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 INT8_BLOCK, INT4_BLOCK = 256, 64

@@ -12,8 +12,6 @@ which bit p // 32 + i is set for the i-th. The magnitudes are two of the block's
 statistics are the same bits on every processor, and means are not. All little endian.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -105,9 +103,7 @@ def _top_bits(at: Tensor, negative: Tensor, large: Tensor) -> Tensor:
 
 def _packed(bits: Tensor) -> Tensor:
     """Bits [rows, n] as bytes uint8, the first bit lowest, zeros at the end."""
-    width = -(-bits.shape[1] // 8) * 8
-    whole = torch.zeros(len(bits), width, dtype=torch.uint8)
-    whole[:, : bits.shape[1]] = bits
+    whole = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 8))
     return (whole.view(len(bits), -1, 8) << torch.arange(8, dtype=torch.uint8)).sum(
         dim=2, dtype=torch.uint8
     )

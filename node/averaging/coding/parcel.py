@@ -6,8 +6,6 @@ there, the coded bytes of every part. Never: memory for bytes that a head did no
 must.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -24,21 +22,15 @@ CHUNK_TAG = 0x12
 CRUMB, FEWEST_MESSAGES = 1 << 12, 64
 """Bytes that the messages of a parcel hold on average at least, and messages allowed beyond that:
 each message costs processor time, so a sender may not send a mebibyte byte by byte."""
-CODES: dict[str, tensor_pb2.WireType] = {
-    "fp32": tensor_pb2.FP32,
-    "bf16": tensor_pb2.BF16,
-    "fp16": tensor_pb2.FP16,
-    "int8": tensor_pb2.INT8,
-    "int4": tensor_pb2.INT4,
-    "top-k": tensor_pb2.TOP_K,
-}
 
 
 def head_of(name: str, shape: Shape, codec: str) -> tensor_pb2.TensorHead:
     """What goes before a part. Raises ValueError for an unknown format."""
-    nbytes = nbytes_of(math.prod(shape), codec)
     return tensor_pb2.TensorHead(
-        name=name, shape=[int(d) for d in shape], wire=CODES[codec], nbytes=nbytes
+        name=name,
+        shape=[int(d) for d in shape],
+        wire=codec.upper().replace("-", "_"),
+        nbytes=nbytes_of(math.prod(shape), codec),
     )
 
 

@@ -18,9 +18,13 @@ everything else:
 Pure: no clock, no socket, no tensor.
 """
 
-from __future__ import annotations
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
 
 from node.averaging.exchange.events import (
+    LET_IN,
+    UNDER_WAY,
     Action,
     Began,
     Ended,
@@ -41,19 +45,98 @@ from node.averaging.exchange.events import (
     Voided,
     Wait,
 )
-from node.averaging.exchange.group_state import (
-    COMING,
-    OPEN,
-    EpochCounts,
-    GroupPhase,
-    Stream,
-)
-from node.averaging.exchange.groups import UNDER_WAY
-from node.core.ids import PeerId
+from node.core.ids import PeerId, RoundId
 
 MOST_SERVED = 8
 """Times a peer is sent the same group in an attempt: once is enough, a lost connection makes it
 two, and more only costs our uplink."""
+
+
+class GroupPhase(Enum):
+    HELD = "its round is not open here"
+    QUEUED = "its group is not let in yet"
+    READING = "its gradients are coming"
+    WAITING = "wants its parts"
+    SETTLED = "served or refused"
+
+
+COMING = (GroupPhase.QUEUED, GroupPhase.READING)
+OPEN = (*COMING, GroupPhase.WAITING)
+
+
+@dataclass(slots=True)
+class Stream:
+    began: Began
+    phase: GroupPhase = GroupPhase.HELD
+
+    @property
+    def live(self) -> bool:
+        return self.phase is not GroupPhase.SETTLED
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One group of the current attempt. ``given``: peers that contributed to it; ``present``: those
+    that came after its parts were claimed; ``missing``: those whose exchange broke off."""
+
+    names: frozenset[str]
+    contribute_by: float
+    given: set[PeerId]
+    present: set[PeerId] = field(default_factory=set)
+    missing: set[PeerId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class EpochCounts:
+    """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each
+    group) of each of its rounds, the rest of the current attempt. ``idle``: came with nothing to
+    give; ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one.
+    ``stepping``: the optimizer has a group of ours."""
+
+    current: Opened
+    rounds: dict[RoundId, Opened] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)
+    fresh: set[str] = field(default_factory=set)
+    served: Counter[tuple[RoundId, PeerId, int]] = field(default_factory=Counter)
+    groups: list[GroupState] = field(default_factory=list)
+    idle: set[PeerId] = field(default_factory=set)
+    missing: set[PeerId] = field(default_factory=set)
+    barred: set[PeerId] = field(default_factory=set)
+    fault: str = ""
+    stepping: bool = False
+
+    def begin(self, opened: Opened) -> None:
+        """A new attempt: what is claimed and fresh stays."""
+        self.current = self.rounds[opened.round] = opened
+        self.claimed |= opened.held
+        self.fresh |= opened.held
+        self.groups = [
+            GroupState(frozenset(group.names), until, {opened.me} if opened.tokens else set())
+            for group, until in zip(opened.groups, opened.contribute_by, strict=True)
+        ]
+        self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
+
+    def unclaimed(self, group: int) -> frozenset[str]:
+        """What a step of this group would take, and a contribution to it must cover."""
+        return self.groups[group].names - self.claimed
+
+    def let_in(self) -> list[int]:
+        """The groups whose gradients may be here: the first ones that are not fresh."""
+        return [g for g, state in enumerate(self.groups) if not state.names <= self.fresh][:LET_IN]
+
+    def awaited(self, group: int) -> frozenset[PeerId]:
+        """Whose contribution to a group of the current attempt may still come."""
+        state = self.groups[group]
+        out = self.idle | self.missing | self.barred | state.given | state.present | state.missing
+        return self.current.members - self.current.listeners - out
+
+    def wanted(self, stream: Stream) -> frozenset[str]:
+        """A contributor is answered with the parts it gave to; a listener with all of the group it
+        asked for."""
+        began = stream.began
+        return frozenset(began.names) or frozenset(
+            self.rounds[began.round].groups[began.group].names
+        )
 
 
 class RoundMachine:
@@ -101,8 +184,11 @@ class RoundMachine:
             if stream.phase is GroupPhase.HELD and stream.began.round <= opened.round:
                 actions += self._judge(number, stream)
             elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
-                text = f"attempt {opened.round.attempt} has begun"
-                actions.append(self._refuse(number, Kind.SUPERSEDED, text))
+                actions.append(
+                    self._refuse(
+                        number, Kind.SUPERSEDED, f"attempt {opened.round.attempt} has begun"
+                    )
+                )
             elif stream.phase in COMING:
                 actions.append(self._put_off(number, stream))
         return [*actions, *self._serve_ready(epoch), *self._step_if_ready(epoch, now)]
@@ -134,8 +220,7 @@ class RoundMachine:
         if epoch.wanted(stream) <= epoch.claimed:
             if opened is epoch.current:
                 epoch.groups[began.group].present.add(began.peer)
-            wait = self._put_off(number, stream)
-            return self._serve_if_fresh(number, stream, epoch) or [wait]
+            return self._serve_if_fresh(number, stream, epoch) or [self._put_off(number, stream)]
         if opened is not epoch.current:
             return [self._refuse(number, Kind.SUPERSEDED, now_at)]
         if epoch.fault:
@@ -322,14 +407,13 @@ class RoundMachine:
                 return self._latch(epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True
-            by = tuple(sorted(state.given))
-            step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by)
             late = [
-                (n, s)
+                self._put_off(n, s)
                 for n, s in of_epoch
                 if s.phase in COMING and epoch.wanted(s) <= epoch.claimed
             ]
-            return [step, *(self._put_off(n, s) for n, s in late)]
+            given = tuple(sorted(state.given))
+            return [ReduceAndStep(opened.round, group, tuple(sorted(names)), given), *late]
         return []
 
     def _stepped(self, number: int, names: frozenset[str], fault: str, now: float) -> list[Action]:
@@ -352,14 +436,11 @@ class RoundMachine:
         epoch.fault = epoch.fault or text
         number = epoch.current.round.epoch
         waiting = [
-            n
+            self._refuse(n, Kind.FAILED, epoch.fault)
             for n, s in self._of_epoch(number)
             if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed
         ]
-        return [
-            *(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting),
-            Fail(number, epoch.fault),
-        ]
+        return [*waiting, Fail(number, epoch.fault)]
 
     def _forgot(self, number: int) -> list[Action]:
         self._floor = max(self._floor, number)
@@ -384,8 +465,12 @@ class RoundMachine:
         return actions
 
     def _serve_ready(self, epoch: EpochCounts) -> list[Action]:
-        ready = [(n, s) for n, s in self._of_epoch(epoch.current.round.epoch) if s.phase in OPEN]
-        return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
+        return [
+            action
+            for n, s in self._of_epoch(epoch.current.round.epoch)
+            if s.phase in OPEN
+            for action in self._serve_if_fresh(n, s, epoch)
+        ]
 
     def _serve_if_fresh(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
         wanted = epoch.wanted(stream)

@@ -1,8 +1,6 @@
 """The member's side of the exchanges with one owner: give our gradients of its parts, take its
 fresh parameters, believe nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
@@ -14,12 +12,9 @@ import torch
 from google.protobuf.message import DecodeError
 
 from node.averaging.coding import parcel
-from node.averaging.coding.codecs import Coded, encode
-from node.averaging.exchange.events import Kind
-from node.averaging.exchange.groups import UNDER_WAY, Group
-from node.averaging.exchange.ledger import FreshPart
-from node.averaging.exchange.request import RoundRequest
-from node.averaging.reducers.reduce import opened
+from node.averaging.coding.codecs import Coded, encode, opened
+from node.averaging.exchange.events import UNDER_WAY, Group, Kind
+from node.averaging.exchange.request import FreshPart, RoundRequest
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.tasks import together

@@ -6,14 +6,12 @@ gone before the optimizer begins. A stream whose round is not open here, or whos
 in, is not read: HTTP/2 flow control holds its bytes at the sender.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -22,16 +20,16 @@ import torch
 from google.protobuf.message import DecodeError
 
 from node.averaging.coding import parcel
-from node.averaging.coding.codecs import Coded, Numbers, Rounded
+from node.averaging.coding.codecs import Coded, Numbers, Rounded, settled
 from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import (
-    Action,
     Began,
     Ended,
     EndStream,
     Event,
     Fail,
     Forgot,
+    Group,
     Kind,
     Opened,
     PeerFoundDead,
@@ -43,22 +41,13 @@ from node.averaging.exchange.events import (
     Uploaded,
     Voided,
     Wait,
-)
-from node.averaging.exchange.groups import contribute_until
-from node.averaging.exchange.ledger import (
-    EpochState,
-    ExchangeStream,
-    FreshPart,
-    Given,
-    RoundAttempt,
+    contribute_until,
 )
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.member import SERVICE
-from node.averaging.exchange.request import RoundRequest
-from node.averaging.exchange.request import Step as StepCall
+from node.averaging.exchange.request import FreshPart, RoundRequest, Step
 from node.averaging.reducers.quarantine import WEIGHT
-from node.averaging.reducers.reduce import settled, unfit
-from node.averaging.reducers.reducer import Gathered, Reduced, Reducer
+from node.averaging.reducers.reducer import Gathered, Reduced, Reducer, unfit
 from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault, PeerFault, WireError
@@ -82,6 +71,81 @@ DRAIN_TIMEOUT_S = 5.0
 """After an answer that came before the end of an upload, the sender has this long to hang up. We do
 not hang up first: a client of gRPC's asyncio stack whose write fails loses what it had been
 sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A contribution: its numbers as they came (none of our own, which are the request's), and the
+    2-norm of each part."""
+
+    tokens: int
+    named: Mapping[str, Coded]
+    norms: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class RoundAttempt:
+    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what
+    went wrong.
+
+    ``until``: its deadline; ``gathers``: by owner, the task that takes its fresh parts. ``given``:
+    by group and contributor, from its arrival to its step; ``begun``: groups whose step has begun,
+    so that it takes no more contributions. ``failed``: owners that gave nothing, and why;
+    ``refused``: peers whose gradients are unfit here, and why; ``nbytes``: tensor bytes sent and
+    received.
+    """
+
+    request: RoundRequest
+    step: Step | None
+    groups: tuple[Group, ...]
+    until: float
+    settled: asyncio.Future[str]
+    gathers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
+    given: dict[tuple[int, PeerId], Given] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    failed: dict[PeerId, str] = field(default_factory=dict)
+    refused: dict[PeerId, str] = field(default_factory=dict)
+    nbytes: int = 0
+
+    @property
+    def mine(self) -> frozenset[str]:
+        """All parts we own in it."""
+        return frozenset(name for group in self.groups for name in group.names)
+
+    def settle(self, why: str) -> None:
+        """Resolve ``settled``; only the first call has an effect."""
+        if not self.settled.done():
+            self.settled.set_result(why)
+
+    def drop(self) -> None:
+        """No step of this attempt will begin any more: let go of what was given for one."""
+        # In place, and of a copy of the keys: a step takes what it was given out of it on a thread
+        # of its own.
+        for group, peer in list(self.given):
+            if group not in self.begun:
+                del self.given[group, peer]
+
+
+@dataclass(slots=True)
+class EpochState:
+    """What an epoch has brought so far. ``held``: fresh parts, our own and others'; ``lost``: peers
+    that the leader has found dead in it."""
+
+    attempts: dict[RoundId, RoundAttempt] = field(default_factory=dict)
+    held: dict[str, FreshPart] = field(default_factory=dict)
+    quarantined: dict[PeerId, str] = field(default_factory=dict)
+    lost: set[PeerId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ExchangeStream:
+    """One open stream, how it began, and what the machine has ordered for it."""
+
+    began: Began
+    heads: list
+    orders: asyncio.Queue[Read | Wait | Serve | EndStream] = field(default_factory=asyncio.Queue)
+    reader: parcel.ParcelReader | None = None
+    """The bytes received so far of a contribution that is still wanted, else None."""
 
 
 class ExchangeServer:
@@ -130,7 +194,7 @@ class ExchangeServer:
     def open(
         self,
         request: RoundRequest,
-        step: StepCall | None,
+        step: Step | None,
         norms: Mapping[str, float],
         started: float,
     ) -> RoundAttempt:
@@ -360,25 +424,22 @@ class ExchangeServer:
 
     def _feed(self, event: Event) -> None:
         for action in self._machine.handle(event, self._clock.now()):
-            self._carry_out(action)
-
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case Read() | Wait() | Serve() | EndStream():
-                if (line := self._lines.get(action.stream)) is not None:
-                    line.orders.put_nowait(action)
-                    # its bytes are of no use any more: free them now, for the sender may never send
-                    # another message
-                    line.reader = None
-            case ReduceAndStep():
-                if (attempt := self._attempt(action.round)) is not None:
-                    attempt.begun.add(action.group)
-                self._tasks.spawn(
-                    self._step(action),
-                    f"step {action.round.epoch}.{action.round.attempt}.{action.group}",
-                )
-            case Fail(number, text):
-                self._settle(number, text)
+            match action:
+                case Read() | Wait() | Serve() | EndStream():
+                    if (line := self._lines.get(action.stream)) is not None:
+                        line.orders.put_nowait(action)
+                        # its bytes are of no use any more: free them now, for the sender may never
+                        # send another message
+                        line.reader = None
+                case ReduceAndStep():
+                    if (attempt := self._attempt(action.round)) is not None:
+                        attempt.begun.add(action.group)
+                    self._tasks.spawn(
+                        self._step(action),
+                        f"step {action.round.epoch}.{action.round.attempt}.{action.group}",
+                    )
+                case Fail(number, text):
+                    self._settle(number, text)
 
     async def _step(self, action: ReduceAndStep) -> None:
         """Reduce, step, keep. A failure reaches the machine before it reaches the parent task."""
@@ -388,8 +449,7 @@ class ExchangeServer:
             if (waiting := self._attempt(action.round)) and waiting.request.ready is not None:
                 await waiting.request.ready(action.names)
             async with self._stepping:
-                loop = asyncio.get_running_loop()
-                reduced, fresh = await loop.run_in_executor(
+                reduced, fresh = await asyncio.get_running_loop().run_in_executor(
                     self._executor, self._reduce_and_step, action
                 )
                 if fresh and self._attempt(action.round) is not None:
@@ -423,11 +483,10 @@ class ExchangeServer:
         epoch.quarantined = reduced.quarantined | epoch.quarantined
         if reduced.fell_back and not self._fell_back:
             self._fell_back = True
-            count = len(reduced.contributors)
             self._say(
                 "reducer-fell-back",
-                f"{self._settings.reducer} needs three contributors, there are {count}: it is "
-                "their mean until there are more",
+                f"{self._settings.reducer} needs three contributors, there are "
+                f"{len(reduced.contributors)}: it is their mean until there are more",
                 level="warning",
             )
 
@@ -439,10 +498,9 @@ class ExchangeServer:
             return None, {}
         request, names, down = attempt.request, action.names, attempt.request.down
         reduced: Reduced | None = None
-        fresh: dict[str, Numbers]
         if not action.contributors and request.hold is not None:
             kept = request.hold(names)
-            fresh = {name: Coded.of(kept[name]) for name in names}
+            fresh: dict[str, Numbers] = {name: Coded.of(kept[name]) for name in names}
         else:
             reduced = self._reduced(attempt, action)
             fresh = dict(zip(names, reduced.numbers, strict=True))

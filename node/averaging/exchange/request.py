@@ -1,6 +1,4 @@
-"""What the epoch asks of a round, and the outcome that it gets."""
-
-from __future__ import annotations
+"""What the epoch asks of a round, the fresh parts of it, and the outcome that the epoch gets."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.exchange.groups import Group, micro_groups
+from node.averaging.exchange.events import Group, micro_groups
 from node.core.ids import PeerId, RoundId
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
@@ -29,7 +27,7 @@ class WeightCaps:
     """What contributions may weigh. ``most``: a contribution that claims more tokens is refused.
     ``allowed``: tokens that the plan assigned to each member at this stage (empty: no caps);
     ``total``: tokens of the micro-batches that count (0: unknown). A contribution weighs no more
-    than they explain, see :func:`node.averaging.reducers.weights.weights`."""
+    than they explain, see :func:`node.averaging.reducers.quarantine.weights`."""
 
     most: int = TOKENS_LIMIT
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
@@ -77,10 +75,26 @@ class RoundRequest:
             for name, owner in self.owners.items()
             if owner == peer
         }
-        ways = (self.up or "fp32", self.down)
         return micro_groups(
-            {name: max(n, *(nbytes_of(n, way) for way in ways)) for name, n in counts.items()}, most
+            {
+                name: max(n, nbytes_of(n, self.up or "fp32"), nbytes_of(n, self.down))
+                for name, n in counts.items()
+            },
+            most,
         )
+
+
+@dataclass(slots=True)
+class FreshPart:
+    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never
+    written again; ``data``: the bytes it travels as, the same from whomever it is had."""
+
+    tensor: torch.Tensor
+    source: PeerId
+    tokens: int
+    contributors: tuple[PeerId, ...]
+    codec: str
+    data: torch.Tensor
 
 
 @dataclass(frozen=True)

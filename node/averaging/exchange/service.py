@@ -7,19 +7,15 @@ returns by its deadline with the parts that have come; the missing ones are aske
 next attempt, from new owners, with the same gradients.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
 from node.averaging.coding.formats import FORMATS
-from node.averaging.exchange.events import TimePassed
-from node.averaging.exchange.groups import Group, contribute_until
-from node.averaging.exchange.ledger import EpochState, FreshPart, RoundAttempt
+from node.averaging.exchange.events import Group, TimePassed, contribute_until
 from node.averaging.exchange.member import Exchanges, Unwelcome
-from node.averaging.exchange.owner import ExchangeServer
-from node.averaging.exchange.request import RoundOutcome, RoundRequest, Step
-from node.averaging.reducers.reduce import norms_of, unfit
+from node.averaging.exchange.owner import EpochState, ExchangeServer, RoundAttempt
+from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundRequest, Step
+from node.averaging.reducers.reducer import norms_of, unfit
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 
@@ -55,8 +51,9 @@ class CellRound(ExchangeServer):
             "tick",
         )
         try:
-            pending = [*attempt.gathers.values(), attempt.settled]
-            await asyncio.wait(pending, timeout=self._left(attempt))
+            await asyncio.wait(
+                [*attempt.gathers.values(), attempt.settled], timeout=self._left(attempt)
+            )
         finally:
             for task in (*attempt.gathers.values(), ticker):
                 task.cancel()
@@ -104,8 +101,7 @@ class CellRound(ExchangeServer):
                     name for name in group.names if name not in held or held[name].source != owner
                 )
                 if lacking:
-                    names = lacking if giving else group.names
-                    ask.setdefault(owner, []).append((group, names))
+                    ask.setdefault(owner, []).append((group, lacking if giving else group.names))
         return ask
 
     async def _gather(

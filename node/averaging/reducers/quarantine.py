@@ -1,8 +1,7 @@
-"""Which contributions have outlying norms and are left out: a comparison of norms, with the others'
-or with those of epochs past. Enters: norms. Leaves: who is left out of this step, and why. Never: a
-tensor, a ban."""
-
-from __future__ import annotations
+"""How much a contribution weighs: never more tokens than the plan lets its sender have worked on;
+and which have outlying norms and are left out: a comparison of norms, with the others' or with
+those of epochs past. Enters: claims and what the plan assigned, norms. Leaves: weights, who is left
+out of this step, and why. Never: a tensor, a ban."""
 
 import math
 from collections import deque
@@ -48,8 +47,9 @@ class NormHistory:
     def note(self, epoch: int, names: Sequence[str], size: Size) -> None:
         """Remember the size of a typical contribution to an epoch, once for each part."""
         for name, norm in zip(names, size.norms, strict=True):
-            known = self._seen.setdefault(name, deque(maxlen=WINDOW))
-            known.append((epoch, size.tokens, norm / size.tokens))
+            self._seen.setdefault(name, deque(maxlen=WINDOW)).append(
+                (epoch, size.tokens, norm / size.tokens)
+            )
 
     def void(self, epoch: int) -> None:
         """Forget ``epoch`` and later ones: the swarm went back."""
@@ -68,6 +68,30 @@ class NormHistory:
                 return 0.0
             parts.append(median_high(norm * _noisier(seen, tokens) for _, seen, norm in known))
         return math.hypot(*parts)
+
+
+def weights(
+    claims: Mapping[PeerId, int], allowed: Mapping[PeerId, int], total: int
+) -> dict[PeerId, int]:
+    """Tokens each contribution counts for, at most those it claims; a function of the arguments,
+    whatever their order.
+
+    ``allowed``: tokens the plan assigned, by member; ``total``: tokens of all micro-batches that
+    count. A member that claims more than it was assigned may have done the work of a replica that
+    died, so all may claim the tokens that nobody else accounts for:
+
+        w_i = min(t_i, allowed_i + max(0, total - sum_j min(t_j, allowed_j)))
+
+    Without ``allowed``, or with 0 for an unknown ``total``, every claim stands. A claim below 1
+    weighs nothing.
+    """
+    if not allowed or total <= 0:
+        return {peer: max(0, tokens) for peer, tokens in claims.items()}
+    assigned = {peer: max(0, allowed.get(peer, 0)) for peer in claims}
+    spare = max(
+        0, total - sum(max(0, min(tokens, assigned[peer])) for peer, tokens in claims.items())
+    )
+    return {peer: max(0, min(tokens, assigned[peer] + spare)) for peer, tokens in claims.items()}
 
 
 def quarantined(

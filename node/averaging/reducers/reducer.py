@@ -1,9 +1,8 @@
-"""One owner's way from contributions to one gradient per token: weigh, leave out the absurd,
-reduce. Enters: gradient sums with what their senders claim. Leaves: means for the optimizer. Never:
-a socket, a ban."""
+"""One owner's way from contributions to one gradient per token: which are fit, what they weigh, the
+absurd left out, one mean of the rest; the same bits in whatever order they came. Enters: gradient
+sums with what their senders claim. Leaves: means for the optimizer. Never: a socket, a ban."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
@@ -11,10 +10,9 @@ from statistics import median_high
 import torch
 
 from node.averaging.coding.codecs import Coded, Numbers
+from node.averaging.coding.layouts import PIECE
 from node.averaging.reducers import robust
-from node.averaging.reducers.quarantine import NormHistory, Size, quarantined
-from node.averaging.reducers.reduce import means
-from node.averaging.reducers.weights import weights
+from node.averaging.reducers.quarantine import NormHistory, Size, quarantined, weights
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 
@@ -23,8 +21,8 @@ from node.core.ids import PeerId
 class Gathered:
     """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over
     these tokens, as they came, in the order of ``names``. ``allowed`` and ``total``: see
-    :func:`node.averaging.reducers.weights.weights`. ``norms``: of ``gradients``, of whom they are
-    known."""
+    :func:`node.averaging.reducers.quarantine.weights`. ``norms``: of ``gradients``, of whom they
+    are known."""
 
     epoch: int
     names: tuple[str, ...]
@@ -52,6 +50,69 @@ class Reduced:
     fell_back: bool
     typical: Size
     center: list[torch.Tensor] | None = None
+
+
+def norms_of(named: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The 2-norm of each tensor; a NaN or an infinity anywhere makes it not finite."""
+    return {
+        name: float(torch.linalg.vector_norm(tensor, dtype=torch.float32))
+        for name, tensor in named.items()
+    }
+
+
+def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:
+    """Why gradient sums with these norms must not be averaged, or "": over ``tokens`` each may be
+    at most ``max_norm``."""
+    for name, norm in norms.items():
+        each = norm / max(1, tokens)
+        if not math.isfinite(each):
+            return f"gradient of {name} is not finite"
+        if each > max_norm:
+            return f"gradient of {name} has norm {each:.3g} per token, above {max_norm:.3g}"
+    return ""
+
+
+class Mean(Numbers):
+    """Contributions to one part, each times its factor, added in their order and divided by
+    ``tokens``: worked out when it is asked for, so that it can be rounded and sent while it is in
+    the cache. They must stay until then."""
+
+    def __init__(self, rows: Sequence[Numbers], by: Sequence[float], tokens: float) -> None:
+        self.shape, self.numbers = rows[0].shape, rows[0].numbers
+        self._rows, self._by, self._tokens = rows, by, tokens
+        self._scratch = torch.empty(min(PIECE, self.numbers))
+
+    def _piece(self, start: int, into: torch.Tensor) -> None:
+        total = self._rows[0].read(start, into)
+        if self._by[0] != 1:
+            total = torch.mul(total, self._by[0], out=into)
+        for row, factor in zip(self._rows[1:], self._by[1:], strict=True):
+            total = torch.add(
+                total, row.read(start, self._scratch[: into.numel()]), alpha=factor, out=into
+            )
+        if math.frexp(self._tokens)[0] == 0.5:  # a power of two: the same bits in half the time
+            torch.mul(total, 1 / self._tokens, out=into)
+        else:
+            torch.div(total, self._tokens, out=into)
+
+
+def means(
+    contributions: Mapping[PeerId, Sequence[Numbers]],
+    order: Sequence[PeerId],
+    tokens: float,
+    factors: Mapping[PeerId, float] | None = None,
+) -> list[Mean]:
+    """Of each part the sum in ``order``, each contribution times its factor (1 when not named),
+    divided by ``tokens``.
+
+    In order, because floating-point addition does not commute with arrival; a factor of 1 changes
+    no bit.
+    """
+    by = [(factors or {}).get(peer, 1) for peer in order]
+    return [
+        Mean(rows, by, tokens)
+        for rows in zip(*(contributions[peer] for peer in order), strict=True)
+    ]
 
 
 class Reducer:

@@ -4,20 +4,19 @@ Never: who is trusted, or why.
 
 Only ``mean`` is the token-weighted mean; the others give up some of it. Coordinate-wise median and
 trimmed mean ask every contributor once, whatever its tokens: a rank has no weights. All are per
-token, and all need three contributors: of two, nobody can say which one lies.
+token, and all need three contributors: of two, nobody can say which one lies. A sorting network
+says which rows to compare, in which order, so that the wanted order statistics end in their places.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import median as middle
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from node.averaging.reducers.network import Comparator, selection
 
 FEWEST = 3
 """Contributors from which a robust average means anything."""
@@ -30,6 +29,53 @@ Row = NDArray[np.float32]
 Contribution = Sequence[torch.Tensor]
 """Gradient sums of one contributor: fp32 on the CPU, the same shapes in the same order for
 everybody."""
+
+
+class Comparator(NamedTuple):
+    """Put the smaller of rows ``low`` and ``high`` into ``low``, the larger into ``high``; only
+    what ``keep`` names is used: 1 the smaller, 2 the larger, 3 both."""
+
+    low: int
+    high: int
+    keep: int
+
+
+@lru_cache(maxsize=256)
+def merge_exchange(count: int) -> tuple[tuple[int, int], ...]:
+    """Batcher's odd-even merge exchange for any number of rows: Knuth, TAOCP volume 3, 5.2.2,
+    algorithm M."""
+    pairs: list[tuple[int, int]] = []
+    top = 1 << max(0, (count - 1).bit_length() - 1)
+    p = top if count > 1 else 0
+    while p:
+        q, r, d = top, 0, p
+        while True:
+            pairs += [(i, i + d) for i in range(count - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q >> 1, p
+        p >>= 1
+    return tuple(pairs)
+
+
+@lru_cache(maxsize=256)
+def selection(count: int, first: int, last: int) -> tuple[Comparator, ...]:
+    """The comparators of :func:`merge_exchange` after which rows ``first``..``last`` hold *the set*
+    of these ranks.
+
+    Found from behind: what feeds no wanted row is left out, and so is a comparison of two rows that
+    are both wanted and not looked at again, because the set does not change.
+    """
+    unused, exact, member = 0, 1, 2
+    state = [member if first <= i <= last else unused for i in range(count)]
+    kept: list[Comparator] = []
+    for low, high in reversed(merge_exchange(count)):
+        keep = (state[low] != unused) + 2 * (state[high] != unused)
+        if keep == 0 or (state[low] == state[high] == member):
+            continue
+        kept.append(Comparator(low, high, keep))
+        state[low] = state[high] = exact
+    return tuple(reversed(kept))
 
 
 def median(given: Sequence[Contribution], tokens: Sequence[int]) -> list[torch.Tensor]:

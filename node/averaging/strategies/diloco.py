@@ -7,8 +7,6 @@ The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, an
 keeps part of what was learned meanwhile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,7 +27,7 @@ class OuterState:
     momentum: dict[str, Tensor]
 
     @classmethod
-    def begin(cls, parameters: Named) -> OuterState:
+    def begin(cls, parameters: Named) -> "OuterState":
         """From a copy of ``parameters``."""
         anchor = {
             name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()

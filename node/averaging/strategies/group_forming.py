@@ -15,8 +15,6 @@ share a member. A cell that the naming did not reach learns of it with the first
 exchange, which repeats it (:class:`GroupNamed` from any member).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -49,7 +47,7 @@ class Times:
     clocks: float = 2.0
     """How far two clocks may differ."""
 
-    def scaled(self, share: float) -> Times:
+    def scaled(self, share: float) -> "Times":
         """All of them times ``share``."""
         return Times(**{name: share * seconds for name, seconds in asdict(self).items()})
 

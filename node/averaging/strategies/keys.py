@@ -9,13 +9,11 @@ Every cell has a place in the Moshpit grid, and the window chooses the axis alon
 those meet that differ in this index only. The place is the cell's number among all, which it knows
 without having read of all (:mod:`node.cells.census`), so a grid that can be full is full. Cells
 that count the same cells compute the same grid as
-:class:`~node.averaging.strategies.moshpit.Moshpit` from a view that all share. A place drawn by a
+:class:`~node.averaging.strategies.strategy.Moshpit` from a view that all share. A place drawn by a
 hash would need no number, but leaves lines of very different lengths. Indices that the groups hand
 out (arXiv 2103.03239) would need none either, but a cell that was absent once comes back to a line
 that has no room for it: with one cell of a hundred absent they take a fifth more rounds.
 """
-
-from __future__ import annotations
 
 import hashlib
 import math
@@ -100,7 +98,7 @@ def edge_keys(s: OuterSettings, place: int, count: int, window: int) -> EdgeKeys
     behind, another k in every window.
     """
     if s.strategy == "push-sum":
-        from node.averaging.strategies.gossip import Exponential  # numpy takes a while to load
+        from node.averaging.strategies.strategy import Exponential  # numpy takes a while to load
 
         ahead = Exponential(s.fanout).steps(count, window)
         behind = tuple(-step for step in ahead)
@@ -116,7 +114,7 @@ def _places(place: int, steps: Collection[int], count: int) -> tuple[str, ...]:
 
 
 def _shape(grid: tuple[int, ...], cells: int) -> tuple[int, ...]:
-    from node.averaging.strategies.moshpit import Moshpit  # numpy takes a while to load
+    from node.averaging.strategies.strategy import Moshpit  # numpy takes a while to load
 
     while math.prod(grid) < cells:
         grid = (*grid, max(2, *grid))

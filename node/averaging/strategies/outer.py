@@ -7,8 +7,6 @@ rounds bring closer together: parameters. It does not suit gradients, nor differ
 that are not the same everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

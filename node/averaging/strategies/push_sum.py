@@ -10,8 +10,6 @@ that with its next question. Units that were granted and not taken stay in the t
 are offered again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from node.averaging.exchange.events import TimePassed
@@ -135,8 +133,7 @@ class PushSum:
             case WindowBegan():
                 return self._begin(event, books)
             case UnitsAsked():
-                answer = self._asked(event, books)
-                return [answer, *self._over(now)]
+                return [self._asked(event, books), *self._over(now)]
             case UnitsGranted():
                 self._answered(event, books)
                 return self._over(now)
@@ -157,11 +154,9 @@ class PushSum:
         sure = self._sure
         if sure is None:
             return []
-        asked: list[Action] = []
-        for giver in sorted(self._givers - self._owed.keys()):
-            had = sure.taken.get(giver, NOTHING)
-            asked.append(UnitsAsked(giver, self._window, had.since, had.units))
-        return asked
+        silent = sorted(self._givers - self._owed.keys())
+        had = {giver: sure.taken.get(giver, NOTHING) for giver in silent}
+        return [UnitsAsked(g, self._window, a.since, a.units) for g, a in had.items()]
 
     def _asked(self, e: UnitsAsked, books: Books) -> Action:
         books = books.tidied(e.window).receipt(e.cell, e.window, e.since, e.units)

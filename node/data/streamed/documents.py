@@ -4,8 +4,6 @@ A document belongs to the part in which it begins, so that parts that lie side b
 document once. Of text without documents a part gives the characters that begin in it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

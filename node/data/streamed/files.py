@@ -4,8 +4,6 @@ a cap.
 Every failure is raised; whoever asked decides whether to ask again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -20,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import httpx2
 
-from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
+from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault, refuse
 from node.data.readers import library
 
 WHOLE = 64 << 20
@@ -100,11 +98,13 @@ def asked(
                 raise NetworkFault(
                     f"{url}: the server says {answer.status_code}", "it is asked again"
                 )
-            if not answer.is_success:
-                raise UsageFault(
+            refuse(
+                (
+                    not answer.is_success,
                     f"{url}: the server says {answer.status_code}",
                     "ask who owns the run where its data is",
                 )
+            )
             yield answer
     except httpx2.HTTPError as e:
         raise NetworkFault(f"cannot fetch {url}: {e or type(e).__name__}", "check the network, "
@@ -166,11 +166,13 @@ class Files:
             headers["If-Match"] = shard.etag
         with asked(shard.name, self._client, "GET", headers) as answer:
             part = f"bytes {start}-{stop - 1}/{shard.size}"
-            if answer.status_code != 206 or answer.headers.get("content-range", "") != part:
-                raise UsageFault(
+            refuse(
+                (
+                    answer.status_code != 206 or answer.headers.get("content-range", "") != part,
                     f"{shard.name}: the server gives no parts of {shard.size} bytes",
                     f"use another server, or shards of at most {WHOLE >> 20} MiB",
                 )
+            )
             return self._body(answer, stop - start)
 
     def _body(self, answer: httpx2.Response, length: int) -> bytes:

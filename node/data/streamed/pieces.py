@@ -11,15 +11,13 @@ of positions that cells hold are classes of lanes, too: cells that share a run r
 pieces.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from node.core.errors import UsageFault
+from node.core.errors import refuse
 from node.data.order import SampleOrder
 
 PIECE = 1 << 20
@@ -56,10 +54,8 @@ class Pieces:
         """Pieces to train on."""
         self.held = -(-held // PIECE)
         """Pieces held out."""
-        if self._trained < 1:
-            raise UsageFault("there is nothing to train on", "name shards that are not empty")
+        refuse((total <= held, "there is nothing to train on", "name shards that are not empty"))
         self.lanes = min(LANES, 1 << (self.count.bit_length() - 1))
-        self._seed = seed
         self._starts = starts = (0, *accumulate(sizes))
         cut = (min(stop, self._trained) - start for start, stop in pairwise(starts))
         self._cut = [(shard, size) for shard, size in enumerate(cut) if size > 0]

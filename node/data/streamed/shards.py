@@ -3,8 +3,6 @@
 Enters: the answers of the server that keeps them. Never: text.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json
@@ -18,10 +16,10 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
 
-from node.core.errors import NetworkFault, UsageFault
+from node.core.errors import NetworkFault, UsageFault, refuse
 from node.core.home import expanded
-from node.data.places import local
 from node.data.readers import library
+from node.data.settings import local
 from node.data.streamed.files import Shard, asked, kind_of, known_kind
 
 MOST_SHARDS = 100_000
@@ -68,7 +66,7 @@ class Listing:
         return json.dumps({"source": self.source, "shards": [astuple(s) for s in self.shards]})
 
     @classmethod
-    def from_json(cls, text: str) -> Listing:
+    def from_json(cls, text: str) -> "Listing":
         """Raises ValueError, TypeError or KeyError for anything else."""
         found = json.loads(text)
         return cls(found["source"], tuple(Shard(*shard) for shard in found["shards"]))
@@ -89,8 +87,7 @@ def listed(source: str, place: str, client: httpx2.Client, go_on: Callable[[], N
     else:
         listing = Listing(source, _sized(_named(source, client), client, go_on))
     shards = tuple(s for s in listing.shards if s.size)
-    if not shards:
-        raise UsageFault(f"{source} has no text", "name a source with at least one shard")
+    refuse((not shards, f"{source} has no text", "name a source with at least one shard"))
     for shard in shards:
         kind_of(shard.name)  # before anything is read
     return replace(listing, shards=shards)
@@ -120,11 +117,13 @@ def _expanded(source: str) -> list[str]:
     if found is None:
         return [source]
     first, last = int(found[1]), int(found[2])
-    if last < first or last - first >= MOST_SHARDS:
-        raise UsageFault(
+    refuse(
+        (
+            not 0 <= last - first < MOST_SHARDS,
             f"{found[0]} in {source} is {last - first + 1} shards",
             f"give a range that rises, of at most {MOST_SHARDS}",
         )
+    )
     width, before, after = len(found[1]), source[: found.start()], source[found.end() :]
     return [f"{before}{n:0{width}}{after}" for n in range(first, last + 1)]
 
@@ -162,8 +161,13 @@ def _sized(
         go_on()
         with asked(shard.name, client, "HEAD") as answer:
             length = answer.headers.get("content-length", "")
-            if not length.isdigit():
-                raise UsageFault(f"the server says no size of {shard.name}", "use another server")
+            refuse(
+                (
+                    not length.isdigit(),
+                    f"the server says no size of {shard.name}",
+                    "use another server",
+                )
+            )
             # A weak tag (W/) says that two versions mean the same, not that their bytes do.
             tag = answer.headers.get("etag", "")
             return replace(shard, size=int(length), etag="" if tag.startswith("W/") else tag)
@@ -210,11 +214,13 @@ def _hub(name: str, client: httpx2.Client) -> Listing:
         raise NetworkFault(f"cannot reach the Hub: {e}", "check the network") from e
     files = {f.rfilename: f for f in info.siblings or ()}
     chosen = _of_split(files, _configurations(info.card_data), config, split)
-    if not chosen:
-        raise UsageFault(
+    refuse(
+        (
+            not chosen,
             f"{repository} has no files of {':'.join((config, split)) if config else split}",
             "check hf:NAME:CONFIG:SPLIT",
         )
+    )
     shards = tuple(
         Shard(
             hub.hf_hub_url(repository, file, repo_type="dataset", revision=info.sha),

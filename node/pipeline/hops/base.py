@@ -1,39 +1,99 @@
 """The state that the parts of the pipeline service (sender, receiver, origin, forward requests)
 share."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from node.core.clock import Clock
+from node.core.ids import PeerId
 from node.core.journey import Path
 from node.core.tasks import Tasks
-from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread
-from node.pipeline.events import Answer, Direction, Event, Key, Say
+from node.pipeline.events import Action, Answer, Direction, Event, Expired, Key, Say, TensorReceived
+from node.pipeline.frames import FrameReader, FrameShape, read_chunks
 from node.pipeline.guard import Guard
-from node.pipeline.hops.frames import FrameShape
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.received import FrameReader
 from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
-from node.pipeline.stash import Stash
-from node.pipeline.telemetry import Telemetry
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.transport.port import TransportPort
+from protos import pipeline_pb2 as pb
 
 Waiter = asyncio.Future[tuple[bool, str]]
 
 
-class PipelineBase(ABC):
-    """The shared part of :class:`node.pipeline.service.Pipeline`, which sets the attributes that
-    depend on the hosted stage: ``stage``, ``math`` and ``guard``."""
+class Telemetry(Protocol):
+    """What the pipeline reports, and to whom: a port that the daemon fills. Never blocks, never
+    raises."""
 
-    stage: int
-    math: StageMath
-    guard: Guard
+    def spent(self, kind: str, seconds: float) -> None:
+        """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
+        (device idle inside an epoch)."""
+
+    def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+        """One fact for the record."""
+
+
+class Stash:
+    """Activations kept for backward, bounded in bytes: what this peer keeps for micro-batches that
+    are not finished.
+
+    ``limit`` is in bytes; ``on_room()`` is called when there is more room. A forward is charged
+    (:meth:`charge`) before its tensor is read, so that frames which are still arriving count too;
+    backward work and the origin's own micro-batches go in with :meth:`put` alone and are never
+    turned away. One micro-batch always fits into an empty stash, however small the limit, otherwise
+    a stage with a tiny limit would never finish anything.
+    """
+
+    def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
+        self.limit, self.used, self._on_room = limit, 0, on_room
+        self._entries: dict[Key, VisitBuffers] = {}
+
+    def room(self, nbytes: int) -> bool:
+        """True when ``nbytes`` more may come in."""
+        return self.used == 0 or self.used + nbytes <= self.limit
+
+    def charge(self, nbytes: int) -> None:
+        """Reserve ``nbytes`` for a frame that starts to arrive, after :meth:`room` was asked; the
+        negative amount when it is here, or will not come."""
+        self.used += nbytes
+        if nbytes < 0:
+            self._on_room()
+
+    def put(self, key: Key, work: VisitBuffers, nbytes: int) -> None:
+        """Keep ``work`` until popped; after its deadline :meth:`expired` names it."""
+        self.pop(key)
+        self._entries[key], work.nbytes = work, nbytes
+        self.charge(nbytes)
+
+    def recharge(self, key: Key, nbytes: int) -> None:
+        """Correct the charge of an entry once its real size is known. Unknown keys are ignored: the
+        entry was freed meanwhile."""
+        work = self._entries.get(key)
+        if work is not None:
+            self.charge(nbytes - work.nbytes)
+            work.nbytes = nbytes
+
+    def get(self, key: Key) -> VisitBuffers | None:
+        return self._entries.get(key)
+
+    def pop(self, key: Key) -> VisitBuffers | None:
+        """Free an entry; None when it is not there."""
+        work = self._entries.pop(key, None)
+        if work is not None:
+            self.charge(-work.nbytes)
+        return work
+
+    def expired(self, now: float) -> list[Key]:
+        """Entries whose micro-batch nobody waits for any more, oldest first."""
+        by_time = sorted(self._entries.items(), key=lambda entry: entry[1].deadline)
+        return [key for key, work in by_time if work.deadline <= now]
+
+
+class PipelineBase(ABC):
+    """The shared part of :class:`node.pipeline.service.Pipeline`."""
 
     def __init__(
         self,
@@ -46,11 +106,14 @@ class PipelineBase(ABC):
         plan_wait_s: float,
         shape: FrameShape,
         machine: PipelineMachine,
+        stage: int,
+        math: StageMath,
     ) -> None:
         self.me, self.transport, self.device = transport.peer_id, transport, device
         self.settings, self.limits, self.telemetry = settings, limits, telemetry
         self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
-        self.machine = machine
+        self.machine, self.stage, self.math = machine, stage, math
+        self.guard = Guard(transport, telemetry.emit, settings.watch)
         self.stash = Stash(limits.stash_bytes or STASH, self.look_again)
         self.tasks = Tasks("pipeline", self._on_error)
         self.timing = Timing()
@@ -63,7 +126,7 @@ class PipelineBase(ABC):
         self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
 
     @abstractmethod
-    def _carry_out(self, action: ev.Action) -> None:
+    def _carry_out(self, action: Action) -> None:
         """Do what the machine decided."""
 
     @property
@@ -77,18 +140,17 @@ class PipelineBase(ABC):
     def handle(self, event: Event) -> Answer:
         """Give the machine an event, carry out its actions, and return its answer; where the event
         has none, a refusal."""
-        answer = Answer(Say.REFUSED, "no answer")
+        actions = self.machine.handle(event, self.clock.now())
         self._handled.set()
-        for action in self.machine.handle(event, self.clock.now()):
-            if isinstance(action, Answer):
-                answer = action
-            else:
-                self._carry_out(action)
-        return answer
+        self.carry_out(action for action in actions if not isinstance(action, Answer))
+        return next(
+            (action for action in actions if isinstance(action, Answer)),
+            Answer(Say.REFUSED, "no answer"),
+        )
 
     def hold(
-        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float
-    ) -> tuple[Answer, list[ev.Action]]:
+        self, event: TensorReceived, reader: FrameReader, deadline_s: float
+    ) -> tuple[Answer, list[Action]]:
         """Put a whole tensor into the stash. Returns the answer, and the actions to carry out after
         the answer was sent."""
         first, *rest = self.machine.handle(event, self.clock.now())
@@ -108,8 +170,9 @@ class PipelineBase(ABC):
                     work.targets = None if start is None else start.targets
         return answer, rest
 
-    def carry_out(self, actions: Iterable[ev.Action]) -> None:
-        """Carry out the actions that :meth:`hold` returned."""
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """Do what the machine decided, the answers apart. :meth:`hold` leaves that to who
+        called it."""
         for action in actions:
             self._carry_out(action)
 
@@ -144,8 +207,23 @@ class PipelineBase(ABC):
         if self.stash.room(nbytes):
             return True
         for key in self.stash.expired(self.clock.now()):
-            self.handle(ev.Expired(key))
+            self.handle(Expired(key))
         return self.stash.room(nbytes)
+
+    async def read(
+        self,
+        caller: PeerId,
+        head: pb.FrameHead,
+        shape: tuple[int, ...],
+        masked: bool,
+        read: Callable[[], Any],
+    ) -> FrameReader:
+        """The content of a frame of ``caller``: a tensor of ``shape``, ``masked`` with the ends of
+        documents in it. ``read`` gives the next message. Raises WireError."""
+        reader = FrameReader(head, shape, self.shape.wire, masked)
+        await read_chunks(read, reader)
+        self.transport.count(caller, received=reader.nbytes, plane="pipeline")
+        return reader
 
     def look_again(self) -> None:
         """Wake the frames that wait for a plan or for room."""

@@ -1,8 +1,6 @@
 """The called side of the Pipeline service: parse, check, answer. Decisions are the machine's, work
 is the service's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,11 +21,10 @@ from node.pipeline.events import (
     Say,
     TensorReceived,
 )
+from node.pipeline.frames import FrameReader, Incoming, frames, parse_head
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import Incoming, frames, parse_head, read_chunks
-from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
-from node.transport.port import EOF
+from node.transport.port import EOF, printable
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
@@ -77,18 +74,15 @@ class Inbound(PipelineServicer):
         answer, cost = await self._patient(way, caller, incoming)
         waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
-            shape, forward = pipeline.shape, way is Direction.FORWARD
-            reader = FrameReader(
-                incoming.head, pipeline.shape_of(claim.index), shape.wire, shape.masked and forward
-            )
+            shape, forward = pipeline.shape_of(claim.index), way is Direction.FORWARD
+            masked = pipeline.shape.masked and forward
             charge = cost if forward and not pipeline.at_origin(claim.key) else 0
             pipeline.stash.charge(charge)
             try:
                 async with asyncio.timeout(pipeline.hop_s):
-                    await read_chunks(context.read, reader)
+                    reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
             finally:
                 pipeline.stash.charge(-charge)
-            pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
             answer, rest = self._look(way, caller, incoming, reader)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
@@ -162,9 +156,14 @@ class Inbound(PipelineServicer):
         if answer.say is not Say.TAKE or work is None or work.output is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
             return
-        journey = tuple(pipeline.machine.visits[key].journey)
         for frame in frames(
-            Claim(key.epoch, request.plan_hash, key.index, journey, request.position),
+            Claim(
+                key.epoch,
+                request.plan_hash,
+                key.index,
+                tuple(pipeline.machine.visits[key].journey),
+                request.position,
+            ),
             pb.TRAIN,
             1.0,
             work.shape,
@@ -176,15 +175,11 @@ class Inbound(PipelineServicer):
         pipeline.transport.count(caller, sent=len(work.output), plane="pipeline")
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
-        pipeline = self._pipeline
-        caller = pipeline.transport.caller(context)
-        reason = "".join(c for c in request.reason[:200] if c.isprintable())
-        return pb.LostReply(
-            accepted=pipeline.handle(
-                Lost(request.epoch, request.plan_hash, request.index, caller, reason)
-            ).say
-            is Say.TAKE
+        caller = self._pipeline.transport.caller(context)
+        note = Lost(
+            request.epoch, request.plan_hash, request.index, caller, printable(request.reason)
         )
+        return pb.LostReply(accepted=self._pipeline.handle(note).say is Say.TAKE)
 
     async def Counted(self, request: pb.CountedNote, context: Any) -> pb.CountedReply:
         pipeline = self._pipeline

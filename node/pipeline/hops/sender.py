@@ -1,26 +1,20 @@
 """Carries what the machine wants sent: a frame and its two receipts, questions for an input, notes
 to and from an origin."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline import events as ev
-from node.pipeline.delivery import Trouble
-from node.pipeline.events import Claim, Direction, Key
+from node.pipeline.events import Claim, Direction, Key, Trouble
+from node.pipeline.frames import FrameReader, frames
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import frames, read_chunks
-from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
 from node.transport.port import EOF, answers, printable
 from protos import pipeline_pb2 as pb
@@ -38,12 +32,8 @@ NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
 the share is lost, which is worth a retry and not a long wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOutcome:
-    """How a stream ended: DONE (``trouble`` None), or not."""
-
-    trouble: Trouble | None
-    reason: str = ""
+Ended = tuple[Trouble | None, str]
+"""How a stream ended: (None, "") for DONE, else the trouble and its reason."""
 
 
 class AlreadyThere(PeerFault):
@@ -80,8 +70,9 @@ class Sender:
     def later(self, key: Key, way: Direction, seconds: float) -> None:
         """Ask the machine again after a pause."""
         self.cancel(key, way)
-        loop = asyncio.get_running_loop()
-        self._sending[key, way] = loop.call_later(seconds, self._retry, key, way)
+        self._sending[key, way] = asyncio.get_running_loop().call_later(
+            seconds, self._retry, key, way
+        )
 
     def cancel(self, key: Key, way: Direction) -> None:
         """End the attempt under way."""
@@ -123,24 +114,24 @@ class Sender:
             if pipeline.machine.plan is plan:
                 pipeline.handle(ev.Passed(key, way, peer))
 
-        outcome = await self.stream(peer, way, messages, len(buffer), accepted)
+        trouble, reason = await self.stream(peer, way, messages, len(buffer), accepted)
         if pipeline.machine.plan is not plan:
             return
         # this task is at its end; the next attempt must not cancel it
         self._sending.pop((key, way), None)
-        if outcome.trouble is None:
+        if trouble is None:
             self._measure(claim.journey[action.position], began)
             pipeline.handle(ev.Settled(key, way, peer))
             return
         pipeline.telemetry.emit(
             "hop-turned",
-            f"{way.value} not done: {outcome.reason}",
+            f"{way.value} not done: {reason}",
             "debug",
             peer=peer,
             index=key.index,
-            trouble=outcome.trouble.value,
+            trouble=trouble.value,
         )
-        pipeline.handle(ev.Turned(key, way, peer, outcome.trouble))
+        pipeline.handle(ev.Turned(key, way, peer, trouble))
 
     def _measure(self, hop: Hop, began: float) -> None:
         timing, machine = self._pipeline.timing, self._pipeline.machine
@@ -155,7 +146,7 @@ class Sender:
         messages: Iterable[pb.Frame],
         nbytes: int,
         accepted: Callable[[float | None], None],
-    ) -> StreamOutcome:
+    ) -> Ended:
         """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
         that the transfer took, None where that is not known. Never raises for the peer's
         failures."""
@@ -164,7 +155,7 @@ class Sender:
             async with self._call(peer, name, messages) as call:
                 return await self._receipts(peer, call, nbytes, accepted)
         except PeerFault as e:
-            return StreamOutcome(Trouble.FAILED, e.reason)
+            return Trouble.FAILED, e.reason
 
     @asynccontextmanager
     async def _call(self, peer: PeerId, name: str, request: object) -> AsyncIterator[Any]:
@@ -188,7 +179,7 @@ class Sender:
 
     async def _receipts(
         self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float | None], None]
-    ) -> StreamOutcome:
+    ) -> Ended:
         pipeline, held = self._pipeline, False
         began = pipeline.clock.now()
         while True:
@@ -196,7 +187,7 @@ class Sender:
             if receipt is EOF:
                 # A receiver ends its stream in good order only after DONE; that receipt may be lost
                 # when both come at once.
-                return StreamOutcome(None) if held else StreamOutcome(Trouble.FAILED, "no receipt")
+                return (None, "") if held else (Trouble.FAILED, "no receipt")
             match receipt.verdict:
                 case pb.ACCEPTED:
                     held = True
@@ -206,14 +197,14 @@ class Sender:
                     waited = receipt.waited_s > WAITED * took
                     accepted(None if waited else took - max(0.0, receipt.waited_s))
                 case pb.DONE:
-                    return StreamOutcome(None)
+                    return None, ""
                 case pb.BUSY:
-                    return StreamOutcome(Trouble.BUSY, printable(receipt.reason))
+                    return Trouble.BUSY, printable(receipt.reason)
                 case pb.REFUSED:
-                    return StreamOutcome(Trouble.REFUSED, printable(receipt.reason))
+                    return Trouble.REFUSED, printable(receipt.reason)
                 case _:
                     pipeline.transport.fault(peer, "unknown verdict", 1.0)
-                    return StreamOutcome(Trouble.REFUSED, "unknown verdict")
+                    return Trouble.REFUSED, "unknown verdict"
 
     async def fetch(self, action: ev.Fetch) -> None:
         """Get the input of a visit that takes a dead replica's place."""
@@ -253,7 +244,7 @@ class Sender:
         pipeline = self._pipeline
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
-        shape, frame = pipeline.shape_of(key.index), pipeline.shape
+        shape, masked = pipeline.shape_of(key.index), pipeline.shape.masked
         request = pb.FetchInput(
             epoch=key.epoch,
             plan_hash=plan_hash,
@@ -268,10 +259,7 @@ class Sender:
                 first = await call.read()
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
-                reader = FrameReader(first.head, shape, frame.wire, frame.masked)
-                await read_chunks(call.read, reader)
-                pipeline.transport.count(peer, received=reader.nbytes, plane="pipeline")
-                return reader
+                return await pipeline.read(peer, first.head, shape, masked, call.read)
         except TimeoutError as e:
             raise PeerFault(peer, "it has died") from e
         finally:

@@ -4,8 +4,6 @@ Enters: Problem. Leaves: seconds by bound. Every bound relaxes the replay's own 
 ever above a makespan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb, inf
@@ -59,9 +57,9 @@ def chain(p: PathProblem, o: int, count: int, trip: float) -> float:
     forward, back = p.compute[o] + p.gap, p.backward * p.compute[o] + p.gap
     home: list[float] = []
     for k in range(count):
-        start = k * forward
-        for j in range(max(0, k - 3 * slots + 1, k - slots - RECENT), k - slots + 1):
-            start = max(start, home[j] + p.gap + (k - slots - j) * (forward + back))
+        recent = range(max(0, k - 3 * slots + 1, k - slots - RECENT), k - slots + 1)
+        free = (home[j] + p.gap + (k - slots - j) * (forward + back) for j in recent)
+        start = max(k * forward, max(free, default=0.0))
         home.append(max(start + trip, home[-1] + back if home else 0.0))
     return home[-1]
 
@@ -107,9 +105,8 @@ def shortest_trips(p: PathProblem) -> dict[int, float]:
     if q == 0:
         return {o: p.compute[o] * (1 + p.backward + p.loss) + 2 * p.delays[o][o] for o in p.counts}
     widest = max(len(stage) for stage in p.stages)
-    sets = comb(blocks, q)
-    swaps = 1 if not p.max_swaps else 1 + q * q // 2
-    if len(p.counts) * sets * swaps * q * widest * widest <= MOST_STEPS:
+    count = comb(blocks, q) * (1 + q * q // 2 if p.max_swaps else 1)
+    if len(p.counts) * count * q * widest * widest <= MOST_STEPS:
         walks = [
             order
             for chosen in combinations(range(1, blocks + 1), q)

@@ -6,8 +6,6 @@ too: what lies between two neighbours of the rising order is jumped over in ever
 sets are dealt, and orders are a matter of search.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -4,11 +4,10 @@ The twin of :func:`node.scheduler.planning.replay.replay`, which decides: equal 
 the very same instant, whose order is not kept here. Because a peer serves first come first, a
 task's start is known when it arrives; so a task costs one event."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from node.scheduler.planning.problem import PathProblem, Route
@@ -45,12 +44,8 @@ class Estimator:
         forward = [p.compute[n] for n in route]
         times = (*forward, p.compute[o] * p.loss, *(x * p.backward for x in reversed(forward)))
         ways = (*(p.delays[a][b] for a, b in zip(peers, peers[1:], strict=False)), 0.0)
-        rest = [0.0] * len(peers)
-        left = 0.0
-        for k in range(len(peers) - 1, -1, -1):
-            left += times[k] + ways[k]
-            rest[k] = left
-        made = Steps(peers, times, ways, tuple(rest))
+        back = accumulate(t + way for t, way in zip(times[::-1], ways[::-1], strict=True))
+        made = Steps(peers, times, ways, tuple(back)[::-1])
         if len(self._steps) > 200_000:
             self._steps.clear()
         self._steps[route] = made

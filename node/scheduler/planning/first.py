@@ -4,8 +4,6 @@ into reservation tables. Pure.
 All make rising paths only, so that no order of events can end in a deadlock.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from bisect import bisect_left, insort

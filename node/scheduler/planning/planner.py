@@ -5,8 +5,7 @@ Enters: Problem, a clock or a number of moves. Leaves: Plan. Never: a plan that 
 deadlocks, a plan longer than round robin; every makespan is the exact replay's.
 """
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -107,14 +106,14 @@ class _Budget:
         )
 
 
+@dataclass
 class _Best:
     """The best plan that the exact replay confirmed."""
 
-    def __init__(self, problem: PathProblem) -> None:
-        self.problem = problem
-        self.routes: tuple[Route, ...] = ()
-        self.makespan = float("inf")
-        self.debt = 1 << 60
+    problem: PathProblem
+    routes: tuple[Route, ...] = ()
+    makespan: float = INFINITE
+    debt: int = 1 << 60
 
     def offer(self, routes: Sequence[Route], seems: float | None = None) -> bool:
         """Take it if it keeps every rule, completes and is shorter; debts to ends peers count
@@ -210,24 +209,25 @@ def _first(
 def _payable(problem: PathProblem) -> None:
     """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
     path reaches."""
-    for o, count in problem.counts.items():
-        owed, paid = sum(p == o for p, _ in problem.owed), count * problem.hops
-        refuse(
+    hops, owed = problem.hops, Counter(o for o, _ in problem.owed)
+    refuse(
+        *(
             (
-                owed > paid,
-                f"ends peer {o} is owed {owed} stages, its {count} paths visit {paid}",
+                owed[o] > count * hops,
+                f"ends peer {o} is owed {owed[o]} stages, its {count} paths visit {count * hops}",
                 "owe less, or give more micro-batches or longer paths",
             )
-        )
-    reach = problem.hops * problem.max_jump
-    for o, s in sorted(problem.owed):
-        refuse(
+            for o, count in problem.counts.items()
+        ),
+        *(
             (
-                s > reach or not problem.hops,
+                s > hops * problem.max_jump or not hops,
                 f"stage {s}, owed to ends peer {o}, is out of reach of any path",
                 f"give max_jump {s}, or owe less",
             )
-        )
+            for o, s in sorted(problem.owed)
+        ),
+    )
 
 
 def _starts(

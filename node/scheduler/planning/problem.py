@@ -7,8 +7,6 @@ peer (stage 0), visits ``length - 1`` of the block stages 1..S-1, comes home for
 the same way back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,24 +87,21 @@ class PathProblem:
             orders[route[0]].append(i)
         return orders
 
-    def with_slots(self, ends: int) -> PathProblem:
+    def with_slots(self, ends: int) -> "PathProblem":
         """The same problem with ``ends`` micro-batches in flight at every ends peer."""
-        mine = set(self.stages[0])
-        return replace(
-            self,
-            slots=tuple(ends if n in mine else s for n, s in enumerate(self.slots)),
-            slots_ends=ends,
-        )
+        slots = (ends if self.stage_of.get(n) == 0 else s for n, s in enumerate(self.slots))
+        return replace(self, slots=tuple(slots), slots_ends=ends)
 
 
 def parse(document: Any) -> PathProblem:
     """Check every field of a document. Raises UsageFault: what, why, next step."""
-    if not isinstance(document, dict):
-        raise UsageFault(
+    refuse(
+        (
+            not isinstance(document, dict),
             "the problem is not an object",
             "give an object with delays_s, compute_s, stages, path_length",
         )
-    needed = ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end")
+    )
     refuse(
         *(
             (
@@ -114,7 +109,7 @@ def parse(document: Any) -> PathProblem:
                 f"{key} is missing",
                 f"give {key}; `tutti schedule --help` shows the format",
             )
-            for key in needed
+            for key in ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end")
         )
     )
     compute, rows = _times(document["compute_s"], "compute_s", None), document["delays_s"]
@@ -151,13 +146,14 @@ def parse(document: Any) -> PathProblem:
         ),
     )
     reference, labels = document.get("reference"), document.get("locations")
+    at_ends = set(stages[0])
     return PathProblem(
         name=str(document.get("name", "problem"))[:80],
         delays=delays,
         compute=compute,
         stages=stages,
         length=length,
-        slots=tuple(ends if n in set(stages[0]) else s for n, s in each.items()),
+        slots=tuple(ends if n in at_ends else s for n, s in each.items()),
         counts=counts,
         backward=seconds(document.get("backward_ratio", 2.0), "backward_ratio"),
         loss=seconds(document.get("loss_ratio", 0.25), "loss_ratio"),
@@ -215,10 +211,13 @@ def _size(rows: Any) -> int | str:
 
 
 def _times(row: Any, what: str, size: int | None) -> tuple[float, ...]:
-    if not isinstance(row, list) or (size is not None and len(row) != size):
-        raise UsageFault(
-            f"{what} has {_size(row)} figures", f"give a list of {size or 'one for each peer'}"
+    refuse(
+        (
+            not isinstance(row, list) or (size is not None and len(row) != size),
+            f"{what} has {_size(row)} figures",
+            f"give a list of {size or 'one for each peer'}",
         )
+    )
     try:
         out = tuple(map(float, row))
     except (TypeError, ValueError, OverflowError) as e:
@@ -303,10 +302,13 @@ def _may_host(given: Any, stages: int, peers: int) -> dict[int, frozenset[int]]:
     example = '{"7": [1, 2]}: the stages that peer 7 can host; others can host all'
     found: dict[int, frozenset[int]] = {}
     for key, able in _lists(given, "may_host", example).items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 8 and int(key) < peers):
-            raise UsageFault(
-                f"may_host names {key[:40]}, which is no peer", f"name peers from 0 to {peers - 1}"
+        refuse(
+            (
+                not (key.isascii() and key.isdecimal() and len(key) < 8 and int(key) < peers),
+                f"may_host names {key[:40]}, which is no peer",
+                f"name peers from 0 to {peers - 1}",
             )
+        )
         found[int(key)] = frozenset(
             whole(s, f"a stage that {key} may host", 0, stages - 1) for s in able
         )

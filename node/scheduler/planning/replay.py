@@ -19,8 +19,6 @@ its path dies (nobody's work is counted twice):
                                is dropped
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import defaultdict, deque
@@ -86,7 +84,7 @@ class ReplayedRun:
         for o in self.waiting:
             self._launch(o)
 
-    def copy(self) -> ReplayedRun:
+    def copy(self) -> "ReplayedRun":
         """What would be: to try something and look where it ends."""
         new = copy(self)
         new.routes = [list(r) for r in self.routes]

@@ -4,8 +4,6 @@
 `broken` asks them all.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

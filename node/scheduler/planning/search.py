@@ -5,8 +5,6 @@ Never: a clock (`progress` is asked how much of the budget is used) or dice of i
 given).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 
@@ -95,11 +93,10 @@ class PathSearch:
                     change
                     and self._try(change, slack(1.0) * warmth)
                     and self.makespan < best - 1e-9
+                    and not (self.problem.owed and self._debt())
+                    and accept(self.plan(), self.makespan)
                 ):
-                    if not (self.problem.owed and self._debt()) and accept(
-                        self.plan(), self.makespan
-                    ):
-                        best = self.makespan
+                    best = self.makespan
 
     def _try(self, change: Change, slack: float) -> bool:
         """Whether the plan was changed: it is at most ``slack`` worse, and safe."""

@@ -5,8 +5,8 @@ A record carries its writer's wall clock, a reader judges it by its own, as on t
 is far ahead takes everybody's records for expired.
 """
 
-from __future__ import annotations
-
+import hashlib
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,11 +17,13 @@ from node.core.ids import PeerId
 from node.dht.record import DirectoryEntry, PeerBody, PeerEntry, Posting
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, most_writers
-from node.sim.world.links import Links, Wall
-from node.sim.world.ring import Ring
+from node.sim.world.network import Links, Wall
 
 GONE = "gone"
 """State of a record that was taken down."""
+BITS = 64
+NEAREST = 8
+"""Nodes that hold a key, and that a bucket of a routing table has room for (Kademlia's k)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class SimDht:
     def read(self, reader: PeerId, wall: float, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
         """The newest record of every peer under a topic that this reader can see and believes to
         hold, in PeerId order."""
-        seen = self._seen(topic, reader, wall)
-        return {peer: e for peer, e in seen.items() if e.body.state != GONE}
+        seen = self._seen(topic, reader, wall).items()
+        return {peer: entry for peer, entry in seen if entry.body.state != GONE}
 
     def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
         """The same of postings under a topic. Raises WireError for what is no topic."""
@@ -149,7 +151,7 @@ class SimDht:
 
 
 class SimDirectory:
-    """The board as one peer uses it: :class:`~node.dht.port.DirectoryPort`."""
+    """The board as one peer uses it: :class:`~node.dht.record.DirectoryPort`."""
 
     def __init__(self, record_store: SimDht, me: PeerId, clock: Clock) -> None:
         self._record_store, self._me, self._clock = record_store, me, clock
@@ -175,3 +177,60 @@ class SimDirectory:
 
     async def close(self) -> None:
         """Nothing is refreshed."""
+
+
+class Ring:
+    """Where the nodes stand, and so which of them hold a key. Node ids are hashes of names; every
+    node is known to all who have room for it."""
+
+    def __init__(self) -> None:
+        self._at: dict[PeerId, int] = {}
+        self._sorted: list[tuple[int, PeerId]] = []
+        self._neighbours: dict[PeerId, int] = {}
+
+    def add(self, peer: PeerId) -> None:
+        """A node takes part from now on."""
+        if peer not in self._at:
+            self._at[peer] = at = _place(f"tutti/node/{peer}")
+            insort(self._sorted, (at, peer))
+            self._neighbours = {}
+
+    def neighbours(self, peer: PeerId) -> int:
+        """Nodes in the routing table of this one: of those that share just so many leading bits
+        with it at most :data:`NEAREST`, for each number of bits."""
+        if peer not in self._neighbours:
+            at, known = self._at.get(peer, _place(f"tutti/node/{peer}")), 0
+            for bit in reversed(range(BITS)):
+                first = (at >> bit ^ 1) << bit
+                known += min(NEAREST, self._between(first, first + (1 << bit)))
+                same = at >> bit << bit
+                if self._between(same, same + (1 << bit)) <= 1:
+                    break
+            self._neighbours[peer] = known
+        return self._neighbours[peer]
+
+    def holders(self, topic: str) -> list[PeerId]:
+        """The nodes that hold what is posted under a topic: those nearest to its key."""
+        key = _place(topic)
+        bit = BITS
+        low, high = 0, len(self._sorted)
+        # The nodes nearest by XOR share the most leading bits.
+        while bit and high - low > NEAREST:
+            start = key >> (bit - 1) << (bit - 1)
+            lower = self._index(start)
+            upper = self._index(start + (1 << (bit - 1)))
+            if upper - lower < NEAREST:
+                break
+            low, high, bit = lower, upper, bit - 1
+        near = sorted(self._sorted[low:high], key=lambda node: node[0] ^ key)
+        return [peer for _, peer in near[:NEAREST]]
+
+    def _between(self, first: int, end: int) -> int:
+        return self._index(end) - self._index(first)
+
+    def _index(self, at: int) -> int:
+        return bisect_left(self._sorted, (at, PeerId("")))
+
+
+def _place(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[: BITS // 8], "big")

@@ -1,13 +1,11 @@
-"""Virtual time: one queue of callbacks for the whole swarm, and an asyncio event loop for each
-process in it.
+"""Virtual time: one queue of callbacks for the whole swarm, and for each process in it an asyncio
+event loop and a device.
 
 Time stands still while a callback runs and jumps to the next one that is due. A process that stands
 still (SIGSTOP) gets its callbacks when it goes on; those of a dead one never run. What asyncio
 would run in a thread runs at once, in the loop: blocking work takes the time that the device or the
 disk says it takes.
 """
-
-from __future__ import annotations
 
 import asyncio
 import gc
@@ -21,32 +19,26 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakSet
 
-from node.pipeline.device import DeviceThread
+from node.pipeline.device import DeviceThread, Priority
 
 STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
 
 
+@dataclass(slots=True, eq=False)
 class TimerHandle:
     """A callback that is due. ``lost``: called instead when its process is dead."""
 
-    __slots__ = ("args", "callback", "lost", "loop")
-
-    def __init__(
-        self,
-        loop: ProcessLoop | None,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        lost: Callable[[], object] | None = None,
-    ) -> None:
-        self.loop, self.lost = loop, lost
-        self.callback: Callable[..., object] | None = callback
-        self.args = args
+    loop: "ProcessLoop | None"
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    lost: Callable[[], object] | None = None
 
     def cancel(self) -> None:
         """It is not called any more."""
@@ -73,7 +65,7 @@ class VirtualTime:
         seconds: float,
         do: Callable[..., object],
         *args: Any,
-        loop: ProcessLoop | None = None,
+        loop: "ProcessLoop | None" = None,
         lost: Callable[[], object] | None = None,
     ) -> TimerHandle:
         """Call it ``seconds`` from now, in the process of ``loop`` or in nobody's."""
@@ -295,3 +287,59 @@ def quiet() -> Iterator[None]:
         sys.unraisablehook = hook
         if collects:
             gc.enable()
+
+
+class SimDevice(DeviceThread):
+    """The one thing a simulated peer computes with: jobs one after the other, backward before
+    forward. A job runs when its turn comes, and is done when the virtual time that it has spent is
+    over. ``slowness`` stretches every job; ``busy_s`` is how long it has worked."""
+
+    def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
+        self._loop, self.slowness, self.busy_s = loop, slowness, 0.0
+        self._began = loop.time()
+        self._jobs: list[tuple[int, int, asyncio.Future[Any], Callable[[], Any]]] = []
+        self._counter = count()
+        self._busy, self._spent, self._running_since = False, 0.0, 0.0
+
+    @property
+    def idle_s(self) -> float:  # type: ignore[override]
+        return self._loop.time() - self._began - self.busy_s
+
+    def now(self) -> float:
+        return self._loop.time() + self._spent
+
+    def spend(self, seconds: float) -> None:
+        """The job that runs takes so much longer."""
+        self._spent += seconds * self.slowness
+
+    def enqueue(self, priority: Priority, fn: Callable[[], Any]) -> Any:
+        future = self._loop.create_future()
+        heapq.heappush(self._jobs, (int(priority), next(self._counter), future, fn))
+        if not self._busy:
+            self._next()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for _, _, future, _ in self._jobs:
+            future.cancel()
+        self._jobs.clear()
+
+    def _next(self) -> None:
+        while self._jobs and not self._busy:
+            _, _, future, fn = heapq.heappop(self._jobs)
+            if future.cancelled():
+                continue
+            self._spent = 0.0
+            tell = ran(future, fn)
+            took, self._spent = self._spent, 0.0
+            self.busy_s += took
+            if took > 0:
+                self._busy = True
+                self._loop.call_later(took, self._done, tell)
+            else:
+                tell()
+
+    def _done(self, tell: Callable[[], object]) -> None:
+        self._busy = False
+        tell()
+        self._next()

@@ -1,4 +1,9 @@
-"""The network of the simulated swarm: connections, and gRPC's calls over them, in virtual time.
+"""The network of the simulated swarm: links, connections, and gRPC's calls over them, in virtual
+time.
+
+A directed link has a latency, jitter, a bandwidth and loss. It carries its transfers one after the
+other; a lost message costs a retransmission. A *wall* stands between two groups of peers, in one
+direction; walls may overlap, and each is taken down by itself.
 
 :class:`SimTransport` is what services see: the port of :mod:`node.transport.port`. A call carries
 the messages themselves (nobody changes one that was sent), in order in each direction; their bytes
@@ -7,11 +12,11 @@ process dies, and given up after :data:`SILENT_S` in which something could not b
 Behind a wall, a message is sent again and again until then.
 """
 
-from __future__ import annotations
-
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +28,13 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
 from node.identity.faults import FaultBook, until_heard
-from node.sim.setup import HEAD
-from node.sim.world.links import RETRANSMIT_S, Links
+from node.sim.setup import HEAD, LinkProfile
 from node.sim.world.loop import ProcessLoop, TimerHandle, VirtualTime
 from node.transport.port import EOF, translate
 from node.transport.settings import TransportSettings
 
+RETRANSMIT_S = 0.2
+"""Least delay before a lost message is sent again, as TCP's minimum."""
 SILENT_S = TransportSettings.keepalive_s + TransportSettings.keepalive_timeout_s
 """A connection over which nothing can be heard is given up after so long."""
 DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s
@@ -36,6 +42,63 @@ LONGEST_RETRY_S = 3.0
 _NOTHING: Any = grpc.aio.Metadata()
 Weigh = Callable[[str, Any], int]
 """Bytes on the wire of a message of a method."""
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction between two peers, and when it has carried what was sent so far."""
+
+    profile: LinkProfile
+    free_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wall:
+    """Nothing passes from a peer of ``sources`` to a peer of ``targets``; an empty group means
+    everybody."""
+
+    sources: frozenset[PeerId]
+    targets: frozenset[PeerId]
+
+    def parts(self, a: PeerId, b: PeerId) -> bool:
+        return (
+            (not self.sources or a in self.sources)
+            and (not self.targets or b in self.targets)
+            and a != b
+        )
+
+
+class Links:
+    """All directed links, made when first used, all alike until told otherwise."""
+
+    def __init__(self, rng: random.Random, profile: LinkProfile) -> None:
+        self._rng, self._new = rng, profile
+        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self.walls: list[Wall] = []
+        self.limited = profile.bandwidth > 0
+        """Whether bytes take time."""
+
+    def link(self, a: PeerId, b: PeerId) -> Link:
+        """The link from ``a`` to ``b``."""
+        return self._links.setdefault((a, b), Link(self._new))
+
+    def cut(self, a: PeerId, b: PeerId) -> bool:
+        """Whether a wall stands between them."""
+        return bool(self.walls) and any(w.parts(a, b) for w in self.walls)
+
+    def travel(self, a: PeerId, b: PeerId, nbytes: int, now: float) -> float:
+        """Seconds until the last byte of a message sent now arrives. Takes the link for the time of
+        its transfer."""
+        link = self._links.get((a, b)) or self.link(a, b)
+        at = link.profile
+        seconds = at.latency_s + (at.jitter_s * self._rng.random() if at.jitter_s else 0.0)
+        if at.loss and self._rng.random() < at.loss:
+            seconds += RETRANSMIT_S + 2 * at.latency_s
+        if at.bandwidth and nbytes:
+            begin = link.free_at if link.free_at > now else now
+            link.free_at = begin + nbytes * 8 / at.bandwidth
+            seconds += link.free_at - now
+        return seconds
 
 
 class SimNet:
@@ -51,12 +114,10 @@ class SimNet:
         """The process of a peer has died: whoever has a connection to it is told by a reset."""
         dead = self.transports[peer]
         dead.lines.clear()
-        for name in sorted(self.transports):
-            other = self.transports[name]
-            if peer not in other.lines or other.loop.dead or self.links.cut(peer, name):
-                continue
-            after = self.links.travel(peer, name, 0, self.world.now)
-            self.world.push(after, other.broken, peer, dead, loop=other.loop)
+        for name, other in sorted(self.transports.items()):
+            if peer in other.lines and not other.loop.dead and not self.links.cut(peer, name):
+                after = self.links.travel(peer, name, 0, self.world.now)
+                self.world.push(after, other.broken, peer, dead, loop=other.loop)
 
 
 class SimServer:
@@ -95,7 +156,8 @@ class SimTransport:
         self.serving = False
         self.lines: dict[PeerId, SimTransport] = {}
         """Who is reached now, each a process of that peer."""
-        self._used: dict[PeerId, float] = {}
+        self.used: dict[PeerId, float] = {}
+        """When something was last called there."""
         self._rested = net.world.now
         self.calls: dict[Call, None] = {}
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
@@ -112,7 +174,7 @@ class SimTransport:
         if (left := self.book.banned(peer, now)) > 0:
             raise PeerFault(peer, until_heard(left))
         self._rest(now)
-        self.used(peer)
+        self.used[peer] = now
         if peer not in self.lines:
             await asyncio.shield(self._dialling.get(peer) or self._dial(peer))
         return Channel(self, peer)
@@ -153,10 +215,6 @@ class SimTransport:
             world.push(after, met, loop=there and there.loop, lost=back)
         return dial
 
-    def used(self, peer: PeerId) -> None:
-        """Something is called there."""
-        self._used[peer] = self.net.world.now
-
     def _rest(self, now: float) -> None:
         """Close the lines that nobody has used for long."""
         if now - self._rested < IDLE_S:
@@ -164,9 +222,9 @@ class SimTransport:
         self._rested = now
         busy = {call.there for call in self.calls}
         for peer, there in list(self.lines.items()):
-            if there not in busy and now - self._used.get(peer, now) > IDLE_S:
+            if there not in busy and now - self.used.get(peer, now) > IDLE_S:
                 self.forget(peer)
-        self._used = {peer: at for peer, at in self._used.items() if peer in self.lines}
+        self.used = {peer: at for peer, at in self.used.items() if peer in self.lines}
 
     def caller(self, context: Any) -> PeerId:
         return context.peer
@@ -216,7 +274,7 @@ class SimTransport:
 
     # ----------------------------------------------------------- connections
 
-    def broken(self, peer: PeerId, there: SimTransport) -> None:
+    def broken(self, peer: PeerId, there: "SimTransport") -> None:
         """The connection to a process of ``peer`` is no more: its calls fail."""
         for call in [c for c in self.calls if c.there is there]:
             call.fail(grpc.StatusCode.UNAVAILABLE, "connection reset")
@@ -256,7 +314,7 @@ class Call:
         timeout: float | None = None,
     ) -> None:
         self.here, self.peer, self.method = here, peer, method
-        here.used(peer)
+        here.used[peer] = here.net.world.now
         self.there: Any = here.lines.get(peer)
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
         """What has arrived and was not read; at the end EOF, or the error that ended it."""

@@ -1,30 +1,33 @@
-"""What stands for model and data behind the device: parameters of a few numbers, and gradients that
-say which samples they are of.
+"""What stands for model, data and checkpoints behind the device: parameters of a few numbers, and
+gradients that say which samples they are of.
 
 A sample's gradient is made of small whole numbers that belong to it alone, so that sums of them are
 exact, and a mean tells of whom and of what it is one. Parameters are stepped by the product's own
 optimizer: two peers hold the same bits only if the very same steps reached both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from node.core.errors import StepFault
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import Checkpoint, CheckpointStore
+from node.core.errors import Refused, StepFault
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.visit_buffers import StageMath, VisitBuffers, _there
 from node.sim.setup import NUMBERS, WIDTH
-from node.sim.world.device import SimDevice
+from node.sim.world.loop import SimDevice
+from node.training.state.ledger import VoteLedger
 from node.training.state.text import Text
-from node.wire.tensors import TensorReader, encode
+from node.wire.tensors import TensorReader, digest, encode
 
 FIRST, SPREAD = 64.0, 16
 """Of a sample's numbers: the first one of all, and what the others are below, whichever way."""
@@ -126,10 +129,8 @@ class ValueMath(StageMath):
         hidden = _there(hidden)
         samples = tuple(round((v - 1.0) / _UNIT) for v in hidden[:, 0, 0].tolist())
         length = float(hidden.shape[1])
-        gradient = code(samples[0]) * length
-        for sample in samples[1:]:
-            gradient = gradient + code(sample) * length
-        share = ValueShare(dict.fromkeys(self._names, gradient))
+        whole = sum(map(code, samples[1:]), start=code(samples[0]))
+        share = ValueShare(dict.fromkeys(self._names, whole * length))
         share.samples = samples
         return share
 
@@ -199,8 +200,8 @@ class ValueOwner(Owner):
         epochs: int,
         device: SimDevice,
         step_s: float,
-        stepping: Callable[[Owner, Mapping[str, Tensor], int], None],
-        settling: Callable[[Owner, frozenset[str], int], None],
+        stepping: Callable[[Owner, Mapping[str, Tensor]], None],
+        settling: Callable[[Owner, frozenset[str]], None],
     ) -> None:
         super().__init__(settings, epochs)
         self._device, self._step_s = device, step_s
@@ -215,10 +216,99 @@ class ValueOwner(Owner):
         if self.broken:
             self.broken -= 1
             raise StepFault("out of memory", "begin the epoch anew")
-        self._stepping(self, mean_gradients, epoch)
+        self._stepping(self, mean_gradients)
         return super().step_parts(parameters, mean_gradients, epoch)
 
     def commit(self, epoch: int, names: Any = None) -> frozenset[str]:
         committed = super().commit(epoch, names)
-        self._settling(self, committed, epoch)
+        self._settling(self, committed)
         return committed
+
+
+@dataclass
+class SimDisk:
+    """A peer's disk: its checkpoints, and what else a daemon keeps. It survives the process; what
+    that was writing when it died is not there afterwards. ``seconds``: to write a checkpoint."""
+
+    seconds: float
+    places: dict[tuple[int, int], Checkpoint] = field(default_factory=dict)
+    change: str = ""
+    """The owner's newest change to how cells average that was known."""
+    cell: str = ""
+    """The cell that it belongs to."""
+    votes: VoteLedger = field(default_factory=VoteLedger)
+    writing: tuple[float, dict[tuple[int, int], Checkpoint]] = (0.0, {})
+    """Until when something is being written, and what is there if that is cut short."""
+
+    def change_cell(self, cell: str) -> None:
+        """The next process begins in that cell, with nothing of what was written in this one."""
+        self.cell, self.places, self.writing = cell, {}, (0.0, {})
+
+    def died(self, now: float) -> None:
+        """The process is gone: what it was writing never got its name."""
+        until, before = self.writing
+        if now < until:
+            self.places = before
+        self.writing = (0.0, {})
+
+
+class DiskStore(CheckpointStore):
+    """The checkpoints on a :class:`SimDisk`; ``read`` is told of every one that is loaded."""
+
+    def __init__(
+        self,
+        disk: SimDisk,
+        settings: CheckpointSettings,
+        run_id: str,
+        now: Callable[[], float],
+        read: Callable[[Checkpoint], None],
+    ) -> None:
+        super().__init__(Path("/simulated"), settings, run_id)
+        self._on, self._now, self._read_back = disk, now, read
+        self._blocked = 0.0
+
+    def blocked(self) -> float:
+        """Seconds that the last call would have taken a thread; asked once."""
+        seconds, self._blocked = self._blocked, 0.0
+        return seconds
+
+    def save(
+        self,
+        stage: int,
+        epoch: int,
+        parameters: Mapping[str, Tensor],
+        optimizer: Mapping[str, Mapping[str, Tensor]],
+        meta: Mapping[str, Any],
+    ) -> Path:
+        state = {n: dict(s) for n, s in optimizer.items()}
+        made = Checkpoint(stage, epoch, dict(parameters), state, dict(meta), digest(parameters))
+        before = self._on.places
+        self._on.places = {**before, (stage, epoch): made}
+        others = [e for e in self.epochs(stage)[::-1] if e != epoch]
+        for old in others[self.settings.keep - 1 :]:
+            del self._on.places[stage, old]
+        self._blocked = self._on.seconds
+        self._on.writing = self._now() + self._blocked, before
+        return self.path(stage, epoch)
+
+    def epochs(self, stage: int) -> list[int]:
+        return sorted(e for s, e in self._on.places if s == stage)
+
+    def metas(self, stage: int) -> dict[int, dict[str, Any]]:
+        return {e: dict(c.meta) for (s, e), c in sorted(self._on.places.items()) if s == stage}
+
+    def problems(self, stage: int) -> list[tuple[str, str]]:
+        return []
+
+    def distrust(self, stage: int, epoch: int, why: str) -> None:
+        self._on.places.pop((stage, epoch), None)
+
+    def load(self, stage: int, epoch: int) -> Checkpoint:
+        found = self._on.places.get((stage, epoch))
+        if found is None:
+            raise Refused(f"no checkpoint of stage {stage} at epoch {epoch}", "use another epoch")
+        self._read_back(found)
+        return found
+
+    def free(self) -> int:
+        return 1 << 50

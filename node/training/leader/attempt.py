@@ -1,14 +1,12 @@
 """One attempt at an epoch, as its leader tracks it: the result of every micro-batch, dead members,
 what each member holds. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.facts import Assign
@@ -87,10 +85,9 @@ class EpochAttempt:
 
     def vote(self, e: ev.Committed) -> Vote | None:
         """What this word has to be the signature of; None for one of another plan."""
-        member = self.plan.member(e.peer)
-        if member is None or e.plan_hash != self.plan.hash:
+        p, member = self.plan, self.plan.member(e.peer)
+        if member is None or e.plan_hash != p.hash:
             return None
-        p = self.plan
         voters = names(p.electorate.voters)
         return Vote(p.cell_id, p.term, e.attempt, self.makes, voters, member.stage, e.digest)
 
@@ -138,8 +135,9 @@ class EpochAttempt:
             accusers = sum(peer in o.failed for other, o in ended.items() if other != peer)
             if not mine <= set(outcome.holds) or (mine and 2 * accusers > len(ended) - 1):
                 now.add(peer)
-        others = {p: rounds for p, rounds in self.stuck.items() if p not in ended}
-        self.stuck = others | {p: self.stuck.get(p, 0) + 1 for p in now}
+        self.stuck = {p: rounds for p, rounds in self.stuck.items() if p not in ended} | {
+            p: self.stuck.get(p, 0) + 1 for p in now
+        }
 
     def reown(self, stage: int, holders: Mapping[str, PeerId], assign: Assign) -> dict[str, PeerId]:
         """Move the parts of dead owners, and of owners stuck for ``STUCK_ROUNDS``, to a peer that
@@ -183,28 +181,35 @@ class EpochAttempt:
         """The note that tells members of a stage to average (again), or to copy from
         ``sources``."""
         self.copied = self.copied | set(to) if sources else self.copied - set(to)
-        round = ev.RoundArrived(
-            self.plan.leader,
-            self.plan.epoch,
-            self.plan.term,
-            self.plan.hash,
-            self.attempts[stage],
-            tuple(sorted(self.dead)),
-            owners,
-            sources,
-            self.dropped,
-            deadline_s,
-            digest,
-            self.tokens,
+        return ev.SendRound(
+            to,
+            self.plan,
+            ev.RoundArrived(
+                self.plan.leader,
+                self.plan.epoch,
+                self.plan.term,
+                self.plan.hash,
+                self.attempts[stage],
+                tuple(sorted(self.dead)),
+                owners,
+                sources,
+                self.dropped,
+                deadline_s,
+                digest,
+                self.tokens,
+            ),
         )
-        return ev.SendRound(to, self.plan, round)
 
     def rounds(self, assign: Assign) -> list[ev.SendRound]:
         """The word to the living of every stage that they average."""
-        living = {stage: tuple(m.peer for m in self.living(stage)) for stage in self.stages}
         return [
-            self.round(stage, to, self.reown(stage, {}, assign), self.round_s)
-            for stage, to in living.items()
+            self.round(
+                stage,
+                tuple(m.peer for m in self.living(stage)),
+                self.reown(stage, {}, assign),
+                self.round_s,
+            )
+            for stage in self.stages
         ]
 
     def repair(

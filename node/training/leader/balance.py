@@ -6,8 +6,6 @@ The rules are :func:`node.scheduler.placement.choose_moves` while epochs follow 
 the waiting times that keep peers from moving back and forth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 
@@ -80,16 +78,13 @@ class Balance:
             if p not in here and target:
                 view[target][p] = speed
                 away.add(p)
-        most = max(2, len(here) // AT_ONCE)
-        horizon = self._lasts(set(here) | self._asked.keys(), now, settled)
         moves = choose_moves(
             view,
-            view,
             download_s=self._download,
-            horizon_s=horizon,
+            horizon_s=self._lasts(set(here) | self._asked.keys(), now, settled),
             stay=self._asked,
             away=away,
-            most=most,
+            most=max(2, len(here) // AT_ONCE),
         )
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]

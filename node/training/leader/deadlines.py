@@ -13,8 +13,6 @@ What was measured on these peers counts before what is reckoned from operations,
 plan there is only the latter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median

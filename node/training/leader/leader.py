@@ -10,8 +10,6 @@ It is a coordinator, never a data path. Whatever it knows it can learn again fro
 every second, so the next leader starts in GATHER with a higher term and loses nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -26,12 +24,10 @@ from node.training.leader import reports
 from node.training.leader.attempt import EpochAttempt
 from node.training.leader.balance import Balance
 from node.training.leader.deadlines import Deadlines
-from node.training.leader.division import Division
 from node.training.leader.planning import Planning
 from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
-from node.training.leader.starting_point import LOST_S, StartingPoint, counted
-from node.training.leader.voting import Voting, without
+from node.training.leader.starting_point import LOST_S, StartingPoint, Voting, counted, without
 from node.training.leader.windows import Windows
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
@@ -103,9 +99,10 @@ class Leader:
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
         self.deadlines = Deadlines(facts)
-        known_rules = rules or facts.make.read("")
-        self.planning = Planning(me, facts, self.routing, self.deadlines, known_rules, cell)
-        self.windows = Windows(known_rules.outer)
+        self.planning = Planning(
+            me, facts, self.routing, self.deadlines, rules or facts.make.read(""), cell
+        )
+        self.windows = Windows(self.planning.rules.outer)
         self._voting = Voting(me)
         self._heard_from = 0.0
         """When a round was last repeated without members counted as dead. These may live behind a
@@ -121,7 +118,6 @@ class Leader:
         """Voters who have said that they leave, and have not been here since."""
         self._finished_with: set[PeerId] = set()
         """Members of the last plan that have been here ever since."""
-        self._division = Division(cell, facts)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._changed: float | None = None
         self._complete: float | None = None
@@ -156,7 +152,7 @@ class Leader:
         ):
             return []
         match event:
-            case ev.Heartbeat(peer) if not self._division.has_left(peer, now):
+            case ev.Heartbeat(peer) if not self.planning.has_left(peer, now):
                 return self._heard(event, now)
             case ev.Unreachable(peer, since):
                 self._asked.pop(peer, None)
@@ -184,8 +180,11 @@ class Leader:
                 # A revoked peer counts as gone, and does not vote.
                 self.planning.learns(rules)
                 gone = [p for p in self.roster.candidates if self.planning.rules.revokes(p)]
-                why = "is revoked by the owner of the run"
-                return [a for p in gone for a in self._gone(p, now, why)]
+                return [
+                    a
+                    for p in gone
+                    for a in self._gone(p, now, "is revoked by the owner of the run")
+                ]
             case ev.Grouped():
                 self.windows.grouped(event)
             case ev.Searched(job, routes, makespan):
@@ -340,11 +339,13 @@ class Leader:
                 return [reports.stage_fell_back(fallen), *self._try_plan(now)]
             return []
         past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
-        if past is None or self._doubts(base, now):
-            return self._recall(base, now)
-        others = (c.term for c in self.roster.candidates.values())
-        if self.memory.history is None and base not in self.memory.forgotten and any(others):
-            # Others have followed a plan, which names the voters; this leader knows none.
+        # Others have followed a plan, which names the voters; this leader knows none.
+        unknown = (
+            self.memory.history is None
+            and base not in self.memory.forgotten
+            and any(c.term for c in self.roster.candidates.values())
+        )
+        if past is None or unknown or self._doubts(base, now):
             return self._recall(base, now)
         votes = self._electorate(base, now)
         if isinstance(votes, str):
@@ -356,12 +357,12 @@ class Leader:
         try:
             return done + self._plan(base, past, votes, now)
         except OutOfResources as e:
-            self._division.postpone(now)
+            self.planning.postpone(now)
             said, self._lacking = self._lacking, str(e)
             self.waiting_for = f"memory for the optimizer's state: {e}"
             return done + ([reports.out_of_room(e)] if said != self._lacking else [])
         except NoWay as e:
-            self._division.postpone(now)
+            self.planning.postpone(now)
             self.waiting_for = str(e)
             return done
 
@@ -388,13 +389,10 @@ class Leader:
     def _doubts(self, version: Version, now: float) -> bool:
         """Whether this version was made elsewhere, and too few of the last voters can have
         committed it (:meth:`Trust.doubts`)."""
-        own = self.roster.candidates.get(self.me)
-        if version == self.roster.base:
-            return False
-        if own is not None and version in (own.at, *own.reachable):
-            return False
-        holders = self.roster.holders(version)
-        return self.trust.doubts(version, holders, self.roster.candidates, now)
+        r = self.roster
+        return not r.is_own(version) and self.trust.doubts(
+            version, r.holders(version), r.candidates, now
+        )
 
     def _recall(self, base: Version, now: float) -> list[Any]:
         self.waiting_for = f"the history of epoch {base.epoch}"
@@ -428,22 +426,22 @@ class Leader:
 
     def _electorate(self, base: Version, now: float) -> Electorate | str:
         """Who votes on what is planned next; a few words where too few of them are here."""
-        h, here = self.memory.history, self.roster.candidates
+        h, r = self.memory.history, self.roster
         self.after = h.hash if h is not None else ""
         if h is not None and h.last:
             return h.electorate
-        bare = self.roster.bare(base)  # whose peers a plan leaves out, so they could not follow it
+        bare = r.bare(base)  # whose peers a plan leaves out, so they could not follow it
         members = [
             p
-            for stage, peers in self.roster.replicas().items()
+            for stage, peers in r.replicas().items()
             for p in peers
             if stage not in bare and p not in self.trust.doubles
         ]
-        current = [p for p in members if self.roster.can_start(p, base)]
-        there = {
-            p for p in members if p == self.me or self.roster.heard.get(p, now) >= self._heard_from
+        current = [p for p in members if r.can_start(p, base)]
+        there = {p for p in members if p == self.me or r.heard.get(p, now) >= self._heard_from}
+        self._left = self._left.difference(r.candidates) | {
+            p for p, c in r.candidates.items() if c.leaving
         }
-        self._left = self._left.difference(here) | {p for p, c in here.items() if c.leaving}
         named = {*h.electorate.voters, *h.electorate.elders} if h is not None else self._left
         self._left &= named  # others have no vote to lose
         left = self._left | {p for p in named if self.planning.rules.revokes(p)}
@@ -461,7 +459,7 @@ class Leader:
         if rules.change != past.change:
             self.windows.forget()
         self.windows.recalls(past.books, base, self.facts.stages, now)
-        founds = self._division.founds(self.roster, base, past, self.me, term, losses, rules, now)
+        founds = self.planning.founds(self.roster, base, past, term, losses, rules, now)
         roster, founded, child, mass = self.roster, None, NO_CELL, self.windows.mass
         whole = mass.books if mass is not None else None
         if founds is not None:
@@ -471,10 +469,9 @@ class Leader:
             founded = replace(founded, window=self.windows.divides(self._cell, child))
             for peer in away:
                 self.planning.departed(peer, now)
-        finished = base.epoch >= self.facts.epochs
         window = (
             Window(books=mass.books if mass is not None else None)
-            if finished
+            if base.epoch >= self.facts.epochs
             else self.windows.next(roster, base, now)
         )
         outer = self.windows.number() if window.means else 0
@@ -517,7 +514,7 @@ class Leader:
     def _divide(self, founded: Plan, now: float) -> list[Any]:
         """The members of the new cell have left this one, and for a while still give what they
         held."""
-        self._division.left(founded, now)
+        self.planning.left(founded, now)
         for m in founded.members:
             self._asked.pop(m.peer, None)
             self.roster.gone(m.peer)

@@ -1,17 +1,19 @@
 """From a version to the plan that starts from it: who does what, which settings count,
-micro-batches and their paths. Pure. Enters: the roster, what goes with the version, the term.
-Leaves: a plan, and what is said about it. Never: which version that is
-(:mod:`node.training.leader.starting_point`), what becomes of the plan (the leader's)."""
+micro-batches and their paths; and, when the cell divides, to the plan that founds the new cell.
+Pure. Enters: the roster, what goes with the version, the term. Leaves: plans, and what is said
+about them. Never: which version that is (:mod:`node.training.leader.starting_point`), what becomes
+of a plan (the leader's). A peer that does not accept a founding plan stays in the old cell."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from node.core.errors import Refused
-from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import NO_WINDOW, NOBODY, Electorate, Path, Plan, PlanMember, Version, Window
+from node.core.errors import OutOfResources, Refused
+from node.core.ids import ENDS, CellId, PeerId, child_cell
+from node.core.journey import Electorate, Path, Plan, PlanMember, Version, Window
+from node.core.samples import split
 from node.data.order import Sampler
+from node.scheduler.costs import believe
+from node.scheduler.near import leavers
 from node.training.leader import reports
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.roster import Roster
@@ -23,11 +25,15 @@ from node.training.protocol.rules import Rules
 
 DEPART_S = 15.0
 """Who left still gives what it held for about so long."""
+LEFT_S = 5.0
+"""What members of a new cell have said before they knew of it is heard for so long."""
+POSTPONED_S = 60.0
+"""A cell whose halves could not have worked looks again after so long."""
 
 
 class Planning:
-    """``rules``: the owner's newest change that is known here. Kept from plan to plan: which stages
-    are left out, who has left."""
+    """The plans of the cell ``cell``, whose leader is ``me``. ``rules``: the owner's newest change
+    that is known here. Kept from plan to plan: which stages are left out, who has left."""
 
     def __init__(
         self,
@@ -36,12 +42,16 @@ class Planning:
         routing: Routing,
         deadlines: Deadlines,
         rules: Rules,
-        cell: CellId = NO_CELL,
+        cell: CellId,
     ) -> None:
         self._me, self._facts, self._routing, self._deadlines = me, facts, routing, deadlines
         self.rules, self._cell = rules, cell
         self._left_out: tuple[int, ...] = ()
         self._departed: dict[PeerId, float] = {}
+        self._divides_from = 0.0
+        """No division is tried before."""
+        self._just_left: dict[PeerId, float] = {}
+        """Members of a new cell, and until when what they say may be from before."""
 
     def learns(self, rules: Rules) -> None:
         """The owner has changed how cells average; of two changes the higher revision counts."""
@@ -59,10 +69,10 @@ class Planning:
         term: int,
         losses: tuple[float, float],
         now: float,
-        window: Window = NO_WINDOW,
-        outer: int = 0,
-        founds: CellId = NO_CELL,
-        electorate: Electorate = NOBODY,
+        window: Window,
+        outer: int,
+        founds: CellId,
+        electorate: Electorate,
     ) -> tuple[Plan, list[RecordFact], RecordFact]:
         """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
         said before it, and of it. ``losses``: ``loss`` and ``loss_val`` of the plan; ``window`` and
@@ -72,11 +82,8 @@ class Planning:
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
         facts, routing = self._facts, self._routing
-        said: list[RecordFact] = []
         finished = base.epoch >= facts.epochs
         rules = self.in_force(past)
-        if rules.change != past.change and not finished:
-            said.append(reports.averaging_changed(rules, base))
         members, owners = self._draft(roster, base, past)
         sampler = Sampler(past.cursor)
         cursor = sampler.cursor()
@@ -90,7 +97,9 @@ class Planning:
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
             paths = routing.lay(roster, by_stage, samples)
         # Only now nothing can be raised any more: what is said once must not be lost with a plan.
-        said = self._leave_out(roster, base) + said
+        said = self._leave_out(roster, base)
+        if rules.change != past.change and not finished:
+            said.append(reports.averaging_changed(rules, base))
         plan = Plan(
             base.epoch,
             term,
@@ -115,12 +124,12 @@ class Planning:
             window=window,
             electorate=electorate,
         )
-        within = (
-            self._deadlines.round(roster, plan)
+        plan = replace(
+            plan,
+            deadline_s=self._deadlines.round(roster, plan)
             if outer
-            else self._deadlines.run(roster, paths, plan.forecast[0])
+            else self._deadlines.run(roster, paths, plan.forecast[0]),
         )
-        plan = replace(plan, deadline_s=within)
         if finished:
             return plan, said, reports.run_finished(facts.epochs)
         about = routing.about(by_stage) if paths else {}
@@ -161,8 +170,10 @@ class Planning:
         """Say it when paths begin to go around a stage, and when they no longer do."""
         was, self._left_out = self._left_out, tuple(roster.bare(base))
         gone, back = sorted(set(self._left_out) - set(was)), sorted(set(was) - set(self._left_out))
-        said = [reports.stage_left_out(s, base) for s in gone]
-        return said + [reports.stage_back(s, base, roster.held(s, base)) for s in back]
+        return [
+            *(reports.stage_left_out(s, base) for s in gone),
+            *(reports.stage_back(s, base, roster.held(s, base)) for s in back),
+        ]
 
     def _moved(
         self,
@@ -184,3 +195,113 @@ class Planning:
             for p, new in owners.items()
             if (old := past.owners.get(p, new)) != new and old in donors
         }
+
+    # ----------------------------------------------------------- a cell divides
+
+    def left(self, founded: Plan, now: float) -> None:
+        """The plan is on its way to its members."""
+        self._just_left = {p: until for p, until in self._just_left.items() if now < until}
+        self._just_left |= {m.peer: now + LEFT_S for m in founded.members}
+
+    def has_left(self, peer: PeerId, now: float) -> bool:
+        """Whether what this peer says comes from before it left, as far as one can tell."""
+        return now < self._just_left.get(peer, 0.0)
+
+    def postpone(self, now: float) -> None:
+        """No plan could be made with this division: do not try again for a while."""
+        self._divides_from = now + POSTPONED_S
+
+    def founds(
+        self,
+        roster: Roster,
+        base: Version,
+        past: PlanContext,
+        term: int,
+        losses: tuple[float, float],
+        rules: Rules,
+        now: float,
+    ) -> tuple[PlanContext, Plan] | None:
+        """Divide the cell: what goes with ``base`` for the peers that stay, and the founding plan
+        for those that leave; None while the cell stays whole. ``losses``: ``loss`` and ``loss_val``
+        of the plan. ``rules``: those in force; a cell divides above ``rules.cell`` replicas of a
+        stage, never with 0."""
+        if not rules.cell or now < self._divides_from:
+            return None
+        away = self._leavers(roster, base, rules.cell)
+        if not away:
+            return None
+        ends = [p for p in roster.replicas()[ENDS] if roster.can_start(p, base)]
+        away = self._with_a_leader(away, ends)
+        halves = [_half(roster, base, away, leaves) for leaves in (True, False)]
+        if not away or not all(self._hold_the_state(roster, half) for half in halves):
+            self.postpone(now)
+            return None
+        try:
+            stays, leaves = split(past.cursor)
+        except ValueError:  # its share of the samples has been halved as often as can be
+            self.postpone(now)
+            return None
+        return replace(past, cursor=stays), Plan(
+            base.epoch,
+            term,
+            self._me,
+            tuple(PlanMember(p, s, roster.speed(p)) for p, s in sorted(away.items())),
+            (),
+            past.owners,
+            digests=dict(roster.agreed),
+            cursor=leaves,
+            loss=losses[0],
+            loss_val=losses[1],
+            tokens=past.tokens,
+            lineage=base.lineage,
+            change=rules.change,
+            cell_id=child_cell(self._cell, base.lineage, term),
+            parent=self._cell,
+            electorate=Electorate(tuple(sorted(away))),
+        )
+
+    def _leavers(self, roster: Roster, base: Version, most: int) -> dict[PeerId, int]:
+        """The peers that leave, with their stages: up to half of every stage, at most a full cell,
+        chosen so that near peers stay together. Empty unless every stage has two peers that can
+        start from ``base``, and some stage has more than ``most``."""
+        if not base.epoch:
+            return {}
+        able = {
+            stage: [p for p in peers if roster.can_start(p, base)]
+            for stage, peers in roster.replicas().items()
+        }
+        if min(map(len, able.values())) < 2 or max(map(len, able.values())) <= most:
+            return {}
+        rows = {stage: [(p, roster.speed(p)) for p in peers] for stage, peers in able.items()}
+        costs = believe(roster.measured(), able[ENDS], roster.doubts(), self._facts.sizes.tensor)
+        return leavers(rows, self._me, most, costs.delay)
+
+    def _with_a_leader(self, away: dict[PeerId, int], ends: Sequence[PeerId]) -> dict[PeerId, int]:
+        """With an ends peer among those who leave that may lead them; empty where there is none."""
+        leave = [p for p in ends if p in away]
+        if any(map(self._facts.may_lead, leave)):
+            return away
+        able = [p for p in ends if p != self._me and p not in away and self._facts.may_lead(p)]
+        if not leave or not able:
+            return {}
+        return {p: s for p, s in away.items() if p != leave[0]} | {able[0]: ENDS}
+
+    def _hold_the_state(self, roster: Roster, half: Mapping[int, Sequence[PeerId]]) -> bool:
+        """Whether these have the memory for the optimizer's state of every stage."""
+        for stage, peers in half.items():
+            room = {p: r for p in peers if (r := roster.candidates[p].room)}
+            try:
+                self._facts.make.assign(stage, [(p, roster.speed(p)) for p in peers], {}, room)
+            except OutOfResources:
+                return False
+        return True
+
+
+def _half(
+    roster: Roster, base: Version, away: Collection[PeerId], leaves: bool
+) -> dict[int, list[PeerId]]:
+    """By stage, who starts from ``base`` in the cell of those who leave, or of those who stay."""
+    return {
+        stage: [p for p in peers if (p in away) is leaves and roster.can_start(p, base)]
+        for stage, peers in roster.replicas().items()
+    }

@@ -1,8 +1,6 @@
 """What the leader says for the record, a function for each sentence. Pure. The kinds are what
 readers of event files look for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -159,8 +157,11 @@ def averaging_changed(rules: Rules, base: Version) -> RecordFact:
 def epoch_planned(plan: Plan, left_out: Sequence[int], paths: Mapping[str, Any]) -> RecordFact:
     """``paths``: what the router says of them."""
     listeners = sum(not m.current for m in plan.members)
-    work = f"{len(plan.paths)} micro-batches over {len(plan.members) - listeners} peers"
-    does = f"puts in place {_means_of(plan)}" if plan.outer else work
+    does = (
+        f"puts in place {_means_of(plan)}"
+        if plan.outer
+        else f"{len(plan.paths)} micro-batches over {len(plan.members) - listeners} peers"
+    )
     catching_up = f", {listeners} catching up" if listeners else ""
     return RecordFact(
         "epoch-planned",

@@ -5,8 +5,6 @@ Pure. A *version* is an epoch and its history; two sides of a network that was p
 ones of the same epoch, so peers are matched by version and never by epoch alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter
@@ -17,8 +15,7 @@ from typing import TypeVar
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
-from node.scheduler.costs import NOTHING, Measured
-from node.scheduler.throughput import quantise
+from node.scheduler.costs import NOTHING, Measured, quantise
 from node.training.protocol import events as ev
 
 FORGIVE_AFTER = 8
@@ -104,7 +101,7 @@ class Roster:
         self._reach.pop(peer, None)
         return self.candidates.pop(peer, None)
 
-    def without(self, away: Collection[PeerId]) -> Roster:
+    def without(self, away: Collection[PeerId]) -> "Roster":
         """To plan by: what this would be if these had left. It hears nothing."""
         rest = copy(self)
         rest.candidates = {p: c for p, c in self.candidates.items() if p not in away}
@@ -242,17 +239,21 @@ class Roster:
             for v in known - self.undone - self.unproven
             if len(bare := self.bare(v)) <= spare and ENDS not in bare
         ]
-        return sorted((v for v in able if self._vouched(v)), key=self._rank, reverse=True)
+        return sorted(
+            (v for v in able if self._vouched(v)),
+            key=lambda v: (bool(self.certain(v)), self.tokens_of(v), v),
+            reverse=True,
+        )
+
+    def is_own(self, version: Version) -> bool:
+        """Whether it was agreed on last, or the leader can put it in place itself."""
+        own = self.candidates.get(self._leader)
+        return version == self.base or (own is not None and version in (own.at, *own.reachable))
 
     def _vouched(self, version: Version) -> bool:
         """Whether this history is more than the word of strangers: it is the leader's own; or
         wherever peers are that it has worked with, one of them could start from the version too."""
-        own = self.candidates.get(self._leader)
-        if (
-            not self.known
-            or version == self.base
-            or (own is not None and version in (own.at, *own.reachable))
-        ):
+        if not self.known or self.is_own(version):
             return True
         return not any(
             (mine := self.known.intersection(peers))
@@ -405,9 +406,6 @@ class Roster:
         """A plan was made: of the ``current`` members only ``working`` have micro-batches."""
         self._idle = {p: 0 if p in working else self._idle.get(p, 0) + 1 for p in current}
         self._speeds = {p: s for p, s in self._speeds.items() if p in self.candidates}
-
-    def _rank(self, version: Version) -> tuple[bool, int, Version]:
-        return bool(self.certain(version)), self.tokens_of(version), version
 
     def _present(self) -> list[PeerId]:
         return [p for peers in self.replicas().values() for p in peers]

@@ -5,8 +5,6 @@ The router is :mod:`node.scheduler.router`; here is what only a leader knows: wh
 long rounds took, whose plan counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +13,9 @@ from typing import Any
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
-from node.scheduler.costs import Costs, believe, least
+from node.scheduler.costs import Costs, SecondsPerUnit, believe, least
 from node.scheduler.proven import NoWay, complete, missing, reroute
 from node.scheduler.router import Laid
-from node.scheduler.throughput import SecondsPerUnit
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
@@ -57,15 +54,12 @@ class Routing:
         """
         self.laid = None
 
-        def siblings(hop: Hop) -> Sequence[tuple[PeerId, float]]:
-            return by_stage[hop.stage]
-
         blocks = {s: row for s, row in by_stage.items() if s != ENDS}
         ends = self._with_a_path(by_stage, roster)
         everybody = [p for row in by_stage.values() for p, _ in row]
         self.costs = self._believed(roster, {p for p, _ in by_stage[ENDS]}, everybody)
         self.laid = self.router.lay(ends, blocks, samples, self.costs)
-        paths = reroute(self.laid.paths, siblings, roster.proven)
+        paths = reroute(self.laid.paths, lambda hop: by_stage[hop.stage], roster.proven)
         paths = with_trials(paths, by_stage, roster.known_cost(), roster.proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)

@@ -1,6 +1,7 @@
-"""Which version the next plan starts from, or what has to be waited for first. Pure. Enters: the
-roster, the tokens counted so far, the time. Leaves: a version, or a few words on what is missing.
-Never: what goes with a version (:mod:`node.training.protocol.plan_context`).
+"""Which version the next plan starts from and who votes on what it makes, or what has to be waited
+for first. Pure. Enters: the roster, the tokens counted so far, the plan before, the time. Leaves: a
+version and an electorate, or a few words on what is missing. Never: what goes with a version
+(:mod:`node.training.protocol.plan_context`).
 
 Of the versions that every stage can start from, one whose history always had a majority of its
 voters comes first, then the one with the most counted tokens. Going back costs epochs. So before
@@ -8,14 +9,15 @@ the swarm goes back, or drops what the larger side of a partitioned network did 
 that side are here yet, the leader waits a while for the missing peers.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from node.core.ids import short
-from node.core.journey import Version
+from node.core.ids import PeerId, short
+from node.core.journey import Electorate, Plan, Version
 from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
+from node.training.protocol.votes import decide, is_majority
 
 COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
 """Planning waits for peers that claim a better history at most once in so many seconds; the
@@ -29,6 +31,13 @@ LOST_S = 60.0
 """When the stages have held no version in common for so long, some go on from an older one than the
 others: who had the newer one had time to come back, and its own epochs are all that is lost.
 Nothing else would end the waiting."""
+RIPE = 10
+"""A peer votes after so many epochs in a row as a current member: keys cost nothing."""
+FEW = 5
+"""Where fewer than so many vote, all current members do: the next death must not end the run."""
+ALONE_S, ALONE_EPOCHS = 60.0, 5.0
+"""Enough voters are waited for so many seconds, or so many epochs if that is longer. Then the peers
+that are present go on as orphans."""
 
 
 class StartingPoint:
@@ -152,3 +161,78 @@ def counted(roster: Roster, version: Version, tokens: int) -> int:
     """Tokens in the history of a version; of the one we have just committed we know it best:
     ``tokens``."""
     return tokens if version == roster.base else max(0, roster.tokens_of(version))
+
+
+def without(e: Electorate, gone: Collection[PeerId]) -> Electorate:
+    """The same without these, who vote elsewhere from now on, or nowhere."""
+    return replace(
+        e,
+        voters=tuple(p for p in e.voters if p not in gone),
+        elders=tuple(p for p in e.elders if p not in gone),
+    )
+
+
+class Voting:
+    """Chooses the voters, for the leader ``me``."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._worked: dict[PeerId, int] = {}
+        self._decided = ""
+        """Hash of the plan whose version was committed last."""
+        self._lacking = math.inf
+
+    def committed(self, plan: Plan, by: Collection[PeerId]) -> bool:
+        """These members have committed: whether that is enough to count."""
+        if not decide(plan.electorate, by):
+            return False
+        self._decided = plan.hash
+        current = [m.peer for m in plan.members if m.current]
+        self._worked = {p: self._worked.get(p, 0) + 1 for p in current}
+        return True
+
+    def electorate(
+        self, before: Plan | None, current: Sequence[PeerId], left: Collection[PeerId]
+    ) -> Electorate:
+        """The electorate of the next plan. ``before``: the plan that made the version which the
+        next plan starts from, or an earlier attempt from the same version; None when it is not
+        known, or the run begins. ``current``: possible current members, in any order; ``left``:
+        peers that leave or were revoked, and do not vote."""
+        order = sorted(current, key=lambda p: (p != self._me, p))
+        e = before.electorate if before is not None else Electorate()
+        if before is None or not e.voters:
+            return Electorate(tuple(order))
+        if before.parent:
+            return Electorate(tuple(p for p in e.voters if p in current) or tuple(order))
+        e = without(e, left)
+        if before.hash != self._decided:
+            return e
+        voters = [p for p in e.voters if p in current]
+        voters += [p for p in order if p not in voters and self._worked.get(p, 0) >= RIPE]
+        if len(voters) < FEW:
+            voters += [p for p in order if p not in voters]
+        first = [self._me] if self._me in voters else []
+        after = e.elders if e.orphan else e.voters
+        still = e.orphan and not is_majority(e.elders, voters)
+        return Electorate(tuple(dict.fromkeys([*first, *voters])), after, still)
+
+    def planned(self) -> None:
+        """A plan was made: waiting for absent voters starts from zero again."""
+        self._lacking = math.inf
+
+    def lacks(
+        self, e: Electorate, here: Collection[PeerId], now: float, epoch_s: float
+    ) -> str | Electorate:
+        """The electorate to plan with: ``e`` if enough of its voters are ``here``, or an orphan one
+        after :data:`ALONE_S`; until then, in words, what is waited for. ``epoch_s``: seconds of an
+        epoch, 0 for unknown."""
+        if decide(e, here):
+            self._lacking = math.inf
+            return e
+        self._lacking = min(self._lacking, now)
+        if now - self._lacking >= max(ALONE_S, ALONE_EPOCHS * epoch_s):
+            voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
+            return Electorate(voters, e.elders if e.orphan else e.voters, True)
+        lacking = e.voters if not is_majority(e.voters, here) else e.elders
+        count = sum(p in here for p in lacking)
+        return f"more than half of the voters ({count} of {len(lacking)} are here)"

@@ -2,8 +2,6 @@
 place. Pure. Enters: the group that was found, what members hold, what plans were made. Leaves: the
 window in the next plan. Never: the choice of partners, a tensor."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ these bounds may be kept or passed on.
 These are bounds, not proofs: a claim within them can still be false.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from node.core.journey import Plan

@@ -1,15 +1,13 @@
 """What happens in an epoch and what is done about it: inputs and outputs of the leader and the
 member."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, Window
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
@@ -58,7 +56,7 @@ class Heartbeat:
     support: Supporter | None = None
     doubles: tuple[DoubleVote, ...] = ()
 
-    def stands(self) -> Heartbeat:
+    def stands(self) -> "Heartbeat":
         """The same without what is measured, which differs from one word to the next, and what is
         for the service that hears it."""
         return replace(self, speed=0.0, seen=(), costs=NOTHING, change="", support=None, doubles=())
@@ -217,7 +215,7 @@ class SendRound:
 
     to: tuple[PeerId, ...]
     plan: Plan
-    round: RoundArrived
+    round: "RoundArrived"
 
 
 @dataclass(frozen=True)
@@ -358,29 +356,21 @@ class Settle:
 @dataclass(frozen=True)
 class BeginEpoch:
     """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start
-    own micro-batches. ``behind``: where a listener stood until now, and the tokens counted in that
-    history."""
+    own micro-batches. ``behind``: of a listener, where it stood until now, and the tokens counted
+    in that history; None for a current member."""
 
     plan: Plan
-    listener: bool
-    behind: tuple[Version, int] | None = None
+    behind: tuple[Version, int] | None
 
 
 @dataclass(frozen=True)
 class StartRound:
-    """Leave the pipeline phase and run this round."""
+    """Leave the pipeline phase and run this round; where it has ``sources``, fetch from them what
+    they have committed."""
 
     plan: Plan
     round: RoundArrived
     listener: bool
-
-
-@dataclass(frozen=True)
-class CopyFrom:
-    """Fetch the stage at ``plan.epoch + 1`` from ``sources``, which have committed it."""
-
-    plan: Plan
-    round: RoundArrived
 
 
 @dataclass(frozen=True)

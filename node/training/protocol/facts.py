@@ -1,8 +1,6 @@
 """What a run fixes for its leader: numbers of the manifest, and the pure functions that plans are
 made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,16 +1,14 @@
 """Notes on the wire to events and back. Pure; what does not parse raises WireError."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import TypeVar
 
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId, is_cell
 from node.core.journey import Plan, Version, lineage
 from node.identity.keys import SIGNATURE_BYTES
-from node.pipeline.origin import MicroBatchDone
+from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM
@@ -28,11 +26,6 @@ from node.training.protocol.votes import (
 from protos import training_pb2 as pb
 
 S = TypeVar("S", bound=Sized)
-
-
-def plan_domain(run_id: str) -> str:
-    """What a leader's signature under a plan is for: a plan of one run means nothing in another."""
-    return f"tutti/plan/1/{run_id}"
 
 
 MAX_PLAN = 4 << 20
@@ -134,22 +127,24 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
         Supporter(PeerId(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature))
         for s in _few(note.supporters, "supporters")
     )
-    found = parse_certificate(note.certificate) if note.HasField("certificate") else None
-    return Warrant(found, supporters, parse_doubles(note.doubles))
+    return Warrant(
+        parse_certificate(note.certificate) if note.HasField("certificate") else None,
+        supporters,
+        parse_doubles(note.doubles),
+    )
 
 
 def parse_certificate(c: pb.CertificateNote) -> Certificate:
     """No signature is checked. Raises WireError for more votes than a cell has."""
-    ballots = tuple(
-        Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
-        for b in _few(c.ballots, "ballots")
-    )
     return Certificate(
         _cell(c.cell),
         _count(c.term, MOST_TERM),
         parse_version(c.version),
         _peers(c.voters),
-        ballots,
+        tuple(
+            Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
+            for b in _few(c.ballots, "ballots")
+        ),
     )
 
 
@@ -279,9 +274,10 @@ def parse_costs(note: pb.CostNote) -> Measured:
         )
         for p, number in sorted(_few(note.ways.items(), "ways", MAX_SEEN))
     )
-    each = (decoded(note.forward), decoded(note.backward), decoded(note.loss))
     return Measured(
-        *each,
+        decoded(note.forward),
+        decoded(note.backward),
+        decoded(note.loss),
         min(note.slots, MOST_SLOTS),
         ways,
         float(note.up),
@@ -302,7 +298,7 @@ def parse_version(note: pb.VersionNote) -> Version:
 def history_reply(
     plan: Plan | None,
     dropped: tuple[int, ...],
-    past: Sequence[tuple[Version, int]],
+    past: Iterable[tuple[Version, int]],
     certificate: Certificate | None = None,
 ) -> pb.HistoryReply:
     """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
@@ -310,10 +306,7 @@ def history_reply(
     return pb.HistoryReply(
         plan=plan.canonical() if plan else b"",
         dropped=dropped,
-        past=[
-            pb.MilestoneNote(version=version_note(v), tokens=tokens)
-            for v, tokens in past[:MAX_PAST]
-        ],
+        past=[pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past],
         certificate=certificate_note(certificate),
     )
 
@@ -343,14 +336,13 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
     match note.WhichOneof("say"):
         case "ready":
             r = note.ready
-            reachable = tuple(parse_version(v) for v in r.reachable[:64])
             return ev.Heartbeat(
                 peer,
                 r.stage,
                 parse_version(r.at),
                 _digest(r.digest),
                 _rate(r.speed),
-                reachable,
+                tuple(parse_version(v) for v in r.reachable[:64]),
                 _count(r.term, MOST_TERM),
                 _count(r.tokens),
                 r.leaving,

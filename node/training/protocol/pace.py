@@ -1,11 +1,13 @@
-"""How often peers send heartbeats to their leader, and the shortest times that they wait for each
-other, in seconds.
+"""How often peers send heartbeats to their leader, the shortest times that they wait for each
+other, in seconds, and to whom they measure their ways. Pure.
 
-Only numbers, so that the simulator uses the same ones. How much longer a wait is follows from
-measurements: :mod:`node.core.patience` for answers, :mod:`node.training.leader.deadlines` for work.
+How much longer a wait is follows from measurements: :mod:`node.core.patience` for answers,
+:mod:`node.training.leader.deadlines` for work.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping
+
+from node.core.ids import PeerId
 
 HEARTBEAT_S = 1.0
 """Between two heartbeats to the leader. A peer that misses some (Waits.late_s) is probed, and
@@ -46,3 +48,32 @@ SEARCH_S = 0.3
 """CPU that the leader may spend on better paths for the next epoch, in a thread."""
 ACCUSE_EVERY_S = 0.5
 """One peer is accused at most so often."""
+
+
+def whom_to_measure(
+    me: PeerId, stage: int, company: Mapping[PeerId, int], leader: PeerId | None
+) -> list[PeerId]:
+    """Whom a peer has to reach for its round and its paths: at most :data:`MOST_WAYS` of
+    ``company`` (peers with their stages). All where they are no more, else the leader, replicas of
+    the own stage, of each other stage as many. The leader itself measures all.
+
+    A pair is of use only if both measure it. So of a larger stage those choose each other that
+    follow each other in the order of PeerIds, and of two stages those at the same place of theirs.
+    """
+    if me == leader or len(company) <= MOST_WAYS:
+        return sorted(company.keys() - {me})
+    found = dict.fromkeys([leader] if leader is not None and leader in company else ())
+    stages: dict[int, list[PeerId]] = {}
+    for peer, at in sorted({**company, me: stage}.items()):
+        stages.setdefault(at, []).append(peer)
+    mates = stages.pop(stage)
+    here, most = mates.index(me), MOST_WAYS * 3 // 4
+    first = here // most * most
+    found |= dict.fromkeys(p for p in mates[first : first + most] if p != me)
+    place = (here + 0.5) / len(mates)
+    each = (MOST_WAYS - len(found)) // max(1, len(stages))
+    for peers in stages.values():
+        begin = round(place * len(peers) - each / 2)
+        begin = max(0, min(begin, len(peers) - each))
+        found |= dict.fromkeys(peers[begin : begin + each])
+    return list(found)[:MOST_WAYS]

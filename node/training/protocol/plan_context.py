@@ -6,8 +6,6 @@ another peer that remembers the plan behind the version; a version whose plan no
 on from a guess, and says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -158,5 +156,4 @@ def _after(
     for path in plan.paths:
         sampler.take(len(path.samples))
     sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
-    books = plan.window.books_after
-    return PlanContext(sampler.cursor(), owners, tokens, plan.change, books=books)
+    return PlanContext(sampler.cursor(), owners, tokens, plan.change, books=plan.window.books_after)

@@ -3,8 +3,6 @@ before anything is done by it. Pure. Enters: a plan, what this peer knows for it
 parts, the manifest). Leaves: a reason, empty for none. Never: the signature and the term: who hears
 the plan has looked at these."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 

@@ -6,8 +6,6 @@ A change is in force from the first plan that carries it. Cells average only wit
 same change.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

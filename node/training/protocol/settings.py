@@ -1,7 +1,5 @@
 """The epoch and the run. Part of the manifest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

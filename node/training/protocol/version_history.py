@@ -1,20 +1,17 @@
 """The versions from which this peer has begun epochs, the plan behind a version as others remember
 it, and what is lost when one side of a partition gives up its history."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId, short
-from node.core.journey import Plan, Version
+from node.core.journey import Version
 from node.telemetry.events import Journal
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.pace import RECALL_S
-from node.training.protocol.votes import Certificate
 from node.transport.port import TransportPort, answers
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -26,21 +23,15 @@ class VersionHistory:
 
     def __init__(self, transport: TransportPort, journal: Journal, bounds: Bounds) -> None:
         self._transport, self._journal, self._bounds = transport, journal, bounds
-        self._stood: deque[tuple[Version, int]] = deque(maxlen=notes.MAX_PAST)
+        self.versions: deque[tuple[Version, int]] = deque(maxlen=notes.MAX_PAST)
+        """Each with the tokens counted until then, the newest first."""
         self.given_up_epochs = self.given_up_tokens = 0
 
     def stood(self, version: Version, tokens: int) -> None:
         """This peer has begun an epoch from ``version``."""
-        while self._stood and self._stood[-1][0].epoch >= version.epoch:
-            self._stood.pop()  # undone since
-        self._stood.append((version, tokens))
-
-    def reply(
-        self, plan: Plan | None, dropped: tuple[int, ...], certificate: Certificate | None
-    ) -> pb.HistoryReply:
-        """The answer to a question about a version: its plan as remembered here, this peer's past
-        versions, and the newest certificate that it believes."""
-        return notes.history_reply(plan, dropped, list(reversed(self._stood)), certificate)
+        while self.versions and self.versions[0][0].epoch >= version.epoch:
+            self.versions.popleft()  # undone since
+        self.versions.appendleft((version, tokens))
 
     async def recall(
         self,
@@ -79,7 +70,7 @@ class VersionHistory:
         known = {v for v, _ in theirs}
         if at in known:
             return  # only behind: nothing is lost
-        common = next(((v, t) for v, t in reversed(self._stood) if v in known), None)
+        common = next(((v, t) for v, t in self.versions if v in known), None)
         if common is None:
             # Older than all that the leader remembers: behind, as far as anybody can tell.
             if not theirs or at.epoch > theirs[0][0].epoch + 1:
@@ -109,8 +100,9 @@ class VersionHistory:
     ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
         async with answers(peer, RECALL_S):
             stub = rpc.TrainingStub(await self._transport.channel(peer))
-            request = pb.HistoryRequest(version=notes.version_note(version))
-            reply = await stub.History(request, timeout=RECALL_S)
+            reply = await stub.History(
+                pb.HistoryRequest(version=notes.version_note(version)), timeout=RECALL_S
+            )
         try:
             found, past = notes.parse_history(version, reply)
             if found.plan is not None and (why := self._bounds.of_plan(found.plan)):

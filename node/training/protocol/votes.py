@@ -2,7 +2,7 @@
 epoch made (enough of them are a certificate), support for a leader, and proofs that a peer voted
 twice. Also: when enough voters agree. Pure. Enters: signed statements, a function that checks a
 signature. Leaves: which of them count, and why a plan is not followed. Never: who votes; that is
-:mod:`node.training.leader.voting`.
+:mod:`node.training.leader.starting_point`.
 
 Two sides of a partitioned network cannot both have enough voters. Nor can the voters of one plan
 and those of the next decide apart from each other: a plan needs a majority of both.
@@ -11,8 +11,6 @@ A member follows a plan of the leader that it followed before if the plan starts
 that the member made itself, or from one with a certificate. A plan of any other leader needs the
 support of those who voted last.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -72,14 +70,10 @@ def decide(e: Electorate, among: Collection[PeerId]) -> bool:
     return is_majority(e.voters, among) and (e.orphan or is_majority(e.elders, among))
 
 
-def vote_domain(run_id: str) -> str:
-    """What a signature under a vote is for."""
-    return f"tutti/vote/1/{run_id}"
-
-
-def support_domain(run_id: str) -> str:
-    """What a signature under a word of support is for."""
-    return f"tutti/support/1/{run_id}"
+def signing_domain(what: str, run_id: str) -> str:
+    """What a signature under a plan, a vote or a word of support is for: it means nothing under
+    anything else, or in another run."""
+    return f"tutti/{what}/1/{run_id}"
 
 
 def names(voters: Sequence[PeerId]) -> str:
@@ -213,9 +207,8 @@ class DoubleVotes:
         if known is None:
             self._cast[key] = vote, signature
         elif known[0] != vote and self._is_signed(vote, peer, signature):
-            proof = DoubleVote(peer, known[0], vote, (known[1], signature))
             if self._is_signed(known[0], peer, known[1]):
-                self._keep(proof)
+                self._keep(DoubleVote(peer, known[0], vote, (known[1], signature)))
             else:
                 self._cast[key] = vote, signature
 
@@ -271,7 +264,7 @@ class Trust:
 
     def vote_is_signed(self, vote: Vote, peer: PeerId, signature: bytes) -> bool:
         """Whether ``peer`` has cast it."""
-        return self._check(peer, vote.said(), signature, vote_domain(self._run))
+        return self._check(peer, vote.said(), signature, signing_domain("vote", self._run))
 
     def holds(self, now: float) -> bool:
         """Whether plans are held to the voters of the last certificate now: it is recent, and its
@@ -297,10 +290,12 @@ class Trust:
         """Whether too few of the last voters can have committed ``version``, for which there is no
         certificate here. A voter that is ``here`` and no holder has not committed it; an absent one
         may have."""
-        if version == self.version or not self.holds(now):
-            return False
-        return not is_majority(
-            self.voters, {p for p in self.voters if p in holders or p not in here}
+        return (
+            version != self.version
+            and self.holds(now)
+            and not is_majority(
+                self.voters, {p for p in self.voters if p in holders or p not in here}
+            )
         )
 
     def objection(
@@ -334,11 +329,11 @@ class Trust:
         held, certified = self.holds(now), c is not None and self._believes(c, now)
         if certified and c is not None:
             self.learns(c, now)
-        if not held:
-            return ""
-        if same and (certified or plan.base == self.version):
-            return ""
-        if is_majority(self.voters, self._supporting(plan, warrant.supporters, wall)):
+        if (
+            not held
+            or (same and (certified or plan.base == self.version))
+            or is_majority(self.voters, self._supporting(plan, warrant.supporters, wall))
+        ):
             return ""
         return (
             f"no majority of the {len(self.voters)} voters supports its leader"
@@ -380,7 +375,7 @@ class Trust:
             if s.peer not in self.voters or s.peer in self.doubles or s.peer in found or not fresh:
                 continue
             said = support_said(cell, plan.leader, s.term, s.at)
-            if self._check(s.peer, said, s.signature, support_domain(self._run)):
+            if self._check(s.peer, said, s.signature, signing_domain("support", self._run)):
                 found.add(s.peer)
                 if is_majority(self.voters, found):
                     break

@@ -7,17 +7,14 @@ anchor. deltas (DiLoCo): the difference of the parameters from the anchor; every
 outer step from the same anchor. state: anchor and momentum after each cell's own outer step.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.fetch import fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
@@ -25,7 +22,6 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.training.rounds.merging import MOMENTUM, STEP, WORDS, Giver, Named
 from node.training.state.engines import Engines
-from node.training.state.parts import PATIENCE
 from node.training.state.stage import StageState
 from node.wire.tensors import digest
 
@@ -49,7 +45,7 @@ class Anchor(Giver):
         tasks: Tasks,
         me: PeerId,
     ) -> None:
-        self._stage, self._engines, self._tasks, self._me = stage, engines, tasks, me
+        self.stage, self._engines, self._tasks, self._me = stage, engines, tasks, me
         self.settings = settings
         super().__init__(OuterState.begin(stage.parameters()) if self.kept else None)
         self._before: tuple[OuterState | None, Named, int] | None = None
@@ -91,16 +87,10 @@ class Anchor(Giver):
 
     # ----------------------------------------------------------- a round
 
-    def in_place(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Parameters of this version, which nobody writes into."""
-        here = self._stage.parameters()
-        return {name: here[name].detach() for name in names}
-
     def takes(self, mean: Named, owes: Named | None) -> None:
         """Take anchor and momentum from the mean, until that is undone; parts that the window did
         not carry keep theirs. ``owes``: the error feedback from now on, None: it stays as it is."""
-        here = self._stage.parameters()
-        anchor = {name: mean[name] for name in here if name in mean}
+        anchor = {name: mean[name] for name in self.stage.parameters() if name in mean}
         momentum = {
             name: mean.get(name + MOMENTUM, torch.zeros_like(t)) for name, t in anchor.items()
         }
@@ -128,7 +118,7 @@ class Anchor(Giver):
     def begin(self) -> None:
         """The parameters in place are those the run begins from."""
         self.forget()
-        self.state = OuterState.begin(self._stage.parameters()) if self.kept else None
+        self.state = OuterState.begin(self.stage.parameters()) if self.kept else None
 
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
@@ -145,8 +135,8 @@ class Anchor(Giver):
         """Anchor and momentum that go with a version that is here, as "<part>/<which>"."""
         now = (self.state, self.words, self.step)
         for version, (state, owed, _) in (
-            (self._stage.version, now),
-            (self._stage.settled, self._before or now),
+            (self.stage.version, now),
+            (self.stage.settled, self._before or now),
         ):
             if (
                 state is not None
@@ -178,7 +168,7 @@ class Anchor(Giver):
     def restored(self, found: Mapping[str, Mapping[str, Tensor]]) -> None:
         """What a checkpoint had of it; one that lacks a part has none."""
         self.forget()
-        names = self._stage.parameters()
+        names = self.stage.parameters()
         if self.kept and all(
             found.get(name + SAVED, {}).keys() >= {"anchor", "momentum"} for name in names
         ):
@@ -195,7 +185,7 @@ class Anchor(Giver):
 
     def look_for(self, plan: Plan) -> None:
         """Fetch it from others of the stage while the epoch runs."""
-        here = plan.stage(self._stage.stage)
+        here = plan.stage(self.stage.stage)
         donors = [m.peer for m in here if m.current and m.peer != self._me]
         if donors and self.lacking and (self._fetching is None or self._fetching.done()):
             self._fetching = self._tasks.spawn(self._fetch_for(plan, donors), "anchor")
@@ -222,23 +212,14 @@ class Anchor(Giver):
     ) -> tuple[OuterState | None, Named]:
         """Anchor and momentum of all parts at ``version``, None (and a line in the journal) when
         nobody gave them; and the error feedback that goes with them."""
-        e, shapes = self._engines, self._stage.shapes
+        e, shapes = self._engines, self.stage.shapes
         wanted = {
             f"{name}/{which}": shape
             for name, shape in shapes.items()
             for which in ("anchor", "momentum", *((WORDS,) if self.settings.feedback else ()))
         }
         try:
-            found = await fetch(
-                e.transport,
-                list(donors),
-                self._stage.stage,
-                StateKind.OUTER,
-                version,
-                wanted,
-                settings=e.store.settings,
-                patience=PATIENCE,
-            )
+            found = await e.fetch(donors, self.stage.stage, StateKind.OUTER, version, wanted)
         except PeerFault as error:
             e.journal.emit(
                 "training",

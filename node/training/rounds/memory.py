@@ -3,8 +3,6 @@ loaded. Pure arithmetic. Enters: [outer], the bytes of every part. Leaves: bytes
 on the device. Never: a change that the owner makes later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -11,13 +11,12 @@ because any of them may be asked for what the cell gives; a newcomer fetches it 
 Other cells need not know it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from node.averaging.coding.codecs import decode, encode, settle
 from node.averaging.coding.formats import FORMATS, nbytes_of
@@ -275,9 +274,8 @@ class ByMass(Merge):
             here = tensor.to("cpu", torch.float64)
             total = here.clone()
             for other, share in sorted(self._weights.items()):
-                if other not in came:
-                    continue
-                total += share * (came[other][name].to("cpu") - here)
+                if other in came:
+                    total += share * (came[other][name].to("cpu") - here)
             found[name] = total.to(torch.float32)
         return found
 
@@ -328,9 +326,7 @@ def _short(cell: str) -> float:
 
 def _words(data: Tensor) -> Tensor:
     """Bytes as words that state travels in, zeros at the end."""
-    whole = torch.zeros(_padded(data.numel()), dtype=torch.uint8)
-    whole[: data.numel()] = data
-    return whole.view(torch.float32)
+    return pad(data, (0, _padded(data.numel()) - data.numel())).view(torch.float32)
 
 
 def _padded(size: int) -> int:
@@ -354,28 +350,25 @@ def _held(given: Mapping[str, Named]) -> dict[str, Named]:
     return found
 
 
+@torch.no_grad()
 def mean_of(given: Mapping[str, Named]) -> dict[str, Tensor]:
     """The mean of what cells give, in the order of their names: all that have the same come to the
     same bits."""
-    cells = sorted(given)
-    with torch.no_grad():
-        found: dict[str, Tensor] = {}
-        for name, first in given[cells[0]].items():
-            total = first.to("cpu", torch.float64)
-            for cell in cells[1:]:
-                total = total + given[cell][name].to("cpu")
-            found[name] = (total / len(cells)).to(torch.float32)
-        return found
+    first, *others = (given[cell] for cell in sorted(given))
+    found: dict[str, Tensor] = {}
+    for name, tensor in first.items():
+        total = sum((of[name].to("cpu") for of in others), tensor.to("cpu", torch.float64))
+        found[name] = (total / len(given)).to(torch.float32)
+    return found
 
 
+@torch.no_grad()
 def moved(here: Named, began: Named, mean: Named, mixing: float = 0.0) -> dict[str, Tensor]:
     """``here`` + (``mean`` - ``began``) * (1 - ``mixing``): what was learned meanwhile stays."""
-    with torch.no_grad():
-        return {
-            name: here[name].to("cpu", torch.float32)
-            + (mean[name] - was.to("cpu")) * (1.0 - mixing)
-            for name, was in began.items()
-        }
+    return {
+        name: here[name].to("cpu", torch.float32) + (mean[name] - was.to("cpu")) * (1.0 - mixing)
+        for name, was in began.items()
+    }
 
 
 def distance(a: Named, b: Named) -> float:

@@ -12,8 +12,6 @@ attempt  a plan without paths names the mean: parameters become x + (mean - give
 copied   or the result was fetched from members that have it
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import deque
@@ -28,7 +26,6 @@ from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
-from node.checkpoint.fetch import fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -36,7 +33,7 @@ from node.core.journey import Partner, Plan, Version
 from node.core.tasks import Tasks
 from node.training.protocol import events as ev
 from node.training.rounds.anchor import Anchor
-from node.training.rounds.common import Rounds
+from node.training.rounds.inner import Rounds
 from node.training.rounds.merging import (
     Merge,
     Pushes,
@@ -47,7 +44,6 @@ from node.training.rounds.merging import (
     nearer,
 )
 from node.training.state.engines import Engines
-from node.training.state.parts import PATIENCE
 from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
 
@@ -162,7 +158,7 @@ class WindowRound:
             self._first = None
             return
         if settings.windows and self._meeting is None and self._first is None:
-            self._first = anchor.in_place(self._rounds.shapes)
+            self._first = anchor.stage.parameters()
         anchor.look_for(plan)
         if anchor.kept and not anchor.name:
             self._tasks.spawn(self._engines.aside(anchor.names_itself), "anchor's name")
@@ -181,7 +177,7 @@ class WindowRound:
             window.number,
             plan.cell_id,
             plan.base,
-            anchor.in_place(self._rounds.shapes),
+            anchor.stage.parameters(),
             merge_of(settings, anchor, carried, mass, 1 + len(window.partners)),
             window.copies,
             self._server(settings, plan),
@@ -354,18 +350,8 @@ class WindowRound:
         stage: int,
         shapes: Mapping[str, tuple[int, ...]],
     ) -> Mapping[str, Tensor] | None:
-        e = self._engines
         try:
-            found = await fetch(
-                e.transport,
-                list(donors),
-                stage,
-                kind,
-                Version(m.number),
-                shapes,
-                settings=e.store.settings,
-                patience=PATIENCE,
-            )
+            found = await self._engines.fetch(donors, stage, kind, Version(m.number), shapes)
         except PeerFault:
             return None  # not yet, or not any more
         m.news.nbytes += sum(found.sources.values())
@@ -387,7 +373,7 @@ class WindowRound:
         if not listener:
             await self._state_export.hold(plan, r.dead, r.deadline_s)
             if not wanted:
-                fresh = self._anchor.in_place(rounds.shapes)
+                fresh = self._anchor.stage.parameters()
             elif (
                 m is not None
                 and m.mean is not None
@@ -402,7 +388,7 @@ class WindowRound:
 
     def _moved(self, m: _Meeting) -> dict[str, Tensor]:
         """Parameters in place, moved by as much as the mean is from what was given."""
-        here = self._anchor.in_place(m.local)
+        here = self._anchor.stage.parameters()
         rest = {name: t.to("cpu", torch.float32) for name, t in here.items()}
         began, mixing = m.merge.since(m.local, m.told), m.merge.settings.mixing
         return rest | moved(here, began, m.mean or {}, mixing)

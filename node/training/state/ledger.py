@@ -1,8 +1,6 @@
 """The newest vote of this peer, kept where it outlives the process: who is started again must not
 vote a second time on what it has voted on."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,8 +1,6 @@
 """This peer's own checkpoints of its stage: written in the background, read back by version; what
 is wrong with them and with their disk, for the operator."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any

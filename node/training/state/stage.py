@@ -1,8 +1,6 @@
 """The parameters this peer holds: one version in place, and the one before it until the new one is
 settled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

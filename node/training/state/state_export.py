@@ -6,8 +6,6 @@ peer that owned the part before, or as a copy at that owner's buddy; whoever lea
 has been fetched.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
@@ -21,9 +19,8 @@ from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, VersionTrail, wards
 from node.training.state.engines import Engines
-from node.training.state.parts import Parts
 from node.training.state.stage import StageState
-from node.training.state.state_import import StateImport
+from node.training.state.state_import import Parts, StateImport
 
 DIVIDED_S = 30.0
 """Who stays in a cell that divides gives the new one its optimizer state for so long: that one has

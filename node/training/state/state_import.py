@@ -1,31 +1,107 @@
 """A new owner looks for the optimizer state of its parts: with the last owner, among its own
-copies, in the cell.
+copies, in the cell. Parts travel whole or not at all.
 
 State is loaded by worker threads while the round runs; the step of a part waits for it, for a
 moment. A copy may be some epochs old, which is said. It is never of a later version than the
 plan starts from, nor of another history, so no update is applied twice.
 """
 
-from __future__ import annotations
-
 import asyncio
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from node.checkpoint.state import StateKind, by_part
-from node.core.errors import PeerFault, StepFault
+from node.checkpoint.state import NoDonor, StateKind, StateSnapshot, by_part
+from node.core.errors import PeerFault, StepFault, WireError
 from node.core.ids import PeerId, short
-from node.core.journey import Plan, Version
+from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
+from node.optim.parts import state_shapes
+from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, StateReplica, VersionTrail
 from node.training.state.engines import Engines
-from node.training.state.parts import Parts
+from node.training.state.stage import StageState
+from node.transport.port import answers
+from protos import state_pb2, state_pb2_grpc
 
 TRIES = 2
 """Questions to the owner a part is taken over from."""
 WAIT_SHARE = 0.15
 """A step waits for state still on its way for so much of the round's deadline."""
+PAUSE_S = 0.2
+"""Before a donor is asked again: it may not have adopted the plan's version yet."""
+SEARCH_S = 2.0
+"""For a member of the cell to say what it keeps."""
+BATCH = 32 << 20
+"""Bytes of parts fetched together: a donor that dies takes only what was under way with it."""
+
+
+class Parts:
+    """The parts of one stage, as other peers hold state of them."""
+
+    def __init__(self, stage: StageState, engines: Engines, optimizer: OptimSettings) -> None:
+        self._stage, self._engines, self._optimizer = stage.stage, engines, optimizer
+        self.shapes = stage.shapes
+
+    def batches(self, names: Sequence[str]) -> list[list[str]]:
+        """The names in order, cut so that a batch has about ``BATCH`` bytes of state, a part at
+        least."""
+        batches: list[list[str]] = []
+        room = 0
+        for name in names:
+            size = sum(4 * math.prod(shape) for shape in self._shapes([name]).values())
+            if size > room:
+                batches.append([])
+                room = BATCH
+            batches[-1].append(name)
+            room -= size
+        return batches
+
+    async def fetch(
+        self,
+        donor: PeerId,
+        kind: StateKind,
+        version: Version | None,
+        names: Sequence[str],
+        tries: int = 1,
+        gate: asyncio.Event | None = None,
+    ) -> StateSnapshot:
+        """State of these parts at exactly ``version``; None: at the newest that is final. With a
+        ``gate`` a request at a time, while it is set. Raises PeerFault."""
+        while True:
+            try:
+                return await self._engines.fetch(
+                    [donor], self._stage, kind, version, self._shapes(names), gate
+                )
+            except NoDonor as error:
+                tries -= 1
+                if not tries:
+                    raise PeerFault(donor, error.reasons.get(donor, error.reason)) from error
+                await asyncio.sleep(PAUSE_S)
+
+    async def listing(self, peer: PeerId, kind: StateKind) -> dict[str, Version]:
+        """What a member says it keeps; empty when it does not answer in time."""
+        transport = self._engines.transport
+        request = state_pb2.ListRequest(stage=self._stage, kind=kind.code)
+        try:
+            async with answers(peer, SEARCH_S):
+                answer = await state_pb2_grpc.StateStub(await transport.channel(peer)).List(
+                    request, timeout=SEARCH_S
+                )
+            return listed(answer, self.shapes)
+        except WireError as error:
+            transport.fault(peer, str(error), 1.0)
+        except PeerFault:
+            pass  # whoever does not answer has nothing to give now
+        return {}
+
+    def _shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{n}/{k}": s
+            for n in names
+            for k, s in state_shapes(n, self.shapes[n], self._optimizer).items()
+        }
 
 
 class Arrival:
@@ -316,3 +392,11 @@ class StateImport:
 
     def _fits(self, version: Version, plan: Plan) -> bool:
         return version.epoch <= plan.epoch and self._trail.leads_from(version)
+
+
+def listed(answer: state_pb2.StateList, names: Collection[str]) -> dict[str, Version]:
+    """Versions of those parts that are among ``names``. Raises WireError for a list that no honest
+    peer makes."""
+    if len(answer.parts) > len(names):
+        raise WireError("a list of more parts than the stage has")
+    return {p.name: Version(p.epoch, lineage(p.lineage)) for p in answer.parts if p.name in names}

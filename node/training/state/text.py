@@ -1,7 +1,5 @@
 """The ends' view of the data: positions of the plan to tensors, and the held-out batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -2,8 +2,6 @@
 it breaks, replaced by a better one. Enters: peers that are wanted. Leaves: channels; what was tried
 on the way. Never: a choice of when to try for better (that is :mod:`node.reach.ladder`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -12,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,10 +21,9 @@ from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
 from node.reach.ladder import Climb, ClimbAttempt, Rung
 from node.telemetry.events import Journal
-from node.transport.auth import TOKEN_KEY
-from node.transport.channels import LabelledChannel
-from node.transport.frames import Streams
+from node.transport.auth import TOKEN_KEY, LabelledChannel
 from node.transport.handshake import Acquaintance
+from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from node.transport.traffic import Traffic
 from node.transport.ways.relays import Relays
@@ -59,10 +55,6 @@ class Connection:
     since: float
     via: PeerId = PeerId("")
 
-    @property
-    def path(self) -> str:
-        return self.rung.word
-
 
 @dataclass
 class Tried:
@@ -76,20 +68,15 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``prepare`` makes the libp2p connection that an attempt needs; all raise PeerFault.
-    ``how(peer)``: how a tunnel through the libp2p connection to a peer travels; NONE where there
-    is none.
-    ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
-    tunnels."""
+    ``traffic`` counts calls, ``carried`` the bytes of tunnels."""
 
     def __init__(
         self,
-        streams: Streams,
+        p2p: P2pDaemon,
         settings: TransportSettings,
         greet: Callable[[PeerId], Awaitable[Acquaintance]],
         greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]],
-        how: Callable[[PeerId], Rung],
         relays: Relays,
-        runtime: Path,
         journal: Journal,
         tasks: Tasks,
         punch: bool,
@@ -98,25 +85,17 @@ class Lines:
         traffic: Traffic,
         carried: Pay,
     ) -> None:
-        self._streams, self._settings, self._patience = streams, settings, patience
-        self._greet, self._greet_through, self._how = greet, greet_through, how
+        self._p2p, self._settings, self._patience = p2p, settings, patience
+        self._greet, self._greet_through, self._prepare = greet, greet_through, prepare
         self._relays, self._traffic, self._carried = relays, traffic, carried
-        self._runtime, self._journal, self._tasks = runtime, journal, tasks
-        self._lines: dict[PeerId, Connection] = {}
+        self._journal, self._tasks = journal, tasks
+        self.open: dict[PeerId, Connection] = {}
+        """Every line there is now."""
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._lost: dict[PeerId, float] = {}
-        self._prepare = prepare
         self._tried = defaultdict[PeerId, Tried](lambda: Tried(Climb(punch)))
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
-
-    def line(self, peer: PeerId) -> Connection | None:
-        """The line there is now."""
-        return self._lines.get(peer)
-
-    def all(self) -> dict[PeerId, Connection]:
-        """Every line there is now."""
-        return dict(self._lines)
 
     def tried(self, peer: PeerId) -> dict[str, str]:
         """By way, the outcome of the last attempt at it: "" for success, else the reason."""
@@ -126,7 +105,7 @@ class Lines:
     async def get(self, peer: PeerId) -> Connection:
         """The line to ``peer``, dialled once however many ask at the same time. Raises
         PeerFault."""
-        line = self._lines.get(peer)
+        line = self.open.get(peer)
         if line is not None:
             if line.met.until > time.time():
                 return line
@@ -152,10 +131,10 @@ class Lines:
     def forget(self, peer: PeerId, channel: LabelledChannel | None = None) -> bool:
         """Drop the peer's line, or only the one of ``channel`` if that is still used. The next
         ``get`` dials anew."""
-        line = self._lines.get(peer)
+        line = self.open.get(peer)
         if line is None or (channel is not None and line.channel is not channel):
             return False
-        del self._lines[peer]
+        del self.open[peer]
         self._tried[peer].climb.reached(Rung.NONE, time.monotonic())
         self._tasks.spawn(self._retire(line), f"retire {short(peer)}")
         return True
@@ -169,7 +148,7 @@ class Lines:
 
     async def close(self) -> None:
         """End every line, with its calls."""
-        lines, self._lines = list(self._lines.values()), {}
+        lines, self.open = list(self.open.values()), {}
         for line in lines:
             await _end(line)
 
@@ -193,11 +172,8 @@ class Lines:
 
     async def _first(self, peer: PeerId) -> Connection:
         """The first of all ways that works: libp2p, then each relay of the peer a moment later."""
-        ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = [
-            ("libp2p", self._over_libp2p(peer))
-        ]
-        for relay in self._relays.of(peer):
-            ways.append((f"relay {short(relay)}", self._through(peer, relay)))
+        relayed = [(f"relay {short(r)}", self._through(peer, r)) for r in self._relays.of(peer)]
+        ways = [("libp2p", self._over_libp2p(peer)), *relayed]
         return await self._race(peer, ways, self._tried[peer].outcome)
 
     async def _race(
@@ -258,10 +234,8 @@ class Lines:
         met = await self._greet(peer)
         # It lives. If it is the wire to its address that died, that takes a while to find out, and
         # the tunnel is left.
-        ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = (
-            [("tcp", self._direct(met))] if met.targets else []
-        )
-        ways = [*ways, ("tunnel", self._tunnelled(met))]
+        tcp = [("tcp", self._direct(met))] if met.targets else []
+        ways = [*tcp, ("tunnel", self._tunnelled(met))]
         return await self._race(peer, ways, self._tried[peer].outcome)
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
@@ -269,36 +243,46 @@ class Lines:
 
     def _take(self, peer: PeerId, line: Connection) -> None:
         """Make this the peer's line; the one before keeps the calls that it has until they end."""
-        old = self._lines.get(peer)
-        self._lines[peer] = line
+        old = self.open.get(peer)
+        self.open[peer] = line
         self._tried[peer].climb.reached(line.rung, time.monotonic())
         self._tasks.spawn(self._watch(line), f"watch {short(peer)}")
         if old is not None:
             self._tasks.spawn(self._retire(old), f"retire {short(peer)}")
         name = line.met.name or short(peer)
         via = f" by {short(line.via)}" if line.via else ""
-        text = f"{name} is reached: {line.path}{via}" + (f" instead of {old.path}" if old else "")
+        instead = f" instead of {old.rung.word}" if old else ""
         self._journal.emit(
-            "transport", "line-up", text, peer=peer, path=line.path, protocol=line.met.protocol
+            "transport",
+            "line-up",
+            f"{name} is reached: {line.rung.word}{via}{instead}",
+            peer=peer,
+            path=line.rung.word,
+            protocol=line.met.protocol,
         )
 
     def rest(self, now: float) -> None:
         """Close the lines on which nothing was said for the settings' ``idle_s``."""
-        for peer, line in self.all().items():
+        for peer, line in list(self.open.items()):
             if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line.channel):
                 name = line.met.name or short(peer)
-                text = f"the idle connection to {name} is closed; the next call dials again"
-                self._journal.emit("transport", "line-idle", text, "debug", peer=peer)
+                self._journal.emit(
+                    "transport",
+                    "line-idle",
+                    f"the idle connection to {name} is closed; the next call dials again",
+                    "debug",
+                    peer=peer,
+                )
 
     # ----------------------------------------------------------- a better one
 
     def climb(self, now: float) -> None:
         """Start whatever attempt at a better line is due."""
-        for peer, line in self._lines.items():
+        for peer, line in self.open.items():
             if (attempt := self._due(peer, line, now)) is not None:
                 self._tasks.spawn(self._better(peer, line, attempt), f"climb {short(peer)}")
-        if len(self._tried) > 4 * max(64, len(self._lines)):
-            for peer in [p for p, t in self._tried.items() if p not in self._lines and not t.busy]:
+        if len(self._tried) > 4 * max(64, len(self.open)):
+            for peer in [p for p, t in self._tried.items() if p not in self.open and not t.busy]:
                 del self._tried[peer]
 
     def news(self, peer: PeerId) -> None:
@@ -307,10 +291,12 @@ class Lines:
             known.climb.news(time.monotonic())
 
     async def improve(self, peer: PeerId) -> None:
-        """Try every better way once, now; used by ``tutti ping``."""
+        """Try every way to ``peer`` that is better than the one there is, once, now; used by
+        ``tutti ping``. Raises PeerFault when there is none at all."""
+        await self.get(peer)
         if not self._tried[peer].busy:
             self.news(peer)
-        while (line := self._lines.get(peer)) is not None:
+        while (line := self.open.get(peer)) is not None:
             if (attempt := self._due(peer, line, time.monotonic())) is None:
                 break
             await self._better(peer, line, attempt)
@@ -318,7 +304,7 @@ class Lines:
     def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
         """The attempt at a better line that is to be made now; one at a time."""
         known = self._tried[peer]
-        known.climb.connected = self._how(peer)
+        known.climb.connected = self._p2p.how(peer)
         known.climb.dialable = bool(line.met.targets)
         attempt = None if known.busy else known.climb.due(now)
         known.busy |= attempt is not None
@@ -333,7 +319,7 @@ class Lines:
                     await self._prepare[attempt](peer)
                 # Its addresses, or it itself, may be others than when it was met.
                 dial = attempt is ClimbAttempt.DIAL
-                only_relayed = dial and line.via and not self._how(line.met.peer)
+                only_relayed = dial and line.via and not self._p2p.how(line.met.peer)
                 met = await (
                     self._greet_through(peer, line.via) if only_relayed else self._greet(peer)
                 )
@@ -345,7 +331,7 @@ class Lines:
         finally:
             known.busy = False
         known.outcome[attempt.value] = why
-        if made is None or self._lines.get(peer) is not line or made.rung <= line.rung:
+        if made is None or self.open.get(peer) is not line or made.rung <= line.rung:
             known.climb.failed(attempt, time.monotonic())
             if made is not None:
                 await _end(made)
@@ -367,17 +353,18 @@ class Lines:
         try:
             return await self._race(met.peer, ways, {}, head_start_s=0.0, kind="tcp")
         except PeerFault as e:
-            why = f"none of its {len(ways)} addresses answers in {patience:.3g} s"
-            raise PeerFault(met.peer, why) from e
+            raise PeerFault(
+                met.peer, f"none of its {len(ways)} addresses answers in {patience:.3g} s"
+            ) from e
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
         timeout = 2 * self._dial_s(met.peer)
         open_stream = (
             partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
             if relay is not None
-            else partial(self._streams.open_stream, met.peer, STREAM, timeout)
+            else partial(self._p2p.open_stream, met.peer, STREAM, timeout)
         )
-        path = self._runtime / f"tunnel-{next(self._numbers)}.sock"
+        path = self._p2p.runtime / f"tunnel-{next(self._numbers)}.sock"
         tunnel = Tunnel(met.peer, path, open_stream, self._carried)
         await tunnel.start()
         try:
@@ -386,9 +373,10 @@ class Lines:
             await tunnel.close()
             if not isinstance(e, PeerFault):
                 raise
-            why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
-            raise PeerFault(met.peer, why) from e
-        rung = Rung.RELAYED if relay is not None else self._how(met.peer) or Rung.TUNNEL
+            raise PeerFault(
+                met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s"
+            ) from e
+        rung = Rung.RELAYED if relay is not None else self._p2p.how(met.peer) or Rung.TUNNEL
         return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
@@ -399,10 +387,9 @@ class Lines:
         )
 
     def _channel(self, met: Acquaintance, target: str, relayed: bool = False) -> LabelledChannel:
-        settings = self._settings
         options: list[tuple[str, Any]] = [
             ("grpc.ssl_target_name_override", met.server_name),
-            *settings.connection_options(relayed, self._patience.slack(time.monotonic())),
+            *self._settings.connection_options(relayed, self._patience.slack(time.monotonic())),
             ("grpc.initial_reconnect_backoff_ms", 500),
             ("grpc.max_reconnect_backoff_ms", 5000),
             ("grpc.use_local_subchannel_pool", 1),
@@ -467,7 +454,7 @@ class Lines:
                 "line-lost",
                 f"lost {line.met.name or short(peer)}",
                 peer=peer,
-                path=line.path,
+                path=line.rung.word,
             )
             for callback in self.on_lost:
                 callback(peer)

@@ -8,8 +8,6 @@ it could only dial as well, and two that dial do not understand each other. So t
 connection there and carries it to p2pd's listener.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from collections.abc import Sequence
 from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault
 from node.core.tasks import Tasks
+from node.reach.interfaces import family_of
 from node.transport.addresses import ip_of
 from node.transport.ways.tunnel import BUFFER, splice
 
@@ -78,7 +77,7 @@ async def hand_over(made: socket.socket, host: str, port: int) -> None:
 
 async def _one(port: int, target: tuple[str, int]) -> socket.socket | None:
     """None when it does not open. The port is shared with p2pd's listener, which shares it too."""
-    made = socket.socket(socket.AF_INET6 if ":" in target[0] else socket.AF_INET)
+    made = socket.socket(family_of(target[0]))
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

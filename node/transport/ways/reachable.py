@@ -3,8 +3,6 @@ to those that can be dialled, finds relays while it cannot be dialled, and relay
 it can. Enters: what the directory says of peers, what they report. Leaves: addresses to announce,
 connections of p2pd. Never: a gRPC channel (that is :mod:`node.transport.ways.lines`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -16,7 +14,7 @@ from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
-from node.identity.rates import PEERS_KEPT
+from node.identity.faults import PEERS_KEPT
 from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.ladder import Rung
 from node.reach.portmap import Mapping, PortMapper
@@ -84,7 +82,8 @@ class Reachable:
         )
         self._ask, self._grpc_port = ask, grpc_port
         self._reach = Reach()
-        self._known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
+        self.known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
+        """What the directory said of each peer last."""
         self._dials: Newest[PeerId, _Dials] = Newest(PEERS_KEPT)
         self._tasks = Tasks("reach", on_error)
         self.local = is_loopback(transport.host)
@@ -110,16 +109,12 @@ class Reachable:
 
     def learn(self, peer: PeerId, known: Known) -> bool:
         """What the directory says of a peer now; True when that is news."""
-        old = self._known.get(peer)
-        self._known[peer] = known
+        old = self.known.get(peer)
+        self.known[peer] = known
         if old is None or old.addresses != known.addresses or old.standing != known.standing:
             self._dials.pop(peer, None)
             return old is not None
         return False
-
-    def known(self, peer: PeerId) -> Known:
-        """What the directory said of a peer last."""
-        return self._known.get(peer, Known())
 
     @property
     def standing(self) -> Standing:
@@ -128,8 +123,7 @@ class Reachable:
 
     def relays(self) -> list[PeerId]:
         """Peers that would relay for this one and that it is connected to."""
-        links = self._p2p.links
-        return [p for p, k in self._known.items() if k.room > 0 and p in links]
+        return [p for p, k in self.known.items() if k.room > 0 and p in self._p2p.links]
 
     def words(self, relays: int) -> str:
         """One line for people: how others reach this peer. ``relays``: how many reservations it
@@ -171,8 +165,7 @@ class Reachable:
                 for host in self._reach.public(time.monotonic())
             ]
         outside = [a for a in own if scope(host_of(a)) < Scope.LINK]
-        ranked = sorted(dict.fromkeys([*more, *outside]), key=_rank)
-        return ranked or own
+        return sorted(dict.fromkeys([*more, *outside]), key=_rank) or own
 
     def targets(self) -> tuple[list[str], list[str]]:
         """host:port that others should dial for gRPC, the most likely first; and those of them that
@@ -199,10 +192,9 @@ class Reachable:
     def seen(self) -> list[str]:
         """Multiaddrs at which others see this peer's libp2p port, public ones: for hole
         punching."""
-        now = time.monotonic()
         public = [
             multiaddr(host, port)
-            for host, port in self._reach.seen(now)
+            for host, port in self._reach.seen(time.monotonic())
             if scope(host) is Scope.PUBLIC
         ]
         six = [
@@ -215,10 +207,8 @@ class Reachable:
     def moving_ports(self) -> bool:
         """Whether the router gives every connection another port (address-dependent mapping):
         nothing can be punched then."""
-        by_host: dict[str, set[int]] = {}
-        for host, port in self._reach.seen(time.monotonic()):
-            by_host.setdefault(host, set()).add(port)
-        return any(len(ports) > 1 for ports in by_host.values())
+        seen = self._reach.seen(time.monotonic())
+        return len({host for host, _ in seen}) < len(seen)
 
     def _mappings(self) -> list[Mapping]:
         # A second router above the one that maps: what it maps to is no address that anybody
@@ -267,8 +257,7 @@ class Reachable:
     def _keep_company(self, connected: Container[PeerId], now: float) -> None:
         """Connect to peers that can be dialled: whoever cannot be dialled is reached over the
         connections it makes."""
-        recent = list(self._known.items())[-COMPANY:]
-        for peer, known in recent:
+        for peer, known in list(self.known.items())[-COMPANY:]:
             if peer in connected or not known.addresses:
                 self._dials.pop(peer, None)
                 continue
@@ -289,8 +278,7 @@ class Reachable:
 
     async def connect(self, peer: PeerId) -> None:
         """A libp2p connection to the addresses that the peer announces. Raises PeerFault."""
-        known = self.known(peer)
-        if not known.addresses:
+        if not self.known.get(peer, Known()).addresses:
             raise PeerFault(peer, "it announces no address")
         await self._p2p.reach(peer, CONNECT_S)
 
@@ -301,9 +289,7 @@ class Reachable:
             answer = await self._ask(peer, Ask(reach=AskReach(ports=ports)), 2 * DIAL_BACK_S)
         except PeerFault:
             return
-        if answer.WhichOneof("answer") != "reach":
-            return
-        if (place := ip_of(answer.reach.seen)) is None:
+        if (place := ip_of(answer.reach.seen)) is None:  # or it is no answer to that question
             return
         host, port = place
         far = scope(host) is Scope.PUBLIC and any(scope(host_of(e)) is Scope.PUBLIC for e in ends)

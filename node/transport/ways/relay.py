@@ -6,8 +6,6 @@ client (nobody can dial it)  --RELAY/reserve-->  relay
 caller  --RELAY/connect-->  relay  --RELAYED, over the connection that the client made-->  client
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable
@@ -19,8 +17,7 @@ from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.transport.frames import Streams, parsed, read_frame, write_frame
 from node.transport.port import printable
-from node.transport.share import Share
-from node.transport.traffic import Traffic
+from node.transport.traffic import Share, Traffic
 from node.transport.ways.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
 
@@ -38,19 +35,16 @@ UNDER_WAY = 1 << 20
 STREAM_NAME = 64
 """Characters of a stream's name."""
 
-Allow = Callable[[PeerId, RelayAsk], None]
-"""Raises LocalFault for a peer that this node does not relay for."""
-
 
 class Relay:
-    """``offers()`` says whether this node relays now; ``allow`` for whom. ``traffic``: what this
-    node may send and receive in all."""
+    """``offers()`` says whether this node relays now; ``allow`` for whom: it raises LocalFault for
+    others. ``traffic``: what this node may send and receive in all."""
 
     def __init__(
         self,
         streams: Streams,
         settings: ReachSettings,
-        allow: Allow,
+        allow: Callable[[PeerId, RelayAsk], None],
         offers: Callable[[], bool],
         journal: Journal,
         metrics: Metrics,

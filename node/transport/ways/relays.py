@@ -2,8 +2,6 @@
 one. Enters: relays that others offer, streams that relays bring. Leaves: streams whose other end
 has proven its identity. Never: a stream that is used before that, whatever its relay says."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -17,8 +15,8 @@ from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
+from node.identity.faults import PEERS_KEPT
 from node.identity.keys import Identity
-from node.identity.rates import PEERS_KEPT
 from node.reach import secure
 from node.reach.reserve import WANTED, Reservations
 from node.telemetry.events import Journal
@@ -41,9 +39,6 @@ NONCES = 4096
 _NONCE = 16
 _LABEL = b"tutti/relayed/tunnel/1"
 
-Serve = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Meet = Callable[[PeerId, secure.Secured], Awaitable[None]]
-
 
 class Relays:
     """``run_id()`` and ``admission()`` are what this peer shows to relays; ``offers()``: relays
@@ -58,8 +53,10 @@ class Relays:
         run_id: Callable[[], str],
         admission: Callable[[], bytes],
         offers: Callable[[], Iterable[PeerId]],
-        meet: Meet,
-        serve_tunnel: Serve,
+        meet: Callable[[PeerId, secure.Secured], Awaitable[None]],
+        serve_tunnel: Callable[
+            [PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
+        ],
         journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
@@ -125,11 +122,10 @@ class Relays:
         try:
             await self._beat(reader, writer)
         except (OSError, TimeoutError, StreamEnded) as e:
-            why = str(e) or "no answer"
             self._journal.emit(
                 "transport",
                 "relay-lost",
-                f"relay {short(relay)} is lost: {why}",
+                f"relay {short(relay)} is lost: {str(e) or 'no answer'}",
                 "warning",
                 peer=relay,
             )

@@ -5,8 +5,6 @@ caller: gRPC channel → unix socket → Tunnel → libp2p stream … → Tunnel
 port: callee
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.transport.limits import Seats
+from node.transport.traffic import Seats
 
 STREAM = "/tutti/tunnel/1"
 PIECE = 1 << 18

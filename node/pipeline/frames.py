@@ -1,11 +1,10 @@
-"""Frames: written for the next hop; the head of one that comes is checked before a byte of its
-tensor is read."""
-
-from __future__ import annotations
+"""Frames: written for the next hop; the head of one that comes, and where documents end in its
+tensor, are checked before a byte of the tensor is read."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from node.core.errors import WireError
@@ -48,6 +47,25 @@ class Incoming:
 
     claim: Claim
     head: pb.FrameHead
+
+
+class FrameReader(TensorReader):
+    """The tensor behind a frame's head, and the tokens in it that are the last of their document
+    (``document_ends``, as :func:`node.model.documents.ends_of` has them)."""
+
+    def __init__(
+        self, head: pb.FrameHead, shape: tuple[int, ...], wire: str, masked: bool = False
+    ) -> None:
+        """Raises WireError for a head of another tensor, and for ends that cannot be, or that are
+        there though not ``masked``."""
+        super().__init__([head.tensor], [("", shape)], wire)
+        most = shape[0] * shape[1] if masked else 0
+        if len(head.document_ends) > most:
+            raise WireError(f"{len(head.document_ends)} ends of documents, at most {most} belong")
+        self.document_ends = tuple(head.document_ends)
+        ends = (-1, *self.document_ends, most)
+        if self.document_ends and not all(a < b for a, b in pairwise(ends)):
+            raise WireError(f"ends of documents that do not rise from 0 to below {most}")
 
 
 def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
