@@ -84,6 +84,7 @@ def test_cells_and_their_windows_hold(name: str) -> None:
 # What each of them once broke is another thing; ``python -m benchmarks.simulator`` found them among
 # ten thousand.
 ONCE_BROKEN = (
+    (1469, "a disputed version, where nobody could go back to the one before"),
     (2731, "a donor that had come up and took no part yet"),
     (3353, "a stage whose agreed parameters nobody had any more"),
     (4925, "a checkpoint written by a peer that was still catching up"),

@@ -215,6 +215,29 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
     assert "epoch-abandoned" not in kinds(done)
 
 
+def test_an_undone_version_counts_where_nobody_can_go_back() -> None:
+    """The one holder of the version before at stage 2 died in the epoch; its mate listened."""
+    late = heard(T2, A, orphan=True)
+    leader, plan = begun([heard(E), heard(S1), heard(T1), heard(S2), late], patience_s=10.0)
+    assert not next(m for m in plan.members if m.peer == T2).current
+    makes = Version(1, lineage_after(plan, ()))
+    reported(leader, plan, 3.0)
+    for m in sorted(plan.members, key=lambda m: -m.stage):
+        digest = m.peer if m.stage == 1 else "same"
+        leader.handle(ev.Committed(m.peer, plan.hash, 0, digest, 1.0), 4.0)
+        if m.peer == T2:
+            leader.handle(ev.Unreachable(S2), 4.0)
+    assert (leader.phase, leader.mismatches) == (Phase.GATHER, 1)
+    assert waits(leader, 5.0) == NOTHING_IN_COMMON
+    assert waits(leader, 13.0) == NOTHING_IN_COMMON, "who can go back may come"
+    done = leader.handle(ev.ClockTick(), 15.5)
+    following = next_plan(done)
+    assert kinds(done)[0] == "undone-counted"
+    assert (following.base, following.tokens) == (makes, 128)
+    assert [m.peer for m in following.stage(1) if m.current] == [S1]
+    assert [m.peer for m in following.stage(2) if m.current] == [T2]
+
+
 def test_what_was_copied_is_no_witness_for_it() -> None:
     three = PeerId("stage1c")
     leader, plan = begun([heard(E), heard(S1), heard(T1), heard(three), heard(S2)])

@@ -335,6 +335,8 @@ class Leader:
             self.waiting_for = nobody or base
             if lost := self._starting.drop_agreement(self.roster, now):
                 return [reports.agreement_lost(lost), *self._try_plan(now)]
+            if self._starting.count_undone(self.roster, now):
+                return [reports.undone_counted(), *self._try_plan(now)]
             if fallen := self._starting.fall_back(self.roster, now):
                 return [reports.stage_fell_back(fallen), *self._try_plan(now)]
             return []

@@ -66,6 +66,15 @@ def agreement_lost(stages: Sequence[int]) -> RecordFact:
     )
 
 
+def undone_counted() -> RecordFact:
+    """Replicas did not agree on a version, and nobody has the one before."""
+    return RecordFact(
+        "undone-counted",
+        "nobody can go back to the epoch that all agreed on: goes on with one replica's result",
+        "warning",
+    )
+
+
 def history_lost(version: Version) -> RecordFact:
     """Nobody knows what goes with a version."""
     return RecordFact(

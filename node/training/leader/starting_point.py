@@ -100,6 +100,18 @@ class StartingPoint:
             return ()
         return roster.drop_agreement()
 
+    def count_undone(self, roster: Roster, now: float) -> bool:
+        """Let the versions count on which replicas did not agree, once patience is over, where
+        nobody can go back to the one before: one replica's parameters are better than a swarm that
+        never goes on. Whether the swarm can start from one now."""
+        if now - self._stuck_since < self._facts.waits.patience_s or roster.startable():
+            return False
+        undone, roster.undone = roster.undone, set()
+        if roster.startable():
+            return True
+        roster.undone = undone
+        return False
+
     def fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
         """Let each stage that nobody holds at the newest version go on from what most of its peers
         hold, if every such stage has something and nothing else helps. Returns by stage what it
