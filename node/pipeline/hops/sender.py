@@ -319,7 +319,5 @@ class Sender:
 
     async def _tell(self, peer: PeerId, name: str, note: pb.LostNote | pb.CountedNote) -> None:
         """Raises PeerFault when the peer cannot be told."""
-        timeout = self._pipeline.hop_s
-        async with answers(peer, timeout):
-            stub = PipelineStub(await self._pipeline.transport.channel(peer))
-            await getattr(stub, name)(note, timeout=timeout)
+        async with self._call(peer, name, note) as call:
+            await call
