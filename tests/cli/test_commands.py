@@ -133,6 +133,16 @@ def test_a_rendezvous_listens_where_it_is_set(tutti, monkeypatch, set_as, flags,
     assert [ours.transport.p2p_port for ours in ran] == [port]
 
 
+def test_an_invite_for_no_peer_is_a_usage_error(tutti, ours, daemon):
+    me = Identity.load_or_create(ours.identity_path)
+    base = Manifest.default_demo().owned_by(me.peer_id)
+    private = Manifest.parse(amended(base, {"swarm.admission": "invite"}).sign(me))
+    ours.remember(private)
+    reply = InviteReply(invite=Invite(private.run_id, me.peer_id, (PLACE,)).encode())
+    daemon.invite = lambda: reply
+    refused(tutti("swarm", "invite", "--for", "anna"), 2, "anna is no PeerId", "tutti id show")
+
+
 def test_the_invite_is_to_the_run_of_the_daemon(tutti, ours, daemon):
     me = Identity.load_or_create(ours.identity_path)
     base = Manifest.default_demo().owned_by(me.peer_id)
