@@ -379,7 +379,7 @@ class SnapshotBuilder:
             ),
             (
                 "micro_batches_total",
-                "Micro-batches that ended here (counted, dropped)",
+                "Micro-batches that ended here (counted)",
                 {"counted": s.micro_batches},
             ),
             (

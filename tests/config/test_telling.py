@@ -1,6 +1,7 @@
 """The terminal of a daemon keeps telling what it does, and its metrics page how much."""
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,6 +75,16 @@ async def test_a_total_that_went_back_adds_nothing_to_the_page(monkeypatch):
         page.measure()
         counted = {s.name: s.value for family in page.collect() for s in family.samples}
         assert (counted["tutti_tokens_total"], counted["tutti_epoch"]) == (grown, 0)
+
+
+async def test_the_page_has_every_result_that_its_help_names(monkeypatch):
+    page = SnapshotBuilder(SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setattr(page, "snapshot", Snapshot)
+    page.measure()
+    for family in page.collect():
+        named = re.findall(r"\(([^)]*)\)$", family.documentation)
+        results = {s.labels["result"] for s in family.samples if "result" in s.labels}
+        assert results == set(", ".join(named).split(", ")) - {""}, family.name
 
 
 async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
