@@ -269,7 +269,8 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
             outcome.killed, killed_at = victim.label, now
             _say(f"killed {victim.label} with SIGKILL at epoch {epoch}")
         if victim is not None and replacement is None and now - killed_at > REPLACE_AFTER_S:
-            replacement = swarm.add(int(victim.label.split("-")[1]), 9)
+            stage = int(victim.label.split("-")[1])
+            replacement = swarm.add(stage, options.nodes[stage])
             replacement.start()
             _say(f"a fresh daemon, {replacement.label}, takes its place")
         s = swarm.snapshots.get(replacement.label, Snapshot()) if replacement else Snapshot()
