@@ -248,6 +248,12 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
     epochs = swarm.manifest.training.epochs
     while True:
         snapshots = swarm.poll()
+        chiefs = [c for c in swarm.children if c.label.startswith("ends-")]
+        if not any(c.running for c in chiefs):
+            raise LocalFault(
+                "every daemon at the ends has ended",
+                f"the end of the output of {chiefs[0].label}:\n{chiefs[0].tail()}",
+            )
         now = time.monotonic()
         ends = [s for s in snapshots if s.role == "ends" and s.state != "lost"]
         epoch = max((s.epoch for s in ends), default=0)

@@ -7,6 +7,7 @@ import pytest
 
 from node.app import demo
 from node.app.demo import DemoOptions, DemoOutcome, DemoSwarm
+from node.core.errors import LocalFault
 from protos.control_pb2 import Snapshot
 
 Watched = Callable[..., DemoSwarm]
@@ -17,6 +18,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Watches a swarm whose ends peer says this with every poll."""
     for name in ("start", "kill"):
         monkeypatch.setattr(demo.Child, name, lambda child: None)
+    monkeypatch.setattr(demo.Child, "running", True)
     monkeypatch.setattr(demo, "POLL_S", 0.0)
     monkeypatch.setattr(demo, "REPLACE_AFTER_S", -1.0)
 
@@ -39,3 +41,9 @@ def test_the_replacement_gets_a_home_of_its_own(watched: Watched, replicas: int)
     swarm = watched(options, ends("training", 100), ends("finished", 120))
     homes = [child.home for child in swarm.children]
     assert len(homes) == len(set(homes)) == 1 + replicas + 1
+
+
+def test_the_demo_says_so_when_its_ends_have_died(watched: Watched, monkeypatch) -> None:
+    monkeypatch.setattr(demo.Child, "running", False)
+    with pytest.raises(LocalFault, match="at the ends has ended"):
+        watched(DemoOptions((1, 1), seconds=1e-9), ends("lost", 3), ends("lost", 3))
