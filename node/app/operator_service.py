@@ -271,7 +271,8 @@ async def gather(
             write_hf, directory, m.model, whole, tokenizer.to_json(), parameters
         )
     text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm trained on)"
-    yield "exported", f"wrote {directory} from {text}", {"directory": str(directory), "epoch": high}
+    fields = {"directory": str(directory), "epoch": high, "adapter": m.model.adapter > 0}
+    yield "exported", f"wrote {directory} from {text}", fields
 
 
 async def _stage(
