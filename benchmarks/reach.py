@@ -362,8 +362,8 @@ def joiners(report: Report, root: Path) -> None:
             balanced_s,
             "s",
             spread,
-            "",
-            holds=balanced_s > 0,
+            "30 s after the last record",
+            holds=0 < balanced_s <= 30,
         )
         train = until(lambda: hub.status().epoch >= 1, 180.0, time.monotonic())
         report.add(

@@ -1,0 +1,30 @@
+"""What a row of a benchmark says was asked for, and whether it holds."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+COLUMNS = ("name", "value", "unit", "peer", "target", "holds")
+
+
+def rows(source: str) -> Iterator[dict[str, str]]:
+    """The columns of every row that is written out where it is added, as they stand there."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "report.add":
+            given = [*zip(COLUMNS, node.args, strict=False)]
+            given += [(k.arg or "", k.value) for k in node.keywords]
+            if not any(isinstance(value, ast.Starred) for _, value in given):
+                yield {"target": "''", "holds": "None"} | {k: ast.unparse(v) for k, v in given}
+
+
+def test_a_row_that_can_hold_says_what_was_asked():
+    wrong, count = [], 0
+    for path in sorted(BENCHMARKS.rglob("*.py")):
+        for row in rows(path.read_text()):
+            count += 1
+            asked, judged = row["target"] != "''", row["holds"] != "None"
+            if asked != judged and row["holds"] != "False":  # of what did not come to its end
+                wrong.append(f"{path.relative_to(BENCHMARKS)}: {row['name']}")
+    assert count > 100
+    assert not wrong
