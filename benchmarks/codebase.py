@@ -29,11 +29,8 @@ LATER = ("bd8780d1", "806e2b90")
 """Between these two commits cells got leaders of their own, and models with names, adapters, bf16
 parameters and streamed data came. What they added is not what this counts the saving of."""
 FILES, SHARED, SKIPPED = 20, 20, 20
-UNWIRED = {
-    "merging shares of samples": ".samples.merged",
-    "the tensor-parallel step": ".step.TensorParallelStep.",
-}
-"""What nothing reaches yet and may stay, because a leader for each cell will use it."""
+UNWIRED = {"merging shares of samples": ".samples.merged"}
+"""What nothing reaches yet and may stay: the last section of docs/protocol.md says what for."""
 WALKS = {
     "An activation's hop": (15, 25),
     "A gradient on its way to a fresh parameter": (20, 36),
