@@ -382,7 +382,7 @@ def simulate(
         Option("--svg", "--png", metavar="FILE", help="Draw the time line: .svg, or .png."),
     ] = None,
     small: Annotated[
-        bool, Option("--small", help="The small swarm of the tests; sizes are ignored.")
+        bool, Option("--small", help="The small swarm of the tests; of sizes only --epochs counts.")
     ] = False,
     averaging: Annotated[
         str | None, Option(metavar="NAME|all", help="Simulate averaging alone, by this strategy.")
