@@ -1,8 +1,12 @@
 """What a row of a benchmark says was asked for, and whether it holds."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks import simulator
+from benchmarks.report import Report
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COLUMNS = ("name", "value", "unit", "peer", "target", "holds")
@@ -28,3 +32,15 @@ def test_a_row_that_can_hold_says_what_was_asked():
                 wrong.append(f"{path.relative_to(BENCHMARKS)}: {row['name']}")
     assert count > 100
     assert not wrong
+
+
+def test_the_simulator_fails_when_a_row_does_not_hold(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["simulator", "--sizes", ""])
+    monkeypatch.setattr(simulator, "_planted", lambda report: True)
+    for holds, code in ((True, 0), (False, 1)):
+
+        def schedules(report: Report, *_: int, holds: bool = holds) -> bool:
+            return bool(report.add("3 schedules", 7, "", "", ">= 10000", holds))
+
+        monkeypatch.setattr(simulator, "_schedules", schedules)
+        assert simulator.main() == code
