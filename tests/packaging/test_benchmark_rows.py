@@ -1,14 +1,18 @@
 """What a row of a benchmark says was asked for, and whether it holds."""
 
 import ast
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from benchmarks import simulator
 from benchmarks.report import Report
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+IN_PARTS = sorted(p.stem for p in BENCHMARKS.glob("*.py") if '"--only"' in p.read_text())
 COLUMNS = ("name", "value", "unit", "peer", "target", "holds")
 
 
@@ -44,3 +48,12 @@ def test_the_simulator_fails_when_a_row_does_not_hold(monkeypatch):
 
         monkeypatch.setattr(simulator, "_schedules", schedules)
         assert simulator.main() == code
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_a_part_that_is_not_there_is_refused(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--only", "nothing"])
+    with pytest.raises(SystemExit) as end:
+        sys.exit(importlib.import_module(f"benchmarks.{name}").main())
+    assert end.value.code == 2
+    assert "--only nothing: there are " in capsys.readouterr().err
