@@ -799,10 +799,10 @@ def swarm_init(
         made, corpus = joining.with_hashes(ours, made, places)
     raw = made.sign(identity)
     manifest = Manifest.parse(raw)
+    invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     with writing(out, "choose another place"):
         write_atomically(out, raw)
     ours.keep_places(manifest.run_id, places)
-    invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     if as_json:
         document = {
             "file": str(out),

@@ -100,6 +100,11 @@ def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
     assert invite.admission  # private: it carries the owner's word
 
 
+def test_init_with_a_wrong_address_writes_no_file(tutti, home):
+    refused(tutti("swarm", "init", "mine.toml", "--address", "here", "--no-open"), 2, "multiaddr")
+    assert not (home.parent / "mine.toml").exists()
+
+
 def test_inspect_shows_a_file(tutti):
     tutti("swarm", "init", "s.toml")
     document = json.loads(tutti("swarm", "inspect", "s.toml", "--json").stdout)
