@@ -382,7 +382,7 @@ def simulate(
         Option("--svg", "--png", metavar="FILE", help="Draw the time line: .svg, or .png."),
     ] = None,
     small: Annotated[
-        bool, Option("--small", help="The small swarm of the tests; sizes are ignored.")
+        bool, Option("--small", help="The small swarm of the tests; of sizes only --epochs counts.")
     ] = False,
     averaging: Annotated[
         str | None, Option(metavar="NAME|all", help="Simulate averaging alone, by this strategy.")
@@ -799,10 +799,10 @@ def swarm_init(
         made, corpus = joining.with_hashes(ours, made, places)
     raw = made.sign(identity)
     manifest = Manifest.parse(raw)
+    invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     with writing(out, "choose another place"):
         write_atomically(out, raw)
     ours.keep_places(manifest.run_id, places)
-    invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     if as_json:
         document = {
             "file": str(out),
@@ -914,6 +914,7 @@ def swarm_invite(
     from node.identity.invites import Invite
     from node.identity.keys import Identity
 
+    guest = _peer_id(peer, "tutti id show  prints it on that machine") if peer else None
     ours = _config({})
     with _client(ours) as client:
         reply = client.invite()
@@ -921,9 +922,7 @@ def swarm_invite(
     known = ours.remembered(invite.run_id)
     if known is not None and known[0].swarm.tokens:
         identity = Identity.load(ours.identity_path)
-        text = joining.invite_text(
-            known[0], invite.addresses, identity, PeerId(peer) if peer else None, days
-        )
+        text = joining.invite_text(known[0], invite.addresses, identity, guest, days)
     else:
         text = reply.invite
     if as_json:
@@ -965,17 +964,13 @@ def swarm_revoke(
     """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
     that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
-    from node.identity.keys import Identity, public_key_of
+    from node.identity.keys import Identity
     from node.training.protocol.rules import mark
 
-    for peer in peers:
-        try:
-            public_key_of(PeerId(peer))
-        except WireError as e:
-            raise UsageFault(f"{peer[:80]} is no PeerId", "see  tutti peers --json") from e
+    revoked = [_peer_id(peer, "see  tutti peers --json") for peer in peers]
     if Identity.load(_config({}).identity_path).peer_id in peers:
         raise UsageFault("that is this node itself", "an owner cannot revoke the own key")
-    marks = frozenset(mark(PeerId(peer)) for peer in peers)
+    marks = frozenset(map(mark, revoked))
     return _sign_change(
         as_json,
         lambda manifest, rules: (
@@ -1276,6 +1271,17 @@ def _show_identity(identity: Identity, *, as_json: bool) -> None:
             f"{identity.peer_id}   {identity.name}\nkey   {identity.path}   (keep a backup; never "
             "share it)"
         )
+
+
+def _peer_id(text: str, next_step: str) -> PeerId:
+    """A PeerId that was typed. Raises UsageFault."""
+    from node.identity.keys import public_key_of
+
+    try:
+        public_key_of(PeerId(text))
+    except WireError as e:
+        raise UsageFault(f"{text[:80]} is no PeerId", next_step) from e
+    return PeerId(text)
 
 
 def _stages(text: str) -> list[int]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.reference.mixing import mixing
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 from node.averaging.coding.codecs import decode, encode
 from node.averaging.coding.formats import FORMATS, nbytes_of
 from node.averaging.strategies.strategy import (
@@ -83,11 +83,14 @@ EXACT = ("all-reduce", "ring")
 published."""
 
 
+PARTS = ("1", "2", "3", "4", "codecs", "5")
+
+
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--only", default="1,2,3,4,codecs,5", help="which parts, by number (4: a faulty member)"
+        "--only", default=",".join(PARTS), help="which parts, by number (4: a faulty member)"
     )
     parser.add_argument("--runs", type=int, default=5, help="of every way in part 1")
     parser.add_argument("--peers", default="2,4", help="of part 1")
@@ -115,7 +118,7 @@ def main() -> int:
     if args.plot:
         pictures.check(args.plot)
     torch.set_num_threads(1)
-    report, parts = Report(), args.only.split(",")
+    report, parts = Report(), chosen(parser, args.only, PARTS)
     if "1" in parts:
         from benchmarks.averaging_speed import speed
 

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from benchmarks.lab.parts import run_parts
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 from node.sim.averaging import axes
 
 PARTS = {
@@ -46,13 +46,13 @@ def main() -> int:
     parser.add_argument("--swarms", default="10,1000", help="5: cells of the swarms compared")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
-    report, chosen = Report(), asked.only.split(",")
+    report, parts = Report(), chosen(parser, asked.only, PARTS)
     sizes = [int(size) for size in asked.cells.split(",")]
     more: dict[str, dict[str, Any]] = {
         "4": {"sizes": sizes, "grid": axes(asked.grid), "seeds": asked.seeds},
         "5": {"sizes": [int(cells) for cells in asked.swarms.split(",")]},
     }
-    run_parts(report, "benchmarks.between", PARTS, chosen, more)
+    run_parts(report, "benchmarks.between", PARTS, parts, more)
     return report.end(asked.json)
 
 

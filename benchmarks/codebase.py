@@ -16,24 +16,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.report import ROOT, Report
+from benchmarks.report import ROOT, Report, chosen
 from benchmarks.source import tree as source
 from benchmarks.source import unchanged
 from benchmarks.source.reached import unreached
 from benchmarks.source.tree import Tree
 from benchmarks.source.walks import check, read_walk
 
+PARTS = ("1", "2", "3", "4", "5", "6")
 BASE = "c2d8ad2"
 SAVED = 0.92
 LATER = ("bd8780d1", "806e2b90")
 """Between these two commits cells got leaders of their own, and models with names, adapters, bf16
 parameters and streamed data came. What they added is not what this counts the saving of."""
 FILES, SHARED, SKIPPED = 20, 20, 20
-UNWIRED = {
-    "merging shares of samples": ".samples.merged",
-    "the tensor-parallel step": ".step.TensorParallelStep.",
-}
-"""What nothing reaches yet and may stay, because a leader for each cell will use it."""
+UNWIRED = {"merging shares of samples": ".samples.merged"}
+"""What nothing reaches yet and may stay: the last section of docs/protocol.md says what for."""
 WALKS = {
     "An activation's hop": (15, 25),
     "A gradient on its way to a fresh parameter": (20, 36),
@@ -48,11 +46,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", metavar="COMMIT", default=BASE, help=f"default: {BASE}")
-    parser.add_argument("--only", default="1,2,3,4,5,6", help="which of the six")
+    parser.add_argument("--only", default=",".join(PARTS), help="which of the six")
     parser.add_argument("--list", action="store_true", help="name what was counted, on stderr")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
-    report, parts = Report(), args.only.split(",")
+    report, parts = Report(), chosen(parser, args.only, PARTS)
     now = source.read(ROOT)
     with source.at_commit(ROOT, args.base) as before:
         if "1" in parts:

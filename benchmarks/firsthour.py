@@ -14,7 +14,7 @@ import importlib
 import sys
 
 from benchmarks.lab.fleet import Hang, folder
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 
 PARTS = {
     "1": "large",
@@ -36,9 +36,9 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="which of the eight")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
-    report, chosen = Report(), asked.only.split(",")
+    report, parts = Report(), chosen(parser, asked.only, PARTS)
     for number, name in PARTS.items():
-        if number in chosen:
+        if number in parts:
             with folder() as root:
                 try:
                     importlib.import_module(f"benchmarks.hour.{name}").rows(report, root)

@@ -31,7 +31,7 @@ from benchmarks.lab.fleet import Box, Hang, Peer
 from benchmarks.lab.places import PLACES, link
 from benchmarks.lab.told import Chronicle, Told
 from benchmarks.lab.wan import Wan, why_not
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 
 NODES = (2, 2, 2, 2)
 EPOCHS, MEASURED = 20, 5
@@ -125,7 +125,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     report = Report()
-    rows(report, args.epochs, args.only.split(","), args.curve)
+    rows(report, args.epochs, chosen(parser, args.only, SETTINGS), args.curve)
     return report.end(args.json)
 
 

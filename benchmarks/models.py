@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from benchmarks.lab.parts import run_parts
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 
 PARTS = {
     "1": ("shapes", "directories"),
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
     report = Report()
-    run_parts(report, "benchmarks.given", PARTS, asked.only.split(","))
+    run_parts(report, "benchmarks.given", PARTS, chosen(parser, asked.only, PARTS))
     return report.end(asked.json)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import exactness, exchange, kernels, local, measured, partition
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 from node.telemetry import pictures
 
 ITEMS: dict[str, tuple[Callable[[Report], object], ...]] = {
@@ -57,11 +57,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.picture is not None:
         pictures.check(args.picture)
-    chosen = args.only.split(",")
-    if unknown := [item for item in chosen if item not in ITEMS]:
-        parser.error(f"there is no item {unknown[0]!r}; choose of {', '.join(ITEMS)}")
     report = Report()
-    for item in chosen:
+    for item in chosen(parser, args.only, ITEMS):
         for measure in ITEMS[item]:
             if measure is exchange.distributed:
                 exchange.distributed(report, picture=args.picture)

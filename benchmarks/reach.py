@@ -25,7 +25,7 @@ from benchmarks.lab.evil_relay import KINDS as EVIL
 from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer, folder, signed
 from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, why_not
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 from node.app.launch import Child
 from node.identity.keys import Identity
 from node.manifest import Manifest
@@ -46,12 +46,13 @@ def main() -> int:
     parser.add_argument("--only", default="1,2,3,4,5,6,7,8", help="which of the eight")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
+    parts = chosen(parser, asked.only, PARTS)
     if reason := why_not():
         print(f"this benchmark needs network namespaces: {reason}", file=sys.stderr)
         return 2
-    report, chosen = Report(), asked.only.split(",")
+    report = Report()
     for number, one in PARTS.items():
-        if number in chosen:
+        if number in parts:
             with folder() as root:
                 try:
                     one(report, root)
@@ -362,8 +363,8 @@ def joiners(report: Report, root: Path) -> None:
             balanced_s,
             "s",
             spread,
-            "",
-            holds=balanced_s > 0,
+            "30 s after the last record",
+            holds=0 < balanced_s <= 30,
         )
         train = until(lambda: hub.status().epoch >= 1, 180.0, time.monotonic())
         report.add(

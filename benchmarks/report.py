@@ -6,6 +6,8 @@ import os
 import platform
 import subprocess
 import sys
+from argparse import ArgumentParser
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,15 @@ class Report:
             print(text, flush=True)
         else:
             Path(where).write_text(text + "\n")
+
+
+def chosen(parser: ArgumentParser, words: str, parts: Collection[str]) -> list[str]:
+    """The parts that ``--only`` names, separated by commas. Ends the program with the parser's
+    error for one that there is not: a run of nothing would hold."""
+    named = words.split(",")
+    if unknown := [word for word in named if word not in parts]:
+        parser.error(f"--only {unknown[0]}: there are {', '.join(parts)}")
+    return named
 
 
 def commit() -> str:

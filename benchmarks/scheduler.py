@@ -31,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 from benchmarks.rerouting import an_event, by_leader, by_members
 from benchmarks.trace import rebalancing
 from node.pipeline.settings import PipelineLimits
@@ -75,11 +75,8 @@ def main() -> int:
         "--only", metavar="N,N", default=",".join(ITEMS), help=f"some of {', '.join(ITEMS)}"
     )
     args = parser.parse_args()
-    wanted = args.only.split(",")
-    if unknown := [item for item in wanted if item not in ITEMS]:
-        parser.error(f"--only {unknown[0]}: there are {', '.join(ITEMS)}")
     report = Report()
-    for item in wanted:
+    for item in chosen(parser, args.only, ITEMS):
         ITEMS[item](report, args.quick)
     return report.end(args.json)
 

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.reference.swarm import step_all
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 from node.core.ids import ENDS
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
@@ -103,7 +103,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     report = Report()
-    rows(report, args.epochs, args.only.split(","), args.curves)
+    rows(report, args.epochs, chosen(parser, args.only, WAYS), args.curves)
     return report.end(args.json)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.hour.strangers import LOST
 from benchmarks.lab.alone import loss_row
-from benchmarks.lab.books import COMMITTED
+from benchmarks.lab.books import COMMITTED, CONTRIBUTED
 from benchmarks.lab.fleet import START_S, Box, Peer
 from benchmarks.report import Report
 
@@ -45,17 +45,18 @@ def revoke(report: Report, box: Box, victim: Peer, others: list[Peer]) -> None:
         raise RuntimeError(done.stderr[-500:])
     time.sleep(AFTER_S)
     told = {p.label: p.told()[before[p.label] :] for p in [victim, *others]}
-    commits = [t.at - begun for t in told[victim.label] if t.kind == COMMITTED]
+    # Commits are told by leaders only, and the victim may be none.
+    given = [t.at - begun for t in told[victim.label] if t.kind == CONTRIBUTED]
     theirs = [t.at - begun for t in told[others[0].label] if t.kind == COMMITTED]
     later = sum(at > WITHIN_S for at in theirs)
     lost = [t for p in others for t in told[p.label] if t.kind in LOST]
     followers = [p.label for p in others if p.status().leader == victim.key]
-    last = max(commits, default=0.0)
+    last = max(given, default=0.0)
     report.add(
         f"{WHAT}: its last epoch after the owner's word",
         last,
         "s",
-        f"{len(commits)} epochs with it since then",
+        f"{len(given)} epochs with it since then",
         f"at most {WITHIN_S:g}",
         holds=last <= WITHIN_S,
     )

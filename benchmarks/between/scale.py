@@ -181,7 +181,7 @@ def rows(report: Report, root: Path, sizes: Sequence[int] = SIZES) -> None:
             counts.epochs / counts.cells,
             f"epochs in {ENDS_S - SETTLED_S:.0f} s, mean of {counts.cells} cells",
             f"{counts.met / counts.cells:.2f} means in place; simulated in {counts.seconds:.0f} s",
-            "",
+            "both more than 0",
             holds=counts.epochs > 0 and counts.met > 0,
         )
 

@@ -434,7 +434,7 @@ def filled(report: Report, box: Box) -> None:
         time.monotonic() - began,
         "s",
         where,
-        "",
+        "stopped with exit code 0",
         holds=code == 0,
     )
     kept = {p: p.read_bytes() for p in peer.home.rglob("manifest.json")}

@@ -352,11 +352,12 @@ def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
     gain = sum(map(_bytes, spare))
     cause = f"{place} has {human(free)} free, checkpoints and logs need {human(need)}"
     step = "free some space, or choose a --home on a larger disk"
+    rests = listener(ours.control_socket) is None
     if gain:
-        step += f"; --fix removes {human(gain)} that is made again"
+        when = "" if rests else "after  tutti stop  "
+        step += f"; {when}--fix removes {human(gain)} that is made again"
     names = ", ".join(str(p.relative_to(home)) for p in spare[:4])
     mend = partial(_remove, spare), f"removed {human(gain)} that is made again: {names}"
-    rests = listener(ours.control_socket) is None
     return [fault("disk", cause, step, mend if gain and rests else None)]
 
 
@@ -379,6 +380,8 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
         return
     root, aside = ours.checkpoint_dir(manifest.run_id), ours.home / "damaged"
     store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
+    rests = listener(ours.control_socket) is None
+    stop = "" if rests else "tutti stop , then  "
     for stage in range(manifest.pipeline.stages + 1):
         folder, bad = root / f"stage-{stage}", dict(store.problems(stage))
         for epoch in reversed(store.epochs(stage)):
@@ -398,8 +401,8 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
                 "disk",
                 f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}",
                 "nothing, for older ones and other peers are asked; to have it out of the way:  "
-                f"tutti doctor disk --fix  (to {aside})",
-                mend if listener(ours.control_socket) is None else None,
+                f"{stop}tutti doctor disk --fix  (to {aside})",
+                mend if rests else None,
             )
 
 

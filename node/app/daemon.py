@@ -407,6 +407,7 @@ class Daemon(Node):
         return (
             m is not None
             and self.role == "auto"
+            and self.config.stage is None
             and not self._bootstrap()
             and m.swarm.owner == self.identity.peer_id
         )

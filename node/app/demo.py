@@ -248,6 +248,12 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
     epochs = swarm.manifest.training.epochs
     while True:
         snapshots = swarm.poll()
+        chiefs = [c for c in swarm.children if c.label.startswith("ends-")]
+        if not any(c.running for c in chiefs):
+            raise LocalFault(
+                "every daemon at the ends has ended",
+                f"the end of the output of {chiefs[0].label}:\n{chiefs[0].tail()}",
+            )
         now = time.monotonic()
         ends = [s for s in snapshots if s.role == "ends" and s.state != "lost"]
         epoch = max((s.epoch for s in ends), default=0)
@@ -269,7 +275,8 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
             outcome.killed, killed_at = victim.label, now
             _say(f"killed {victim.label} with SIGKILL at epoch {epoch}")
         if victim is not None and replacement is None and now - killed_at > REPLACE_AFTER_S:
-            replacement = swarm.add(int(victim.label.split("-")[1]), 9)
+            stage = int(victim.label.split("-")[1])
+            replacement = swarm.add(stage, options.nodes[stage])
             replacement.start()
             _say(f"a fresh daemon, {replacement.label}, takes its place")
         s = swarm.snapshots.get(replacement.label, Snapshot()) if replacement else Snapshot()

@@ -22,7 +22,7 @@ from node.core.journey import Plan
 from node.core.tasks import together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
-from node.identity.invites import Invite, fitting_addresses
+from node.identity.invites import Invite, fitting_addresses, peer_of_address
 from node.inference import at_ends, forwarding
 from node.model.export import write_adapter, write_hf
 from node.model.shapes import parameter_shapes
@@ -127,7 +127,7 @@ class OperatorService(SnapshotBuilder, Window):
 
     def _resolve(self, text: str) -> PeerId:
         if text.startswith("/"):
-            peer = PeerId(text.rpartition("/p2p/")[2])
+            peer = peer_of_address(text)
             self._d.transport.learn(peer, [text])
             return peer
         known = self._d.presence.view.everybody if self._d.presence else {}
@@ -271,7 +271,8 @@ async def gather(
             write_hf, directory, m.model, whole, tokenizer.to_json(), parameters
         )
     text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm trained on)"
-    yield "exported", f"wrote {directory} from {text}", {"directory": str(directory), "epoch": high}
+    fields = {"directory": str(directory), "epoch": high, "adapter": m.model.adapter > 0}
+    yield "exported", f"wrote {directory} from {text}", fields
 
 
 async def _stage(

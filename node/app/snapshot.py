@@ -44,10 +44,11 @@ MEASURE_S = 5.0
 
 class Tally:
     """What the plans so far have reported. ``shown``: a snapshot with the losses, the tokens and
-    their rate."""
+    their rate; ``tokens_before``: of them those counted before the first plan seen here."""
 
     def __init__(self) -> None:
         self.shown = pb.Snapshot()
+        self.tokens_before = 0
         self.cpu_began = -1.0
         self.forecast_s = self.last_said_s = self.last_took_s = 0.0
         self._epoch, self._at = -1, 0.0
@@ -58,8 +59,8 @@ class Tally:
         s, since = self.shown, now - self._at if self._at else 0.0
         if plan.epoch <= self._epoch:
             return 0.0
-        if self.cpu_began < 0:
-            self.cpu_began = time.process_time()
+        if self._epoch < 0:
+            self.tokens_before, self.cpu_began = plan.tokens, time.process_time()
         if plan.loss > 0:
             s.loss, s.loss_first = plan.loss, s.loss_first or plan.loss
             s.loss_history[:] = [*s.loss_history, plan.loss][-HISTORY:]
@@ -374,11 +375,11 @@ class SnapshotBuilder:
             (
                 "tokens_total",
                 "Tokens counted by the swarm since this daemon started",
-                {"": s.tokens},
+                {"": max(0, s.tokens - self.tally.tokens_before)},
             ),
             (
                 "micro_batches_total",
-                "Micro-batches that ended here (counted, dropped)",
+                "Micro-batches that ended here (counted)",
                 {"counted": s.micro_batches},
             ),
             (

@@ -243,9 +243,15 @@ def _asked(known: str, by: str, as_json: bool) -> str:
 
 def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode:
     # The daemon has its own working directory: it is told the whole path.
-    if _progress(client.export(str(expanded(directory).absolute())), as_json) is None:
+    newest = _progress(client.export(str(expanded(directory).absolute())), as_json)
+    if newest is None:
         raise LocalFault("the daemon exported nothing", "see  tutti logs --level error")
-    if not as_json:
+    if not as_json and event_document(newest)["fields"].get("adapter"):
+        say(
+            "load it on top of the model that the run began from, with  "
+            f'peft.PeftModel.from_pretrained(model, "{directory}")'
+        )
+    elif not as_json:
         say(f'load it with  transformers.AutoModelForCausalLM.from_pretrained("{directory}")')
     return ExitCode.OK
 

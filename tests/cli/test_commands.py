@@ -100,6 +100,11 @@ def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
     assert invite.admission  # private: it carries the owner's word
 
 
+def test_init_with_a_wrong_address_writes_no_file(tutti, home):
+    refused(tutti("swarm", "init", "mine.toml", "--address", "here", "--no-open"), 2, "multiaddr")
+    assert not (home.parent / "mine.toml").exists()
+
+
 def test_inspect_shows_a_file(tutti):
     tutti("swarm", "init", "s.toml")
     document = json.loads(tutti("swarm", "inspect", "s.toml", "--json").stdout)
@@ -131,6 +136,16 @@ def test_a_rendezvous_listens_where_it_is_set(tutti, monkeypatch, set_as, flags,
     monkeypatch.setenv("TUTTI_P2P_PORT", set_as)
     tutti("bootstrap", *flags).good()
     assert [ours.transport.p2p_port for ours in ran] == [port]
+
+
+def test_an_invite_for_no_peer_is_a_usage_error(tutti, ours, daemon):
+    me = Identity.load_or_create(ours.identity_path)
+    base = Manifest.default_demo().owned_by(me.peer_id)
+    private = Manifest.parse(amended(base, {"swarm.admission": "invite"}).sign(me))
+    ours.remember(private)
+    reply = InviteReply(invite=Invite(private.run_id, me.peer_id, (PLACE,)).encode())
+    daemon.invite = lambda: reply
+    refused(tutti("swarm", "invite", "--for", "anna"), 2, "anna is no PeerId", "tutti id show")
 
 
 def test_the_invite_is_to_the_run_of_the_daemon(tutti, ours, daemon):

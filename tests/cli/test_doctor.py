@@ -286,6 +286,19 @@ def test_a_damaged_checkpoint_is_moved_aside(first, home, ours, manifest):
     assert (moved / "parameters.safetensors").read_bytes() == bytes(raw)
 
 
+@pytest.mark.usefixtures("daemon")
+def test_what_a_daemon_uses_is_mended_after_it_has_ended(found, home, ours, manifest, monkeypatch):
+    (home / "data").mkdir()
+    (home / "data" / "text.uint16").write_bytes(b"\0" * 4096)
+    (ours.checkpoint_dir(manifest.run_id) / "stage-1" / "epoch-1").mkdir(parents=True)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(1 << 40, 0, 1 << 20))
+    room, checkpoint = faults(found(ExitCode.DISK_UNFIT, "disk", "--fix"))
+    for one in (room, checkpoint):
+        assert "tutti stop" in one["fix"]
+        assert not one["mended"]
+
+
 # ------------------------------------------------------------ data
 
 

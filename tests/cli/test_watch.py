@@ -8,6 +8,7 @@ from node.app.change import read
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
+from protos.control_pb2 import Event
 from tests.cli.conftest import refused
 
 
@@ -114,6 +115,17 @@ def test_generate_and_export(tutti, daemon):
     shown = tutti("export", "out", "--json")
     assert json.loads(shown.stdout)["kind"] == "exported"
     assert "/out" in shown.stderr  # the daemon was told a whole path
+
+
+@pytest.mark.parametrize(
+    ("fields", "loads"), [("{}", "transformers"), ('{"adapter": true}', "peft")]
+)
+def test_export_says_what_loads_it(tutti, daemon, fields, loads):
+    async def export(directory):
+        yield Event(at=1.0, level="info", kind="exported", text="", fields=fields)
+
+    daemon.export = export
+    assert f"with  {loads}." in tutti("export", "out").stderr
 
 
 def test_generate_reports_missing_stages(tutti, daemon):

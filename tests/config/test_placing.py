@@ -10,11 +10,13 @@ import pytest
 
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import peer
+from node.app.daemon import Daemon
 from node.app.peer import Peer
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
+from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
@@ -163,3 +165,16 @@ async def test_who_cannot_go_to_the_ends_stays_and_is_not_named_again(tmp_path: 
     d.hosts("an ends peer")
     await watch(d, presence, 5 * WITHOUT_ENDS_S)
     assert (d.asks, (d.place, d.open_to)) == ([ENDS], (1, "stage"))
+
+
+@pytest.mark.parametrize(("named", "solo"), [("auto", True), ("1", False)])
+def test_an_owner_hosts_every_stage_unless_it_names_one(tmp_path, named, solo) -> None:
+    me = Identity.ephemeral()
+    daemon: Any = SimpleNamespace(
+        manifest=MANIFEST.owned_by(me.peer_id),
+        role="auto",
+        identity=me,
+        config=NodeConfig.load({"home": str(tmp_path), "stage": named}, {}),
+        _bootstrap=list,
+    )
+    assert Daemon._solo(daemon) is solo

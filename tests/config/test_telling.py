@@ -1,7 +1,9 @@
 """The terminal of a daemon keeps telling what it does, and its metrics page how much."""
 
 import asyncio
+import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,31 @@ async def test_a_total_that_went_back_adds_nothing_to_the_page(monkeypatch):
         page.measure()
         counted = {s.name: s.value for family in page.collect() for s in family.samples}
         assert (counted["tutti_tokens_total"], counted["tutti_epoch"]) == (grown, 0)
+
+
+async def test_the_page_has_every_result_that_its_help_names(monkeypatch):
+    page = SnapshotBuilder(SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setattr(page, "snapshot", Snapshot)
+    page.measure()
+    for family in page.collect():
+        named = re.findall(r"\(([^)]*)\)$", family.documentation)
+        results = {s.labels["result"] for s in family.samples if "result" in s.labels}
+        assert results == set(", ".join(named).split(", ")) - {""}, family.name
+
+
+async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
+    page, told = SnapshotBuilder(SimpleNamespace()), []  # type: ignore[arg-type]
+    monkeypatch.setattr(page, "snapshot", lambda: page.tally.shown)
+    for epoch, tokens in ((-1, 0), (70, 1_000_000), (71, 1_000_500)):
+        if epoch >= 0:
+            plan: Any = SimpleNamespace(
+                epoch=epoch, tokens=tokens, loss=1.0, loss_val=0.0, forecast=(1.0, 1.0)
+            )
+            page.tally.planned(plan, 0.1 * epoch)
+        page.measure()
+        counted = {s.name: s.value for family in page.collect() for s in family.samples}
+        told.append(counted["tutti_tokens_total"])
+    assert told == [0, 0, 500]
 
 
 def test_routers_are_blamed_once_a_way_could_have_been_found():

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.app.operator_service import OperatorService
-from node.core.errors import ExitCode, LocalFault, Refused
+from node.core.errors import ExitCode, LocalFault, Refused, UsageFault
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
@@ -102,3 +102,14 @@ async def test_a_private_run_answers_only_a_peers_own_token() -> None:
         with pytest.raises(Refused):
             await private.answer(GUEST.peer_id, bare)
     assert (await private.answer(OWNER.peer_id, Ask(peers=AskPeers()))).peers.peers
+
+
+@pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1/p2p/nobody"])
+async def test_ping_refuses_an_address_of_no_peer(address: str) -> None:
+    open_, _ = view(private=False)
+    learnt = list[str]()
+    learn = SimpleNamespace(learn=lambda peer, addresses: learnt.append(peer))
+    open_._d.presence, open_._d.transport = None, learn  # type: ignore[assignment]
+    with pytest.raises(UsageFault, match="address"):
+        await open_.ping(address, 1)
+    assert not learnt

@@ -3,6 +3,8 @@
 import textwrap
 from pathlib import Path
 
+from benchmarks.codebase import UNWIRED
+from benchmarks.report import ROOT
 from benchmarks.source import tree as source
 from benchmarks.source.reached import unreached
 from benchmarks.source.tree import Tree
@@ -75,6 +77,13 @@ def test_what_only_tests_call_is_found(tmp_path: Path) -> None:
         "node.jobs.Job.unused",
         "node.jobs.Local.run",
     ]
+
+
+def test_what_waits_to_be_wired_in_is_still_unreached() -> None:
+    loose = unreached(source.read(ROOT))
+    assert {what: [f for f in loose if word in f] for what, word in UNWIRED.items()} == {
+        "merging shares of samples": ["node.core.samples.merged"]
+    }
 
 
 def test_docstrings_and_bare_constants_are_no_statements(tmp_path: Path) -> None:

@@ -1,9 +1,17 @@
 """What `python -m benchmarks.cells` reads out of the runs it plays."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.between import revoked
 from benchmarks.between.independence import ENDS_S, STRIKES_S, Book
 from benchmarks.between.live import epochs
-from benchmarks.lab.books import COMMITTED
+from benchmarks.lab.books import COMMITTED, CONTRIBUTED
 from benchmarks.lab.told import Told
+from benchmarks.report import Report
 from node.core.ids import CellId
 
 A, B = CellId("a" * 16), CellId("b" * 16)
@@ -29,3 +37,24 @@ def test_epochs_of_live_cells_leave_out_rounds_without_samples() -> None:
     told = [commit("one", at, 8) for at in (5.0, 11.0, 13.0, 16.0)]
     told += [commit("one", 17.0, 0), commit("one", 21.0, 8), commit("two", 12.0, 8)]
     assert epochs(told, 10.0) == {"one": (3.0, 4.0)}
+
+
+@pytest.mark.parametrize(("late_s", "holds"), [(5.0, True), (25.0, False)])
+def test_work_of_a_revoked_peer_counts_without_commits(monkeypatch, late_s, holds) -> None:
+    monkeypatch.setattr(revoked, "AFTER_S", 0.0)
+    now = time.time()
+
+    def peer(label: str, kind: str, at: float) -> Any:
+        told = [[], [Told(label, at, "info", "training", kind, "")]]
+        status = SimpleNamespace(leader="owner")
+        return SimpleNamespace(
+            label=label, key=label, told=lambda: told.pop(0), status=lambda: status
+        )
+
+    victim = peer("victim", CONTRIBUTED, now + late_s)
+    owner = peer("owner", COMMITTED, now + 20.0)
+    box: Any = SimpleNamespace(tutti=lambda *words, home: SimpleNamespace(returncode=0))
+    report = Report()
+    revoked.revoke(report, box, victim, [owner])
+    assert report.rows[0].holds is holds
+    assert all(row.holds for row in report.rows[1:])
