@@ -59,7 +59,7 @@ class Schedule:
         return json.dumps({"seed": self.seed, "faults": [asdict(f) for f in self.faults]}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Schedule":
+    def from_json(cls, text: str | bytes) -> "Schedule":
         """Raises UsageFault for what is no schedule."""
         try:
             body = json.loads(text)
@@ -73,7 +73,7 @@ class Schedule:
                 if type(f.who) is not int or type(f.stage) is not int:
                     raise ValueError("who and stage are whole numbers")
             return cls(int(body["seed"]), faults)
-        except (ValueError, TypeError, KeyError) as e:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
             raise UsageFault(
                 f"this is no schedule: {e}", "write one with  tutti simulate --save FILE"
             ) from e
