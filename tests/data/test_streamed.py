@@ -268,6 +268,7 @@ def test_the_home_of_nobody_is_said():
         ("a.csv", "unknown ending"),
         ("a-{9..2}.txt", "is -6 shards"),
         ("a-{0..999999999}.txt", "is 1000000000 shards"),
+        (f"a-{{0..{'9' * 5000}}}.txt", "is no range of shards"),
     ],
 )
 def test_what_is_no_source_is_said(web, tmp_path, path, why):
