@@ -58,11 +58,12 @@ _PIECE = re.compile(r"[0-9a-f]{64}\.(piece|tensor)(\.writing)?")
 @dataclass(frozen=True)
 class FetchTimeouts:
     """Seconds, but for ``tries``. ``describe_s``: for a donor's description; for the first one it
-    hashes its whole state. ``stall_s``: between two messages. ``request_s``: for one request, slow
-    lines included. ``tries``: failed requests in a row after which a donor is asked for nothing
-    more; each of its parallel requests counts for itself. ``pause_s``: pause after a failed
-    request, times the failures in a row. ``again_s``: when nothing else is left, a piece that one
-    donor has been asked for this long is asked of another one too.
+    hashes its whole state. ``stall_s``: without a message of anybody; the requests under way share
+    lines, so one alone may wait for long. ``request_s``: for one request, slow lines included.
+    ``tries``: failed requests in a row after which a donor is asked for nothing more; each of its
+    parallel requests counts for itself. ``pause_s``: pause after a failed request, times the
+    failures in a row. ``again_s``: when nothing else is left, a piece that one donor has been asked
+    for this long is asked of another one too.
     """
 
     describe_s: float = 120.0
@@ -245,6 +246,8 @@ class _Fetch:
         ``queue``."""
         self.queue: deque[_Piece] = deque()
         self.changed = asyncio.Event()
+        self.reads = dict[asyncio.Timeout, None]()
+        """When those that wait for their next message give up, in the order of their requests."""
         self.asks, self.asked = Tasks("fetch"), dict[asyncio.Task[_Offer | None], PeerId]()
 
     async def run(self, donors: Iterable[PeerId]) -> StateSnapshot:
@@ -485,8 +488,12 @@ class _Fetch:
         )
         try:
             while True:
-                async with asyncio.timeout(self.patience.stall_s):
-                    chunk = await call.read()
+                async with asyncio.timeout(self.patience.stall_s) as silent:
+                    self.reads[silent] = None
+                    try:
+                        chunk = await call.read()
+                    finally:
+                        del self.reads[silent]
                 if not isinstance(chunk, state_pb2.StateChunk):  # the end of the stream
                     break
                 self._accept(piece, data, chunk, donor)
@@ -504,6 +511,9 @@ class _Fetch:
                 f"{size} bytes at {chunk.offset} of {piece.name}, expected at most {left} at {at}"
             )
         data += chunk.data
+        for silent in self.reads:
+            if not silent.expired():
+                silent.reschedule(self.now() + self.patience.stall_s)
         self.done_bytes += size
         self.transport.count(donor, received=size, plane="state")
         if self.progress is not None:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.checkpoint import pins
+from node.checkpoint import pins, service
 from node.checkpoint.fetch import FetchTimeouts, Partial, fetch
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -328,6 +328,39 @@ async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
     snapshot = await swarm.fetch([stalled, good], patience=late)
     assert same(snapshot.tensors, values()), "what it keeps back comes from the other one"
     assert swarm.blamed() == set()
+
+
+async def test_who_sends_late_is_not_given_up_while_others_send(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All share the line of who fetches: more donors make each of them slower, and not silent."""
+    monkeypatch.setattr(service, "MESSAGE", 1000)
+    capped = CheckpointSettings(fetch_parallel=1, max_up=40_000)
+    first, sent = asyncio.Event(), list[int]()
+
+    def sends(request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
+        sent.append(len(chunk.data))
+        if len(sent) == 40:  # after a second, of which the other one was silent
+            first.set()
+        return chunk
+
+    class Later(StateService):
+        async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[Any]:
+            await first.wait()
+            async for chunk in super().Fetch(request, context):
+                yield chunk
+
+    donors = [
+        await swarm.donor("steady", Held({3: values()}), Liar, sends=sends, settings=capped),
+        await swarm.donor("later", Held({3: values()}), Later),
+    ]
+    snapshot = await swarm.fetch(
+        donors,
+        settings=capped,
+        patience=FetchTimeouts(60, stall_s=0.5, request_s=60, tries=1, again_s=60),
+    )
+    assert same(snapshot.tensors, values())
+    assert set(snapshot.sources) == set(donors)
 
 
 async def test_a_fetch_without_donors_fails_with_reasons(swarm: Swarm) -> None:
