@@ -151,8 +151,7 @@ def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
         )
     if f.kind == "kill":
         swarm.watch.one_fault.fault(f.kind, victim.name if spared else None)
-    swarm.deaths.append((swarm.world.now, victim.name))
-    swarm.watch.detected.pop(victim.name, None)
+    swarm.watch.died[victim.name] = swarm.world.now
     victim.kill()
 
 

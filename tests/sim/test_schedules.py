@@ -199,6 +199,14 @@ def test_a_killed_peer_is_noticed_and_the_epoch_commits() -> None:
     assert not outcome.counts.get("epoch-abandoned")
 
 
+def test_each_death_of_a_peer_is_noticed_by_itself() -> None:
+    deaths = tuple(Fault(at, "restart", who=1, stage=2, seconds=3.0) for at in (6.0, 20.0))
+    outcome = finished(Setup(epochs=40), Schedule(3, deaths))
+    assert [who for _, _, who, _ in outcome.struck] == ["s02-001"] * 2
+    assert len(outcome.detections) == 2
+    assert max(outcome.detections) < 5.0
+
+
 def test_a_bit_flips_in_what_is_new_not_in_what_is_gone_back_to() -> None:
     flips = [Fault(5.0 + 0.15 * i, "corrupt", who=i) for i in range(8)]
     given_up = [Fault(5.4 + 0.5 * i, ("broken-step", "kill-leader")[i % 2]) for i in range(6)]
