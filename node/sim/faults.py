@@ -255,8 +255,8 @@ def _partial(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 
 def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
-    """Cut off and back again, ``size`` seconds each."""
-    only, period = frozenset({victim.name}), max(0.2, f.size)
+    """Cut off and back again, ``size`` seconds each, or once in a shorter time."""
+    only, period = frozenset({victim.name}), max(0.2, min(f.size, f.seconds / 2))
     for _ in range(int(f.seconds / period / 2)):
         yield from _behind(swarm, period, Wall(only, frozenset()), Wall(frozenset(), only))
         yield period

@@ -224,6 +224,19 @@ def test_a_kill_of_one_replica_forgives_no_epoch() -> None:
     swarm.world.close()
 
 
+def test_a_short_flapping_cuts_a_peer_off_once() -> None:
+    swarm = SimSwarm(Setup(), 3)
+    swarm.world.run(5.0)
+    strike(swarm, Fault(5.0, "flap", seconds=2.4, size=1.4))
+    walls = []
+    for _ in range(3):
+        walls.append(len(swarm.links.walls))
+        swarm.world.run(swarm.world.now + 1.3)
+    assert walls == [2, 0, 0]
+    assert swarm.calm()
+    swarm.world.close()
+
+
 def test_the_last_holder_of_a_stage_is_not_killed() -> None:
     kills = tuple(Fault(3.0 + i, "kill", who=i) for i in range(4))
     assert finished(Setup(replicas=1, ends=1), Schedule(0, kills)).struck == []
