@@ -250,8 +250,8 @@ class NodeConfig:
         for name, (value, source) in merged.items():
             section, _, key = name.rpartition(".")
             rule = NODE_RULES.get(name)
-            if rule is _RATE and isinstance(value, str):
-                value = rate_of(value) or value
+            if rule is _RATE and isinstance(value, str) and (rate := rate_of(value)) is not None:
+                value = rate
             tables[section][key] = check(name, value, KNOWN[name], rule, source=source)
             if name in _CAPS and 0 < tables[section][key] < LEAST_CAP:
                 raise UsageFault(

@@ -31,6 +31,7 @@ from node.checkpoint.state import WIRE, NoDonor, StateKind, StateSnapshot
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage
+from node.core.numbers import whole
 from node.core.tasks import Tasks
 from node.transport.port import TransportPort, answers, translate
 from node.wire.tensors import (
@@ -53,16 +54,19 @@ _GONE = {
 }
 _PIECE = re.compile(r"[0-9a-f]{64}\.(piece|tensor)(\.writing)?")
 """Former versions kept whole tensors, or wrote under another name first."""
+_VERSION = "version"
+"""Epoch and lineage of what the pieces beside it are of."""
 
 
 @dataclass(frozen=True)
 class FetchTimeouts:
     """Seconds, but for ``tries``. ``describe_s``: for a donor's description; for the first one it
-    hashes its whole state. ``stall_s``: between two messages. ``request_s``: for one request, slow
-    lines included. ``tries``: failed requests in a row after which a donor is asked for nothing
-    more; each of its parallel requests counts for itself. ``pause_s``: pause after a failed
-    request, times the failures in a row. ``again_s``: when nothing else is left, a piece that one
-    donor has been asked for this long is asked of another one too.
+    hashes its whole state. ``stall_s``: without a message of anybody; the requests under way share
+    lines, so one alone may wait for long. ``request_s``: for one request, slow lines included.
+    ``tries``: failed requests in a row after which a donor is asked for nothing more; each of its
+    parallel requests counts for itself. ``pause_s``: pause after a failed request, times the
+    failures in a row. ``again_s``: when nothing else is left, a piece that one donor has been asked
+    for this long is asked of another one too.
     """
 
     describe_s: float = 120.0
@@ -83,7 +87,7 @@ class Partial:
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory
         self._held: dict[bytes, memoryview] = {}
-        self.version: Version | None = None
+        self.version = None if directory is None else _version(directory)
 
     def find(self, hashed: bytes, into: memoryview) -> bool:
         """Put the piece of this hash, exactly as long as ``into``, there; whether it is here.
@@ -113,9 +117,20 @@ class Partial:
                 path.unlink()
             raise local_fault("keep fetched state", self.directory, e) from e
 
-    def only(self, hashes: Collection[bytes]) -> None:
+    def begin(self, version: Version, hashes: Collection[bytes]) -> None:
+        """These pieces of a version are wanted now. Blocks on the disk."""
+        self.version = version
+        self._only(hashes)
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # without it a restart asks for the newest version
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path = self.directory / _VERSION
+                path.unlink(missing_ok=True)  # a link that leads elsewhere
+                path.write_text(f"{version.epoch} {version.lineage}")
+
+    def _only(self, hashes: Collection[bytes]) -> None:
         """Drop what is no part of the state wanted now: pieces of versions that are gone would add
-        up. Blocks on the disk."""
+        up."""
         for hashed in self._held.keys() - hashes:
             del self._held[hashed]
         if self.directory is not None:
@@ -128,10 +143,11 @@ class Partial:
     def clear(self) -> None:
         """Forget everything: the state is whole, or no longer wanted. Files of other makers in the
         directory stay."""
-        self.only(())
+        self._only(())
         self.version = None
         if self.directory is not None:
             with contextlib.suppress(OSError):  # not empty: somebody else keeps files there
+                (self.directory / _VERSION).unlink(missing_ok=True)
                 self.directory.rmdir()
 
 
@@ -245,6 +261,8 @@ class _Fetch:
         ``queue``."""
         self.queue: deque[_Piece] = deque()
         self.changed = asyncio.Event()
+        self.reads = dict[asyncio.Timeout, None]()
+        """When those that wait for their next message give up, in the order of their requests."""
         self.asks, self.asked = Tasks("fetch"), dict[asyncio.Task[_Offer | None], PeerId]()
 
     async def run(self, donors: Iterable[PeerId]) -> StateSnapshot:
@@ -255,8 +273,7 @@ class _Fetch:
                 offer = max(
                     groups, key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest)
                 )
-                self.partial.version = offer.version
-                await asyncio.to_thread(self.partial.only, offer.pieces())
+                await asyncio.to_thread(self.partial.begin, offer.version, offer.pieces())
                 tensors = await self._gather(offer, groups)
                 if tensors is not None:
                     await asyncio.to_thread(self.partial.clear)
@@ -485,8 +502,12 @@ class _Fetch:
         )
         try:
             while True:
-                async with asyncio.timeout(self.patience.stall_s):
-                    chunk = await call.read()
+                async with asyncio.timeout(self.patience.stall_s) as silent:
+                    self.reads[silent] = None
+                    try:
+                        chunk = await call.read()
+                    finally:
+                        del self.reads[silent]
                 if not isinstance(chunk, state_pb2.StateChunk):  # the end of the stream
                     break
                 self._accept(piece, data, chunk, donor)
@@ -504,6 +525,9 @@ class _Fetch:
                 f"{size} bytes at {chunk.offset} of {piece.name}, expected at most {left} at {at}"
             )
         data += chunk.data
+        for silent in self.reads:
+            if not silent.expired():
+                silent.reschedule(self.now() + self.patience.stall_s)
         self.done_bytes += size
         self.transport.count(donor, received=size, plane="state")
         if self.progress is not None:
@@ -516,6 +540,15 @@ class _Fetch:
 
 def _named(hashed: bytes) -> str:
     return f"{hashed.hex()}.piece"
+
+
+def _version(where: Path) -> Version | None:
+    """The version whose pieces are kept there, None where that cannot be read."""
+    try:
+        epoch, _, line = (where / _VERSION).read_text().partition(" ")
+        return Version(whole(int(epoch)), lineage(line))
+    except (OSError, ValueError):
+        return None
 
 
 def _read(where: Path, hashed: bytes, into: memoryview) -> bool:

@@ -194,8 +194,10 @@ class CheckpointStore:
         )
 
     def metas(self, stage: int) -> dict[int, dict[str, Any]]:
-        """What every checkpoint that looks whole was written with beside its tensors, by epoch."""
-        return {epoch: dict(m.meta) for epoch, _, m, _ in self._survey(stage) if m is not None}
+        """What every checkpoint that looks whole was written with beside its tensors, by epoch: of
+        two of one epoch the one that :meth:`load` reads first."""
+        found = reversed(self._survey(stage))  # "epoch-5" comes before "epoch-5.replaced"
+        return {epoch: dict(m.meta) for epoch, _, m, _ in found if m is not None}
 
     def problems(self, stage: int) -> list[tuple[str, str]]:
         """(directory, why it is not used) of everything under the stage that is no usable

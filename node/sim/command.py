@@ -161,7 +161,7 @@ def _complain(save: Path | None, outcome: ScheduleOutcome) -> None:
 
 def _read(path: Path, setup: Setup) -> Schedule:
     try:
-        schedule = Schedule.from_json(path.read_text())
+        schedule = Schedule.from_json(path.read_bytes())
     except OSError as e:
         raise UsageFault(
             f"cannot read {path}: {e.strerror}", "write one with  tutti simulate --save FILE"

@@ -59,7 +59,7 @@ class Schedule:
         return json.dumps({"seed": self.seed, "faults": [asdict(f) for f in self.faults]}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Schedule":
+    def from_json(cls, text: str | bytes) -> "Schedule":
         """Raises UsageFault for what is no schedule."""
         try:
             body = json.loads(text)
@@ -73,7 +73,7 @@ class Schedule:
                 if type(f.who) is not int or type(f.stage) is not int:
                     raise ValueError("who and stage are whole numbers")
             return cls(int(body["seed"]), faults)
-        except (ValueError, TypeError, KeyError) as e:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
             raise UsageFault(
                 f"this is no schedule: {e}", "write one with  tutti simulate --save FILE"
             ) from e
@@ -151,8 +151,7 @@ def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
         )
     if f.kind == "kill":
         swarm.watch.one_fault.fault(f.kind, victim.name if spared else None)
-    swarm.deaths.append((swarm.world.now, victim.name))
-    swarm.watch.detected.pop(victim.name, None)
+    swarm.watch.died[victim.name] = swarm.world.now
     victim.kill()
 
 
@@ -256,8 +255,8 @@ def _partial(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 
 def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
-    """Cut off and back again, ``size`` seconds each."""
-    only, period = frozenset({victim.name}), max(0.2, f.size)
+    """Cut off and back again, ``size`` seconds each, or once in a shorter time."""
+    only, period = frozenset({victim.name}), max(0.2, min(f.size, f.seconds / 2))
     for _ in range(int(f.seconds / period / 2)):
         yield from _behind(swarm, period, Wall(only, frozenset()), Wall(frozenset(), only))
         yield period

@@ -205,11 +205,7 @@ def _outcome(
         struck=swarm.struck,
         counts=watch.counts,
         recoveries=[again - at for at, first in after for again in first],
-        detections=[
-            watch.detected[name] - at
-            for at, name in swarm.deaths
-            if watch.detected.get(name, -1.0) >= at
-        ],
+        detections=watch.detections,
         samples_lost=max((abs(b.lost) for b in watch.samples.books.values()), default=0),
         moments_lost=sum(p.work.state_export.taking.lost for p in swarm.live()),
     )

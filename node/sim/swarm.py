@@ -30,7 +30,6 @@ class SimSwarm(Swarm):
         self.watch = HistoryRecorder(self)
         self.struck: list[tuple[float, str, str, float]] = []
         """(time, kind, who, seconds) of the faults that struck"""
-        self.deaths: list[tuple[float, PeerId]] = []
         self._numbers = defaultdict[str, Iterator[int]](count, {f"n{seed}": count(1)})
         for stage, many in [
             (ENDS, setup.ends),

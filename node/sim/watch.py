@@ -90,7 +90,10 @@ class HistoryRecorder:
         self._met: set[tuple[str, int]] = set()
         self._outer: set[str] = set()
         """Beginnings of the hashes of plans that put in place what came of a window."""
-        self.detected: dict[PeerId, float] = {}
+        self.died: dict[PeerId, float] = {}
+        """When those died last of whom no leader has said that they are lost."""
+        self.detections: list[float] = []
+        """Seconds from a death until a leader said so."""
 
     def note(self, text: str) -> None:
         """One line for the record of what happened last."""
@@ -205,7 +208,9 @@ class HistoryRecorder:
         if report.kind != "epoch-planned":
             self.note(f"{peer.name}: {report.kind}: {report.text}")
         if report.kind == "peer-lost":
-            self.detected.setdefault(PeerId(str(report.facts["peer"])), self.swarm.world.now)
+            died = self.died.pop(PeerId(str(report.facts["peer"])), None)
+            if died is not None:
+                self.detections.append(self.swarm.world.now - died)
 
     # ----------------------------------------------------------- the member's side
 

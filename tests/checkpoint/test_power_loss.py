@@ -196,8 +196,11 @@ def test_every_prefix_of_replacing_an_epoch(tmp_path: Path, forgetful: bool) -> 
     always there."""
     outcomes = set()
     for root in cuts(tmp_path, forgetful, {5: 1.0}, 5, 2.0):
-        assert CheckpointStore(root, KEEP, "run").epochs(1) == [5]
-        outcomes.add(whole(root, 5))
+        store = CheckpointStore(root, KEEP, "run")
+        assert store.epochs(1) == [5]
+        value = whole(root, 5)
+        assert store.metas(1) == {5: {"value": value}}, "what is said is what is read"
+        outcomes.add(value)
         save(root, 5, 3.0)
         assert whole(root, 5) == 3.0
     assert outcomes == {1.0, 2.0}

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.checkpoint import pins
+from node.checkpoint import pins, service
 from node.checkpoint.fetch import FetchTimeouts, Partial, fetch
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -330,6 +330,39 @@ async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
     assert swarm.blamed() == set()
 
 
+async def test_who_sends_late_is_not_given_up_while_others_send(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All share the line of who fetches: more donors make each of them slower, and not silent."""
+    monkeypatch.setattr(service, "MESSAGE", 1000)
+    capped = CheckpointSettings(fetch_parallel=1, max_up=40_000)
+    first, sent = asyncio.Event(), list[int]()
+
+    def sends(request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
+        sent.append(len(chunk.data))
+        if len(sent) == 40:  # after a second, of which the other one was silent
+            first.set()
+        return chunk
+
+    class Later(StateService):
+        async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[Any]:
+            await first.wait()
+            async for chunk in super().Fetch(request, context):
+                yield chunk
+
+    donors = [
+        await swarm.donor("steady", Held({3: values()}), Liar, sends=sends, settings=capped),
+        await swarm.donor("later", Held({3: values()}), Later),
+    ]
+    snapshot = await swarm.fetch(
+        donors,
+        settings=capped,
+        patience=FetchTimeouts(60, stall_s=0.5, request_s=60, tries=1, again_s=60),
+    )
+    assert same(snapshot.tensors, values())
+    assert set(snapshot.sources) == set(donors)
+
+
 async def test_a_fetch_without_donors_fails_with_reasons(swarm: Swarm) -> None:
     donor = await swarm.donor("donor", Held({3: values()}))
     with pytest.raises(NoDonor) as caught:
@@ -456,7 +489,7 @@ async def test_verified_tensors_survive_a_broken_donor_and_a_restart(
     # by name, so these are done
     large = [t for n, t in values().items() if n.endswith(".weight")]
     each = b"".join(hashes_of(encode(t, "fp32")) for t in large)
-    assert set(files(tmp_path / "state")) == {
+    assert set(files(tmp_path / "state")) == {"version"} | {
         each[at : at + HASH].hex() + ".piece" for at in range(0, len(each), HASH)
     }
 
@@ -510,7 +543,7 @@ async def test_a_full_disk_stops_a_fetch_that_keeps_files(
     with pytest.raises(OutOfResources):
         await swarm.fetch([donor], partial=Partial(tmp_path))
     async with asyncio.timeout(30):
-        while files(tmp_path):  # noqa: ASYNC110 - a thread may be about to remove its own
+        while files(tmp_path) != ["version"]:  # noqa: ASYNC110 - a thread may remove its own yet
             await asyncio.sleep(0.01)
 
 
@@ -756,11 +789,43 @@ async def test_a_broken_fetch_resumes_its_version_and_drops_others(
     partial.keep(b"c" * HASH, memoryview(b"any"))
     with pytest.raises(NoDonor):
         await swarm.fetch([gone], epoch=None, partial=partial)
-    assert files(tmp_path / "in") == [], "also when nothing comes of it"
+    assert files(tmp_path / "in") == ["version"], "also when nothing comes of it"
     partial.version = Version(2, HERE)
     assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(4, HERE), (
         "what nobody has is let go"
     )
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"x " + b"0" * 32, b"\xff", b"-3 "])
+async def test_a_restart_resumes_the_version_under_way(
+    swarm: Swarm, tmp_path: Path, damage: bytes | None
+) -> None:
+    """The swarm has gone on meanwhile. Where it cannot be read what was under way, the newest is
+    fetched."""
+    broken = True
+
+    def breaks(request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> object:
+        if broken and request.name == "norm":
+            raise RuntimeError("broken on purpose")
+        return chunk
+
+    held = Held({3: values()}, lineage=HERE)
+    donor = await swarm.donor("donor", held, Liar, sends=breaks)
+    one_by_one = CheckpointSettings(fetch_parallel=1)
+    with pytest.raises(NoDonor):
+        await swarm.fetch([donor], None, partial=Partial(tmp_path / "in"), settings=one_by_one)
+    broken, held.epochs = False, {4: values(4)}
+    if damage is not None:
+        (tmp_path / "in" / "version").write_bytes(damage)
+    snapshot = await swarm.fetch([donor], None, partial=Partial(tmp_path / "in"))
+    if damage is None:
+        assert snapshot.version == Version(3, HERE)
+        assert same(snapshot.tensors, values())
+        assert snapshot.sources == {donor: 8 * 4}, "only what was missing"
+    else:
+        assert snapshot.version == Version(4, HERE)
+        assert same(snapshot.tensors, values(4))
+    assert files(tmp_path) == [], "nothing is left lying about"
 
 
 async def test_what_a_run_begins_from_is_read_where_it_is_kept(swarm: Swarm) -> None:

@@ -165,6 +165,7 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
         ("64KiB/s", 65536),
         ("250000", 250e3),
         ("0", 0),
+        ("0Mbit", 0),
     ],
 )
 def test_a_cap_is_understood_as_people_write_rates(tmp_path, text, bytes_a_second):
@@ -180,14 +181,13 @@ def test_a_cap_is_understood_as_people_write_rates(tmp_path, text, bytes_a_secon
 
 def test_a_file_gives_caps_as_numbers_or_as_text(tmp_path):
     (tmp_path / "config.toml").write_text(
-        '[transport]\nmax_up = 250000\nmax_down = "8Mbit"\n[checkpoint]\nmax_up = "1MB"\n'
+        '[transport]\nmax_up = 250000\nmax_down = "8Mbit"\n'
+        '[checkpoint]\nmax_up = "1MB"\n[reach]\nrelay_rate = "0"\n'
     )
     config = NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path)})
-    assert (config.transport.max_up, config.transport.max_down, config.checkpoint.max_up) == (
-        250e3,
-        1e6,
-        1e6,
-    )
+    caps = config.transport.max_up, config.transport.max_down, config.checkpoint.max_up
+    assert caps == (250e3, 1e6, 1e6)
+    assert config.reach.relay_rate == 0
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,18 @@ async def test_held_out_text_is_never_trained_on(web, tmp_path, opens):
     assert opens(f"{web.url}/SHA256SUMS", tmp_path, holdout=0.0).held_out_windows == 0
 
 
+async def test_a_micro_batch_goes_over_a_small_text_many_times(tmp_path, opens):
+    """Every pass has its own pieces, and all that it touches are needed at once."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"{i}.txt").write_text(f"{i} cat " * 200)
+    made = opens(f"file:{listed(folder)}", tmp_path, windows=2)
+    assert made.pieces.count == 1
+    found = await asyncio.wait_for(made.rows(range(64)), 20)
+    assert (found == await rows(made, 64, 1)).all()
+
+
 async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, caplog, opens):
     caplog.set_level("INFO")
     made = opens(f"{web.url}/SHA256SUMS", tmp_path)
@@ -256,6 +268,7 @@ def test_the_home_of_nobody_is_said():
         ("a.csv", "unknown ending"),
         ("a-{9..2}.txt", "is -6 shards"),
         ("a-{0..999999999}.txt", "is 1000000000 shards"),
+        (f"a-{{0..{'9' * 5000}}}.txt", "is no range of shards"),
     ],
 )
 def test_what_is_no_source_is_said(web, tmp_path, path, why):

@@ -100,11 +100,23 @@ def test_an_impossible_simulation_is_refused_with_the_reason(
         '{"seed": 1, "faults": [{"at": 1, "kind": "kill", "who": "s01-000"}]}',
         '{"seed": 1, "faults": [{"at": 1, "kind": "kill", "stage": 1.5}]}',
         '{"seed": 1, "faults": [{"at": 1, "kind": "kill", "size": "much"}]}',
+        '{"seed": 1e999, "faults": []}',
+        "[" * 100_000,
+        b"\xff",
     ],
 )
-def test_a_file_that_is_no_schedule(text: str) -> None:
+def test_a_file_that_is_no_schedule(text: str | bytes) -> None:
     with pytest.raises(UsageFault):
         Schedule.from_json(text)
+
+
+def test_a_replay_of_another_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"\x89PNG\xff")
+    assert cli.main(["simulate", "--small", "--replay", str(picture)]) == ExitCode.USAGE
+    assert "no schedule" in capsys.readouterr().err
 
 
 def test_a_fault_at_a_stage_that_is_not_there_is_refused(

@@ -199,6 +199,14 @@ def test_a_killed_peer_is_noticed_and_the_epoch_commits() -> None:
     assert not outcome.counts.get("epoch-abandoned")
 
 
+def test_each_death_of_a_peer_is_noticed_by_itself() -> None:
+    deaths = tuple(Fault(at, "restart", who=1, stage=2, seconds=3.0) for at in (6.0, 20.0))
+    outcome = finished(Setup(epochs=40), Schedule(3, deaths))
+    assert [who for _, _, who, _ in outcome.struck] == ["s02-001"] * 2
+    assert len(outcome.detections) == 2
+    assert max(outcome.detections) < 5.0
+
+
 def test_a_bit_flips_in_what_is_new_not_in_what_is_gone_back_to() -> None:
     flips = [Fault(5.0 + 0.15 * i, "corrupt", who=i) for i in range(8)]
     given_up = [Fault(5.4 + 0.5 * i, ("broken-step", "kill-leader")[i % 2]) for i in range(6)]
@@ -213,6 +221,19 @@ def test_a_kill_of_one_replica_forgives_no_epoch() -> None:
     running = swarm.watch.one_fault._running.values()
     assert [r.faults for r in running] == [["kill"]]
     assert not any(r.forgiven for r in running)
+    swarm.world.close()
+
+
+def test_a_short_flapping_cuts_a_peer_off_once() -> None:
+    swarm = SimSwarm(Setup(), 3)
+    swarm.world.run(5.0)
+    strike(swarm, Fault(5.0, "flap", seconds=2.4, size=1.4))
+    walls = []
+    for _ in range(3):
+        walls.append(len(swarm.links.walls))
+        swarm.world.run(swarm.world.now + 1.3)
+    assert walls == [2, 0, 0]
+    assert swarm.calm()
     swarm.world.close()
 
 

@@ -147,7 +147,7 @@ async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: An
     partial = Partial(incoming)
     with pytest.raises(NoDonor):
         await c.work.join((a.me,), None, partial=partial)
-    assert (c.work.fetching, len(list(incoming.iterdir()))) == (1.0, 1)
+    assert (c.work.fetching, len(list(incoming.glob("*.piece")))) == (1.0, 1)
     was, given = a.work.stage.version, a.state.given
     await rig.epoch(rig.plan((a,), shared(a, a), plan), a)
     a.state.broken = False

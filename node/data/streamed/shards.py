@@ -116,12 +116,15 @@ def _expanded(source: str) -> list[str]:
     found = _RANGE.search(source)
     if found is None:
         return [source]
+    step = f"give a range that rises, of at most {MOST_SHARDS}"
+    # Python reads no number of more than 4,300 digits.
+    refuse((len(found[0]) > 100, f"{found[0][:40]}… is no range of shards", step))
     first, last = int(found[1]), int(found[2])
     refuse(
         (
             not 0 <= last - first < MOST_SHARDS,
             f"{found[0]} in {source} is {last - first + 1} shards",
-            f"give a range that rises, of at most {MOST_SHARDS}",
+            step,
         )
     )
     width, before, after = len(found[1]), source[: found.start()], source[found.end() :]

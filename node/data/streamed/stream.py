@@ -42,6 +42,9 @@ ELSEWHERE = 4
 """Other pieces that are tried where a piece cannot be read, neither at first nor again."""
 SAMPLED = 4
 """Pieces that are read to tell how many windows one has."""
+SOUND = 1 << 17
+"""Pieces that are known to be sound at most: more than a micro-batch can have samples. With fewer
+than it needs, those that are read would push each other out for ever."""
 _FORMAT = 1
 _NOW, _SOON, _LATER = range(3)
 _log = logging.getLogger("tutti.data")
@@ -138,7 +141,7 @@ class Stream:
         self._tokenizer, self._again = tokenizer, again
         self._kind = id_type(tokenizer)
         self._named = [_FORMAT, listing.sha256, settings.column, settings.holdout, settings.seed]
-        self._sound = Newest[int, None](4 * self.pieces.lanes)
+        self._sound = Newest[int, None](SOUND)
         """Pieces whose file was found sound since the start."""
         self._making = dict[int, asyncio.Future[None]]()
         """Pieces that are wanted and not here yet, in the order in which they were asked for."""
