@@ -103,12 +103,14 @@ class CellRecord:
         return [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
 
     def pack(self) -> bytes:
-        """At most ``MAX_POSTING`` bytes of JSON. Raises WireError when others would refuse it."""
+        """At most ``MAX_POSTING`` bytes of JSON; of more replicas than others read, as many as they
+        do. Raises WireError when others would refuse it."""
         body = {
             "cell": self.cell,
             "epoch": self.version.epoch,
             "lineage": self.version.lineage,
-            "replicas": self.replicas,
+            # Whoever posts a record of a stage is counted, so strangers choose the number.
+            "replicas": [min(count, MAX_REPLICAS - 1) for count in self.replicas],
             "works": self.works,
             "tokens_per_s": round(self.tokens_per_s, 1),
             "counts": pack_counts(self.counts),

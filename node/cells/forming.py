@@ -76,7 +76,7 @@ class GroupFinder(rpc.CellsServicer):
         late are left out by others, and a key that it is too late for is not tried.
 
         Each of ``keys`` is tried for ``times.attempt`` seconds. No other window is looked for any
-        more.
+        more. None also when the wall clock is set back meanwhile.
         """
         about = replace(about, hosts=notes.fitted(about.hosts))
         starts = {key: start_wall + n * self.board.times.attempt for n, key in enumerate(keys)}
@@ -97,10 +97,15 @@ class GroupFinder(rpc.CellsServicer):
         )
         search = self._search = Search(about, forming, start_wall, starts)
         try:
-            while self._search is search and forming.done is None:
+            # Where the clock was set back the window is far off, and others come before it.
+            while (
+                self._search is search
+                and forming.done is None
+                and self.board.clock.wall() >= now - self.board.times.clocks
+            ):
                 await self._turn(search)
         finally:
-            if self._search is search and forming.done is None:  # cancelled: nobody stays bound
+            if self._search is search and forming.done is None:  # given up: nobody stays bound
                 self._search = None
                 self._release(search, search.answers)
         if search.group is None:

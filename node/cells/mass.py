@@ -102,6 +102,8 @@ class MassExchange(rpc.CellsServicer):
             async with answers(leader, 3 * AGAIN_S):
                 channel = await self._transport.channel(leader)
                 reply = await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
+            if reply.since > asks.window:
+                raise WireError("an answer about mass that counts from the future")
             if reply.ready:
                 self._does(
                     machine.UnitsGranted(

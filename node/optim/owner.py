@@ -31,6 +31,8 @@ from node.partition.matrices import METHODS
 AGAIN = "begin the epoch anew"
 SQUARES = ("exp_avg_sq", "gg_", "statistics_")
 """Names of sums of squares: of numbers, and on the diagonal of a matrix."""
+MOST_STEPS = 1 << 24
+"""Behind a part's state: fp32, in which they are counted, has no number that is one more."""
 Orthogonalise = Callable[[Sequence[Tensor], int, bool], Sequence[Tensor]]
 """(matrices, steps, stack) to their orthogonalised forms, in order."""
 
@@ -193,8 +195,8 @@ class Owner:
         """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
 
         Raises StepFault for tensors of other names or shapes than :func:`state_shapes`, for numbers
-        that are not finite, for a negative second moment, and for a count of steps that is none,
-        and then keeps what it had.
+        that are not finite, for a negative second moment, and for a count of steps that is none or
+        :data:`MOST_STEPS` and more, and then keeps what it had.
         """
         expected, other = (
             state_shapes(name, tuple(shape), self._settings),
@@ -211,7 +213,7 @@ class Owner:
         for wrong, why in (
             (not all(bool(torch.isfinite(t).all()) for t in state.values()), "is not finite"),
             (any(bool((t < 0).any()) for t in squares), "has a negative second moment"),
-            (not steps.is_integer() or steps < 1, f"says {steps} steps"),
+            (not steps.is_integer() or not 1 <= steps < MOST_STEPS, f"says {steps} steps"),
             (bool((low != low.to(torch.int16)).any()), "has a lower half of no 16 bits"),
         ):
             if wrong:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
+from node.core.errors import OutOfResources
 from node.partition.balance import WORK as FRESH_WORK
 from node.partition.balance import balance, longest_first
 from node.partition.bounds import ideal, lower_bound
@@ -53,7 +54,7 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
     """``before``: the peer that held each unit; -1 a peer that is gone; None for a unit that has no
     state yet. ``work``: comparisons of each variant; with less than usual fewer variants are tried.
 
-    Raises OutOfResources when an orphan finds no room.
+    Raises OutOfResources when the units do not fit into the room given.
     """
     home = [-1 if peer is None else peer for peer in before]
     sizes = [0 if peer is None else size for peer, size in zip(before, problem.sizes, strict=True)]
@@ -62,7 +63,13 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
     if all(peer < 0 for peer in home):
         owner, floor = balance(problem, fresh_work)
         return Repaired(owner, orphaned, orphaned, floor)
-    first = longest_first(problem, _fitting(problem, home))
+    try:
+        first = longest_first(problem, _fitting(problem, home))
+    except OutOfResources:
+        # What stays leaves no room for an orphan.
+        state, spent, floor = _anew(problem, home, sizes, fresh_work)
+        least = orphaned + _shed(problem, home, sizes, floor)
+        return Repaired(state.owner, orphaned + spent, least, floor)
     start = SearchState(problem, first)
     floor = lower_bound(problem.costs, problem.speeds, start.makespan())
     least = orphaned + _shed(problem, home, sizes, floor)
@@ -82,18 +89,27 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
         moves.send_home(max(floor * WISH, state.makespan()))
         tried.append((state.makespan(), orphaned + moves.spent, state.owner))
     if (reached := min(tried)[0]) > must:
-        # What stayed may be in the way of what had to move: a fresh plan, from which goes home what
-        # may.
-        owner, floor = balance(problem, min(fresh_work, LARGE_WORK) if large else fresh_work)
-        must, state = bearable(problem, floor), SearchState(problem, owner)
-        moves = _Moves(state, home, sizes, 0)
-        moves.send_home(max(must, state.makespan()))
+        # What stayed may be in the way of what had to move.
+        fresh_work = min(fresh_work, LARGE_WORK) if large else fresh_work
+        state, spent, floor = _anew(problem, home, sizes, fresh_work)
+        must = bearable(problem, floor)
         if state.makespan() <= ANEW * reached:
-            tried.append((state.makespan(), orphaned + moves.spent, state.owner))
+            tried.append((state.makespan(), orphaned + spent, state.owner))
     _, moved, owner = min(
         tried, key=lambda plan: (max(plan[0], must), max(plan[1], SPEND * least), plan[:2])
     )
     return Repaired(owner, moved, least, floor)
+
+
+def _anew(
+    problem: OwnershipProblem, home: Sequence[int], sizes: Sequence[int], work: int
+) -> tuple[SearchState, int, float]:
+    """(A fresh plan, from which went home what may; bytes that leave home; proven lower bound)."""
+    owner, floor = balance(problem, work)
+    state = SearchState(problem, owner)
+    moves = _Moves(state, home, sizes, 0)
+    moves.send_home(max(bearable(problem, floor), state.makespan()))
+    return state, moves.spent, floor
 
 
 def bearable(problem: OwnershipProblem, floor: float) -> float:

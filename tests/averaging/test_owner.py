@@ -48,7 +48,7 @@ class Duel:
     """p0 owns everything and runs its round; p1 is made by hand."""
 
     def __init__(self, cell, grads):
-        self.cell, (self.p0, self.p1) = cell, cell.peers
+        self.cell, (self.p0, self.p1) = cell, cell.peers[:2]
         self.names = tuple(sorted(cell.owners()))
         self.tensors = [grads(self.p1)[n] for n in self.names]
 
@@ -162,6 +162,31 @@ async def test_a_replaced_exchange_is_released(duel, bits):
         call.cancel()
     outcome = await asyncio.wait_for(running, 60)
     assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+
+
+async def test_an_upload_that_broke_off_may_come_again_unblamed(cell_of, grads, bits):
+    duel = Duel(await cell_of(3), grads)
+    owner, running = duel.cell.rounds[duel.p0], duel.begin(deadline_s=300.0)
+
+    def given():
+        return {peer for a in owner._epoch(7).attempts.values() for _, peer in a.given}
+
+    call = (await duel.stub()).Exchange()
+    for message in duel.messages()[:2]:
+        await call.write(message)
+    async with asyncio.timeout(60):
+        while not owner._lines:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        call.cancel()
+        while owner._lines:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        again = asyncio.ensure_future(send(duel.cell, duel.p1, duel.p0, duel.messages()))
+        while duel.p1 not in given():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        owner.gone(duel.cell.peers[2])
+        assert await again == ("", "", list(duel.names))
+        assert bits((await running).fresh, duel.cell.expected([duel.p0, duel.p1]))
+    assert not duel.cell.transports[duel.p0].faults
 
 
 async def test_a_stranger_is_refused(duel):

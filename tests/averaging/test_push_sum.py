@@ -10,7 +10,7 @@ from benchmarks.between.mass import Play, Trial, under_way
 from node.averaging.strategies import push_sum as machine
 from node.averaging.strategies.push_sum import PushSum, weights
 from node.core.ids import CellId
-from node.core.mass import KEEP, MOST, WHOLE_MASS, Books, parse_books
+from node.core.mass import KEEP, MOST, MOST_UNITS, WHOLE_MASS, Books, parse_books
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
 ROUGH = Trial(
@@ -190,6 +190,30 @@ def test_a_window_does_not_wait_for_who_says_nothing() -> None:
     assert not p.asks
     p.handle(ASKS, 41.0)
     assert p.books.held == {0: 64}, "the cell has given already"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [machine.UnitsGranted(A, 3, 3, {0: MOST_UNITS - 1}, {})],
+        [machine.UnitsGranted(A, 3, 1 << 63, {0: 16}, {})],
+        [machine.UnitsGranted(CellId(f"{n:016x}"), 3, 3, {0: 16}, {}) for n in range(3 * MOST)],
+        [machine.UnitsAsked(cell, 3, 3, {0: MOST_UNITS - 1}) for cell in (B, C)],
+        [machine.UnitsAsked(CellId(f"{n:016x}"), 3, 3, {0: 16}) for n in range(3 * MOST)],
+    ],
+)
+def test_claims_never_make_books_that_no_plan_can_say(
+    claims: list[machine.UnitsAsked | machine.UnitsGranted],
+) -> None:
+    p = leader()
+    p.handle(begins(3, tuple(c.cell for c in claims), (B, C)), 30.0)
+    for claim in claims:
+        p.handle(claim, 31.0)
+    (came,) = p.handle(machine.TimePassed(), 40.0)
+    assert p.books is not None
+    assert isinstance(came, machine.SharesCame)
+    p.handle(machine.BooksCommitted(p.books, came.shares), 41.0)
+    assert parse_books(p.books.rows()) == p.books
 
 
 def test_books_keep_only_what_is_open() -> None:

@@ -242,6 +242,11 @@ def test_bad_records_are_refused_and_bad_counts_dropped() -> None:
     assert (counts[35], sum(counts)) == (7, 7)
 
 
+def test_a_crowd_in_a_stage_is_told_as_far_as_others_read() -> None:
+    crowded = CellRecord(cell_id(0, 0), Version(1, "ab" * 16), (2, 600, 1), True)
+    assert CellRecord.parse(crowded.pack()).replicas == (2, census.MAX_REPLICAS - 1, 1)
+
+
 def test_answers_of_a_thousand_cells_stay_short(world: World) -> None:
     near: dict[CellId, Counts] = {}
     cells = [cell_id(0, n) for n in range(1000)]

@@ -494,6 +494,16 @@ def test_closing_ends_the_search(world: World):
     assert not other.errors
 
 
+def test_a_clock_that_is_set_back_ends_the_search(world: World):
+    leader = Leader(world, 1)
+    search = leader.looks()
+    world.run(START + 10)
+    assert not search.done()
+    leader.clock.skew -= 3600.0
+    world.run(START + 10 + TIMES.turn)
+    assert search.result() is None
+
+
 def test_a_search_that_is_cancelled_leaves_nobody_bound():
     world = World(delay=(0.1, 0.2))
     leader = Leader(world, 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.reference.qwen3 import MODELS, split_form
 from node.partition.balance import balance
-from node.partition.matrices import in_order, units_of
+from node.partition.matrices import Unit, in_order, units_of
 from node.partition.plan import make_plan
 from node.partition.repair import bearable, repair
 from node.partition.search import OwnershipProblem, SearchState
@@ -40,6 +40,18 @@ def test_repair_counts_what_it_moves_and_keeps_a_good_plan(values, pace, data):
     assert done.floor <= state.makespan() * (1 + 1e-9)
     if state.makespan() <= bearable(problem, done.floor) and all(state.held):
         assert repair(problem, done.owner).moved == 0
+
+
+def test_who_stays_makes_room_for_an_orphan_that_fits_nowhere():
+    rows = {"a": (300, 2), "b": (100, 5), "c": (500, 5), "d": (200, 6)}
+    units = [Unit(name, 1, 1, cost, size) for name, (cost, size) in rows.items()]
+    previous, room = {"a": 2, "b": 1, "c": 0, "d": 3}, [8, 7, 7]
+    plan = make_plan(units, [2.0, 1.0, 2.0], "muon", previous, room)
+    held = [sum(u.bytes for u in units if plan.owner[u.name] == p) for p in range(3)]
+    assert all(used <= most for used, most in zip(held, room, strict=True))
+    assert plan.owner["a"] == 2
+    assert plan.owner["c"] == 0
+    assert plan.moved == rows["b"][1] + rows["d"][1]
 
 
 @pytest.mark.parametrize("name", ["0.6B", "8B"])

@@ -325,7 +325,9 @@ class ExchangeServer:
                 )
                 match order:
                     case Read():
-                        await self._receive(line, requests)
+                        if not await self._receive(line, requests):
+                            await context.write(_refusal(Kind.HEADS, "the stream ended early"))
+                            return None
                     case Wait():
                         pass
                     case Serve(_, names):
@@ -340,22 +342,25 @@ class ExchangeServer:
                         await context.write(_refusal(kind, text))
                         return None
 
-    async def _receive(self, line: ExchangeStream, requests: AsyncIterator[bytes]) -> None:
-        """Read the tensors; give up quietly when the machine has a newer order for the stream, or
-        the stream breaks off."""
+    async def _receive(self, line: ExchangeStream, requests: AsyncIterator[bytes]) -> bool:
+        """Read the tensors; give up quietly when the machine has a newer order for the stream.
+        False: the stream ended before its bytes were here, which is nobody's fault, because a lost
+        connection and a call that its member has cancelled look like that too."""
         began, attempt = line.began, self._attempt(line.began.round)
         if attempt is None:
-            return
+            return True
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
         try:
             reader = line.reader = parcel.ParcelReader(line.heads, expected, attempt.request.up)
             while reader.remaining:
                 # nobody else holds it while we wait, so that a newer order frees what has come
                 reader = None
-                message = await anext(requests, b"")
+                message = await anext(requests, None)
                 reader = line.reader
                 if reader is None:
-                    return
+                    return True
+                if message is None:
+                    return False
                 reader.feed(parcel.payload(message))
             line.reader = None
             self._transport.count(began.peer, received=reader.nbytes, plane="averaging")
@@ -364,15 +369,16 @@ class ExchangeServer:
             )
         except WireError as e:
             self._feed(Spoiled(began.stream, Kind.HEADS, str(e)))
-            return
+            return True
         if fault:
             attempt.refused[began.peer] = fault
             self._feed(Spoiled(began.stream, Kind.VALUES, fault))
-            return
+            return True
         # nothing newer was decided while the values were looked at
         if line.orders.empty() and began.group not in attempt.begun:
             attempt.given[began.group, began.peer] = given
             self._feed(Uploaded(began.stream))
+        return True
 
     def _fit(
         self,

@@ -58,7 +58,8 @@ TIMES = Times()
 @dataclass(frozen=True, slots=True)
 class CellsRead:
     """The directory's answer: these cells posted ``key`` for this window. The reader leaves out
-    cells that cannot be averaged with: posted late, another anchor, another change of the owner."""
+    cells that cannot be averaged with: posted late, no anchor where one is needed, another change
+    of the owner."""
 
     key: str
     cells: frozenset[CellId]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from node.averaging.exchange.events import TimePassed
 from node.core.ids import CellId
-from node.core.mass import Account, Books, Shares, Units
+from node.core.mass import Account, Books, Shares, Units, parse_books
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,9 @@ class PushSum:
         return [UnitsAsked(g, self._window, a.since, a.units) for g, a in had.items()]
 
     def _asked(self, e: UnitsAsked, books: Books) -> Action:
-        books = books.tidied(e.window).receipt(e.cell, e.window, e.since, e.units)
+        books = books.tidied(e.window)
+        if _can_be_said(told := books.receipt(e.cell, e.window, e.since, e.units)):
+            books = told
         now = e.window == self._window and self.asks and e.cell in self._takers
         if now and e.cell not in self._granted:
             self._granted.add(e.cell)
@@ -178,19 +180,26 @@ class PushSum:
             return
         self._owed[e.cell] = books.owed(e.cell, e.since, e.units, e.agreed)
         if e.since:
-            self.books = books.answered(e.cell, e.window, e.since, e.agreed)
+            books = books.answered(e.cell, e.window, e.since, e.agreed)
+        if _can_be_said(books.took(self._shares())):
+            self.books = books
+        else:
+            self._owed[e.cell] = {}
 
     def _over(self, now: float) -> list[Action]:
         whole = self._givers <= self._owed.keys() and self._takers <= self._served
         if not self.asks or (now < self._until and not whole):
             return []
         self.asks = False
+        return [SharesCame(self._window, self._shares())]
+
+    def _shares(self) -> Shares:
+        """What is owed by those who have answered."""
         stages = sorted({stage for owed in self._owed.values() for stage in owed})
-        shares = {
+        return {
             stage: {g: owed[stage] for g, owed in sorted(self._owed.items()) if owed.get(stage)}
             for stage in stages
         }
-        return [SharesCame(self._window, shares)]
 
     def _committed(self, e: BooksCommitted) -> None:
         newest, sure = self.books, e.books
@@ -199,6 +208,16 @@ class PushSum:
         if any(e.shares.values()):
             newest, sure = newest.took(e.shares), sure.took(e.shares)
         self.books, self._sure = newest, sure
+
+
+def _can_be_said(books: Books) -> bool:
+    """Whether a plan can say these books: with others, for which the claims of one cell are enough,
+    no plan of this cell would be one."""
+    try:
+        parse_books(books.rows())
+    except ValueError:
+        return False
+    return True
 
 
 def weights(books: Books, shares: Shares, stage: int) -> dict[CellId, float]:
