@@ -169,6 +169,16 @@ def costs_through(said: Measured) -> Measured:
     return heard.costs
 
 
+def test_of_many_versions_the_newest_are_told() -> None:
+    kept = tuple(Version(epoch, "ab" * 16) for epoch in range(100))
+    note = through(notes.ready_note(ev.Heartbeat(A, 1, Version(100), "d", reachable=kept)))
+    heard = notes.leader_event(note, A)
+    assert isinstance(heard, ev.Heartbeat)
+    assert heard.reachable[-1] == kept[-1]
+    assert heard.reachable == kept[-notes.MAX_REACHABLE :]
+    assert len(note.ready.reachable) == notes.MAX_REACHABLE
+
+
 def test_costs_come_back_within_a_step_of_the_scale() -> None:
     said = Measured(
         0.012,

@@ -32,6 +32,9 @@ MAX_PLAN = 4 << 20
 """Bytes of the largest plan that is read."""
 MAX_SEEN = 64
 """Neighbours a peer tells its measurements of."""
+MAX_REACHABLE = 64
+"""Versions that a peer tells it could go back to, the newest: the one before the version in place
+above all, which every epoch that is begun again starts from."""
 CODES = 512
 """Steps of the scale that seconds are told in, and room."""
 MAX_PAST = 1024
@@ -228,7 +231,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             at=version_note(e.at),
             digest=e.digest,
             speed=e.speed,
-            reachable=[version_note(v) for v in e.reachable],
+            reachable=[version_note(v) for v in e.reachable[-MAX_REACHABLE:]],
             term=e.term,
             tokens=e.tokens,
             leaving=e.leaving,
@@ -342,7 +345,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 parse_version(r.at),
                 _digest(r.digest),
                 _rate(r.speed),
-                tuple(parse_version(v) for v in r.reachable[:64]),
+                tuple(parse_version(v) for v in r.reachable[-MAX_REACHABLE:]),
                 _count(r.term, MOST_TERM),
                 _count(r.tokens),
                 r.leaving,
