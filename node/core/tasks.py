@@ -1,7 +1,6 @@
 """A task has a parent and a name. This is the only file that spawns."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -46,14 +45,14 @@ class Tasks:
 
     async def close(self) -> None:
         """Cancel every child and wait for it. Safe to call twice, and from a child (which is left
-        to end by itself)."""
+        to end by itself). Who is cancelled meanwhile waits no longer."""
         me = asyncio.current_task()
         children = [t for t in self._tasks if t is not me]
         for task in children:
             task.cancel()
-        for task in children:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+        # To await a child would make its cancellation look like one of this task, and the reverse.
+        if children:
+            await asyncio.wait(children)
 
 
 def is_cancelled() -> bool:
