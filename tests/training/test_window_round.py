@@ -1,5 +1,6 @@
 """What a member makes of its partners' parameters in a window."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 from node.averaging.strategies.outer import OuterSettings
-from node.core.ids import CellId
-from node.core.journey import Version
+from node.checkpoint.state import StateSnapshot
+from node.core.ids import CellId, PeerId
+from node.core.journey import Host, Partner, Version
 from node.training.rounds.merging import ByMass, Giver, Merge, mean_of
 from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
 
@@ -120,3 +122,22 @@ def test_cells_that_drift_apart_are_followed() -> None:
     for _ in range(4 * REMEMBERED):
         after = made.after(own, b=own + 0.1)
     assert torch.allclose(after, own + 0.05)
+
+
+async def test_of_a_partners_hosts_those_that_gave_are_blamed() -> None:
+    """Others have the same values only if they say so, and may be honest."""
+    partner = Partner(B, PeerId("bad"), {1: (Host(PeerId("bad")), Host(PeerId("good")))})
+    blamed: list[PeerId] = []
+
+    async def fetch(*_: Any) -> StateSnapshot:
+        return StateSnapshot(Version(7), {"w": torch.full((4,), math.nan)}, {PeerId("bad"): 16})
+
+    async def aside(fn: Any, *args: Any) -> Any:
+        return fn(*args)
+
+    made, merge = Made(), Merge(Giver(), OuterSettings(), {"w": (4,)})
+    made._engines.transport = SimpleNamespace(fault=lambda peer, why: blamed.append(peer))
+    made._engines.fetch, made._engines.aside = fetch, aside
+    m = _Meeting(7, A, Version(1), {}, merge, given={"w": torch.ones(4)})
+    await made._pull(m, [partner], 1)
+    assert (m.came, blamed) == ({}, ["bad"])

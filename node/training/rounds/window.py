@@ -26,7 +26,7 @@ from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
-from node.checkpoint.state import StateKind
+from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Partner, Plan, Version
@@ -276,10 +276,10 @@ class WindowRound:
             if found is None:
                 continue
             try:
-                m.came[partner.cell] = await self._engines.aside(m.merge.opens, found)
+                m.came[partner.cell] = await self._engines.aside(m.merge.opens, found.tensors)
             except WireError as e:
-                for host in hosts:
-                    self._engines.transport.fault(host.peer, str(e))
+                for peer in found.sources:
+                    self._engines.transport.fault(peer, str(e))
 
     def _clip(self, m: _Meeting) -> None:
         """Bound the influence of outliers. A partner more than FAR times as far away as usual is
@@ -336,8 +336,8 @@ class WindowRound:
 
     async def _result(self, m: _Meeting, peers: Sequence[PeerId], stage: int) -> None:
         """What was made of the window, from those who have it."""
-        found = await self._fetch(m, peers, StateKind.MEAN, stage, m.merge.made())
-        if found is not None and finite(found):
+        got = await self._fetch(m, peers, StateKind.MEAN, stage, m.merge.made())
+        if got is not None and finite(found := got.tensors):
             m.digest = await self._engines.aside(digest, found)
             m.told = m.told or m.merge.lacks(m.cell, found)
             m.mean = dict(found)
@@ -349,13 +349,13 @@ class WindowRound:
         kind: StateKind,
         stage: int,
         shapes: Mapping[str, tuple[int, ...]],
-    ) -> Mapping[str, Tensor] | None:
+    ) -> StateSnapshot | None:
         try:
             found = await self._engines.fetch(donors, stage, kind, Version(m.number), shapes)
         except PeerFault:
             return None  # not yet, or not any more
         m.news.nbytes += sum(found.sources.values())
-        return found.tensors
+        return found
 
     # ----------------------------------------------------------- the outer round
 
