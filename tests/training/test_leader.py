@@ -319,6 +319,19 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     assert kinds(done) == ["peer-left"]
 
 
+def test_who_lacks_parts_copies_from_those_who_agree() -> None:
+    """To ask another one for what most hold would be a fault of that one."""
+    more = [PeerId(f"stage1{c}") for c in "bcd"]
+    leader, plan = begun([heard(p) for p in (E, S1, S2, *more)])
+    reported(leader, plan, 3.0)
+    for peer, digest in zip((*more[1:], S1), ("most", "most", "other"), strict=True):
+        leader.handle(ev.Committed(peer, plan.hash, 0, digest, 1.0), 3.5)
+    done = leader.handle(ev.Incomplete(more[0], plan.hash, 0, (), ()), 3.5)
+    (again,) = [a for a in done if isinstance(a, ev.SendRound)]
+    assert (again.to, again.round.digest) == ((more[0],), "most")
+    assert again.round.sources == tuple(more[1:])
+
+
 def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
     leader, plan = begun()
     leader.resigning = True

@@ -222,7 +222,10 @@ class EpochAttempt:
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         to = tuple(unfinished)
         if said:
-            return self.round(stage, to, {}, deadline_s, tuple(said), majority(said, ""))
+            # Who holds something else would be blamed for not giving this.
+            most = majority(said, "")
+            sources = tuple(p for p, digest in said.items() if digest == most)
+            return self.round(stage, to, {}, deadline_s, sources, most)
         self.blame(ended)
         # The first of them that holds a part fresh.
         holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
