@@ -115,7 +115,10 @@ class Member:
     def _planned(self, plan: Plan) -> list[Any]:
         me = plan.member(self.me)
         if self.plan is not None and plan.hash == self.plan.hash:
-            return []  # told twice, because the first answer was lost on its way
+            # Told twice, because the first answer was lost on its way.
+            if self.state is MemberState.IDLE and not plan.parent:
+                return [ev.RefuseCaller("its version could not be put in place here")]
+            return []
         if plan.term <= self.term:
             return [ev.RefuseCaller(f"term {plan.term} is over, this is term {self.term}")]
         if me is None:

@@ -92,6 +92,18 @@ def test_what_nobody_can_put_in_place_is_forgotten() -> None:
     assert member.remembers(member.at) == (again[-1], ())
 
 
+def test_a_plan_that_cannot_be_followed_is_refused_twice() -> None:
+    """The first answer was lost on its way while the checkpoint was read."""
+    member, _ = trained(3, checkpoint_at=1)
+    back = plan_for(member.checkpoints[0], 9)
+    done = member.handle(ev.PlanArrived(back), 0.0)
+    assert member.handle(ev.PlanArrived(back), 0.0) == [], "told twice"
+    assert isinstance(done[0], ev.GoTo)
+    member.stand(Version(0), (), 0)  # it could not be read
+    (refused,) = member.handle(ev.PlanArrived(back), 0.0)
+    assert isinstance(refused, ev.RefuseCaller)
+
+
 def test_a_plan_with_another_digest_of_the_version_is_refused() -> None:
     """Who was started again and fetched what another cell holds is still in the roster with what it
     held before."""
