@@ -622,6 +622,30 @@ def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
     assert plan is not None
 
 
+def test_going_back_is_said_though_no_path_is_found_at_first() -> None:
+    others = {p: {E, S1, S2} - {p} for p in (E, S1, S2)}
+    leader, plan = begun(
+        [with_ways(heard(p), *others[p]) for p in others], prove=True, patience_s=1.0
+    )
+    next_plan(commits(leader, plan, 3.0))
+    at = leader.roster.base
+    assert at is not None
+    here = [
+        dataclasses.replace(
+            with_ways(heard(p, at, 128, reachable=(YOUNG,)), *others[p]), digest=f"digest {s} next"
+        )
+        for s, p in ((0, E), (2, S2))
+    ]
+    leader.handle(ev.Unreachable(S1), 4.0)
+    tell(leader, [*here, with_ways(heard(S1), E)], 4.5)
+    assert not waits(leader, 4.6).startswith("a way between"), "patience is not over"
+    done = leader.handle(ev.ClockTick(), 6.0)
+    assert leader.waiting_for.startswith("a way between")
+    done += tell(leader, [with_ways(heard(S1), E, S2)], 6.5)
+    assert next_plan(done + leader.handle(ev.ClockTick(), 7.0)).base == YOUNG
+    assert kinds(done).count("went-back") == 1
+
+
 def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
     everybody = {E, S1, S2, T1}
     notes = [with_ways(heard(p), *(everybody - {p})) for p in (E, S2)]

@@ -355,7 +355,8 @@ class Leader:
             return []
         self.waiting_for = ""
         self._starting.found()
-        done = self._rebalance(now)
+        # What is said once must not be lost with a plan that cannot be made.
+        done = [*self._rebalance(now), *self._change_history(base, past)]
         try:
             return done + self._plan(base, past, votes, now)
         except OutOfResources as e:
@@ -452,7 +453,7 @@ class Leader:
         return self._voting.lacks(votes, there, now, epoch_s)
 
     def _plan(self, base: Version, past: PlanContext, votes: Electorate, now: float) -> list[Any]:
-        done = self._change_history(base, past)
+        done: list[Any] = []
         before = self.memory.history
         self.roster.agree(base)
         self.tokens = past.tokens
