@@ -101,6 +101,9 @@ def test_another_attempt_has_more_time_up_to_a_bound() -> None:
     assert each[1] == AGAIN * each[0]
     assert each == sorted(each)
     assert each[5] == each[4]
+    leader.deadlines.took(plan, 1000.0)
+    slow = [leader.deadlines.round(leader.roster, plan, attempt) for attempt in range(3)]
+    assert slow[1:] == [MOST_S, MOST_S], "no member waits longer than that"
 
 
 def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:

@@ -87,7 +87,7 @@ class Deadlines:
             MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
         )
         least, longer = self._waits.round_s, min(AGAIN**attempt, AGAIN_MOST)
-        return max(least, min(expected, MOST_S)) * longer
+        return min(max(least, expected) * longer, MOST_S)
 
     # ----------------------------------------------------------- parts of the above
 
