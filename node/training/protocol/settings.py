@@ -19,7 +19,7 @@ class TrainingSettings:
     eval_batches: int = 4
     """Micro-batches of one evaluation."""
     min_replicas: int = 1
-    """Live peers every stage needs before the first epoch is planned."""
+    """Live peers every block stage needs before the first epoch is planned; the ends need one."""
     buddy_every: int = 5
     """Epochs between two copies of an owner's optimizer state at its buddy; 0 keeps none."""
     rebalance_every_s: float = 60.0
