@@ -126,9 +126,9 @@ class Training(rpc.TrainingServicer):
         self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
         self.leaving = False
-        self.tasks, self._epoch_tasks = Tasks("training", on_error), Tasks("training", on_error)
-        self._hearing = Tasks("training")
-        """Errors in these go to the caller that awaits them."""
+        self.tasks, self._epoch_tasks, self._hearing = (
+            Tasks("training", on_error) for _ in range(3)
+        )
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
         self._moved = self._said_at = clock.now()

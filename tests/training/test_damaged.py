@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from node.checkpoint import files
 from node.core.clock import SystemClock
 from node.core.ids import PeerId
@@ -27,7 +29,7 @@ def change_eight_bytes(path: Path) -> None:
     path.write_bytes(raw)
 
 
-def taking_part(peer: Any) -> Training:
+def taking_part(peer: Any, on_error: Any = None) -> Training:
     """The conversation of a peer of the rig; nobody else is there to talk to."""
     identity: Any = SimpleNamespace(peer_id=peer.me)
     return Training(
@@ -39,6 +41,7 @@ def taking_part(peer: Any) -> Training:
         lambda: View({}),
         SystemClock(),
         peer.journal,
+        on_error,
     )
 
 
@@ -102,6 +105,30 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
     may_end.set()
     assert await t._told(ev.PlanArrived(plan)) is None
     assert (t.member.state, a.work.stage.version, a.work.plan) == (MemberState.RUN, older, plan)
+    await t.close()
+
+
+async def test_a_plan_that_breaks_a_member_is_told_to_its_parent(
+    rig: Any, monkeypatch: Any
+) -> None:
+    """Who sent it can do nothing about it; a peer whose parts contradict each other must stop."""
+    a, owners = await written(rig, 3)
+    *_, older, newest = a.work.local_checkpoints.versions()
+
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(a.work, "restore", broken)
+    errors: list[str] = []
+    t = taking_part(a, lambda name, error: errors.append(f"{name}: {error}"))
+    t.member.stand(newest, a.work.local_checkpoints.versions(), a.work.tokens)
+    plan = dataclasses.replace(
+        rig.plan((a,), owners), epoch=older.epoch, lineage=older.lineage, digests={}
+    )
+    with pytest.raises(RuntimeError, match="memory"):
+        await t._told(ev.PlanArrived(plan))
+    assert (t.member.at, a.work.stage.version) == (older, newest)
+    assert errors == ["training.told: out of memory"]
     await t.close()
 
 
