@@ -160,12 +160,11 @@ class PushSum:
 
     def _asked(self, e: UnitsAsked, books: Books) -> Action:
         books = books.tidied(e.window)
-        if _can_be_said(told := books.receipt(e.cell, e.window, e.since, e.units)):
-            books = told
+        books = _if_told(books.receipt(e.cell, e.window, e.since, e.units), books)
         now = e.window == self._window and self.asks and e.cell in self._takers
         if now and e.cell not in self._granted:
             self._granted.add(e.cell)
-            books = books.grants(e.cell, e.window, self._portion)
+            books = _if_told(books.grants(e.cell, e.window, self._portion), books)
         self.books = books
         a = books.given.get(e.cell, NOTHING)
         if self._sure is None or not a.says_as(self._sure.given.get(e.cell, NOTHING)):
@@ -181,7 +180,8 @@ class PushSum:
         self._owed[e.cell] = books.owed(e.cell, e.since, e.units, e.agreed)
         if e.since:
             books = books.answered(e.cell, e.window, e.since, e.agreed)
-        if _can_be_said(books.took(self._shares())):
+        taken = books.took(self._shares())
+        if _if_told(taken, books) is taken:
             self.books = books
         else:
             self._owed[e.cell] = {}
@@ -210,14 +210,14 @@ class PushSum:
         self.books, self._sure = newest, sure
 
 
-def _can_be_said(books: Books) -> bool:
-    """Whether a plan can say these books: with others, for which the claims of one cell are enough,
-    no plan of this cell would be one."""
+def _if_told(books: Books, before: Books) -> Books:
+    """``books`` where a plan can tell them, else those ``before``: what another cell claims must
+    not make books with which nobody could read this cell's plans any more."""
     try:
         parse_books(books.rows())
     except ValueError:
-        return False
-    return True
+        return before
+    return books
 
 
 def weights(books: Books, shares: Shares, stage: int) -> dict[CellId, float]:
