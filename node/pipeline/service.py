@@ -103,9 +103,10 @@ class Origin:
                 index=index,
             )
             return MicroBatchDone(index, False)
-        plan, left = pipeline.machine.plan, pipeline.time_left(path)
-        if plan is None or pipeline.machine.paths.get(index) != path or index in self._results:
-            return MicroBatchDone(index, False)  # of a plan that is not in force any more
+        machine, left = pipeline.machine, pipeline.time_left(path)
+        plan = None if machine.closed else machine.plan
+        if plan is None or machine.paths.get(index) != path or index in self._results:
+            return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force
         result = self._results[index] = asyncio.get_running_loop().create_future()
         work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
         pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index))

@@ -123,6 +123,20 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     assert await swarm.pipelines["s0a"].take_gradients(4) == ({}, 0)
 
 
+async def test_a_closed_epoch_starts_no_more_micro_batches(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 12)
+    swarm.net.mute(PeerId("s2a"))
+    pipeline = swarm.pipelines["s0a"]
+    running = asyncio.ensure_future(swarm.run(plan, counted=False))
+    while not pipeline.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
+        await asyncio.sleep(0.01)
+    await pipeline.take_gradients(3)
+    await running
+    assert swarm.ears["s0a"].events.count("micro-batch-dropped") == pipeline.limits.in_flight
+    pipeline.reset(3)
+    assert pipeline.stash.used == 0
+
+
 async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm, monkeypatch):
     monkeypatch.setattr("node.pipeline.service.RECEIPTS_S", 60.0)
     swarm = await make_swarm().fill(replicas=2)
