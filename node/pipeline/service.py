@@ -234,6 +234,8 @@ class Pipeline(PipelineBase):
         self.handle(ev.AdoptPlan(plan))
         self.origin.forget()
         self._gradients.reset()
+        if plan is not None:
+            self.guard.begin(plan.epoch)
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
         if plan is not None and plan.paths and self._usual_s:
             self._stretch = min(max(1.0, plan.deadline_s / self._usual_s), STRETCH_MOST)

@@ -399,6 +399,15 @@ async def test_an_activation_of_an_odd_norm_is_refused(make_swarm):
     assert "activation-odd" in swarm.ears["s3a"].events
 
 
+async def test_who_missed_updates_does_not_judge_by_old_sizes(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 36)
+    await swarm.run(plan, counted=True)
+    poisoned(swarm, "s2a", "forward", lambda t: t * 1e4)
+    await swarm.run(swarm.adopt(swarm.plan(1, epoch=4)), counted=False)
+    await swarm.run(swarm.adopt(swarm.plan(1, epoch=24)), counted=True)
+    assert len(swarm.net.transports["s3a"].faults) == 1
+
+
 async def test_neighbours_are_measured_from_sending_to_done(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     job = swarm.pipelines["s2a"].math.forward
