@@ -93,15 +93,13 @@ class Origin:
         pipeline, index = self._pipeline, path.index
         late = pipeline.time_left(path)
         try:
-            async with asyncio.timeout(max(0.0, late)):
+            if late <= 0:
+                raise TimeoutError("the time of its epoch was over")
+            async with asyncio.timeout(late):
                 batch = await batch_of(path)
-        except TimeoutError:
-            pipeline.telemetry.emit(
-                "micro-batch-dropped",
-                f"its text did not come in {late:.1f} s",
-                "warning",
-                index=index,
-            )
+        except TimeoutError as e:
+            why = str(e) or f"its text did not come in {late:.1f} s"
+            pipeline.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
             return MicroBatchDone(index, False)
         machine, left = pipeline.machine, pipeline.time_left(path)
         plan = None if machine.closed else machine.plan

@@ -326,6 +326,22 @@ async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm, mon
     assert "micro-batch-dropped" in swarm.ears["s0a"].events
 
 
+async def test_what_the_epoch_has_no_time_for_says_so_and_is_not_begun(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 3, deadline_s=0.0)
+    ear, said = swarm.ears["s0a"], list[str]()
+    ear.emit = lambda kind, text, *_, **__: said.append(f"{kind}: {text}")
+    good = swarm.fetch
+
+    async def streamed(path):
+        await asyncio.sleep(0)
+        return await good(path)
+
+    for swarm.fetch in (good, streamed):
+        await swarm.run(plan, counted=False)
+    assert said == ["micro-batch-dropped: the time of its epoch was over"] * 6
+    assert not ear.seconds
+
+
 def poisoned(swarm, name, what, make):
     """Whatever ``name`` computes in one direction is changed between its own check and the wire."""
     math = swarm.pipelines[name].math
