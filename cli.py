@@ -883,7 +883,7 @@ def swarm_inspect(
                 "no swarm is remembered here", "name a swarm.toml, an invite or an address"
             )
         manifest = known[0]
-    elif (is_invite(what) or what.startswith(("/ip", "/dns"))) and not Path(what).is_file():
+    elif (is_invite(what) or what.startswith(("/ip", "/dns"))) and not os.path.isfile(what):
         manifest, _ = joining.look(ours, what)
     else:
         manifest = read_manifest(Path(what))

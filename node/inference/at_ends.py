@@ -30,6 +30,8 @@ MOST_CHOICES, MOST_BATCHES = 1000, 10_000
 CHOICES = 8
 TOGETHER = 4
 """Batches under way at once."""
+COLD = 1e-6
+"""A lower temperature counts as 0: logits divided by it may be infinite."""
 
 
 def choose(
@@ -178,9 +180,10 @@ async def speak(
     """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages
     are missing from there on.
 
-    Raises UsageFault for stages that are not there, NetworkFault when one has nobody and may not be
-    left out.
+    Raises UsageFault for an impossible temperature and for stages that are not there, NetworkFault
+    when a stage has nobody and may not be left out.
     """
+    check_temperature(request.temperature)
     if a.tokenizer is None:
         raise UsageFault(
             "this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers"
@@ -209,6 +212,12 @@ async def speak(
     yield pb.Piece(last=True, tokens_per_s=count / max(1e-9, time.monotonic() - began))
 
 
+def check_temperature(temperature: float) -> None:
+    """Raises UsageFault for one that no token is drawn by."""
+    if not 0 <= temperature <= 10:
+        raise UsageFault(f"a temperature of {temperature:g}", "give a number from 0 to 10")
+
+
 async def sample(
     forward: Callable[[int, torch.Tensor], Awaitable[torch.Tensor]],
     tokenizer: Tokenizer,
@@ -234,7 +243,7 @@ async def sample(
 
 
 def _pick(logits: torch.Tensor, temperature: float, top_k: int, dice: torch.Generator) -> int:
-    if temperature <= 0:
+    if temperature < COLD:
         return int(logits.argmax())
     logits = logits / temperature
     if 0 < top_k < logits.numel():

@@ -27,7 +27,7 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.inference.at_ends import MOST_CHOICES, answer, speak
+from node.inference.at_ends import MOST_CHOICES, answer, check_temperature, speak
 from node.inference.forward_router import TRIES, WATCH_S, is_alive, named
 from node.transport.port import EOF, TransportPort, printable, translate
 from protos import control_pb2 as pb
@@ -105,8 +105,7 @@ def check(request: pb.GenerateRequest) -> pb.GenerateRequest:
             f"the prompt has {size:,} bytes",
             f"give at most {MAX_PROMPT:,}: the model sees its last tokens only",
         )
-    if not 0 <= request.temperature <= 10:
-        raise UsageFault(f"a temperature of {request.temperature:g}", "give a number from 0 to 10")
+    check_temperature(request.temperature)
     return request
 
 

@@ -121,23 +121,22 @@ def write_adapter(
 
 
 def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
-    directory = Path(directory).absolute()
-    if not replaceable(directory):
-        raise Refused(
-            f"{directory} is not empty and not an earlier export", "choose a new directory"
-        )
-    staged = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
-    errors = (OSError, SafetensorError)
-    try:
-        with writing(directory, "choose a directory you may write to", UsageFault, errors):
+    directory, errors = Path(directory).absolute(), (OSError, SafetensorError)
+    with writing(directory, "choose a directory you may write to", UsageFault, errors):
+        if not replaceable(directory):
+            raise Refused(
+                f"{directory} is not empty and not an earlier export", "choose a new directory"
+            )
+        staged = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
+        try:
             directory.parent.mkdir(parents=True, exist_ok=True)
             staged.mkdir()
             fill(staged)
             for file in staged.iterdir():
                 sync(file)
             _swap(staged, directory)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     return directory
 
 

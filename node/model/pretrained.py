@@ -6,6 +6,7 @@ unpickled.
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ class Weights:
         self.directory, self._dtype = directory, dtype_of(parameters)
         self._file_of: dict[str, Path] = {}
         index = directory / "model.safetensors.index.json"
-        if not index.is_file():
+        if not os.path.isfile(index):  # false, too, where it cannot be looked at
             with self._open(directory / "model.safetensors") as found:
                 self._file_of = dict.fromkeys(found.keys(), directory / "model.safetensors")
             return

@@ -57,8 +57,15 @@ class Guard:
     the record (``emit``)."""
 
     def __init__(self, transport: TransportPort, emit: Callable[..., None], limit: float) -> None:
-        self._transport, self._emit = transport, emit
+        self._transport, self._emit, self._epoch = transport, emit, 0
         self.watch = ActivationGuard(limit)
+
+    def begin(self, epoch: int) -> None:
+        """Tensors of this epoch follow. Where it is neither the epoch of those before nor the next,
+        this peer has missed updates, and the sizes it knows say nothing: it begins anew."""
+        if epoch not in (self._epoch, self._epoch + 1):
+            self.watch = ActivationGuard(self.watch.limit)
+        self._epoch = epoch
 
     def objection(
         self, way: Direction, stage: int, sender: PeerId, index: int, reader: TensorReader

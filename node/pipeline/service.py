@@ -93,19 +93,18 @@ class Origin:
         pipeline, index = self._pipeline, path.index
         late = pipeline.time_left(path)
         try:
-            async with asyncio.timeout(max(0.0, late)):
+            if late <= 0:
+                raise TimeoutError("the time of its epoch was over")
+            async with asyncio.timeout(late):
                 batch = await batch_of(path)
-        except TimeoutError:
-            pipeline.telemetry.emit(
-                "micro-batch-dropped",
-                f"its text did not come in {late:.1f} s",
-                "warning",
-                index=index,
-            )
+        except TimeoutError as e:
+            why = str(e) or f"its text did not come in {late:.1f} s"
+            pipeline.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
             return MicroBatchDone(index, False)
-        plan, left = pipeline.machine.plan, pipeline.time_left(path)
-        if plan is None or pipeline.machine.paths.get(index) != path or index in self._results:
-            return MicroBatchDone(index, False)  # of a plan that is not in force any more
+        machine, left = pipeline.machine, pipeline.time_left(path)
+        plan = None if machine.closed else machine.plan
+        if plan is None or machine.paths.get(index) != path or index in self._results:
+            return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force
         result = self._results[index] = asyncio.get_running_loop().create_future()
         work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
         pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index))
@@ -233,6 +232,8 @@ class Pipeline(PipelineBase):
         self.handle(ev.AdoptPlan(plan))
         self.origin.forget()
         self._gradients.reset()
+        if plan is not None:
+            self.guard.begin(plan.epoch)
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
         if plan is not None and plan.paths and self._usual_s:
             self._stretch = min(max(1.0, plan.deadline_s / self._usual_s), STRETCH_MOST)

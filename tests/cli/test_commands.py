@@ -112,6 +112,17 @@ def test_inspect_shows_a_file(tutti):
     assert "signed by its owner" in tutti("swarm", "inspect", "s.toml").stdout
 
 
+def test_inspect_shows_what_a_long_invite_leads_to(tutti, ours):
+    owner = Identity.ephemeral()
+    manifest = Manifest.parse(Manifest.default_demo().sign(owner))
+    ours.remember(manifest)  # so that nobody must be asked over the network
+    text = Invite(manifest.run_id, owner.peer_id, (ADDRESS + owner.peer_id,), bytes(128)).encode()
+    assert len(text) > 255, "longer than the name of a file may be"
+    assert json.loads(tutti("swarm", "inspect", text, "--json").good())["swarm"]["name"] == (
+        manifest.swarm.name
+    )
+
+
 def test_joining_needs_a_yes(tutti, ours):
     owner = Identity.ephemeral()
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))

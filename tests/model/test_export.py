@@ -147,6 +147,11 @@ def test_half_a_model_is_refused(tmp_path, changes, why):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_place_that_cannot_be_looked_at_is_named(tmp_path):
+    with pytest.raises(UsageFault, match="File name too long"):
+        write_hf(tmp_path / ("x" * 300), SMALL, merged(SMALL))
+
+
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 NO_TENSORS = export.SafetensorError(
     "Error while serializing: I/O error: No space left on device (os error 28)"

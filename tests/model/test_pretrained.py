@@ -144,11 +144,12 @@ def test_what_would_be_another_model_is_refused(
     assert fault.value.next_step
 
 
-def test_a_directory_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["typo", "typo" * 75], ids=["short", "too long for a name"])
+def test_a_directory_that_is_named_and_not_there_is_refused(tmp_path: Path, name: str) -> None:
     demo = Manifest.default_demo()
     manifest = amended(demo, {"model.weights": [DIGEST + "a" * 64] * (demo.pipeline.stages + 1)})
     assert _weights(NodeConfig(tmp_path), manifest, 1) is None
-    named = NodeConfig.load({"home": str(tmp_path), "weights": str(tmp_path / "typo")}, {})
+    named = NodeConfig.load({"home": str(tmp_path), "weights": str(tmp_path / name)}, {})
     with pytest.raises(UsageFault, match="typo"):
         _weights(named, manifest, 1)
 

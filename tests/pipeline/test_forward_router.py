@@ -13,7 +13,7 @@ from node.core.errors import NetworkFault, PeerFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
-from node.inference.at_ends import choose, evaluate, speak
+from node.inference.at_ends import choose, evaluate, sample, speak
 from node.inference.forward_router import ForwardRouter, decide, named
 from node.pipeline.settings import PipelineSettings
 from protos.control_pb2 import GenerateRequest, LeaveOut
@@ -259,3 +259,15 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
     for _ in range(6):
         ids.append(alone(ids, 1, 2))
     assert await said(request) == (bytes(ids[3:]).decode(), [(0, [3], [])])
+    with pytest.raises(UsageFault, match="temperature"):
+        await said(GenerateRequest(prompt="abc", temperature=float("nan")))
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-9])
+async def test_a_temperature_near_0_takes_the_likeliest_token(temperature):
+    async def forward(turn: int, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[90.0, 100.0 + turn, 99.0]])
+
+    request = GenerateRequest(prompt="abc", max_tokens=2, temperature=temperature)
+    said = [piece.token async for piece in sample(forward, ByteTokenizer(), request, 8)]
+    assert said == [1, 1]

@@ -6,7 +6,11 @@ import asyncio
 import grpc
 import pytest
 
+from benchmarks.lab.memory_net import PEER_KEY
+from node.core.ids import PeerId
+from node.pipeline.events import FreeGraph, Key
 from node.pipeline.hops.base import PipelineBase
+from node.pipeline.hops.inbound import Inbound
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
@@ -177,6 +181,28 @@ async def test_only_next_stage_replicas_fetch_before_the_gradient(swarm, plan):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await stub.Fetch(wanted, timeout=5).read()
         assert failed.value.code() is code
+
+
+async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
+    s1a, key, sent = swarm.pipelines["s1a"], Key(3, 0, 1), []
+    swarm.net.mute(PeerId("s2a"))
+    running = asyncio.ensure_future(swarm.run(plan))
+    while key not in s1a.machine.visits or s1a.stash.get(key).output is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+    class Context:
+        def invocation_metadata(self):
+            return ((PEER_KEY, "s2b"),)
+
+        async def write(self, frame):
+            sent.append(frame)
+            s1a.carry_out([FreeGraph(key)])
+
+    wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
+    await Inbound(s1a, s1a.forward_requests.receive).Fetch(wanted, Context())
+    assert sum(len(frame.chunk) for frame in sent) == 2048
+    swarm.adopt(swarm.plan(1, epoch=4))
+    await running
 
 
 async def test_a_stranger_cannot_call_a_micro_batch_lost(swarm, plan):

@@ -123,6 +123,20 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     assert await swarm.pipelines["s0a"].take_gradients(4) == ({}, 0)
 
 
+async def test_a_closed_epoch_starts_no_more_micro_batches(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 12)
+    swarm.net.mute(PeerId("s2a"))
+    pipeline = swarm.pipelines["s0a"]
+    running = asyncio.ensure_future(swarm.run(plan, counted=False))
+    while not pipeline.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
+        await asyncio.sleep(0.01)
+    await pipeline.take_gradients(3)
+    await running
+    assert swarm.ears["s0a"].events.count("micro-batch-dropped") == pipeline.limits.in_flight
+    pipeline.reset(3)
+    assert pipeline.stash.used == 0
+
+
 async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm, monkeypatch):
     monkeypatch.setattr("node.pipeline.service.RECEIPTS_S", 60.0)
     swarm = await make_swarm().fill(replicas=2)
@@ -312,6 +326,22 @@ async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm, mon
     assert "micro-batch-dropped" in swarm.ears["s0a"].events
 
 
+async def test_what_the_epoch_has_no_time_for_says_so_and_is_not_begun(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 3, deadline_s=0.0)
+    ear, said = swarm.ears["s0a"], list[str]()
+    ear.emit = lambda kind, text, *_, **__: said.append(f"{kind}: {text}")
+    good = swarm.fetch
+
+    async def streamed(path):
+        await asyncio.sleep(0)
+        return await good(path)
+
+    for swarm.fetch in (good, streamed):
+        await swarm.run(plan, counted=False)
+    assert said == ["micro-batch-dropped: the time of its epoch was over"] * 6
+    assert not ear.seconds
+
+
 def poisoned(swarm, name, what, make):
     """Whatever ``name`` computes in one direction is changed between its own check and the wire."""
     math = swarm.pipelines[name].math
@@ -383,6 +413,15 @@ async def test_an_activation_of_an_odd_norm_is_refused(make_swarm):
     faults = swarm.net.transports["s3a"].faults
     assert [(peer, weight) for peer, _, weight in faults] == [("s2a", 0.5)]
     assert "activation-odd" in swarm.ears["s3a"].events
+
+
+async def test_who_missed_updates_does_not_judge_by_old_sizes(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 36)
+    await swarm.run(plan, counted=True)
+    poisoned(swarm, "s2a", "forward", lambda t: t * 1e4)
+    await swarm.run(swarm.adopt(swarm.plan(1, epoch=4)), counted=False)
+    await swarm.run(swarm.adopt(swarm.plan(1, epoch=24)), counted=True)
+    assert len(swarm.net.transports["s3a"].faults) == 1
 
 
 async def test_neighbours_are_measured_from_sending_to_done(make_swarm):

@@ -75,6 +75,8 @@ def row(value):
         ({"owed": {"0": [4]}}, "owed"),
         ({"owed": [1]}, "owed"),
         ({"max_jump": 0}, "max_jump"),
+        ({"reference": {"paper": 10**400}}, "reference paper"),
+        ({"reference": {"paper": math.nan}}, "reference paper"),
     ],
 )
 def test_what_is_wrong_is_named(changes, word):

@@ -151,9 +151,10 @@ class Inbound(PipelineServicer):
         )
         answer, key = pipeline.handle(asked), asked.key
         work = pipeline.stash.get(key)
+        output = None if work is None else work.output  # may be freed while it is sent
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
-        if answer.say is not Say.TAKE or work is None or work.output is None:
+        if answer.say is not Say.TAKE or work is None or output is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
             return
         for frame in frames(
@@ -167,12 +168,12 @@ class Inbound(PipelineServicer):
             pb.TRAIN,
             1.0,
             work.shape,
-            work.output,
+            output,
             pipeline.shape,
             work.document_ends,
         ):
             await context.write(frame)
-        pipeline.transport.count(caller, sent=len(work.output), plane="pipeline")
+        pipeline.transport.count(caller, sent=len(output), plane="pipeline")
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
         caller = self._pipeline.transport.caller(context)

@@ -169,7 +169,9 @@ def parse(document: Any) -> PathProblem:
         if isinstance(labels, list) and len(labels) == peers
         else (),
         reference={
-            str(k)[:40]: float(v) for k, v in reference.items() if isinstance(v, int | float)
+            str(k)[:40]: seconds(v, f"reference {str(k)[:40]}")
+            for k, v in reference.items()
+            if isinstance(v, int | float)
         }
         if isinstance(reference, dict)
         else {},
