@@ -1022,7 +1022,9 @@ def generate(
     temperature: Annotated[
         float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")
     ] = 0.8,
-    top_k: Annotated[int, Option(min=0, help="Choose among so many; 0 among all.")] = 0,
+    top_k: Annotated[
+        int, Option(min=0, max=2**31 - 1, help="Choose among so many; 0 among all.")
+    ] = 0,
     seed: Annotated[
         int, Option(min=0, max=2**63 - 1, help="The same seed and parameters give the same text.")
     ] = 0,

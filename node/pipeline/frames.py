@@ -154,13 +154,18 @@ def frames(
         yield pb.Frame(chunk=chunk)
 
 
+class EndedEarly(WireError):
+    """A stream ended within its tensor. A sender that hangs up, or that is lost, looks like that
+    too, so it proves no bad intent."""
+
+
 async def read_chunks(read: Callable[[], Any], reader: TensorReader) -> None:
-    """Feed ``reader`` until it is full. Raises WireError for a stream that is too short, too long,
-    or not made of chunks."""
+    """Feed ``reader`` until it is full. Raises EndedEarly for a stream that is too short, and
+    WireError for one that is too long, or not made of chunks."""
     while reader.remaining:
         frame = await read()
         if frame is EOF:
-            raise WireError(f"the stream ended {reader.remaining} bytes early")
+            raise EndedEarly(f"the stream ended {reader.remaining} bytes early")
         if frame.WhichOneof("part") != "chunk" or not frame.chunk:
             raise WireError("expected a chunk")
         reader.feed(frame.chunk)

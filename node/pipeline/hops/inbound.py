@@ -21,7 +21,7 @@ from node.pipeline.events import (
     Say,
     TensorReceived,
 )
-from node.pipeline.frames import FrameReader, Incoming, frames, parse_head
+from node.pipeline.frames import EndedEarly, FrameReader, Incoming, frames, parse_head
 from node.pipeline.hops.base import PipelineBase
 from node.pipeline.route import beside
 from node.transport.port import EOF, printable
@@ -61,7 +61,8 @@ class Inbound(PipelineServicer):
             else:
                 await self._forward_only(way, caller, incoming, context)
         except WireError as e:
-            pipeline.transport.fault(caller, str(e), 1.0)
+            if not isinstance(e, EndedEarly):
+                pipeline.transport.fault(caller, str(e), 1.0)
             await say(context, pb.REFUSED, str(e))
         except TimeoutError:
             await say(context, pb.REFUSED, "the frame did not come in time")
