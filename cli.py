@@ -748,8 +748,8 @@ def swarm_init(
     from node.model.shapes import shape_named
 
     if out is None:
-        out = joining.beside(source) if source and source.is_file() else Path("swarm.toml")
-    if out.exists() and not force:
+        out = joining.beside(source) if source and os.path.isfile(source) else Path("swarm.toml")
+    if os.path.exists(out) and not force:
         raise UsageFault(
             f"{out} exists already",
             f"give another name:  tutti swarm init {joining.beside(out)}  , or replace it with  "
@@ -758,7 +758,7 @@ def swarm_init(
     changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
     changes |= _assignments(settings)
     model, here = None, dict[str, str]()
-    if source is not None and source.is_dir():
+    if source is not None and os.path.isdir(source):
         if shape:
             raise UsageFault("--from DIR and --shape", "give one: the directory says the shape")
         model, source = source, None

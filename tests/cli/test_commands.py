@@ -268,6 +268,11 @@ def test_an_unreachable_swarm_is_reported_with_every_address(tutti, monkeypatch)
     assert [f["address"] for f in document["findings"]] == [PLACE]
 
 
+def test_init_under_a_name_that_is_too_long_says_so(tutti, home):
+    refused(tutti("swarm", "init", "a" * 300, "--no-open"), 1, "File name too long")
+    refused(tutti("swarm", "init", "--from", "a" * 300), 2, "File name too long")
+
+
 def test_every_init_makes_another_run(tutti, home):
     runs = [
         json.loads(tutti("swarm", "init", f"{i}.toml", "--json").stdout)["run_id"] for i in range(2)
