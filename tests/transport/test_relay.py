@@ -178,6 +178,25 @@ async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatc
     await until(lambda: not relay.relay.clients and not b.relays.held, 10)
 
 
+async def test_a_client_that_floods_its_relay_holds_nobody_up(swarm):
+    asked = []
+
+    def admit(peer, hello):
+        asked.append(peer)
+        return math.inf
+
+    relay, client = await swarm(admit=admit), await swarm()
+    await client.p2p.connect([relay.p2p.addresses()[0]])
+    reader, writer = await client.relays._ask(
+        relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
+    )
+    writer.write(b"." * (1 << 16))
+    async with asyncio.timeout(10):
+        assert await reader.readexactly(1 << 16) == b"." * (1 << 16), "each is answered"
+    assert len(asked) < 1 << 10
+    writer.close()
+
+
 @pytest.mark.parametrize("kind", ["poses", "reads", "alters", "replays", "stalls", "cuts"])
 async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
     honest, a = await swarm(), await swarm()
