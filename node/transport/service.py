@@ -463,8 +463,8 @@ class Transport:
             found = punch.candidates(answer.addresses)
             if not found:
                 raise PeerFault(peer, "it knows no public address of its own")
-            self.p2p.punched.add(peer)
             await self.p2p.reach(peer, punch.OPEN_S, [multiaddr(*at) for at in found])
+            self.p2p.punched.add(peer)
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
         finally:
@@ -499,6 +499,8 @@ class Transport:
             self._journal.emit(
                 "transport", "punch-failed", f"{short(peer)}: {e}", "debug", peer=peer
             )
+        finally:
+            self.p2p.punched.discard(peer)
 
     # ----------------------------------------------------------- relaying for others
 
