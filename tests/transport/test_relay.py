@@ -4,6 +4,8 @@ none."""
 import asyncio
 import hashlib
 import math
+import os
+import signal
 
 import grpc
 import pytest
@@ -120,6 +122,25 @@ async def test_when_a_relay_dies_the_other_one_carries_on(swarm, hidden):
             if a.peers()[b.peer_id].via == other.peer_id:
                 break
     await until(lambda: b.relays.held == (other.peer_id,), 15)
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_only_a_relay_that_falls_silent_is_worth_a_warning(
+    swarm, hidden, monkeypatch, orderly
+):
+    monkeypatch.setattr(relays_module, "BEAT_S", 0.5)
+    monkeypatch.setattr(relays_module, "BEAT_TIMEOUT_S", 1.0)
+    relay = await swarm()
+    b = await hidden(relay)
+    if orderly:
+        await relay.close()
+    else:
+        os.kill(relay.p2p.pid, signal.SIGSTOP)
+    await until(lambda: not b.relays.held, 10)
+    if not orderly:
+        os.kill(relay.p2p.pid, signal.SIGCONT)
+    said = [e.level for e in b._journal.recent() if e.kind == "relay-lost"]
+    assert said == ["info" if orderly else "warning"]
 
 
 async def test_without_a_reservation_there_is_no_way(swarm):
