@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,9 @@ from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
 
 CONNECTIONS = 512
 """Incoming gRPC connections at once, with a handshake timeout that clears silent ones."""
+DESCRIPTORS = 8192
+"""Sockets and files that this process may have open. At its limits a relay has some 3,000, and most
+systems begin with 1,024."""
 METADATA_BYTES = 8192
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 0.5, 10.0
 CLIMB_EVERY_S = 1.0
@@ -229,6 +233,9 @@ class Transport:
         does not start, UsageFault for an address to announce that nobody could dial.
         """
         settings = self.settings
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < min(hard, DESCRIPTORS):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), hard))
         for address in settings.announce:
             try:
                 grpc_target(address)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import resource
 import socket
 import time
 
@@ -11,6 +12,7 @@ import pytest
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
 from node.identity.keys import Identity
 from node.reach.settings import ReachSettings
+from node.transport.service import DESCRIPTORS
 from node.transport.ways import reachable
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
 from tests.transport.conftest import fetch, introduce, tell
@@ -280,3 +282,13 @@ async def test_a_taken_port_is_named_with_its_holder(swarm):
                 await transport.start()
             assert f"transport.{setting}" in fault.value.next_step
             assert "pid" in fault.value.what
+
+
+async def test_its_connections_fit_below_the_limit_of_descriptors(swarm):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1024), hard))
+    try:
+        await swarm()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, DESCRIPTORS), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
