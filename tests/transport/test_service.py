@@ -11,9 +11,10 @@ import pytest
 
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
 from node.identity.keys import Identity
+from node.inference.forwarding import LIMIT_S
 from node.reach.settings import ReachSettings
 from node.transport.service import DESCRIPTORS
-from node.transport.ways import reachable
+from node.transport.ways import lines, reachable
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
 from tests.transport.conftest import fetch, introduce, tell
 
@@ -72,6 +73,22 @@ async def test_a_line_that_is_not_used_is_closed_and_dialled_anew(swarm):
     assert not a.path(b.peer_id)
     assert await tell(a, b.peer_id) == a.peer_id
     assert not [e for e in a._journal.recent() if e.kind == "line-lost"]
+
+
+async def test_a_forgotten_line_leaves_time_for_the_longest_call(swarm, monkeypatch):
+    monkeypatch.setattr(lines, "RETIRE_S", 0.0)
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    channel, graces = await a.channel(b.peer_id), asyncio.Queue()
+    end = channel.close
+
+    async def close(grace=None):
+        graces.put_nowait(grace)
+        await end(grace)
+
+    monkeypatch.setattr(channel, "close", close)
+    a.forget(b.peer_id)
+    assert await asyncio.wait_for(graces.get(), 10) >= LIMIT_S
 
 
 async def test_a_server_with_another_certificate_is_not_the_peer(swarm):

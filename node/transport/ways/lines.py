@@ -29,9 +29,10 @@ from node.transport.traffic import Traffic
 from node.transport.ways.relays import Relays
 from node.transport.ways.tunnel import STREAM, Pay, Tunnel
 
-RETIRE_S, FINISH_S = 5.0, 120.0
-"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S
-to finish them."""
+RETIRE_S, FINISH_S = 5.0, 3600.0
+"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, and is closed
+when they are finished, after FINISH_S at the latest: an answer of the ends may take ten minutes, an
+exchange as long as the owner's step."""
 
 REDIAL_S, LOST_FOR_S = 2.0, 30.0
 """A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove
