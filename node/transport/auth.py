@@ -72,8 +72,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         kind = "_".join("stream" if streamed else "unary" for streamed in streams)
         return getattr(grpc, f"{kind}_rpc_method_handler")(
             self._count(getattr(handler, kind), peer),
-            self._traffic.into(handler.request_deserializer, any(streams)),
-            self._traffic.out(handler.response_serializer, any(streams)),
+            self._traffic.into(handler.request_deserializer, handler.request_streaming),
+            self._traffic.out(handler.response_serializer, handler.response_streaming),
         )
 
     def _count(self, inner: Any, peer: PeerId) -> Any:
@@ -194,8 +194,8 @@ class LabelledChannel(grpc.aio.Channel):
         traffic, stream = self.traffic, kind != "unary_unary"
         inner = getattr(self.raw, kind)(
             method,
-            traffic.out(request_serializer, stream),
-            traffic.into(response_deserializer, stream),
+            traffic.out(request_serializer, kind.startswith("stream")),
+            traffic.into(response_deserializer, kind.endswith("stream")),
             _registered_method=_registered_method,
         )
 
