@@ -10,6 +10,8 @@ import grpc
 import pytest
 
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
+from node.core.ids import PeerId
+from node.identity.faults import PEERS_KEPT
 from node.identity.keys import Identity
 from node.inference.forwarding import LIMIT_S
 from node.reach.settings import ReachSettings
@@ -89,6 +91,14 @@ async def test_a_forgotten_line_leaves_time_for_the_longest_call(swarm, monkeypa
     monkeypatch.setattr(channel, "close", close)
     a.forget(b.peer_id)
     assert await asyncio.wait_for(graces.get(), 10) >= LIMIT_S
+
+
+async def test_of_lost_peers_only_the_newest_are_remembered(swarm):
+    """Whoever has many keys can be met and lost under each of them."""
+    a = await swarm()
+    for number in range(PEERS_KEPT + 100):
+        a.doubt(PeerId(f"stranger-{number}"))
+    assert len(a.lines._lost) == PEERS_KEPT
 
 
 async def test_a_server_with_another_certificate_is_not_the_peer(swarm):

@@ -17,8 +17,10 @@ import grpc.aio
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
+from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
+from node.identity.faults import PEERS_KEPT
 from node.reach.ladder import Climb, ClimbAttempt, Rung
 from node.telemetry.events import Journal
 from node.transport.auth import TOKEN_KEY, LabelledChannel
@@ -93,7 +95,7 @@ class Lines:
         self.open: dict[PeerId, Connection] = {}
         """Every line there is now."""
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
-        self._lost: dict[PeerId, float] = {}
+        self._lost: Newest[PeerId, float] = Newest(PEERS_KEPT)
         self._tried = defaultdict[PeerId, Tried](lambda: Tried(Climb(punch)))
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
