@@ -43,6 +43,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         traffic: Traffic,
     ) -> None:
         self._tokens, self._seats, self._banned, self._traffic = tokens, seats, banned, traffic
+        self._running: dict[asyncio.Timeout, PeerId] = {}
         self._too_many = (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             f"{seats.per_peer} calls of this caller are open",
@@ -52,6 +53,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         """The peer that the token in a call's metadata names; None for an unknown token."""
         shown = (value for key, value in metadata or () if key == TOKEN_KEY)
         return self._tokens.owner(str(next(shown, "")))
+
+    def end(self, whose: Callable[[PeerId], bool]) -> None:
+        """End the running calls of these peers, as when their admission runs out."""
+        for admitted, peer in self._running.items():
+            if whose(peer) and not admitted.expired():
+                admitted.reschedule(0.0)
 
     async def intercept_service(
         self,
@@ -112,12 +119,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         admitted = asyncio.timeout(left if left < LONGEST_S else None)
         try:
             async with admitted:
+                self._running[admitted] = peer
                 yield
         except TimeoutError:
             if not admitted.expired():
                 raise
             await context.abort(*_EXPIRED)
         finally:
+            self._running.pop(admitted, None)
             self._seats.leave(peer)
 
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:

@@ -589,6 +589,7 @@ class Transport:
 
     def expel(self, revoked: Callable[[PeerId], bool]) -> None:
         self._book.revoked = revoked
+        self._auth.end(revoked)
         for peer in [p for p in self._met if revoked(p)]:
             self.forget(peer)
 
