@@ -90,7 +90,8 @@ class Directory:
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at, self._times = 0.0, 1.0
         self._searches: dict[str, asyncio.Task[Any]] = {}
-        self._serving = True
+        self._serving = self._served = True
+        """Whether this node is to answer others, and whether the one there does."""
         self._seeds: dict[PeerId, list[Multiaddr]] = {}
         self._tasks = Tasks(
             "dht", lambda name, error: self._tell("task_failed", f"{name}: {error!r}", "error")
@@ -126,11 +127,12 @@ class Directory:
 
     async def _attach(self, p2p: P2P) -> None:
         await self._detach(keep=p2p)
+        self._served = self._serving
         self._node = await DHTNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
-            client_mode=not self._serving,
+            client_mode=not self._served,
             node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
             bucket_size=NEAREST,
             record_validator=guard.EnvelopeValidator(
@@ -156,10 +158,10 @@ class Directory:
             await self._post(self._body.pack())
 
     async def serve(self, serving: bool) -> None:
-        """Answer others' requests, or only ask. Takes the place in the DHT anew when that
-        changes."""
-        before, self._serving = self._serving, serving
-        if serving != before and self._p2p is not None and self._node is not None:
+        """Answer others' requests, or only ask. Takes the place in the DHT anew when the node there
+        is of the other kind; while one is being made this has to be said again."""
+        self._serving = serving
+        if self._p2p is not None and self._node is not None and self._served != serving:
             await self.attach(self._p2p)
 
     def meet(self, multiaddrs: Sequence[str]) -> None:

@@ -43,6 +43,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         traffic: Traffic,
     ) -> None:
         self._tokens, self._seats, self._banned, self._traffic = tokens, seats, banned, traffic
+        self._running: dict[asyncio.Timeout, PeerId] = {}
         self._too_many = (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             f"{seats.per_peer} calls of this caller are open",
@@ -52,6 +53,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         """The peer that the token in a call's metadata names; None for an unknown token."""
         shown = (value for key, value in metadata or () if key == TOKEN_KEY)
         return self._tokens.owner(str(next(shown, "")))
+
+    def end(self, whose: Callable[[PeerId], bool]) -> None:
+        """End the running calls of these peers, as when their admission runs out."""
+        for admitted, peer in self._running.items():
+            if whose(peer) and not admitted.expired():
+                admitted.reschedule(0.0)
 
     async def intercept_service(
         self,
@@ -72,8 +79,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         kind = "_".join("stream" if streamed else "unary" for streamed in streams)
         return getattr(grpc, f"{kind}_rpc_method_handler")(
             self._count(getattr(handler, kind), peer),
-            self._traffic.into(handler.request_deserializer, any(streams)),
-            self._traffic.out(handler.response_serializer, any(streams)),
+            self._traffic.into(handler.request_deserializer, handler.request_streaming),
+            self._traffic.out(handler.response_serializer, handler.response_streaming),
         )
 
     def _count(self, inner: Any, peer: PeerId) -> Any:
@@ -112,12 +119,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         admitted = asyncio.timeout(left if left < LONGEST_S else None)
         try:
             async with admitted:
+                self._running[admitted] = peer
                 yield
         except TimeoutError:
             if not admitted.expired():
                 raise
             await context.abort(*_EXPIRED)
         finally:
+            self._running.pop(admitted, None)
             self._seats.leave(peer)
 
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
@@ -194,8 +203,8 @@ class LabelledChannel(grpc.aio.Channel):
         traffic, stream = self.traffic, kind != "unary_unary"
         inner = getattr(self.raw, kind)(
             method,
-            traffic.out(request_serializer, stream),
-            traffic.into(response_deserializer, stream),
+            traffic.out(request_serializer, kind.startswith("stream")),
+            traffic.into(response_deserializer, kind.endswith("stream")),
             _registered_method=_registered_method,
         )
 

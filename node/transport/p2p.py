@@ -167,8 +167,9 @@ class P2pDaemon:
             raise NetworkFault(
                 "the p2p daemon does not answer", "wait a moment; it is restarted by itself"
             ) from e
+        before = self.links.keys()
         self.links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
-        self.punched &= self.links.keys()
+        self.punched -= before - self.links.keys()
         return self.links
 
     def prefer(self, port: int) -> None:

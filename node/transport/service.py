@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,9 @@ from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
 
 CONNECTIONS = 512
 """Incoming gRPC connections at once, with a handshake timeout that clears silent ones."""
+DESCRIPTORS = 8192
+"""Sockets and files that this process may have open. At its limits a relay has some 3,000, and most
+systems begin with 1,024."""
 METADATA_BYTES = 8192
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 0.5, 10.0
 CLIMB_EVERY_S = 1.0
@@ -229,6 +233,9 @@ class Transport:
         does not start, UsageFault for an address to announce that nobody could dial.
         """
         settings = self.settings
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < min(hard, DESCRIPTORS):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), hard))
         for address in settings.announce:
             try:
                 grpc_target(address)
@@ -463,8 +470,8 @@ class Transport:
             found = punch.candidates(answer.addresses)
             if not found:
                 raise PeerFault(peer, "it knows no public address of its own")
-            self.p2p.punched.add(peer)
             await self.p2p.reach(peer, punch.OPEN_S, [multiaddr(*at) for at in found])
+            self.p2p.punched.add(peer)
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
         finally:
@@ -499,6 +506,8 @@ class Transport:
             self._journal.emit(
                 "transport", "punch-failed", f"{short(peer)}: {e}", "debug", peer=peer
             )
+        finally:
+            self.p2p.punched.discard(peer)
 
     # ----------------------------------------------------------- relaying for others
 
@@ -580,6 +589,7 @@ class Transport:
 
     def expel(self, revoked: Callable[[PeerId], bool]) -> None:
         self._book.revoked = revoked
+        self._auth.end(revoked)
         for peer in [p for p in self._met if revoked(p)]:
             self.forget(peer)
 

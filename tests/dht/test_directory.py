@@ -129,6 +129,22 @@ async def test_a_p2pd_that_takes_long_is_attached_to_in_the_end(
     assert await directory.publish(body("slow"))
 
 
+async def test_another_mode_wanted_while_it_attaches_is_not_lost(
+    swarm, monkeypatch, eventually
+) -> None:
+    directory, p2p = await swarm.node()
+    await directory.serve(False)
+    freeze(p2p)
+    monkeypatch.setattr(directory_module, "ATTACH_S", 0.1)
+    await asyncio.wait_for(directory.serve(True), 10)
+    await directory.serve(False)
+    monkeypatch.undo()
+    p2p._child.send_signal(signal.SIGCONT)
+    assert await eventually(lambda: directory._node is not None)
+    await directory.serve(False)
+    assert not p2p._client.control.unary_handlers, "it answers nobody"
+
+
 async def test_without_a_network_reading_and_publishing_still_work(swarm, body) -> None:
     directory = swarm.directory(swarm.identity())
     assert await directory.publish(body()) is False

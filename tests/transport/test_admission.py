@@ -92,6 +92,31 @@ async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
     await until(lambda: not b._auth._seats._held, 30)  # its seat is free again
 
 
+async def test_a_call_in_progress_is_ended_when_its_caller_is_revoked(swarm):
+    a, b, other = await swarm(), await swarm(), await swarm()
+    b.source.gate.clear()
+    b.parrot.gate.clear()
+    streams = []
+    for caller in (a, other):
+        caller.learn(b.peer_id, b.p2p.addresses())
+        stream = state_pb2_grpc.StateStub(await caller.channel(b.peer_id)).Fetch(
+            state_pb2.FetchRequest(length=1 << 17), timeout=30
+        )
+        assert len((await stream.read()).data) == 1 << 16
+        streams.append(stream)
+    unary = training_pb2_grpc.TrainingStub(a.lines.open[b.peer_id].channel.raw).Tell(
+        training_pb2.Note(), metadata=a.lines.open[b.peer_id].channel.label, timeout=30
+    )
+    await until(lambda: b._auth._seats._held[a.peer_id] == 2, 10)
+    b.expel(lambda peer: peer == a.peer_id)
+    for call in (streams[0].read(), unary):
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call
+        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    b.source.gate.set()
+    assert len((await streams[1].read()).data) == 1 << 16, "nobody else's"
+
+
 async def test_we_do_not_call_a_peer_whose_admission_has_ended(swarm):
     owner = Owner()
     a, b = await swarm(admit=owner.admit), await swarm()

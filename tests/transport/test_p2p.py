@@ -10,9 +10,10 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node.core.errors import PeerFault
+from node.reach.ladder import Rung
 from node.transport import p2p
 from protos import ask_pb2, state_pb2, state_pb2_grpc
-from tests.transport.conftest import introduce
+from tests.transport.conftest import introduce, until
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
@@ -67,6 +68,19 @@ async def test_a_peer_without_an_address_is_reached_by_its_connection(swarm):
         await a.p2p.open_stream(b.peer_id, "/test/unheard-of/1", timeout=5)
     with pytest.raises(PeerFault):
         await a.p2p.open_stream("12D3KooWnonsense0", "/tutti/ask/1", timeout=5)
+
+
+async def test_a_punched_connection_that_takes_long_counts_as_one(swarm, monkeypatch):
+    monkeypatch.setattr(p2p, "LINKS_EVERY_S", 0.1)
+    a, b = await swarm(), await swarm()
+    a.p2p.punched.add(b.peer_id)
+    assert b.peer_id not in await a.p2p.look(), "it is under way"
+    assert (await b.p2p.connect([a.p2p.addresses()[0]])) == {a.p2p.addresses()[0]: ""}
+    assert b.peer_id in await a.p2p.look()
+    assert a.p2p.how(b.peer_id) is Rung.PUNCHED
+    await b.close()
+    await until(lambda: b.peer_id not in a.p2p.links, 10)
+    assert not a.p2p.punched, "the next connection is another one"
 
 
 async def test_p2pd_ends_with_its_daemon_whether_killed_or_closed(processes):

@@ -6,6 +6,7 @@ import datetime
 import math
 import ssl
 import time
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -17,13 +18,18 @@ from node.core.ids import PeerId
 from node.core.version import PROTOCOL
 from node.identity.faults import PEERS_KEPT, TokenBucket
 from node.reach.secure import check_certificate, make_certificate
+from node.reach.settings import ReachSettings
+from node.reach.standing import Standing
 from node.telemetry.events import Journal
 from node.transport import handshake, p2p
 from node.transport.addresses import AddressBook, grpc_target, ip_of, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Tokens
+from node.transport.settings import TransportSettings
 from node.transport.traffic import Seats
+from node.transport.ways import reachable
 from node.transport.ways.punch import candidates
+from node.transport.ways.reachable import Known, Reachable
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
 
 A, B = (
@@ -404,3 +410,30 @@ async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
         await answered(meeting(None), hello(certificate=b""))
     with pytest.raises(PeerFault, match="no run"):
         await meeting(Scripted(), run="").greet(B, 1.0)
+
+
+async def test_company_is_kept_with_those_that_can_be_dialled(monkeypatch):
+    """However many are known that cannot: relays are among these, and reservations need a
+    connection."""
+    monkeypatch.setattr(reachable, "LOOK_S", 0.01)
+    dialled, all_of_them = set(), asyncio.Event()
+
+    async def reach(peer, timeout):
+        dialled.add(peer)
+        if opened <= dialled:
+            all_of_them.set()
+
+    daemon = SimpleNamespace(up=True, links={}, reach=reach)
+    one = Reachable(
+        daemon, TransportSettings(host="127.0.0.1"), ReachSettings(), Journal(), *2 * [None]
+    )
+    opened = {PeerId(f"open-{n}") for n in range(100)}
+    for peer in sorted(opened):
+        one.learn(peer, Known(("somewhere",), Standing.OPEN))
+    for n in range(200):
+        one.learn(PeerId(f"closed-{n}"), Known(("somewhere",), Standing.CLOSED))
+    one.start()
+    async with asyncio.timeout(10):
+        await all_of_them.wait()
+    assert len(dialled) == reachable.COMPANY
+    await one.close()

@@ -4,6 +4,8 @@ none."""
 import asyncio
 import hashlib
 import math
+import os
+import signal
 
 import grpc
 import pytest
@@ -122,6 +124,25 @@ async def test_when_a_relay_dies_the_other_one_carries_on(swarm, hidden):
     await until(lambda: b.relays.held == (other.peer_id,), 15)
 
 
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_only_a_relay_that_falls_silent_is_worth_a_warning(
+    swarm, hidden, monkeypatch, orderly
+):
+    monkeypatch.setattr(relays_module, "BEAT_S", 0.5)
+    monkeypatch.setattr(relays_module, "BEAT_TIMEOUT_S", 1.0)
+    relay = await swarm()
+    b = await hidden(relay)
+    if orderly:
+        await relay.close()
+    else:
+        os.kill(relay.p2p.pid, signal.SIGSTOP)
+    await until(lambda: not b.relays.held, 10)
+    if not orderly:
+        os.kill(relay.p2p.pid, signal.SIGCONT)
+    said = [e.level for e in b._journal.recent() if e.kind == "relay-lost"]
+    assert said == ["info" if orderly else "warning"]
+
+
 async def test_without_a_reservation_there_is_no_way(swarm):
     relay, a, b = await swarm(), await swarm(), await swarm()
     await b.p2p.connect([relay.p2p.addresses()[0]])
@@ -176,6 +197,25 @@ async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatc
     assert relay.relay.clients == 1
     revoked.add(b.peer_id)
     await until(lambda: not relay.relay.clients and not b.relays.held, 10)
+
+
+async def test_a_client_that_floods_its_relay_holds_nobody_up(swarm):
+    asked = []
+
+    def admit(peer, hello):
+        asked.append(peer)
+        return math.inf
+
+    relay, client = await swarm(admit=admit), await swarm()
+    await client.p2p.connect([relay.p2p.addresses()[0]])
+    reader, writer = await client.relays._ask(
+        relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
+    )
+    writer.write(b"." * (1 << 16))
+    async with asyncio.timeout(10):
+        assert await reader.readexactly(1 << 16) == b"." * (1 << 16), "each is answered"
+    assert len(asked) < 1 << 10
+    writer.close()
 
 
 @pytest.mark.parametrize("kind", ["poses", "reads", "alters", "replays", "stalls", "cuts"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import resource
 import socket
 import time
 
@@ -9,9 +10,13 @@ import grpc
 import pytest
 
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
+from node.core.ids import PeerId
+from node.identity.faults import PEERS_KEPT
 from node.identity.keys import Identity
+from node.inference.forwarding import LIMIT_S
 from node.reach.settings import ReachSettings
-from node.transport.ways import reachable
+from node.transport.service import DESCRIPTORS
+from node.transport.ways import lines, reachable
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
 from tests.transport.conftest import fetch, introduce, tell
 
@@ -70,6 +75,30 @@ async def test_a_line_that_is_not_used_is_closed_and_dialled_anew(swarm):
     assert not a.path(b.peer_id)
     assert await tell(a, b.peer_id) == a.peer_id
     assert not [e for e in a._journal.recent() if e.kind == "line-lost"]
+
+
+async def test_a_forgotten_line_leaves_time_for_the_longest_call(swarm, monkeypatch):
+    monkeypatch.setattr(lines, "RETIRE_S", 0.0)
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    channel, graces = await a.channel(b.peer_id), asyncio.Queue()
+    end = channel.close
+
+    async def close(grace=None):
+        graces.put_nowait(grace)
+        await end(grace)
+
+    monkeypatch.setattr(channel, "close", close)
+    a.forget(b.peer_id)
+    assert await asyncio.wait_for(graces.get(), 10) >= LIMIT_S
+
+
+async def test_of_lost_peers_only_the_newest_are_remembered(swarm):
+    """Whoever has many keys can be met and lost under each of them."""
+    a = await swarm()
+    for number in range(PEERS_KEPT + 100):
+        a.doubt(PeerId(f"stranger-{number}"))
+    assert len(a.lines._lost) == PEERS_KEPT
 
 
 async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
@@ -280,3 +309,13 @@ async def test_a_taken_port_is_named_with_its_holder(swarm):
                 await transport.start()
             assert f"transport.{setting}" in fault.value.next_step
             assert "pid" in fault.value.what
+
+
+async def test_its_connections_fit_below_the_limit_of_descriptors(swarm):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1024), hard))
+    try:
+        await swarm()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, DESCRIPTORS), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -181,6 +181,21 @@ async def test_what_is_sent_without_waiting_delays_what_waits():
     await asyncio.gather(waiting, return_exceptions=True)
 
 
+@pytest.mark.parametrize("mine", [True, False])
+async def test_the_one_large_message_of_a_stream_delays_what_waits(mine: bool):
+    """It is sent, and read, without waiting."""
+    capped = Traffic(max_up=1e4, max_down=1e4)
+    lane = Lane(capped, Traffic()) if mine else Lane(Traffic(), capped)
+    async with lane as channel:
+        assert await _all(channel.unary_stream("/T/Down")(b" " * 64 * BULK + b"0")) == []
+    turn = capped.may_send if mine else capped.may_read
+    waiting = asyncio.ensure_future(turn(CALLED, bytes(BULK)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
 def test_headers_and_acknowledgements_count():
     assert on_wire(0) > 0
     assert on_wire(1448 * 100, 0) == (1448 + 66) * 100

@@ -5,14 +5,18 @@ import asyncio
 import hashlib
 import os
 import socket
+import struct
+from contextlib import suppress
 from functools import partial
 
 import pytest
+import uvloop
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.transport.ways import tunnel
-from node.transport.ways.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd
+from node.transport.ways.punch import hand_over
+from node.transport.ways.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd, splice
 
 A = PeerId("a")
 
@@ -97,3 +101,52 @@ async def test_a_tunnel_to_nobody_ends_its_connection(tmp_path):
     reader, _ = await asyncio.open_unix_connection(str(tmp_path / "t.sock"))
     assert await asyncio.wait_for(reader.read(), 10) == b""
     await made.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_piece_that_waits_when_its_way_ends_is_dropped(run, monkeypatch):
+    """uvloop, on which daemons run, raises RuntimeError where asyncio drops the bytes."""
+    monkeypatch.setattr(tunnel, "LINGER_S", 0.01)
+
+    async def wait_while_the_other_end_goes() -> None:
+        (left, near), (far, right) = socket.socketpair(), socket.socketpair()
+        streams = *await streams_of(near), *await streams_of(far)
+
+        async def pay(count: int) -> None:
+            right.close()
+            await streams[3].wait_closed()
+
+        left.sendall(b"piece")
+        async with asyncio.timeout(10):
+            await splice(*streams, pay)
+        left.close()
+
+    run(wait_while_the_other_end_goes())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_punched_connection_may_end_before_it_is_carried(run):
+    async def reset_at_once() -> None:
+        ours = socket.socket()
+        ours.setblocking(False)
+        ended = asyncio.Event()
+
+        async def slow(reader, writer) -> None:
+            with suppress(OSError):
+                assert await reader.read() == b""
+            ended.set()
+
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            server = await asyncio.start_server(slow, "127.0.0.1", 0)
+            await asyncio.get_running_loop().sock_connect(ours, other.getsockname())
+            theirs, _ = other.accept()
+            # What is closed so is reset.
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+            async with asyncio.timeout(10):
+                with suppress(OSError):
+                    await hand_over(ours, *server.sockets[0].getsockname())
+                await ended.wait()
+            server.close()
+
+    run(reset_at_once())

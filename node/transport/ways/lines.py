@@ -17,8 +17,10 @@ import grpc.aio
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
+from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
+from node.identity.faults import PEERS_KEPT
 from node.reach.ladder import Climb, ClimbAttempt, Rung
 from node.telemetry.events import Journal
 from node.transport.auth import TOKEN_KEY, LabelledChannel
@@ -29,9 +31,10 @@ from node.transport.traffic import Traffic
 from node.transport.ways.relays import Relays
 from node.transport.ways.tunnel import STREAM, Pay, Tunnel
 
-RETIRE_S, FINISH_S = 5.0, 120.0
-"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S
-to finish them."""
+RETIRE_S, FINISH_S = 5.0, 3600.0
+"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, and is closed
+when they are finished, after FINISH_S at the latest: an answer of the ends may take ten minutes, an
+exchange as long as the owner's step."""
 
 REDIAL_S, LOST_FOR_S = 2.0, 30.0
 """A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove
@@ -92,7 +95,7 @@ class Lines:
         self.open: dict[PeerId, Connection] = {}
         """Every line there is now."""
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
-        self._lost: dict[PeerId, float] = {}
+        self._lost: Newest[PeerId, float] = Newest(PEERS_KEPT)
         self._tried = defaultdict[PeerId, Tried](lambda: Tried(Climb(punch)))
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []

@@ -257,7 +257,8 @@ class Reachable:
     def _keep_company(self, connected: Container[PeerId], now: float) -> None:
         """Connect to peers that can be dialled: whoever cannot be dialled is reached over the
         connections it makes."""
-        for peer, known in list(self.known.items())[-COMPANY:]:
+        last = sorted(self.known.items(), key=lambda one: one[1].standing is Standing.OPEN)
+        for peer, known in last[-COMPANY:]:
             if peer in connected or not known.addresses:
                 self._dials.pop(peer, None)
                 continue

@@ -139,7 +139,8 @@ class Relay:
             await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
             while True:
                 async with asyncio.timeout(SILENT_S):
-                    beat = await reader.read(1)
+                    # All that have come: a flood of single ones would hold up everybody else.
+                    beat = await reader.read(RELAY_BUFFER)
                 if not beat or self._refusal(peer, ask):
                     return
                 writer.write(beat)

@@ -36,6 +36,7 @@ BLAME_S = 600.0
 """A relay over which a connection broke comes after the others for so long."""
 NONCES = 4096
 """Preambles of relayed tunnels that cannot be used again."""
+_ENDED = "it has ended the reservation"
 _NONCE = 16
 _LABEL = b"tutti/relayed/tunnel/1"
 
@@ -122,11 +123,12 @@ class Relays:
         try:
             await self._beat(reader, writer)
         except (OSError, TimeoutError, StreamEnded) as e:
+            # A relay that comes to its end is no trouble of the network.
             self._journal.emit(
                 "transport",
                 "relay-lost",
                 f"relay {short(relay)} is lost: {str(e) or 'no answer'}",
-                "warning",
+                "info" if isinstance(e, StreamEnded) else "warning",
                 peer=relay,
             )
         finally:
@@ -140,8 +142,10 @@ class Relays:
             await writer.drain()
             async with asyncio.timeout(BEAT_TIMEOUT_S):
                 if not await reader.read(1):
-                    raise StreamEnded("it has ended the reservation")
+                    raise StreamEnded(_ENDED)
             await asyncio.sleep(BEAT_S)
+            if reader.at_eof():  # before a write that would fail
+                raise StreamEnded(_ENDED)
 
     async def serve(
         self, relay: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -117,16 +117,17 @@ async def splice(
     bytes have arrived.
     """
     writers = left_writer, right_writer
-    for writer in writers:
-        writer.transport.set_write_buffer_limits(high=BUFFER)
     over = False
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         nonlocal over
         try:
+            _check_open(sink)
+            sink.transport.set_write_buffer_limits(high=BUFFER)
             while piece := await source.read(PIECE):
                 if pay is not None:
                     await pay(len(piece))
+                _check_open(sink)
                 sink.write(piece)
                 await sink.drain()
             if not over:
@@ -139,3 +140,10 @@ async def splice(
                 writer.transport.abort()
 
     await asyncio.gather(pump(left_reader, right_writer), pump(right_reader, left_writer))
+
+
+def _check_open(writer: asyncio.StreamWriter) -> None:
+    """Raises OSError for a connection that has ended: uvloop, on which daemons run, raises
+    RuntimeError where asyncio drops what is written to one."""
+    if writer.is_closing():
+        raise ConnectionResetError("the connection has ended")
