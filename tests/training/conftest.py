@@ -143,9 +143,8 @@ class Peer:
     @property
     def anchored(self) -> OuterState:
         """Anchor and outer momentum; there must be some."""
-        state = self.work.anchor.state
-        assert state is not None
-        return state
+        assert self.work.anchor.state is not None
+        return self.work.anchor.state
 
     @property
     def taking(self) -> StateImport:
@@ -223,12 +222,9 @@ class Rig:
         epoch, history, tokens = 0, "", 0
         if after is not None:
             epoch, history, tokens = after.epoch, after.lineage, after.tokens
-            if not again:
-                epoch, history, tokens = (
-                    epoch + 1,
-                    lineage_after(after, ()),
-                    tokens + TOKENS * len(after.paths),
-                )
+        if after is not None and not again:
+            epoch, history = epoch + 1, lineage_after(after, ())
+            tokens += TOKENS * len(after.paths)
         all_members = tuple(PlanMember(p.me, 1, 1.0, True) for p in members) + tuple(
             PlanMember(p.me, 1, 1.0, False) for p in listeners
         )
@@ -278,8 +274,7 @@ class Rig:
             ):
                 await p.work.go_to(plan.base, "roll-back")
             p.plan = plan
-            member = plan.member(p.me)
-            await p.work.begin(plan, not member.current)
+            await p.work.begin(plan, not plan.member(p.me).current)
 
     async def begun(
         self,
@@ -330,7 +325,6 @@ class Rig:
             after = self.plan(members, owners, after)
             await self.epoch(after, *members)
             await self.copied(*members)
-        assert after is not None
         return after
 
     async def trained(
@@ -348,8 +342,7 @@ class Rig:
     def placed(self, peers: Sequence[Peer], before: Mapping[str, Any] | None = None) -> Any:
         """Owners as a leader places them."""
         was = {n: PeerId(getattr(p, "me", p)) for n, p in (before or {}).items()} or None
-        members = [(p.me, 1.0) for p in peers]
-        owners = assign(parts_of(SHAPES, self.optim), members, was)
+        owners = assign(parts_of(SHAPES, self.optim), [(p.me, 1.0) for p in peers], was)
         return {name: self.peers[peer] for name, peer in owners.items()}
 
     @asynccontextmanager

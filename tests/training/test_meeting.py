@@ -45,49 +45,43 @@ class Cells:
             if i != of
         )
 
-    def plan(self, i: int, said: Window, *, again: bool = False, outer: int = 0) -> Plan:
+    def plan(self, i: int, said: Window, *, outer: int = 0) -> Plan:
         cell = self.cells[i]
-        plan = self.rig.plan(
+        return self.rig.plan(
             cell,
             dict.fromkeys(SHAPES, cell[0]),
             self.last[i],
-            again=again,
             cell_id=_name(i),
             window=said,
             outer=outer,
+            **{"paths": ()} if outer else {},
         )
-        return replace(plan, paths=()) if outer else plan
 
-    async def train(self, *windows: Window) -> None:
-        """An epoch of gradients, by plans that say this of windows, by cell."""
+    async def train(self) -> None:
+        """An epoch of gradients, by plans that say nothing of windows."""
         for i, cell in enumerate(self.cells):
-            plan = self.plan(i, windows[i] if windows else Window())
-            self.last[i] = await self.rig.epoch(plan, *cell)
+            self.last[i] = await self.rig.epoch(self.plan(i, Window()), *cell)
 
     async def give(self, number: int) -> list[dict[str, Tensor]]:
         """Every cell gives what it has, and trains for an epoch meanwhile; what each gave."""
         given = [cell[0].parameters() for cell in self.cells]
-        plans = [
-            self.plan(i, Window(number, self.partners(i), WITHIN_S)) for i in range(len(self.cells))
-        ]
-        for cell, plan in zip(self.cells, plans, strict=True):
-            await self.rig.begin(plan, *cell)
-        for cell, plan in zip(self.cells, plans, strict=True):
+        for i, cell in enumerate(self.cells):
+            self.last[i] = self.plan(i, Window(number, self.partners(i), WITHIN_S))
+            await self.rig.begin(self.last[i], *cell)
+        for cell, plan in zip(self.cells, self.last, strict=True):
             await self.rig.averaged(plan, *cell)
-        self.last = list(plans)
-        await asyncio.gather(*(_met(p) for p in self.everybody))
+        await asyncio.gather(*(p.work.windows._meeting.task for p in self.everybody))
         assert {p.work.windows.mean[0] for p in self.everybody} == {number}
         return given
 
-    def landing(self, i: int, number: int, *, again: bool = False) -> Plan:
+    def landing(self, i: int, number: int) -> Plan:
         """The outer round that puts the mean of the window in place."""
         _, digest = self.cells[i][0].work.windows.mean
-        said = Window(0, self.partners(i), means={1: digest})
-        return self.plan(i, said, again=again, outer=number)
+        return self.plan(i, Window(0, self.partners(i), means={1: digest}), outer=number)
 
-    async def land(self, number: int, *, again: bool = False) -> None:
+    async def land(self, number: int) -> None:
         for i, cell in enumerate(self.cells):
-            self.last[i] = await self.rig.epoch(self.landing(i, number, again=again), *cell)
+            self.last[i] = await self.rig.epoch(self.landing(i, number), *cell)
 
     async def meet(self, number: int) -> None:
         await self.give(number)
@@ -96,12 +90,6 @@ class Cells:
 
 def _name(i: int) -> CellId:
     return CellId("abcdef"[i] * 16)
-
-
-async def _met(p: Peer) -> None:
-    meeting = p.work.windows._meeting
-    assert meeting.task is not None
-    await meeting.task
 
 
 def mean(of: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -137,8 +125,7 @@ async def test_cells_keep_what_they_learned_while_a_mean_was_made(rig: Rig) -> N
     learned = [p.parameters() for p in (a, c)]
     await cells.land(7)
     for p, here, was in zip((a, c), learned, given, strict=True):
-        after = {n: here[n] + mean(given)[n] - was[n] for n in SHAPES}
-        close(p.parameters(), after)
+        close(p.parameters(), {n: here[n] + mean(given)[n] - was[n] for n in SHAPES})
     assert a.work.stage.digest == b.work.stage.digest != c.work.stage.digest
     news = a.work.windows.news
     assert (news.number, news.cells, news.peers) == (7, 2, 2)
@@ -162,12 +149,10 @@ async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
         for p in cells.everybody:
             close(p.anchored.anchor, state.anchor)
             close(p.anchored.momentum, state.momentum)
-    names = set[str]()
     for p in cells.everybody:
         p.work.anchor.names_itself()
-        names.add(p.work.anchor.name)
-    assert len(names) == 1, "what differs would be copied from each other"
-    assert bool(names.pop()) is (settings is DELTAS)
+    (name,) = {p.work.anchor.name for p in cells.everybody}  # else they would copy from each other
+    assert bool(name) is (settings is DELTAS)
 
 
 async def test_a_window_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) -> None:
@@ -263,9 +248,7 @@ async def test_a_checkpoint_restores_anchor_and_rounding_errors(rig: Rig) -> Non
     await rig.copied(c)
     await cells.land(7)
     await rig.copied(c)
-    landed = cells.last[1]
-    assert landed is not None
-    version, state, words = makes(landed, ()), c.anchored, _words(c)
+    version, state, words = makes(cells.last[1], ()), c.anchored, _words(c)
     assert words.keys() == set(SHAPES)
     await cells.train()
     await rig.copied(c)
@@ -280,21 +263,17 @@ async def test_a_checkpoint_restores_anchor_and_rounding_errors(rig: Rig) -> Non
 
 async def test_a_change_of_the_owner_ends_anchors_or_begins_them(rig: Rig) -> None:
     cells = await two_and_one(rig, PARAMETERS)
-    a, b, c = cells.everybody
-    assert a.work.anchor.state is None
-    begins = [cell[0].parameters() for cell in cells.cells]
-    plans = [
-        replace(cells.plan(i, Window(7, cells.partners(i), WITHIN_S)), change="deltas")
-        for i in range(2)
-    ]
-    for cell, plan in zip(cells.cells, plans, strict=True):
-        await rig.begin(plan, *cell)
-    await asyncio.gather(*(_met(p) for p in (a, b, c)))
-    for p, begun in ((a, begins[0]), (b, begins[0]), (c, begins[1])):
+    assert cells.everybody[0].work.anchor.state is None
+    begins = [p.parameters() for p in cells.everybody]
+    for i, cell in enumerate(cells.cells):
+        said = Window(7, cells.partners(i), WITHIN_S)
+        await rig.begin(replace(cells.plan(i, said), change="deltas"), *cell)
+    await asyncio.gather(*(p.work.windows._meeting.task for p in cells.everybody))
+    for p, begun in zip(cells.everybody, begins, strict=True):
         assert all(torch.equal(p.anchored.anchor[n], begun[n]) for n in SHAPES)
     for i, cell in enumerate(cells.cells):
         await rig.begin(cells.plan(i, Window()), *cell)
-    assert all(p.work.anchor.state is None for p in (a, b, c))
+    assert all(p.work.anchor.state is None for p in cells.everybody)
 
 
 async def test_a_change_of_the_owner_ends_the_window_under_way(rig: Rig) -> None:
@@ -302,11 +281,10 @@ async def test_a_change_of_the_owner_ends_the_window_under_way(rig: Rig) -> None
     *_, c = cells.everybody
     plan = replace(cells.plan(1, Window(7, cells.partners(1), WITHIN_S)), change="deltas")
     await rig.begin(plan, c)
-    meeting = c.work.windows._meeting
-    assert meeting is not None
+    meeting = c.work.windows._meeting.task
     await rig.begin(cells.plan(1, Window()), c)
-    await asyncio.wait([meeting.task])
-    assert meeting.task.cancelled()
+    await asyncio.wait([meeting])
+    assert meeting.cancelled()
     assert c.work.windows._meeting is None
 
 
@@ -330,13 +308,11 @@ async def test_one_cell_makes_the_mean_and_the_others_take_it(
         await cells.train()
         given = await cells.give(number)
         meetings = [p.work.windows._meeting for p in peers]
-        assert [m.server is None for m in meetings if m] == [_name(i) == server for i in range(3)]
-        before = [p.parameters() for p in peers]
-        made = [p.work.windows._meeting.mean for p in peers]  # type: ignore[union-attr]
+        assert [m.server is None for m in meetings] == [_name(i) == server for i in range(3)]
+        before, made = [p.parameters() for p in peers], [m.mean for m in meetings]
         assert len({p.work.windows.mean for p in peers}) == 1, "all have the server's bits"
         await cells.land(number)
         for p, was, gave, mean_ in zip(peers, before, given, made, strict=True):
-            want = {n: was[n] + (mean_[n] - gave[n]) for n in SHAPES}  # type: ignore[index]
-            close(p.parameters(), want)
+            close(p.parameters(), {n: was[n] + (mean_[n] - gave[n]) for n in SHAPES})
         if settings.carries == "parameters":
             close({n: made[0][n] for n in SHAPES}, mean(given))  # type: ignore[index]

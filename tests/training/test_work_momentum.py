@@ -30,19 +30,13 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
     a, b, c, plan = await rig.trained(CELL, 5, alone)
     for p in (a, b, c):
         same(p.parameters(), alone.parameters)
-        assert not p.events("state-lost")
-        assert not p.events("momentum-old")
-        assert not p.events("state-moved")
+        assert not [e for e in ("state-lost", "momentum-old", "state-moved") if p.events(e)]
     # Copied at versions 2 and 4; b is the buddy of a, c of b, a of c.
     version = Version(4, b.work.state_export._trail.at(4).lineage)
-    assert b.spares.versions() == {
-        "layers.0.a": version,
-        "layers.0.norm": version,
-    }
+    assert b.spares.versions() == dict.fromkeys(OF_A, version)
     assert c.spares.versions() == {"layers.0.b": version}
     assert a.spares.versions() == {"layers.1.a": version}
-    spare = b.spares.get("layers.0.a")
-    same(spare.state, alone.saved[4]["layers.0.a"])
+    same(b.spares.get("layers.0.a").state, alone.saved[4]["layers.0.a"])
     assert [e.fields["epoch"] for e in b.events("spare-kept")] == [2, 4]
     assert plan.epoch == 4
 
@@ -61,12 +55,10 @@ async def test_a_dead_owners_successor_steps_with_the_spare(
     expected = alone.stepped("bc", 5, dict.fromkeys(OF_A, 4))
     same(b.parameters(), expected)
     same(c.parameters(), expected)
-    taker = rig.peers[heir]
-    other = c if heir == "b" else b
+    taker, other = (b, c) if heir == "b" else (c, b)
     (old,) = taker.events("momentum-old")
     assert (old.fields["parts"], old.fields["age"]) == (2, 1)
-    assert (taker.taking.age, taker.taking.lost) == (1, 0)
-    assert (other.taking.age, other.taking.lost) == (0, 0)
+    assert [(p.taking.age, p.taking.lost) for p in (taker, other)] == [(1, 0), (0, 0)]
     assert not taker.events("state-lost")
     # The next epoch goes on from what this one left.
     await rig.epoch(rig.plan((b, c), shared(taker, b, c), last), b, c)
@@ -106,13 +98,13 @@ async def test_without_a_copy_the_loss_is_reported_with_its_reason(rig: Any, alo
 async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alone: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 3)
     moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((a, b, c), shared(c, b, c), plan, moved=moved), a, b, c)
+    last = await rig.epoch(rig.plan((a, b, c), shared(c, b, c), plan, moved=moved), a, b, c)
     alone.epochs([CELL] * 4)
     same(c.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
     assert c.taking.lost == c.taking.age == 0
     # Who gave it keeps what it had as a copy, and offers it as nothing else.
-    await rig.begun((a, b, c), shared(c, b, c), rig.peers["a"].plan)
+    await rig.begun((a, b, c), shared(c, b, c), last)
     assert a.owner.names() == ()
     assert {n: v.epoch for n, v in a.work.listing(1, StateKind.SPARE).items()} == {
         "layers.1.a": 2,
@@ -136,17 +128,13 @@ class DiesWhileGiving(StateService):
     dies = False
 
 
-async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
-    rig: Any, alone: Any, monkeypatch: Any
-) -> None:
+async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(rig: Any, alone: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 5, alone, service=DiesWhileGiving)
     a.state.dies = True
-    moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((b, c), shared(c, b, c), plan, moved=moved), b, c)
+    await rig.epoch(rig.plan((b, c), shared(c, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
     same(c.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     assert [(e.fields["parts"], e.fields["age"]) for e in c.events("momentum-old")] == [(2, 1)]
-    assert len(c.events("state-not-moved")) == 1
-    assert c.taking.lost == 0
+    assert (len(c.events("state-not-moved")), c.taking.lost) == (1, 0)
 
 
 async def test_state_that_was_refused_keeps_its_reason(rig: Any, monkeypatch: Any) -> None:
@@ -167,9 +155,7 @@ async def test_state_that_was_refused_keeps_its_reason(rig: Any, monkeypatch: An
 
 
 async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    (d,) = await rig.add("d")
-    everybody = (a, b, c, d)
+    everybody = a, b, c, d = await rig.add(*CELL, "d")
     plan = await rig.train(everybody, shared(a, b, c), 5)
     alone.epochs(["abcd"] * 5)
     last = await rig.begun(everybody, shared(a, b, c), plan)
@@ -191,8 +177,7 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     after = await rig.begun((b, c), shared(b, b, c), last, listeners=(d,))
     d.plan = after
     await d.work.begin(after, True)
-    assert d.owner.names() == ()
-    assert d.owner.staged(5) == frozenset()
+    assert (d.owner.names(), d.owner.staged(5)) == ((), frozenset())
     assert d.work.listing(1, StateKind.OPTIMIZER) == {}
     offered = b.work.listing(1, StateKind.OPTIMIZER).items()
     assert {n for n, v in offered if v == after.base} >= set(OF_A)
@@ -240,12 +225,9 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
     assert set(new) < b.owner.staged(3)
     await rig.averaged(last, b, c, attempt=2, dead=(a.me,), owners=dict.fromkeys(new, "c"))
     made = b.work.stage.version
-    assert {
-        k.rpartition("/")[0]
-        for k in b.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
-    } == {"layers.0.b"}
-    found = c.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
-    assert {k.rpartition("/")[0] for k in found} == {*new, "layers.1.a"}
+    for p, parts in ((b, {"layers.0.b"}), (c, {*new, "layers.1.a"})):
+        found = p.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
+        assert {k.rpartition("/")[0] for k in found} == parts
 
 
 async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
@@ -254,8 +236,7 @@ async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any
     # The plan is not sent to a any more, so nothing settles its last update there: it gives what it
     # has staged.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
-    moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((b, c), shared(b, b, c), plan, moved=moved), b, c)
+    await rig.epoch(rig.plan((b, c), shared(b, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
     assert await leaving
     same(b.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in a.events("handed-over")] == [2]
@@ -299,8 +280,7 @@ async def test_an_owner_leaving_in_its_first_epoch_awaits_its_state(rig: Any) ->
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(first, a, b)
     assert not leaving.done()
-    moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((b,), shared(b, b, b), first, moved=moved), b)
+    await rig.epoch(rig.plan((b,), shared(b, b, b), first, moved=dict.fromkeys(OF_A, a)), b)
     assert await leaving
     assert b.owner.staged(1) == set(rig.shapes)
     assert b.taking.lost == 0
@@ -317,15 +297,14 @@ async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
     )
     assert not await a.work.handed_over(0.01)
     assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2, 1]
+    here, served = a.work.stage.version, a.work.state_export.served
     for key in ("exp_avg", "exp_avg_sq"):
-        a.work.state_export.served(
-            StateKind.OPTIMIZER, a.work.stage.version, f"layers.0.norm/{key}"
-        )
+        served(StateKind.OPTIMIZER, here, f"layers.0.norm/{key}")
     assert not await a.work.handed_over(0.01), "one tensor of it is still here only"
-    a.work.state_export.served(StateKind.SPARE, a.work.stage.version, "layers.0.norm/steps")
-    a.work.state_export.served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
+    served(StateKind.SPARE, here, "layers.0.norm/steps")
+    served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
     assert not await a.work.handed_over(0.01), "a copy, or old state, is not it"
-    a.work.state_export.served(StateKind.OPTIMIZER, a.work.stage.version, "layers.0.norm/steps")
+    served(StateKind.OPTIMIZER, here, "layers.0.norm/steps")
     assert await a.work.handed_over(0.01)
 
 
@@ -344,10 +323,7 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
     await rig.net.kill(a.me)
     last = rig.plan((b, c), shared(b, b, c), plan)
     await rig.begin(last, c)
-    for name, version in {
-        "layers.0.a": Version(10**6, ""),
-        "layers.0.norm": Version(3, "f" * 32),
-    }.items():
+    for name, version in zip(OF_A, (Version(10**6, ""), Version(3, "f" * 32)), strict=True):
         c.spares.put(
             name, version, {k: torch.zeros_like(t) for k, t in alone.saved[2][name].items()}
         )
@@ -358,8 +334,7 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
 
 async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, alone: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 5, alone)
-    spare = b.spares.get("layers.0.a")
-    spare.state["momentum"].fill_(float("nan"))
+    b.spares.get("layers.0.a").state["momentum"].fill_(float("nan"))
     await rig.net.kill(a.me)
     await rig.epoch(rig.plan((b, c), shared(c, b, c), plan), b, c)
     same(c.parameters(), alone.stepped("bc", 5, {"layers.0.a": 0, "layers.0.norm": 4}))

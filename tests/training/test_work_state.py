@@ -28,22 +28,16 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     a, b, plan = await rig.trained("ab", 4, every=2)
     share = (SampleClass(1, 1, 9, (3, 5)), SampleClass(2, 2, 10))
     last = await rig.begun((a, b), shared(a, b), plan, cursor=share)
-    for p in (a, b):
-        await p.work.local_checkpoints.saved()
+    await rig.copied(a, b)
     (two, four) = a.work.local_checkpoints.versions()
     assert (two.epoch, four) == (2, last.base)
     assert four.lineage == lineage_after(plan, ()) != two.lineage
     assert b.work.local_checkpoints.versions() == (two, four), (
         "the stages of a swarm can be matched"
     )
-    meta = a.store.metas(1)[4]
-    assert meta["tokens"] == last.tokens > 0
-    past = a.work.local_checkpoints.recall(four)
-    assert (past.cursor, past.owners, past.tokens) == (
-        share,
-        {n: p.me for n, p in shared(a, b).items()},
-        last.tokens,
-    )
+    assert a.store.metas(1)[4]["tokens"] == last.tokens > 0
+    past, owners = a.work.local_checkpoints.recall(four), shared(a.me, b.me)
+    assert (past.cursor, past.owners, past.tokens) == (share, owners, last.tokens)
     assert a.work.local_checkpoints.recall(Version(4, "f" * 32)) is None
     assert a.work.local_checkpoints.recall(Version(3, two.lineage)) is None
 
@@ -54,11 +48,11 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     await a.work.local_checkpoints.saved()
     (two,) = a.work.local_checkpoints.versions()
     await a.work.restore(two)
-    assert a.work.stage.version == two
-    assert a.work.tokens == a.store.metas(1)[2]["tokens"]
+    assert (a.work.stage.version, a.work.tokens) == (two, a.store.metas(1)[2]["tokens"])
     same(a.parameters(), alone.parameters)
-    assert set(a.owner.names()) == {"layers.0.a", "layers.0.norm"}
-    assert a.owner.through("layers.0.a") == 1
+    assert {n: a.owner.through(n) for n in a.owner.names()} == dict.fromkeys(
+        ("layers.0.a", "layers.0.norm"), 1
+    )
     same(a.owner.state("layers.0.a"), alone.saved[2]["layers.0.a"])
     assert (a.spares.versions(), plan.epoch) == ({}, 2)
     before = a.parameters()
@@ -72,10 +66,8 @@ async def test_checkpoints_without_a_lineage_are_read(
     rig: Any,
 ) -> None:
     (a,) = await rig.add("a")
-    parameters, cursor = (
-        a.work.stage.parameters(),
-        {"cursor": [8, [3]], "owners": {"layers.0.a": "a"}},
-    )
+    parameters = a.work.stage.parameters()
+    cursor = {"cursor": [8, [3]], "owners": {"layers.0.a": "a"}}
     a.store.save(1, 2, parameters, {}, cursor)
     a.store.save(1, 4, parameters, {}, {**cursor, "lineage": "no hex"})
     a.store.save(1, 6, {"other": torch.zeros(2)}, {}, cursor)
@@ -119,10 +111,8 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     ended = await c.work.copy(last, rig.round(last, 1, sources=(a.me, b.me), digest=good))
     assert not ended.missing
     assert await c.work.adopt(last) == good
-    assert ((c.work.stage.version, c.work.tokens), c.work.fetching) == (
-        (made, last.tokens + 30),
-        1.0,
-    )
+    assert (c.work.stage.version, c.work.tokens) == (made, last.tokens + 30)
+    assert c.work.fetching == 1.0
 
 
 class Breaks(StateService):
@@ -153,8 +143,7 @@ async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: An
     a.state.broken = False
     await c.work.join((a.me,), None, partial=partial)
     assert c.work.stage.version == was != a.work.stage.version
-    total = sum(t.nbytes for t in c.parameters().values())
-    assert a.state.given == total, "nothing was fetched twice"
+    assert a.state.given == sum(t.nbytes for t in c.parameters().values()), "nothing comes twice"
     assert given == c.parameters()["layers.0.a"].nbytes
     assert not incoming.exists()
 
@@ -182,8 +171,7 @@ async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any)
     last = await rig.begun((b,), shared(b, b), plan, moved=moved)
     await a.state.asked.wait()
     await rig.averaged(last, b, deadline_s=8.0)
-    expected = alone.stepped("b", 3, dict.fromkeys(moved, 0))
-    same(b.parameters(), expected)
+    same(b.parameters(), alone.stepped("b", 3, dict.fromkeys(moved, 0)))
     (lost,) = b.events("state-lost")
     assert "a, which owned it, did not give it in time" in lost.text
     taking = b.taking._arrivals[0].task
@@ -199,20 +187,23 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     a, b, plan = await rig.trained("ab", 3, buddy_every=0)
     here, before = a.work.stage.version, a.work.stage.settled
     assert here.epoch == before.epoch + 1
+    states = []
     for version in (here, before):
-        found = a.work.describe(1, StateKind.OPTIMIZER, version.epoch, version.lineage)
-        assert found[0] == version
-        assert {k.rpartition("/")[0] for k in found[1]} == {"layers.0.a", "layers.0.norm"}
-    staged = a.work.describe(1, StateKind.OPTIMIZER, here.epoch, here.lineage)[1]
-    final = a.work.describe(1, StateKind.OPTIMIZER, before.epoch, before.lineage)[1]
-    assert not torch.equal(staged["layers.0.a/momentum"], final["layers.0.a/momentum"])
+        at, found = a.work.describe(1, StateKind.OPTIMIZER, version.epoch, version.lineage)
+        assert at == version
+        assert {k.rpartition("/")[0] for k in found} == {"layers.0.a", "layers.0.norm"}
+        states.append(found["layers.0.a/momentum"])
+    assert not torch.equal(*states)
     assert a.work.describe(1, StateKind.OPTIMIZER, None, "")[0] == before, (
         "what may still be undone is not the newest"
     )
-    assert a.work.describe(1, StateKind.OPTIMIZER, here.epoch, "f" * 32) is None
-    assert a.work.describe(1, StateKind.OPTIMIZER, 1, "") is None
-    assert a.work.describe(2, StateKind.OPTIMIZER, None, "") is None
-    assert a.work.describe(1, StateKind.PARAMETERS, here.epoch, "f" * 32) is None
+    for nowhere in (
+        (1, StateKind.OPTIMIZER, here.epoch, "f" * 32),
+        (1, StateKind.OPTIMIZER, 1, ""),
+        (2, StateKind.OPTIMIZER, None, ""),
+        (1, StateKind.PARAMETERS, here.epoch, "f" * 32),
+    ):
+        assert a.work.describe(*nowhere) is None, nowhere
     assert a.work.describe(1, StateKind.PARAMETERS, None, "")[0] == here
     assert a.work.listing(1, StateKind.OPTIMIZER) == dict.fromkeys(
         ("layers.0.a", "layers.0.norm"), before
@@ -240,16 +231,12 @@ async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
 ) -> None:
     a, plan = await rig.trained("a", 3, every=100, buddy_every=0)
     (late,) = await rig.add("late", every=100, buddy_every=0)
-    last = rig.plan((a,), shared(a, a), plan, listeners=(late,))
-    done = dataclasses.replace(last, paths=())
+    done = rig.plan((a,), shared(a, a), plan, listeners=(late,), paths=())
     await a.work.settle(done.epoch, done)
     for peer in (a, late):
         await peer.work.finish(done)
         await peer.work.local_checkpoints.saved()
-    assert (a.work.local_checkpoints.versions(), late.work.local_checkpoints.versions()) == (
-        (done.base,),
-        (),
-    )
+    assert [p.work.local_checkpoints.versions() for p in (a, late)] == [(done.base,), ()]
 
 
 async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, alone: Any) -> None:
@@ -258,23 +245,18 @@ async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, a
     a, plan = await rig.trained("a", 3, alone, every=1)
     owners = dict.fromkeys(rig.shapes, a)
     # What it made last becomes final, then the swarm's version is that of nine epochs.
-    held = a.work.stage.version
+    held, stage = a.work.stage.version, a.work.stage
     await a.work.settle(
         held.epoch, rig.plan((a,), owners, plan, epoch=LATER.epoch, lineage=LATER.lineage)
     )
-    digest = a.work.stage.digest
+    digest = stage.digest
     await a.work.go_to(LATER, "left out")
-    assert (a.work.stage.version, a.work.stage.settled, a.work.stage.digest) == (
-        LATER,
-        LATER,
-        digest,
-    )
+    assert (stage.version, stage.settled, stage.digest) == (LATER, LATER, digest)
     back = rig.plan((a,), owners, plan, epoch=LATER.epoch, lineage=LATER.lineage, stood={1: held})
     a.plan = None
     await rig.epoch(back, a)
     assert a.work.stage.version.epoch == LATER.epoch + 1
-    assert not a.events("state-lost")
-    assert not a.events("momentum-old")
+    assert not [*a.events("state-lost"), *a.events("momentum-old")]
     expected = alone.stepped("a", LATER.epoch, dict.fromkeys(rig.shapes, 3))
     torch.testing.assert_close(a.parameters(), expected)
     # A checkpoint of the version before is not written anew under the epoch that became final late.
