@@ -2,6 +2,7 @@
 explains, an end before the end."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,9 @@ PATH = Path(0, E, (0, 1), (Hop(1, S),))
 
 
 def plan(epoch: int = 7, **about: object) -> Plan:
-    made = Plan(
-        epoch, 9, E, (PlanMember(E, 0), PlanMember(S, 1)), (PATH,), {"w": S}, lineage="ab" * 16
-    )
-    return dataclasses.replace(made, **about)  # type: ignore[arg-type]
+    members = PlanMember(E, 0), PlanMember(S, 1)
+    given: dict[str, Any] = {"paths": (PATH,), "owners": {"w": S}, "lineage": "ab" * 16}
+    return Plan(epoch, 9, E, members, **given | about)
 
 
 GOOD = ev.Heartbeat(

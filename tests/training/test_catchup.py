@@ -82,7 +82,6 @@ async def test_a_checkpoint_is_kept_over_older_parameters_of_donors(
     await catch_up(c.work, record_store, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
     assert c.work.stage.version == at
     assert at.epoch > d.work.stage.version.epoch
-    assert at in (c.work.stage.version, *c.work.local_checkpoints.versions())
     assert c.events("fetch-older")
     assert record_store.looks == 1
 
@@ -126,10 +125,8 @@ async def test_a_late_joiner_of_adapters_fetches_the_weights_too(rig: Any, tmp_p
     base = {"w": torch.arange(6.0), "v": torch.ones(2, 2)}
     a.work.stage.frozen = base
     c.work.stage.frozen, c.work.stage.empty = {n: t * 0 for n, t in base.items()}, True
-    board, keep = Board(a=(3, "training")), tmp_path / "base"
-    given = digest(base)
+    board, keep, given = Board(a=(3, "training")), tmp_path / "base", digest(base)
     await catch_up(c.work, board, None, c.journal, 0.0, given)  # type: ignore[arg-type]
     await keep_base(c.work, keep, c.journal)
-    assert c.work.stage.version == a.work.stage.version
-    assert not c.work.stage.empty
+    assert (c.work.stage.version, c.work.stage.empty) == (a.work.stage.version, False)
     assert digest(c.work.stage.frozen) == digest(load_file(keep / "model.safetensors")) == given

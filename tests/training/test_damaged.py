@@ -2,10 +2,8 @@
 and nothing else is lost."""
 
 import asyncio
-import dataclasses
 import errno
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +18,6 @@ from node.training.protocol import events as ev
 from node.training.service import Training
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
-
-
-def change_eight_bytes(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    at = len(raw) // 2
-    raw[at : at + 8] = bytes(b ^ 0xFF for b in raw[at : at + 8])
-    path.write_bytes(raw)
 
 
 def taking_part(peer: Any, on_error: Any = None) -> Training:
@@ -59,22 +50,20 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
 ) -> None:
     a, owners = await written(rig, 4)
     two, three, four = a.work.local_checkpoints.versions()
-    change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
+    path = a.store.path(1, three.epoch) / "optimizer.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    path.write_bytes(raw)
 
     t = taking_part(a)
     t.member.stand(four, a.work.local_checkpoints.versions(), a.work.tokens)
-    spoilt, back = (
-        dataclasses.replace(rig.plan((a,), owners), epoch=v.epoch, lineage=v.lineage, digests={})
-        for v in (three, two)
-    )
+    spoilt, back = (rig.plan((a,), owners, epoch=v.epoch, lineage=v.lineage) for v in (three, two))
     refused = await t.happens(ev.PlanArrived(spoilt))
-    assert refused is not None
     assert f"epoch {three.epoch} cannot be put in place" in refused
     assert (t.member.at, t.member.state, a.work.stage.version) == (four, MemberState.IDLE, four), (
         "it stands where it stood"
     )
-    assert three not in t.member.reachable
-    assert two in t.member.reachable
+    assert {two, three} & {*t.member.reachable} == {two}
     assert len(a.events("restore-failed")) == 1
 
     assert await t.happens(ev.PlanArrived(back)) is None
@@ -95,9 +84,7 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
     monkeypatch.setattr(a.work, "restore", slow)
     t = taking_part(a)
     t.member.stand(newest, a.work.local_checkpoints.versions(), a.work.tokens)
-    plan = dataclasses.replace(
-        rig.plan((a,), owners), epoch=older.epoch, lineage=older.lineage, digests={}
-    )
+    plan = rig.plan((a,), owners, epoch=older.epoch, lineage=older.lineage)
     call = asyncio.ensure_future(t._told(ev.PlanArrived(plan)))
     await begins.wait()
     call.cancel()
@@ -122,9 +109,7 @@ async def test_a_plan_that_breaks_a_member_is_told_to_its_parent(
     errors: list[str] = []
     t = taking_part(a, lambda name, error: errors.append(f"{name}: {error}"))
     t.member.stand(newest, a.work.local_checkpoints.versions(), a.work.tokens)
-    plan = dataclasses.replace(
-        rig.plan((a,), owners), epoch=older.epoch, lineage=older.lineage, digests={}
-    )
+    plan = rig.plan((a,), owners, epoch=older.epoch, lineage=older.lineage)
     with pytest.raises(RuntimeError, match="memory"):
         await t._told(ev.PlanArrived(plan))
     assert (t.member.at, a.work.stage.version) == (older, newest)
@@ -138,8 +123,7 @@ async def test_rounds_of_strangers_wait_for_nothing(rig: Any) -> None:
     t.member.plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
     async with t._member_lock:
         refused = await t._hear(PeerId("stranger"), pb.Note(round=pb.RoundNote()))
-    assert refused == "only the plan's leader opens its rounds"
-    assert not len(t.tasks)
+    assert (refused, len(t.tasks)) == ("only the plan's leader opens its rounds", 0)
     await t.close()
 
 

@@ -29,13 +29,9 @@ BUSY = Measured(forward_s=5.0, backward_s=10.0, tera_s=10.0)
 def told(costs: Measured = NOTHING, others: Measured | None = None) -> tuple[Leader, Plan]:
     """A leader with its first plan of two stages; all members say these costs, ``others`` those at
     stage 1."""
-    said = [
-        heard(E, costs=costs),
-        heard(S1, costs=others or costs),
-        heard(S2, costs=costs),
-        heard(T1, costs=others or costs),
-    ]
-    return begun(said, **WORK)
+    at_1 = others or costs
+    said = ((E, costs), (S1, at_1), (S2, costs), (T1, at_1))
+    return begun([heard(p, costs=c) for p, c in said], **WORK)
 
 
 def close(leader: Leader, plan: Plan, now: float) -> list[ev.RoundArrived]:
@@ -63,22 +59,17 @@ def test_a_step_of_a_minute_is_waited_for() -> None:
     assert notes[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1), (
         "6e12 operations at 10 s for 1e12"
     )
-    for peer in (E, S1, S2, T1):
-        tell(leader, [heard(peer, costs=TERA)], 100.0)
+    tell(leader, [heard(peer, costs=TERA) for peer in (E, S1, S2, T1)], 100.0)
     assert not any(isinstance(a, ev.SendRound) for a in leader.handle(ev.ClockTick(), 103.0)), (
         "100 s later nothing is repaired"
     )
-    assert leader.phase is Phase.ROUND
-    assert leader.repaired == 0
+    assert (leader.phase, leader.repaired) == (Phase.ROUND, 0)
 
 
 def test_the_slowest_owner_counts_and_a_slow_line() -> None:
-    slow = Measured(tera_s=30.0)
-    leader, plan = told(TERA, slow)
-    mine = [r.deadline_s for r in close(leader, plan, 3.0)]
-    assert mine[0] == pytest.approx(MARGIN * 180.0, rel=0.1)
-    line = Measured(tera_s=0.1, ways=((S2, LinkCost(tensor_s=0.5)),))
-    leader, plan = told(line)
+    leader, plan = told(TERA, Measured(tera_s=30.0))
+    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * 180.0, rel=0.1)
+    leader, plan = told(Measured(tera_s=0.1, ways=((S2, LinkCost(tensor_s=0.5)),)))
     # The parameters of a stage are 100 tensors; half of them each way between two members.
     assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(
         MARGIN * (0.6 + 2 * 0.5 * 100 * 0.5), rel=0.1
@@ -87,8 +78,7 @@ def test_the_slowest_owner_counts_and_a_slow_line() -> None:
 
 def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
     leader, plan = begun()
-    short = leader.deadlines.round(leader.roster, plan)
-    assert short == leader.facts.waits.round_s
+    assert leader.deadlines.round(leader.roster, plan) == leader.facts.waits.round_s
     leader.deadlines.took(plan, 20.0)
     assert leader.deadlines.round(leader.roster, plan) > 40.0
     commits(leader, plan, 3.0)
@@ -111,9 +101,8 @@ def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
     before = honest.deadlines.round(honest.roster, plan)
     tell(honest, [heard(S1, costs=Measured(tera_s=1e4))], 3.0)
     assert honest.deadlines.round(honest.roster, plan) <= BEYOND * before
-    deadlines = Deadlines(facts(**WORK))
     tell(honest, [heard(p, costs=Measured(1e4, 1e4, tera_s=1e4)) for p in (E, S1, S2, T1)], 4.0)
-    assert deadlines.run(honest.roster, plan.paths) == MOST_S
+    assert Deadlines(facts(**WORK)).run(honest.roster, plan.paths) == MOST_S
 
 
 # ----------------------------------------------------------- slow is not dead

@@ -8,7 +8,7 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Path, Plan, PlanMember, Version, _shares
 from node.core.samples import SampleClass
-from node.training.leader.leader import SETTLES, UNANSWERED_S, Leader
+from node.training.leader.leader import SETTLES, UNANSWERED_S
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import Memory, makes
@@ -22,6 +22,7 @@ from tests.training.test_leader import (
     begun,
     commits,
     heard,
+    led,
     next_plan,
     reported,
     tell,
@@ -51,25 +52,24 @@ def test_shares_of_more_cells_than_a_window_has_are_refused() -> None:
 
 @pytest.mark.parametrize("dropped", [(), (0,)])
 def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ...]) -> None:
-    member = PlanMember(E, 0)
-    plan = Plan(0, 1, E, (member,), (Path(0, E, (77, 78), ()),), {}, cursor=(SampleClass(0, 0, 0),))
+    plan = dataclasses.replace(
+        Plan(0, 1, E, (PlanMember(E, 0),), (Path(0, E, (77, 78), ()),), {}),
+        cursor=(SampleClass(0, 0, 0),),
+    )
     made = makes(plan, dropped)
     memory = Memory(lambda version: None, None, ())
     assert memory.asking(made, 0.0, 5.0) == "ask"
-    assert memory.recalled(made, plan, dropped) is False
-    assert made in memory.forgotten
+    assert (memory.recalled(made, plan, dropped), made in memory.forgotten) == (False, True)
 
 
 def test_who_comes_and_goes_does_not_keep_a_run_from_beginning() -> None:
-    leader = Leader(E, facts(settle_s=1.0))
-    tell(leader, [heard(p) for p in (E, S1, S2)], 0.0)
+    leader = led(facts(settle_s=1.0), map(heard, (E, S1, S2)))
     found, now = None, 0.0
-    while found is None and now < 60.0:
+    while found is None and now <= SETTLES * 1.0:
         now += 0.5
         done = leader.handle(ev.Unreachable(T1) if int(2 * now) % 2 else heard(T1), now)
         found = the_plan(done + leader.handle(ev.ClockTick(), now))
     assert found is not None
-    assert now <= SETTLES * 1.0 + 0.5
 
 
 def test_nothing_is_kept_of_keys_that_came_and_left() -> None:
@@ -77,31 +77,26 @@ def test_nothing_is_kept_of_keys_that_came_and_left() -> None:
     strangers = [PeerId(f"stage1x{n}") for n in range(9)]
     tell(leader, [heard(p, leaving=True) for p in strangers], 2.5)
     plan = next_plan(commits(leader, plan, 3.0))
-    for p in strangers:
-        leader.handle(ev.Unreachable(p), 3.5)
+    tell(leader, map(ev.Unreachable, strangers), 3.5)
     next_plan(commits(leader, plan, 4.0))
-    assert not leader._left
-    assert leader.roster._reach.keys() == {E, S1, S2}
+    assert (leader._left, leader.roster._reach.keys()) == (set(), {E, S1, S2})
 
 
 def test_a_peer_outside_the_run_makes_no_young_swarm_old() -> None:
-    leader = Leader(E, facts(min_replicas=2))
     outside = dataclasses.replace(heard(T2, Version(1, "a" * 32)), stage=7000)
-    tell(leader, [*(heard(p) for p in (E, S1, S2)), outside], 0.0)
+    leader = led(facts(min_replicas=2), [*map(heard, (E, S1, S2)), outside])
     assert waits(leader, 10.0) == "a peer for stage 1, stage 2"
 
 
 def test_a_members_outcome_is_a_sign_of_life_after_a_repair() -> None:
     leader, plan = begun([heard(p) for p in (E, S1, T1, S2, T2)])
     reported(leader, plan, 3.0)
-    for p in (S1, T1):
-        leader.handle(ev.Incomplete(p, plan.hash, 0, (), ()), 4.0)
-    done = []
-    for m in plan.members:
-        done += leader.handle(
-            ev.Committed(m.peer, plan.hash, 1 if m.stage == 1 else 0, f"d{m.stage}", 1.0), 4.2
-        )
-    assert next_plan(done).epoch == 1, "nobody has to be heard again first"
+    tell(leader, [ev.Incomplete(p, plan.hash, 0, (), ()) for p in (S1, T1)], 4.0)
+    words = (
+        ev.Committed(m.peer, plan.hash, 1 if m.stage == 1 else 0, f"d{m.stage}", 1.0)
+        for m in plan.members
+    )
+    assert next_plan(tell(leader, words, 4.2)).epoch == 1, "nobody has to be heard again first"
 
 
 def test_who_left_while_the_silent_are_looked_at_is_passed_over(

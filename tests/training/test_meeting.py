@@ -151,8 +151,9 @@ async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
             close(p.anchored.momentum, state.momentum)
     for p in cells.everybody:
         p.work.anchor.names_itself()
-    (name,) = {p.work.anchor.name for p in cells.everybody}  # else they would copy from each other
-    assert bool(name) is (settings is DELTAS)
+    names = {p.work.anchor.name for p in cells.everybody}
+    assert len(names) == 1, "what differs would be copied from each other"
+    assert bool(names.pop()) is (settings is DELTAS)
 
 
 async def test_a_window_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) -> None:

@@ -60,12 +60,6 @@ def under_way(p: Peer) -> int:
     )
 
 
-def mean_of(p: Peer) -> dict[str, torch.Tensor]:
-    m = p.work.windows._meeting
-    assert m is not None
-    return m.mean or {}
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -86,8 +80,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(
     # As many as are counted: two, or the most that are together.
     names = {"gossip": "ab", "ring": "abc"}.get(settings.strategy, "abcd")
     monkeypatch.setattr("node.training.rounds.memory.MOST_TOGETHER", len(names))
-    counted = outer_bytes(settings, SIZES)
-    peers = await rig.add(*names)
+    counted, peers = outer_bytes(settings, SIZES), await rig.add(*names)
     cells = Cells(rig, *([p] for p in peers))
     seen: list[int] = []
     made = window._enough
@@ -103,7 +96,8 @@ async def test_what_a_peer_keeps_is_what_was_counted(
         assert 2 * kept(peers[0])[0] == counted.anchor, "nothing takes its place yet"
         await cells.give(number)
         # What has come is let go of once there is a mean.
-        most = max(seen) + max(nbytes(mean_of(p).values()) for p in peers)
+        means = [p.work.windows._meeting.mean or {} for p in peers]
+        most = max(seen) + max(nbytes(mean.values()) for mean in means)
         assert most <= counted.sent + counted.served
         owed = max(kept(p)[1] for p in peers)
         await cells.land(number)
@@ -127,9 +121,8 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
     grid = OuterSettings("moshpit", grid=(4, 8), window_s=60.0)
     assert outer_bytes(grid, SIZES).served == 8 * STAGE, "the longest line of the grid"
     assert outer_bytes(PARAMETERS, SIZES).served == MOST_TOGETHER * STAGE
-    plain = outer_bytes(DILOCO, SIZES)
-    assert (plain.anchor, plain.residual) == (4 * STAGE, 0)
-    assert (plain.sent, plain.device) == (2 * STAGE, STAGE)
+    plain = OuterBytes(anchor=4 * STAGE, sent=2 * STAGE, device=STAGE)
+    assert replace(outer_bytes(DILOCO, SIZES), served=0) == plain
     assert outer_bytes(replace(DILOCO, codec="int8", feedback=True), SIZES).residual == 3 * STAGE
     state = outer_bytes(STATE, SIZES)
     assert (state.anchor, state.served) == (4 * STAGE, 4 * STAGE)
@@ -172,8 +165,7 @@ def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
     told = [line for line in planned_memory(config, manifest) if line.startswith("up to")]
     assert told[1] == f"up to {human(needed[most])} for stage {most}:"
     chosen = replace(config, node=replace(config.node, stage="2"))
-    named = planned_memory(chosen, manifest)
-    assert named[0] == f"up to {human(needed[2])} for stage 2:"
+    assert planned_memory(chosen, manifest)[0] == f"up to {human(needed[2])} for stage 2:"
 
 
 def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> None:
@@ -184,8 +176,10 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
         - check_memory(config, plain, 1, ample).needed
     )
     assert main > 0
-    beside = check_memory(config, manifest, 1, ample, ample)
-    on_device = beside.needed - check_memory(config, plain, 1, ample).needed
+    on_device = (
+        check_memory(config, manifest, 1, ample, ample).needed
+        - check_memory(config, plain, 1, ample).needed
+    )
     assert 0 < on_device < main, "only the parameters that are given stay there"
     main -= on_device
     assert check_memory(config, manifest, 1, ample, int(main / 0.9) + 1).ok
@@ -220,7 +214,7 @@ def test_a_stage_that_does_not_fit_recomputes(tmp_path: Path) -> None:
         assert (verdict.ok, verdict.recompute) == (True, mode)
         assert ("the input of every layer is kept" in verdict.text) == (mode == "layers")
     refused = check_memory(config("auto"), demo, 1, 1 << 10)
-    assert not refused.ok
-    assert refused.needed == min(needed.values()), "the advice begins from what needs least"
+    least = min(needed.values())
+    assert (refused.ok, refused.needed) == (False, least), "advice begins from what needs least"
     assert not check_memory(config("off"), demo, 1, needed["off"]).ok
     assert check_memory(config("stage"), demo, 0, ample).recompute == "off", "the ends keep little"

@@ -24,10 +24,9 @@ def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
     held = s.parameters()
     copies, digest = {n: t.clone() for n, t in held.items()}, s.adopt(plus(s, 1.0), NEXT)
     assert (s.version, digest) == (NEXT, s.digest)
-    for name, tensor in held.items():
-        assert torch.equal(tensor, copies[name])
-        assert torch.equal(s.parameters()[name], copies[name] + 1)
-        assert torch.equal(dict(s.module.named_parameters())[name].detach(), copies[name] + 1)
+    assert all(torch.equal(tensor, copies[name]) for name, tensor in held.items())
+    for now in (s.parameters(), dict(s.module.named_parameters())):
+        assert all(torch.equal(now[name].detach(), copies[name] + 1) for name in held)
 
 
 def test_an_update_can_be_undone_once_until_it_is_settled() -> None:

@@ -10,6 +10,7 @@ from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD
 from tests.training.run_facts import facts
+from tests.training.test_leader import tell
 
 E, S1, S2 = PeerId("ends"), PeerId("stage1"), PeerId("stage2")
 X, X1, X2 = PeerId("0-ends"), PeerId("0-stage1"), PeerId("0-stage2")
@@ -73,12 +74,9 @@ def test_strangers_count_where_no_colleague_of_a_stage_is_left() -> None:
 def test_nobody_waits_for_strangers_that_claim_more_tokens() -> None:
     known = frozenset({S1, S2})
     made = leader(known)
-    for word in (heard(X1, THEIRS), *ALL):
-        made.handle(word, 0.0)
-    (plan,) = [
-        a.plan for a in made.handle(ev.ClockTick(known=known), 2.0) if isinstance(a, ev.SendPlan)
-    ] or [made.plan]
-    assert plan is None or plan.base == OURS
+    tell(made, (heard(X1, THEIRS), *ALL), 0.0)
+    made.handle(ev.ClockTick(known=known), 2.0)
+    assert made.plan is None or made.plan.base == OURS
     assert "counted more tokens" not in made.waiting_for
 
 

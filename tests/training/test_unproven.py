@@ -13,7 +13,7 @@ from node.training.protocol import events as ev
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.votes import FORGET_S, Ballot, Certificate, Trust
 from tests.training.run_facts import facts
-from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds
+from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds, tell, the_plan
 from tests.training.test_votes import RUN, certificate, checks
 
 F = PeerId("ends2")
@@ -42,20 +42,14 @@ def told(
         12, 20, E, (), (), {}, lineage=OURS.lineage, electorate=Electorate(VOTERS), tokens=1000
     )
     leader = Leader(E, known, term=20, history=followed, trust=trust)
-    for peer in ours:
-        leader.handle(heard(peer, OURS, 1000, term=20), 0.0)
-    for peer in others:
-        leader.handle(heard(peer, THEIRS, 1100, term=20), 0.0)
+    tell(leader, [heard(peer, OURS, 1000, term=20) for peer in ours], 0.0)
+    tell(leader, [heard(peer, THEIRS, 1100, term=20) for peer in others], 0.0)
     return leader
 
 
-def sent(actions: list[Any]) -> ev.SendPlan | None:
-    return next((a for a in actions if isinstance(a, ev.SendPlan)), None)
-
-
 def base(actions: list[Any]) -> Version | None:
-    plan = sent(actions)
-    return plan.plan.base if plan else None
+    plan = the_plan(actions)
+    return plan.base if plan else None
 
 
 FORGED = {
@@ -78,7 +72,7 @@ def test_a_claimed_version_without_proof_is_passed_over(shown: Certificate | Non
     leader = told()
     asked = leader.handle(ev.ClockTick(), 2.0)
     assert [a for a in asked if isinstance(a, ev.Recall)] == [ev.Recall(THEIRS, OTHERS, True)]
-    assert sent(asked) is None, "nothing is planned before somebody has answered"
+    assert the_plan(asked) is None, "nothing is planned before somebody has answered"
     done = leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5)
     assert (base(done), "version-unproven" in kinds(done)) == (OURS, True)
 
@@ -92,9 +86,9 @@ def test_silence_about_a_claimed_version_proves_nothing() -> None:
 def test_a_certified_version_is_gone_on_from_and_shown() -> None:
     leader, shown = told(), proof((S1, F, T1))
     leader.handle(ev.ClockTick(), 2.0)
-    plan = sent(leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5))
-    assert plan is not None
-    assert (plan.plan.base, plan.certificate) == (THEIRS, shown)
+    done = leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5)
+    (sent,) = [a for a in done if isinstance(a, ev.SendPlan)]
+    assert (sent.plan.base, sent.certificate) == (THEIRS, shown)
 
 
 @pytest.mark.parametrize("others", [(F, T1, T2, S1), OTHERS], ids=["most-hold-it", "absent"])
@@ -109,12 +103,10 @@ def test_claims_hold_the_next_plan_up_once_a_minute() -> None:
     leader = told()
     leader.handle(ev.ClockTick(), 2.0)
     assert base(leader.handle(ev.Recalled(THEIRS), 2.5)) == OURS
-    leader.handle(ev.Declined(leader.plan.hash if leader.plan else "", "again"), 3.0)
+    leader.handle(ev.Declined(leader.plan.hash, "again"), 3.0)
     claimed = [Version(13, f"c{n}" * 16) for n in range(3)]
-    done = [
-        a for v in claimed for p in OTHERS for a in leader.handle(heard(p, v, 1100, term=20), 4.0)
-    ]
-    done += leader.handle(ev.ClockTick(), 5.0)
+    claims = [heard(p, v, 1100, term=20) for v in claimed for p in OTHERS]
+    done = tell(leader, claims, 4.0) + leader.handle(ev.ClockTick(), 5.0)
     assert not [a for a in done if isinstance(a, ev.Recall)]
     assert base(done) == OURS
     assert PROOF_AGAIN_S >= FORGET_S, "then nobody's word is needed any more"
@@ -134,9 +126,8 @@ def test_a_late_certificate_counts_still() -> None:
     leader.handle(ev.ClockTick(), 2.0)
     assert base(leader.handle(ev.Recalled(THEIRS), 2.5)) == OURS
     leader.handle(ev.Recalled(THEIRS, None, (), proof((S1, F, T1))), 2.6)
-    done = leader.handle(ev.Declined(leader.plan.hash if leader.plan else "", "again"), 3.0)
-    done += leader.handle(ev.ClockTick(), 5.0)
-    assert base(done) == THEIRS
+    done = leader.handle(ev.Declined(leader.plan.hash, "again"), 3.0)
+    assert base(done + leader.handle(ev.ClockTick(), 5.0)) == THEIRS
 
 
 def test_without_a_recent_certificate_tokens_count() -> None:

@@ -238,9 +238,8 @@ def test_a_warrant_that_is_none_is_refused() -> None:
 def test_nobody_votes_twice_not_even_started_again(tmp_path: Path) -> None:
     path = tmp_path / "votes"
     first = VoteLedger(path)
-    first.cast(NO_CELL, 5, 0, b"this")
-    first.cast(NO_CELL, 5, 0, b"this")
-    first.cast(NO_CELL, 5, 1, b"that")
+    for attempt, said in ((0, b"this"), (0, b"this"), (1, b"that")):
+        first.cast(NO_CELL, 5, attempt, said)
     for ledger in (first, VoteLedger(path)):
         assert ledger.term(NO_CELL) == 5
         for term, attempt, said in ((5, 0, b"this"), (5, 1, b"other"), (4, 9, b"x")):

@@ -33,5 +33,4 @@ def test_what_was_dropped_counts_for_nobody_but_was_assigned():
 
 
 def test_an_idle_current_replica_is_listed_and_a_listener_not():
-    idle = Plan(4, 1, E0, MEMBERS, PATHS[:2], {})
-    assert caps_of(idle, 1, 8).allowed == {A: 32, B: 0}
+    assert caps_of(Plan(4, 1, E0, MEMBERS, PATHS[:2], {}), 1, 8).allowed == {A: 32, B: 0}

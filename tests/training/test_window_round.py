@@ -1,5 +1,6 @@
 """What a member makes of its partners' parameters in a window."""
 
+import asyncio
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,7 @@ class Made(WindowRound):
         self.said: list[str] = []
         journal = SimpleNamespace(emit=lambda room, kind, *a, **k: self.said.append(kind))
         engines: Any = SimpleNamespace(journal=journal)
-        anything: Any = None
-        super().__init__(anything, engines, anything, anything, anything, anything)
+        super().__init__(None, engines, None, None, None, None)
         self._went.extend([went] if went else [])
 
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
@@ -82,8 +82,7 @@ def test_one_that_is_far_away_pulls_as_a_usual_one() -> None:
 
 def test_mass_of_one_that_is_left_out_comes_with_nothing() -> None:
     merge = ByMass(Giver(), OuterSettings(), {}, {CellId(name * 16): 0.25 for name in "bc"})
-    own = {"w": torch.ones(4)}
-    near = merge.makes(A, own, {B: {"w": 2 * torch.ones(4)}})
+    near = merge.makes(A, {"w": torch.ones(4)}, {B: {"w": 2 * torch.ones(4)}})
     assert torch.equal(near["w"], torch.full((4,), 1.25))
 
 
@@ -91,7 +90,7 @@ def test_mass_of_one_that_is_left_out_comes_with_nothing() -> None:
 def test_noise_in_the_first_window_spoils_little(count: int) -> None:
     """Before anything is known of partners the own training is the measure."""
     made, own = Made(0.1), torch.ones(100)
-    partners = dict(list({"b": 50 * torch.randn(100), "c": own + 0.1}.items())[:count])
+    partners = {"b": 50 * torch.randn(100)} | ({"c": own + 0.1} if count > 1 else {})
     after = made.after(own, **partners)
     assert float((after - own).norm() / own.norm()) <= 2 * 0.1 / 2
     assert made.said == ["partner-clipped"]
@@ -132,12 +131,9 @@ async def test_of_a_partners_hosts_those_that_gave_are_blamed() -> None:
     async def fetch(*_: Any) -> StateSnapshot:
         return StateSnapshot(Version(7), {"w": torch.full((4,), math.nan)}, {PeerId("bad"): 16})
 
-    async def aside(fn: Any, *args: Any) -> Any:
-        return fn(*args)
-
     made, merge = Made(), Merge(Giver(), OuterSettings(), {"w": (4,)})
     made._engines.transport = SimpleNamespace(fault=lambda peer, why: blamed.append(peer))
-    made._engines.fetch, made._engines.aside = fetch, aside
+    made._engines.fetch, made._engines.aside = fetch, asyncio.to_thread
     m = _Meeting(7, A, Version(1), {}, merge, given={"w": torch.ones(4)})
     await made._pull(m, [partner], 1)
     assert (m.came, blamed) == ({}, ["bad"])
