@@ -188,8 +188,9 @@ class Leader(Peer):
         lead_s: float = 10.0,
     ) -> asyncio.Future[Group | None]:
         """Look for a group, from ``lead_s`` seconds before the window's start on."""
-        finding = self.finder.find(self.facts, window, keys, most, WALL + start)
-        return self.do(finding, start - lead_s)
+        return self.do(
+            self.finder.find(self.facts, window, keys, most, WALL + start), start - lead_s
+        )
 
 
 class Recorder(Peer, rpc.CellsServicer):

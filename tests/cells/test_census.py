@@ -52,8 +52,8 @@ class World:
     loops: dict[CellId, ProcessLoop] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        links = Links(self.time.rng, LinkProfile())
         self.clock = SimClock(self.time)
+        links = Links(self.time.rng, LinkProfile())
         self.dht = SimDht(links, DirectorySettings(), 1.0, self.clock.now)
 
     def directory(self, name: str) -> SimDirectory:
@@ -61,11 +61,10 @@ class World:
 
     def lead(self, cell: CellId, replicas: tuple[int, ...] = (1, 1, 1)) -> None:
         """A leader posts and reads from now on; so do the peers of its cell."""
-        board = self.directory(f"leader-{cell}")
         self.loops[cell] = loop = ProcessLoop(self.time)
         self.registers[cell] = register = CellRegister(
             PeerId(f"leader-{cell}"),
-            board,
+            self.directory(f"leader-{cell}"),
             self.clock,
             lambda: record(cell, *replicas),
             lambda: cell,
@@ -135,11 +134,9 @@ def test_a_cell_that_is_gone_is_no_longer_counted(world: World) -> None:
     for cell in cells:
         world.lead(cell)
     world.time.run(4 * REFRESH_S)
-    gone = cells[3]
-    world.leave(gone)
+    world.leave(cells.pop(3))
     world.time.run((4 + LIVES + 4) * REFRESH_S)
-    left = [c for c in cells if c != gone]
-    assert {c: r.standing() for c, r in world.registers.items()} == standings(left)
+    assert {c: r.standing() for c, r in world.registers.items()} == standings(cells)
 
 
 def test_two_cells_of_a_prefix_tell_its_counts(world: World) -> None:
@@ -211,8 +208,7 @@ def test_a_joiner_finds_the_first_cell_before_it_has_a_leader(world: World) -> N
 def test_a_record_of_another_prefix_is_not_taken(world: World) -> None:
     cell = cell_id(5, 0)
     other = (prefix_of(cell) + 1) % PREFIXES
-    liar = world.directory("liar")
-    world.do(liar.post(cells_topic(other), record(cell).pack(), 100.0))
+    world.do(world.directory("liar").post(cells_topic(other), record(cell).pack(), 100.0))
     world.do(asyncio.sleep(2.0))
     assert not world.do(CellReader(world.directory("reader")).prefix(other))
 
@@ -243,8 +239,8 @@ def test_bad_records_are_refused_and_bad_counts_dropped() -> None:
 
 
 def test_a_crowd_in_a_stage_is_told_as_far_as_others_read() -> None:
-    crowded = CellRecord(cell_id(0, 0), Version(1, "ab" * 16), (2, 600, 1), True)
-    assert CellRecord.parse(crowded.pack()).replicas == (2, census.MAX_REPLICAS - 1, 1)
+    packed = record(cell_id(0, 0), 2, 600, 1).pack()
+    assert CellRecord.parse(packed).replicas == (2, census.MAX_REPLICAS - 1, 1)
 
 
 def test_answers_of_a_thousand_cells_stay_short(world: World) -> None:

@@ -12,7 +12,7 @@ from node.cells.board import EdgeFinder, Neighbours
 from node.cells.postings import MAX_HOSTS, CellFacts, pack_hosts, pack_posting, parse_posting
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.core.journey import Host
+from node.core.journey import Host, Partner
 from node.dht.topics import MAX_POSTING, outer_topic
 from tests.cells.leaders import START, WALL, WINDOW, Peer, Row, World, cell_id, facts, unheard
 
@@ -31,8 +31,9 @@ class Walker(Peer):
     def looks(
         self, lead_s: float = 5.0, about: CellFacts | None = None
     ) -> asyncio.Future[Neighbours | None]:
-        finding = self.finder.find(about or self.facts, WINDOW, self.keys, WALL + START)
-        return self.do(finding, START - lead_s)
+        return self.do(
+            self.finder.find(about or self.facts, WINDOW, self.keys, WALL + START), START - lead_s
+        )
 
     def posted(self, at: float, **more: int) -> None:
         """Written at that wall-clock second of the window."""
@@ -42,7 +43,6 @@ class Walker(Peer):
 
 
 def found(near: Neighbours | None) -> list[str]:
-    assert near is not None
     return [cell[-1] for cell in near.sources]
 
 
@@ -53,9 +53,7 @@ def test_everybody_reads_whom_edges_lead_from_and_their_hosts(world: World) -> N
     assert [found(near.result()) for near in looking] == [["1", "2"], ["0", "2"], ["0", "1"]]
     near = looking[0].result()
     assert near.sources == near.targets
-    partner = near.sources[cell_id(1)]
-    assert partner.leader == walkers[1].me
-    assert dict(partner.hosts) == dict(walkers[1].facts.hosts)
+    assert near.sources[cell_id(1)] == Partner(cell_id(1), walkers[1].me, walkers[1].facts.hosts)
 
 
 def test_who_is_missing_costs_its_own_edge_only(world: World) -> None:
@@ -66,8 +64,8 @@ def test_who_is_missing_costs_its_own_edge_only(world: World) -> None:
 
 
 def test_late_postings_other_changes_and_junk_are_left_out(world: World) -> None:
-    me = Walker(world, 0)
-    late, other, liar = Walker(world, 1), Walker(world, 2), Peer(world, "liar")
+    me, late, other = (Walker(world, place) for place in range(3))
+    liar = Peer(world, "liar")
     late.posted(-2.0)
     other.posted(-5.0, change=1)
     liar.posts(facts(cell_id(9)), -5.0, key="1")  # hosts nothing
@@ -98,13 +96,13 @@ def test_a_posting_has_a_host_of_every_stage_or_is_refused() -> None:
     assert parse_posting(raw).hosts.keys() == hosts.keys()
     most = {stage: (Host(PeerId("x" * 52), maddrs),) for stage in range(1 + MOST_EDGE_STAGES)}
     assert parse_posting(pack_hosts(replace(about, hosts=most))).hosts.keys() == most.keys()
-    few = CellFacts(cell_id(1), about.version, {0: hosts[0]})
+    few = replace(about, hosts={0: hosts[0]})
     assert len(parse_posting(pack_hosts(few)).hosts[0]) == MAX_HOSTS
-    many = {stage: hosts[0] for stage in range(60)}
+    many = replace(about, hosts={stage: hosts[0] for stage in range(60)})
     with pytest.raises(WireError, match="no room"):
-        pack_hosts(CellFacts(cell_id(1), about.version, many))
+        pack_hosts(many)
     world = World()
-    looking = Walker(world, 0).looks(about=CellFacts(cell_id(1), about.version, many))
+    looking = Walker(world, 0).looks(about=many)
     world.run()
     assert looking.result() is None
 

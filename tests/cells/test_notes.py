@@ -18,16 +18,15 @@ from protos import cells_pb2 as pb
 A, B = CellId("a" * 16), CellId("b" * 16)
 VERSION = Version(7, "0f" * 16)
 HOSTS = {0: (Host(PeerId("p"), ("/ip4/1.2.3.4/tcp/5", "/dns4/x/tcp/6")), Host(PeerId("q")))}
+SHOWN = {c: notes.Acceptance(c, PeerId("p"), HOSTS, bytes(64)) for c in (A, B)}
 
 
 def whole() -> pb.CellsNote:
-    shown = [notes.Acceptance(cell, PeerId("p"), HOSTS, bytes(64)) for cell in (A, B)]
-    return notes.group_note(3, "1.2", A, shown)
+    return notes.group_note(3, "1.2", A, SHOWN.values())
 
 
 def test_notes_come_back_as_they_were():
-    members = {c: notes.Acceptance(c, PeerId("p"), HOSTS, bytes(64)) for c in (A, B)}
-    assert notes.parse_note(pb.CellsNote.FromString(whole().SerializeToString())) == members
+    assert notes.parse_note(pb.CellsNote.FromString(whole().SerializeToString())) == SHOWN
     assert notes.parse_note(notes.offer_note(3, "4", B)) == {}
     assert notes.parse_note(notes.release_note(3, B)) == {}
 

@@ -154,6 +154,19 @@ async def trained(peers: list[Peer]) -> list[Event]:
     return peers[0].journal.recent(10_000)
 
 
+def same_as_alone(
+    peers: list[Peer], events: list[Event], alone: Reference, expected: list[float]
+) -> None:
+    """Losses, those of held-out text and all parameters."""
+    losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
+    assert losses == pytest.approx(expected, abs=2e-5)
+    held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
+    assert held_out[-1] == pytest.approx(alone.evaluate(), abs=2e-5)
+    mine = {n: t for p in peers for n, t in p.work.stage.parameters().items()}
+    theirs = {name: p.data for name, p in alone.model.named_parameters()}
+    torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
+
+
 def documents(folder: Path) -> Manifest:
     """The same run on documents of 1 to 60 characters, kept apart, in two block stages."""
     made, dice = manifest(), random.Random(3)
@@ -187,7 +200,6 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
         # A peer that holds no ends signs plans of its own: they are not followed, and what cannot
         # be is a fault of its own.
         last, me = peers[1].training.member.plan, peers[2].training.member
-        assert last is not None
         there, term = TrainingStub(await peers[1].transport.channel(keys[2].peer_id)), me.term
         for change, faults in (
             ({"term": term + 1}, 0),
@@ -218,13 +230,7 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
             assert [who for who, *_ in peers[0].transport.faults[said:]] == [keys[2].peer_id], (
                 change
             )
-        losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
-        held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
-        assert losses == pytest.approx(expected, abs=2e-5)
-        assert held_out[-1] == pytest.approx(alone.evaluate(), abs=2e-5)
-        mine = {n: t for p in peers for n, t in p.work.stage.parameters().items()}
-        theirs = {name: p.data for name, p in alone.model.named_parameters()}
-        torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
+        same_as_alone(peers, events, alone, expected)
         for a, b in ((1, 2), (3, 4), (5, 6)):
             assert peers[a].work.stage.digest == peers[b].work.stage.digest
         assert [p.work.stage.version.epoch for p in peers] == [EPOCHS] * 7
@@ -261,13 +267,8 @@ async def test_packed_documents_are_learned_as_in_one_process(tmp_path: Path) ->
     others = [e.loss for e in Reference(unmasked, tmp_path).train(EPOCHS)]
     async with swarm_of(m, [0, 1, 1, 2, 2], tmp_path) as peers:
         events = await trained(peers)
-        committed = [e.fields for e in events if e.kind == "epoch-committed"]
-        held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
         expected = [e.loss for e in epochs]
-        assert [e["loss"] for e in committed] == pytest.approx(expected, abs=2e-5)
-        assert [e["tokens"] for e in committed] == [e.tokens for e in epochs]
-        assert held_out[-1] == pytest.approx(alone.evaluate(), abs=2e-5)
-        mine = {n: t for p in peers for n, t in p.work.stage.parameters().items()}
-        theirs = {name: p.data for name, p in alone.model.named_parameters()}
-        torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
+        same_as_alone(peers, events, alone, expected)
+        tokens = [e.fields["tokens"] for e in events if e.kind == "epoch-committed"]
+        assert tokens == [e.tokens for e in epochs]
         assert expected != pytest.approx(others, abs=1e-3), "the mask makes a difference"

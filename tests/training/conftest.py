@@ -116,12 +116,11 @@ class Peer:
             metrics,
             PipelineMeter(self.journal, metrics),
         )
-        settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
         self.work = StageRuntime(
             StageState(Block().to(dtype_of(rig.optim.parameters)), 1),
             engines,
-            settings,
+            TrainingSettings(buddy_every=buddy_every),
             rig.optim,
             TOKENS,
             self.me,
@@ -376,10 +375,8 @@ class Alone:
         self.optim = optim
         block = Block().to(dtype_of(optim.parameters))
         self.parameters = {n: t.detach().clone() for n, t in block.named_parameters()}
-        self.owner, self.saved = (
-            Owner(optim, EPOCHS),
-            dict[int, dict[str, dict[str, torch.Tensor]]](),
-        )
+        self.owner = Owner(optim, EPOCHS)
+        self.saved: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
 
     def epochs(self, givers: Sequence[Sequence[str]]) -> None:
         """The first epochs of all; ``givers``: those of each."""

@@ -125,7 +125,8 @@ async def test_a_late_joiner_of_adapters_fetches_the_weights_too(rig: Any, tmp_p
     base = {"w": torch.arange(6.0), "v": torch.ones(2, 2)}
     a.work.stage.frozen = base
     c.work.stage.frozen, c.work.stage.empty = {n: t * 0 for n, t in base.items()}, True
-    board, keep, given = Board(a=(3, "training")), tmp_path / "base", digest(base)
+    board, keep = Board(a=(3, "training")), tmp_path / "base"
+    given = digest(base)
     await catch_up(c.work, board, None, c.journal, 0.0, given)  # type: ignore[arg-type]
     await keep_base(c.work, keep, c.journal)
     assert (c.work.stage.version, c.work.stage.empty) == (a.work.stage.version, False)

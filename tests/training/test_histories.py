@@ -15,8 +15,8 @@ DROPPED = (3,)
 
 
 def plan_for(base: Version, term: int) -> Plan:
-    members, paths = (Listed(ME, 1),), (Path(0, LEADER, (0,), (Hop(1, ME),)),)
-    return Plan(base.epoch, term, LEADER, members, paths, {}, lineage=base.lineage)
+    paths = (Path(0, LEADER, (0,), (Hop(1, ME),)),)
+    return Plan(base.epoch, term, LEADER, (Listed(ME, 1),), paths, {}, lineage=base.lineage)
 
 
 def commit(member: Member, plan: Plan) -> None:

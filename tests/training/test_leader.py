@@ -285,8 +285,9 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     leader, plan = begun()
     leader.handle(heard(T1), 2.1)
     plan = next_plan(commits(leader, plan, 3.0))
-    owner, at = plan.owners["s1"], leader.roster.base
+    owner = plan.owners["s1"]
     other = T1 if owner == S1 else S1
+    at = leader.roster.base
     assert at not in (None, YOUNG)
     leader.handle(dataclasses.replace(heard(other, at, 128), digest="digest 1 next"), 3.1)
     leader.handle(

@@ -78,7 +78,8 @@ def test_paths_leave_out_a_stage_nobody_holds_every_epoch() -> None:
     assert (left.level, left.facts["stage"]) == ("warning", 2)
     for now in (10.0, 11.0, 12.0):
         done = commits(leader, plan, now)
-        epoch, plan = plan.epoch + 1, next_plan(done)  # no waiting while it is gone
+        epoch = plan.epoch + 1
+        plan = next_plan(done)  # no waiting while it is gone
         assert (plan.epoch, visited(plan), plan.stood) == (epoch, {1, 3}, {2: first.base})
         assert not {"stage-left-out", "epoch-abandoned"} & set(kinds(done)), "said once"
 

@@ -80,7 +80,8 @@ async def test_what_a_peer_keeps_is_what_was_counted(
     # As many as are counted: two, or the most that are together.
     names = {"gossip": "ab", "ring": "abc"}.get(settings.strategy, "abcd")
     monkeypatch.setattr("node.training.rounds.memory.MOST_TOGETHER", len(names))
-    counted, peers = outer_bytes(settings, SIZES), await rig.add(*names)
+    counted = outer_bytes(settings, SIZES)
+    peers = await rig.add(*names)
     cells = Cells(rig, *([p] for p in peers))
     seen: list[int] = []
     made = window._enough

@@ -51,7 +51,8 @@ def test_a_claimed_speed_is_bounded_by_what_neighbours_see(
 
 
 def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
-    assert [majority({A: 1, B: 2, C: 2}, 0), majority({B: 1, A: 2}, 0)] == [2, 2]
+    assert majority({A: 1, B: 2, C: 2}, 0) == 2
+    assert majority({B: 1, A: 2}, 0) == 2
 
 
 def test_an_undone_version_is_no_start_and_no_richer_side() -> None:

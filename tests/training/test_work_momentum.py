@@ -297,7 +297,8 @@ async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
     )
     assert not await a.work.handed_over(0.01)
     assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2, 1]
-    here, served = a.work.stage.version, a.work.state_export.served
+    here = a.work.stage.version
+    served = a.work.state_export.served
     for key in ("exp_avg", "exp_avg_sq"):
         served(StateKind.OPTIMIZER, here, f"layers.0.norm/{key}")
     assert not await a.work.handed_over(0.01), "one tensor of it is still here only"
