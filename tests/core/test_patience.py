@@ -40,8 +40,7 @@ def test_no_measurement_makes_a_wait_endless() -> None:
 def test_a_process_that_runs_late_waits_longer_for_a_while() -> None:
     patience = Patience()
     patience.woke(10.0, 14.0)
-    assert patience.slack(14.0) == 4.0
-    assert patience.within("word", 1.5, 14.0) == 5.5
+    assert (patience.slack(14.0), patience.within("word", 1.5, 14.0)) == (4.0, 5.5)
     patience.woke(15.0, 15.0)
     assert patience.slack(14.0 + HALF_LIFE_S) == 2.0, "one timer in time does not undo it"
     patience.woke(20.0, 29.0)

@@ -19,13 +19,12 @@ def apart() -> Callable[[str], str]:
     by itself in peace."""
 
     def run(code: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
             timeout=120,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert done.returncode == 0, f"ended with {done.returncode}\n{done.stderr[-2000:]}"
         return done.stdout
