@@ -14,8 +14,7 @@ def test_an_average_has_a_deviation_and_takes_no_nonsense() -> None:
     a = RunningAverage()
     for x in (1.0, 3.0):
         a.add(x, 0.0)
-    assert a.mean == 2.0
-    assert a.steady(1.0) == 3.0
+    assert (a.mean, a.steady(1.0)) == (2.0, 3.0)
     for x in (0.0, -1.0, math.nan, math.inf):
         a.add(x, 0.0)
     assert (a.count, RunningAverage().steady(1.0)) == (2, 0.0)
