@@ -189,22 +189,22 @@ def test_operations_of_a_whole_model_in_pflop(form, method, pflop):
     assert found == pytest.approx(pflop, abs=6e-5)
 
 
-def test_shapes_of_the_models():
-    for name, (matrices, fused, billions) in {
-        "0.6B": (196, 112, 0.440),
-        "32B": (448, 256, 31.206),
-    }.items():
-        model = MODELS[name]
-        assert (len(split_form(model)), len(fused_form(model))) == (matrices, fused)
-        for form in (
-            split_form(model),
-            fused_form(model),
-            fused_form(model, "parts"),
-            fused_form(model, "heads"),
-        ):
-            assert sum(
-                rows * cols for m in form for _, rows, cols in m.shapes
-            ) / 1e9 == pytest.approx(billions, abs=5e-4)
+@pytest.mark.parametrize(
+    ("model", "matrices", "fused", "billions"),
+    [(MODELS["0.6B"], 196, 112, 0.440), (MODELS["32B"], 448, 256, 31.206)],
+    ids=["0.6B", "32B"],
+)
+def test_shapes_of_the_models(model, matrices, fused, billions):
+    assert (len(split_form(model)), len(fused_form(model))) == (matrices, fused)
+    for form in (
+        split_form(model),
+        fused_form(model),
+        fused_form(model, "parts"),
+        fused_form(model, "heads"),
+    ):
+        assert sum(rows * cols for m in form for _, rows, cols in m.shapes) / 1e9 == pytest.approx(
+            billions, abs=5e-4
+        )
 
 
 def test_measured_rates_make_slow_shapes_dearer():

@@ -119,13 +119,13 @@ def test_who_comes_alone_loses_no_more_than_the_moment_it_looks() -> None:
     assert hall.built == {"x": STABLE_S}
 
 
-def test_block_only_peers_leave_the_ends_to_the_others() -> None:
-    for seed in range(40):
-        hall = Hall(random.Random(seed), DELAYS["up to a second"], 2)
-        able = {f"{seed}-{i}": BLOCKS if i % 3 else ANY for i in range(6)}
-        counts = hall.play({name: (hall.dice.random(), able[name]) for name in able})
-        assert sorted(counts.values()) == [2, 2, 2], seed
-        assert all(hall.peers[PeerId(name)].stage in able[name] for name in able)
+@pytest.mark.parametrize("seed", range(40))
+def test_block_only_peers_leave_the_ends_to_the_others(seed: int) -> None:
+    hall = Hall(random.Random(seed), DELAYS["up to a second"], 2)
+    able = {f"{seed}-{i}": BLOCKS if i % 3 else ANY for i in range(6)}
+    counts = hall.play({name: (hall.dice.random(), able[name]) for name in able})
+    assert sorted(counts.values()) == [2, 2, 2]
+    assert all(hall.peers[PeerId(name)].stage in able[name] for name in able)
 
 
 def test_the_operators_word_is_not_argued_with() -> None:

@@ -58,8 +58,7 @@ def test_one_absurd_claim_counts_as_the_most_that_is_believed(odd: Measured) -> 
 
 
 def test_who_its_neighbours_find_slower_is_reckoned_slower() -> None:
-    said = {A: Measured(0.1, 0.2), B: Measured(0.1, 0.2)}
-    costs = believe(said, set(), {B: 3.0})
+    costs = believe(dict.fromkeys((A, B), Measured(0.1, 0.2)), set(), {B: 3.0})
     assert costs.compute[B] == pytest.approx(3 * costs.compute[A])
 
 
