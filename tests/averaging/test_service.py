@@ -177,7 +177,7 @@ async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grad
             await cell.run(cell.request(p0, **changes), p0)
 
 
-async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
+async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits, grads):
     cell, p0, p1 = await with_peers(cell_of(2))
     await cell.run_all({p: cell.request(p) for p in cell.peers})
     for peer in cell.peers:
@@ -187,9 +187,13 @@ async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
         with pytest.raises(ValueError, match="over"):
             await cell.run(cell.request(peer), peer)
         cell.rounds[peer].void(7)
-    twice = {p: {n: 2 * g for n, g in cell.request(p).gradients.items()} for p in cell.peers}
     outcomes = await cell.run_all(
-        {p: cell.request(p, round=RoundId(7, 2, 0), gradients=twice[p]) for p in cell.peers}
+        {
+            p: cell.request(
+                p, round=RoundId(7, 2, 0), gradients={n: 2 * g for n, g in grads(p).items()}
+            )
+            for p in cell.peers
+        }
     )
     assert all(not o.missing and not o.failed for o in outcomes.values())
     assert bits(outcomes[p0].fresh, outcomes[p1].fresh)

@@ -402,8 +402,9 @@ async def test_an_activation_of_an_odd_norm_is_refused(make_swarm):
     poisoned(swarm, "s2a", "forward", lambda t: t * 1e4)
     following = swarm.adopt(swarm.plan(2, epoch=4, choose=lambda i, s: "ab"[i] if s == 2 else "a"))
     await swarm.run(following, counted=True)
-    faults = swarm.net.transports["s3a"].faults
-    assert [(peer, weight) for peer, _, weight in faults] == [("s2a", 0.5)]
+    assert [(peer, weight) for peer, _, weight in swarm.net.transports["s3a"].faults] == [
+        ("s2a", 0.5)
+    ]
     assert "activation-odd" in swarm.ears["s3a"].events
 
 

@@ -45,14 +45,12 @@ def test_the_young_and_the_quiet_have_no_hair_trigger():
     assert watch.odd(LANE, A, 10.0)
 
 
-def test_a_change_of_the_model_is_learned_after_few_refusals():
-    for senders in ((A,), (A, B), (A, B, C, D)):
-        watch = fed(senders)
-        refused = sum(bool(watch.odd(LANE, sender, 1e3)) for _ in range(100) for sender in senders)
-        assert refused <= max(LONE - 1, len(senders) / 2)
-        assert not any(
-            watch.odd(LANE, sender, 1e3 * f) for sender in senders for f in (0.5, 1.0, 2.0)
-        )
+@pytest.mark.parametrize("senders", [(A,), (A, B), (A, B, C, D)])
+def test_a_change_of_the_model_is_learned_after_few_refusals(senders):
+    watch = fed(senders)
+    refused = sum(bool(watch.odd(LANE, sender, 1e3)) for _ in range(100) for sender in senders)
+    assert refused <= max(LONE - 1, len(senders) / 2)
+    assert not any(watch.odd(LANE, sender, 1e3 * f) for sender in senders for f in (0.5, 1.0, 2.0))
 
 
 def test_a_sole_remaining_sender_is_not_refused_for_ever():

@@ -132,8 +132,7 @@ def test_the_operators_word_is_not_argued_with() -> None:
     hall = Hall(random.Random(2), DELAYS["none"], 2)
     hall.host(ENDS, "founder")
     hall.host(1, *"abcd")
-    counts = hall.play({f"x{i}": (0.1 * i, ANY) for i in range(5)})
-    assert counts == {0: 3, 1: 4, 2: 3}
+    assert hall.play({f"x{i}": (0.1 * i, ANY) for i in range(5)}) == {0: 3, 1: 4, 2: 3}
 
 
 def test_who_has_built_gives_way_once() -> None:
@@ -145,8 +144,7 @@ def test_who_has_built_gives_way_once() -> None:
         # Wherever it is, three others are there.
         crowd = {PeerId(c): Placed(j.stage) for c in "abc"}
         changes += j.look(crowd, now := now + LOOK_AGAIN_S) is not None
-    assert changes == 1
-    assert j.settled
+    assert (changes, j.settled) == (1, True)
 
 
 def test_a_crowd_that_never_stands_still_is_not_waited_for() -> None:
