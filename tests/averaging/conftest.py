@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
+from node.averaging.exchange.member import Exchanges
 from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundRequest, WeightCaps
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
@@ -97,6 +98,10 @@ class Cell:
             ownership_hash="repaired",
             **changes,
         )
+
+    def exchanges(self, peer: PeerId, owner: PeerId, request: RoundRequest) -> Exchanges:
+        """What ``peer`` has to do with an owner, told by hand."""
+        return Exchanges(self.transports[peer], owner, replace(request, up="fp32"), True, 64)
 
     def step_of(self, peer: PeerId) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
         def step(means: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

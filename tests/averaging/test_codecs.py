@@ -42,11 +42,9 @@ def normal(count: int, seed: int = 0) -> torch.Tensor:
 def test_every_length_round_trips_in_the_announced_bytes(codec: str, count: int) -> None:
     tensor = normal(count)
     data = encode(tensor, codec)
-    assert data.dtype == torch.uint8
-    assert data.numel() == nbytes_of(count, codec)
+    assert (data.dtype, data.numel()) == (torch.uint8, nbytes_of(count, codec))
     again = decode(data, count, codec)
-    assert again.dtype == torch.float32
-    assert again.shape == (count,)
+    assert (again.dtype, again.shape) == (torch.float32, (count,))
 
 
 @pytest.mark.parametrize(
@@ -82,8 +80,8 @@ def test_the_error_on_normal_numbers(codec: str, most: float) -> None:
 def test_whatever_is_finite_stays_finite_and_keeps_its_sign(
     numbers: list[float], codec: str
 ) -> None:
-    tensor = torch.tensor(numbers, dtype=torch.float32)
-    tensor = tensor.clamp(-2.9e38, 2.9e38)  # what would round to infinity is refused
+    # What would round to infinity is refused.
+    tensor = torch.tensor(numbers, dtype=torch.float32).clamp(-2.9e38, 2.9e38)
     again = decode(encode(tensor, codec), len(numbers), codec)
     assert bool(torch.isfinite(again).all())
     assert not bool((again * tensor.sign() < 0).any())

@@ -43,10 +43,6 @@ def sgd(model: Model, at: Named, rows: slice, steps: int, lr: float) -> Named:
     return at
 
 
-def mean_of(all_: list[Named]) -> Named:
-    return {n: torch.stack([one[n] for one in all_]).mean(0) for n in all_[0]}
-
-
 def close(a: Named, b: Named, atol: float = 1e-6) -> bool:
     return all(torch.allclose(a[n], b[n], atol=atol, rtol=0) for n in a)
 
@@ -56,8 +52,9 @@ def test_a_round_after_every_step_of_sgd_is_data_parallelism() -> None:
     together, state = model.start, OuterState.begin(model.start)
     for _ in range(10):
         together = sgd(model, together, slice(0, 64), 1, 0.1)
-        local = [sgd(model, state.anchor, rows, 1, 0.1) for rows in workers]
-        state = outer_step(state, mean_of([pseudo_gradient(state, one) for one in local]), PLAIN)
+        local = [pseudo_gradient(state, sgd(model, state.anchor, r, 1, 0.1)) for r in workers]
+        mean = {n: torch.stack([one[n] for one in local]).mean(0) for n in state.anchor}
+        state = outer_step(state, mean, PLAIN)
     assert close(state.anchor, together, 1e-5)
     assert not close(together, model.start, 0.01)
 

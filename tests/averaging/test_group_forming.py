@@ -36,8 +36,10 @@ class Net(Window):
 
     def _at(self, time: float, cell: CellId, event: f.Event) -> None:
         if isinstance(event, f.CellsRead):
-            seen = frozenset(c for c in sorted(event.cells) if self.dice.random() >= UNSEEN)
-            event = replace(event, cells=seen)
+            event = replace(
+                event,
+                cells=frozenset(c for c in sorted(event.cells) if self.dice.random() >= UNSEEN),
+            )
         super()._at(time, cell, event)
 
     def _send(self, to: Iterable[CellId], event: f.Event) -> None:
@@ -64,12 +66,9 @@ class Net(Window):
     ("silent", "within", "least"), [(0, 24.0, 0.95), (0, 60.0, 0.96), (2, 60.0, 0.94)]
 )
 def test_most_of_eight_cells_meet_in_groups_of_four(silent, within, least):
-    found = of = 0
-    for seed in range(200):
-        net = Net(8, 4, seed, silent)
-        found += sum(net.at[cell] <= within for cell in net.run())
-        of += 8 - silent
-    assert found / of >= least
+    nets = [Net(8, 4, seed, silent) for seed in range(200)]
+    found = sum(net.at[cell] <= within for net in nets for cell in net.run())
+    assert found / (len(nets) * (8 - silent)) >= least
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -89,10 +88,8 @@ def test_members_of_a_group_accepted_it_and_are_in_no_other(seed):
 
 
 def test_who_is_alone_tries_a_shorter_key_and_then_skips():
-    machine, said = GroupForming(A, 7, ("long", "short"), 4, 0.0), []
-    while (at := machine.wakes_at) is not None:
-        said += [(at, action) for action in machine.handle(f.TimePassed(), at)]
-    assert said == [
+    machine = GroupForming(A, 7, ("long", "short"), 4, 0.0)
+    assert [(at, a) for at in wakes(machine) for a in machine.handle(f.TimePassed(), at)] == [
         (-5.0, f.Post("long")),
         (3.0, f.ReadCells("long")),
         (55.0, f.Post("short")),
@@ -151,7 +148,7 @@ def test_who_calls_joins_no_other_group_meanwhile():
         (4.0, f.Offered(B, "key"), takes(B)),
         (5.0, f.Released(B), []),
     )
-    turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
+    turn = next(at for at in wakes(machine) if step(machine, at))
     machine.handle(f.OfferAnswered(C, "key", True), turn + 1.0)
     assert machine.handle(f.GroupNamed(B, "key", frozenset({A, B})), turn + 1.0) == []
     machine.handle(f.TimePassed(), turn + f.TIMES.answers)
@@ -160,7 +157,7 @@ def test_who_calls_joins_no_other_group_meanwhile():
 
 def test_who_accepts_in_vain_is_released():
     machine = reading(A, B, C, D)
-    turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
+    turn = next(at for at in wakes(machine) if step(machine, at))
     assert turn >= f.TIMES.turns
     told(machine, *((turn + 1.0, f.OfferAnswered(cell, "key", True), []) for cell in (B, C)))
     _, released, grouped = machine.handle(f.TimePassed(), turn + f.TIMES.answers)
@@ -183,10 +180,13 @@ def test_nobody_calls_too_late_for_answers():
     others = [CellId(f"x{i}") for i in range(6)]
     machines = [reading(cell, *(c for c in others if c != cell)) for cell in others]
     for machine in machines:
-        offered = []
-        while (at := machine.wakes_at) is not None:
-            offered += [at] if step(machine, at) else []
+        offered = [at for at in wakes(machine) if step(machine, at)]
         assert all(at + f.TIMES.answers <= f.TIMES.attempt + f.TIMES.post for at in offered)
+
+
+def wakes(machine: GroupForming) -> Iterable[float]:
+    """When it wants to be told the time, as long as it does."""
+    return iter(lambda: machine.wakes_at, None)
 
 
 def step(machine: GroupForming, at: float) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.exchange.member import Exchanges
 from node.averaging.reducers.quarantine import FEWEST_KNOWN, WEIGHT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -28,25 +27,21 @@ class Lair:
         self.owners = cell.owners(self.honest)
 
     def request(self, peer, **changes):
-        facts = {
-            "owners": self.owners,
-            "allowed": self.allowed,
-            "total": self.total,
-            "most": self.total,
-        }
-        return self.cell.request(peer, **(facts | changes))
+        return self.cell.request(
+            peer,
+            owners=self.owners,
+            allowed=self.allowed,
+            total=self.total,
+            most=self.total,
+            **changes,
+        )
 
     async def lie(self, owner, request):
         (group,) = request.groups_of(owner, 1 << 20)
-        exchanges = Exchanges(
-            self.cell.transports[self.liar],
-            owner,
-            replace(request, up="fp32"),
-            True,
-            64,
-        )
         try:
-            return await exchanges.one(group, group.names, 10.0)
+            return await self.cell.exchanges(self.liar, owner, request).one(
+                group, group.names, 10.0
+            )
         except PeerFault as fault:
             return fault
 

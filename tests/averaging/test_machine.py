@@ -240,15 +240,16 @@ def test_what_an_owner_decides(name):
 
 
 def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
-    machine = RoundMachine(held_per_peer=2, held_total=3)
-    script = [
-        ((began(1, B), began(2, B)), []),
-        ((began(3, B),), [(3, Kind.BUSY)]),
-        ((began(4, C),), []),
-        ((began(5, D),), [(5, Kind.BUSY)]),
-        ((Ended(1), began(6, D)), []),
-    ]
-    play(machine, script)
+    play(
+        RoundMachine(held_per_peer=2, held_total=3),
+        [
+            ((began(1, B), began(2, B)), []),
+            ((began(3, B),), [(3, Kind.BUSY)]),
+            ((began(4, C),), []),
+            ((began(5, D),), [(5, Kind.BUSY)]),
+            ((Ended(1), began(6, D)), []),
+        ],
+    )
 
 
 def test_a_round_that_is_over_cannot_be_opened():

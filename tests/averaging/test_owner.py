@@ -8,7 +8,6 @@ import torch
 
 from node.averaging.coding import parcel
 from node.averaging.exchange.events import micro_groups
-from node.averaging.exchange.member import Exchanges
 from node.averaging.exchange.owner import HEAD_LIMIT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -16,9 +15,11 @@ from node.core.ids import PeerId
 from node.wire.tensors import encode, expected_head
 from protos import averaging_pb2, averaging_pb2_grpc
 from tests.averaging.conftest import same
+from tests.transport.conftest import until
 
 
-def head_for(cell, sender, names, tensors, **changes):
+def head_for(names, tensors, **changes):
+    (group,) = micro_groups(dict.fromkeys(names, 4), 1 << 20)
     facts = {
         "epoch": 7,
         "term": 1,
@@ -26,10 +27,10 @@ def head_for(cell, sender, names, tensors, **changes):
         "plan_hash": "plan",
         "ownership_hash": "owners",
         "tokens": 20,
+        "tensors": [expected_head(n, t.shape, "fp32") for n, t in zip(names, tensors, strict=True)],
+        "group": 0,
+        "group_digest": group.digest,
     }
-    heads = [expected_head(n, t.shape, "fp32") for n, t in zip(names, tensors, strict=True)]
-    (group,) = micro_groups(dict.fromkeys(names, 4), 1 << 20)
-    facts |= {"tensors": heads, "group": 0, "group_digest": group.digest}
     return averaging_pb2.Contribution(head=averaging_pb2.ContributionHead(**(facts | changes)))
 
 
@@ -55,7 +56,7 @@ class Duel:
     def messages(self, tensors=None, chunks=None, **changes):
         tensors = self.tensors if tensors is None else tensors
         body = [bytes(encode(t, "fp32")) for t in tensors] if chunks is None else chunks
-        head = head_for(self.cell, self.p1, self.names, tensors, **changes)
+        head = head_for(self.names, tensors, **changes)
         return [head, *(averaging_pb2.Contribution(chunk=c) for c in body)]
 
     def begin(self, **request):
@@ -124,8 +125,7 @@ async def test_what_does_not_fit_the_round_is_refused(duel, changes, kind):
 
 
 async def test_a_contribution_in_crumbs_is_refused(duel):
-    whole = b"".join(bytes(encode(t, "fp32")) for t in duel.tensors)
-    crumbs = [whole[i : i + 1] for i in range(len(whole))]
+    crumbs = [bytes([byte]) for t in duel.tensors for byte in bytes(encode(t, "fp32"))]
     kind, text = await duel.refused(duel.messages(chunks=crumbs))
     assert kind == "HEADS"
     assert "messages of less" in text
@@ -147,17 +147,16 @@ async def test_a_replaced_exchange_is_released(duel, bits):
     running, stub = duel.begin(deadline_s=300.0), await duel.stub()
     lines, calls = duel.cell.rounds[duel.p0]._lines, []
 
-    def parts() -> list[int]:
-        return [len(line.reader._parts) for line in lines.values() if line.reader]
+    def newest_alone() -> bool:
+        """It has its two tensors here; nothing is left of those before it."""
+        parts = [len(line.reader._parts) for line in lines.values() if line.reader]
+        return len(lines) >= len(calls) and parts == [2]
 
-    for count in range(1, 6):
+    for _ in range(5):
         calls.append(stub.Exchange())
         for message in duel.messages()[:3]:
             await calls[-1].write(message)
-        # The newest has its two tensors here; nothing is left of those before it.
-        async with asyncio.timeout(60):
-            while len(lines) < count or parts() != [2]:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(newest_alone, 60)
     for call in calls:
         call.cancel()
     outcome = await asyncio.wait_for(running, 60)
@@ -167,25 +166,18 @@ async def test_a_replaced_exchange_is_released(duel, bits):
 async def test_an_upload_that_broke_off_may_come_again_unblamed(cell_of, grads, bits):
     duel = Duel(await cell_of(3), grads)
     owner, running = duel.cell.rounds[duel.p0], duel.begin(deadline_s=300.0)
-
-    def given():
-        return {peer for a in owner._epoch(7).attempts.values() for _, peer in a.given}
-
     call = (await duel.stub()).Exchange()
     for message in duel.messages()[:2]:
         await call.write(message)
-    async with asyncio.timeout(60):
-        while not owner._lines:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        call.cancel()
-        while owner._lines:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        again = asyncio.ensure_future(send(duel.cell, duel.p1, duel.p0, duel.messages()))
-        while duel.p1 not in given():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        owner.gone(duel.cell.peers[2])
-        assert await again == ("", "", list(duel.names))
-        assert bits((await running).fresh, duel.cell.expected([duel.p0, duel.p1]))
+    await until(lambda: owner._lines, 60)
+    call.cancel()
+    await until(lambda: not owner._lines, 60)
+    again = asyncio.ensure_future(send(duel.cell, duel.p1, duel.p0, duel.messages()))
+    (attempt,) = owner._epoch(7).attempts.values()
+    await until(lambda: any(peer == duel.p1 for _, peer in attempt.given), 60)
+    owner.gone(duel.cell.peers[2])
+    assert await again == ("", "", list(duel.names))
+    assert bits((await running).fresh, duel.cell.expected([duel.p0, duel.p1]))
     assert not duel.cell.transports[duel.p0].faults
 
 
@@ -257,9 +249,8 @@ async def test_a_member_rejects_inconsistent_answers(cell_of, lie):
         Liar([] if lie == "empty" else answer), transport.server
     )
     await transport.start()
-    request = cell.request(cell.peers[0], up="fp32")
+    (me,) = cell.peers
     (group,) = micro_groups({"c.weight": 20}, 1 << 20)
-    exchanges = Exchanges(cell.transports[cell.peers[0]], liar, request, True, 64)
     with pytest.raises(PeerFault) as caught:
-        await exchanges.one(group, group.names, 10.0)
+        await cell.exchanges(me, liar, cell.request(me)).one(group, group.names, 10.0)
     assert caught.value.weight == 1.0

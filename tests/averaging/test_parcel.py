@@ -99,8 +99,9 @@ async def test_members_and_owners_end_with_equal_bits_in_every_format(cell_of, g
     for peer, outcome in zip(requests, outcomes, strict=True):
         made = cell.made(peer, outcome)
         assert {n: part.source for n, part in made.items()} == cell.owners()
-        assert all(part.contributors == tuple(cell.peers) for part in made.values())
-        assert all(part.tokens == total for part in made.values())
+        assert {(part.contributors, part.tokens) for part in made.values()} == {
+            (tuple(cell.peers), total)
+        }
 
 
 async def test_a_survivor_serves_the_dead_owners_bytes(cell_of, bits):

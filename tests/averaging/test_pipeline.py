@@ -12,11 +12,12 @@ import torch
 
 from node.averaging.exchange import member
 from node.averaging.exchange.events import LET_IN, Kind, Uploaded
-from node.averaging.exchange.member import Exchanges, Unwelcome
+from node.averaging.exchange.member import Unwelcome
 from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
 from tests.averaging.conftest import SHAPES, with_peers
+from tests.transport.conftest import until
 
 EACH = 1
 """Bytes of a group that make every part a group of its own."""
@@ -97,8 +98,7 @@ async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     others = [asyncio.ensure_future(cell.run(cell.request(p, owners=owners), p)) for p in (p0, p1)]
     gates.open(0, 1)
     await gates.seen[2].wait()
-    while not all(len(cell.rounds[p]._epoch(7).held) == 2 for p in (p0, p1)):  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until(lambda: all(len(cell.rounds[p]._epoch(7).held) == 2 for p in (p0, p1)), 60)
     done = sorted(cell.rounds[p0]._epoch(7).held)
     await cell.net.kill(p2)
     first = await asyncio.gather(*others)
@@ -125,11 +125,9 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
     owners = cell.owners([p0])
     requests = {p: cell.request(p, owners=owners, deadline_s=300.0) for p in (p0, p1)}
     running = asyncio.ensure_future(cell.run_all(requests))
-    groups = cell.request(p2, owners=owners).groups_of(p0, EACH)
-    exchanges = Exchanges(
-        cell.transports[p2], p0, cell.request(p2, owners=owners, up="fp32"), True, 64
-    )
-    await exchanges.one(groups[0], groups[0].names, 300.0)
+    request = cell.request(p2, owners=owners)
+    first, *_ = request.groups_of(p0, EACH)
+    await cell.exchanges(p2, p0, request).one(first, first.names, 300.0)
     cell.rounds[p0].gone(p2)
     outcomes = await asyncio.wait_for(running, 300)
     expected = cell.expected([p0, p1]) | cell.expected(cell.peers, ["a.weight"])
@@ -193,11 +191,11 @@ async def test_contributions_are_released_at_the_next_attempt(cell_of, bits, mon
 
 async def test_mismatched_groups_are_refused_by_kind_without_a_fault(cut):
     cell, p0, p1 = await with_peers(cut(2))
-    request = cell.request(p1, owners=cell.owners([p0]), up="fp32")
+    request = cell.request(p1, owners=cell.owners([p0]))
     running = asyncio.ensure_future(
         cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0)
     )
-    exchanges = Exchanges(cell.transports[p1], p0, request, True, 64)
+    exchanges = cell.exchanges(p1, p0, request)
     (whole,) = request.groups_of(p0, 1 << 20)
     first, second, *_ = request.groups_of(p0, EACH)
     for wrong in (
@@ -310,36 +308,39 @@ class Counted:
             return self._changed.wait_for(lambda: not any(self.of[name] for name in names), 60)
 
 
-async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, monkeypatch):
-    shapes, each = {f"p{i:02}": (64, 64) for i in range(12)}, 4 * 64 * 64
-    peaks = {}
-    for group_bytes in (each, 100 * each):
-        monkeypatch.undo()
-        counted = Counted(monkeypatch)
-        cell = await cell_of(
-            3, AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes), chunk=4096
-        )
-        p0 = cell.peers[0]
-        changes = {
-            "shapes": shapes,
-            "owners": dict.fromkeys(shapes, p0),
-            "gradients": {n: torch.ones(s) for n, s in shapes.items()},
-        }
-        seen = []
+PART, PARTS = 4 * 64 * 64, 12
+"""Bytes of each of so many parts."""
 
-        def step(means, seen=seen, counted=counted):
-            assert counted.gone(means), "the group that is stepped is gone before its step"
-            seen.append(counted.alive)
-            return {n: m + 1 for n, m in means.items()}
 
-        running = [cell.rounds[p].run_round(cell.request(p, **changes), step) for p in cell.peers]
-        outcomes = await asyncio.gather(*running)
-        assert all(not o.missing for o in outcomes)
-        peaks[group_bytes] = counted.peak
-        assert counted.alive == 0, "what was given is gone after the step"
-        assert max(seen) <= (LET_IN - 1) * 2 * group_bytes
-    assert peaks[each] <= LET_IN * 2 * each
-    assert peaks[100 * each] == 12 * 2 * each
+@pytest.mark.parametrize(
+    ("group_bytes", "least", "most"),
+    [
+        pytest.param(PART, 0, LET_IN * 2 * PART, id="each a group"),
+        pytest.param(100 * PART, PARTS * 2 * PART, PARTS * 2 * PART, id="all in one"),
+    ],
+)
+async def test_an_owner_holds_no_more_than_its_window_of_every_member(
+    cell_of, monkeypatch, group_bytes, least, most
+):
+    settings = AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes)
+    counted, cell = Counted(monkeypatch), await cell_of(3, settings, chunk=4096)
+    shapes, seen = {f"p{i:02}": (64, 64) for i in range(PARTS)}, []
+    changes = {
+        "shapes": shapes,
+        "owners": dict.fromkeys(shapes, cell.peers[0]),
+        "gradients": {n: torch.ones(s) for n, s in shapes.items()},
+    }
+
+    def step(means):
+        assert counted.gone(means), "the group that is stepped is gone before its step"
+        seen.append(counted.alive)
+        return {n: m + 1 for n, m in means.items()}
+
+    running = [cell.rounds[p].run_round(cell.request(p, **changes), step) for p in cell.peers]
+    assert all(not o.missing for o in await asyncio.gather(*running))
+    assert counted.alive == 0, "what was given is gone after the step"
+    assert max(seen) <= (LET_IN - 1) * 2 * group_bytes
+    assert least <= counted.peak <= most
 
 
 @pytest.mark.parametrize(
@@ -357,8 +358,7 @@ async def test_groups_are_cut_by_what_travels_and_bounded_in_memory(cell_of, up,
     shapes = {f"p{i}": (1 << 10,) for i in range(8)}
     owners = dict.fromkeys(shapes, other)
     gradients = {n: torch.ones(s) for n, s in shapes.items()}
-    request = cell.request(
+    found = cell.request(
         mine, shapes=shapes, owners=owners, gradients=gradients, up=up, down=down
-    )
-    found = request.groups_of(other, 4 << 10)
+    ).groups_of(other, 4 << 10)
     assert (len(found), [n for g in found for n in g.names]) == (groups, sorted(shapes))

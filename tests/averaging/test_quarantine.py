@@ -125,8 +125,7 @@ def test_the_trail_knows_parts_apart():
 
 
 def test_the_trail_does_not_grow():
-    made = trail(epochs=5 * WINDOW)
-    assert len(made._seen[P]) == WINDOW
+    assert len(trail(epochs=5 * WINDOW)._seen[P]) == WINDOW
 
 
 def test_one_odd_epoch_does_not_change_what_is_usual():

@@ -8,6 +8,7 @@ import torch
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
 from tests.averaging.conftest import SHAPES, with_peers
+from tests.transport.conftest import until
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
@@ -62,8 +63,7 @@ async def test_a_late_listener_and_a_duplicate_get_the_same_bytes(cell_of, bits)
 async def test_members_may_be_faster_than_the_owner(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
     early = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p1, p2)]
-    while len(cell.rounds[p0]._lines) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until(lambda: len(cell.rounds[p0]._lines) == 2, 10)
     assert not any(line.orders.qsize() for line in cell.rounds[p0]._lines.values())
     outcomes = [await cell.run(cell.request(p0), p0), *await asyncio.gather(*early)]
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes)
@@ -93,8 +93,7 @@ async def test_an_exchange_whose_connection_is_closed_has_failed(cell_of):
     cell.net.mute(p1)
     running = asyncio.ensure_future(cell.run(cell.request(p0, deadline_s=100.0), p0))
     channel = await cell.transports[p0].channel(p1)
-    while not channel._open:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until(lambda: channel._open, 10)
     await channel.close()
     assert (await running).failed == {p1: "its connection was closed"}
 
@@ -126,12 +125,11 @@ async def test_a_mean_that_cannot_be_sent_back_fails_the_round_only(cell_of):
     cell, p0, p1 = await with_peers(
         cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
     )
-    # Fit, and more than fp16 has.
-    huge = {n: torch.full(s, 1e7) for n, s in SHAPES.items()}
     changes = {
         "owners": dict.fromkeys(SHAPES, p0),
         "down": "fp16",
-        "gradients": huge,
+        # Fit, and more than fp16 has.
+        "gradients": {n: torch.full(s, 1e7) for n, s in SHAPES.items()},
     }
     mine, theirs = (
         cell.rounds[p].run_round(cell.request(p, **changes), lambda means: means) for p in (p0, p1)
@@ -179,7 +177,7 @@ async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grad
             await cell.run(cell.request(p0, **changes), p0)
 
 
-async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
+async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits, grads):
     cell, p0, p1 = await with_peers(cell_of(2))
     await cell.run_all({p: cell.request(p) for p in cell.peers})
     for peer in cell.peers:
@@ -189,9 +187,13 @@ async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
         with pytest.raises(ValueError, match="over"):
             await cell.run(cell.request(peer), peer)
         cell.rounds[peer].void(7)
-    twice = {p: {n: 2 * g for n, g in cell.request(p).gradients.items()} for p in cell.peers}
     outcomes = await cell.run_all(
-        {p: cell.request(p, round=RoundId(7, 2, 0), gradients=twice[p]) for p in cell.peers}
+        {
+            p: cell.request(
+                p, round=RoundId(7, 2, 0), gradients={n: 2 * g for n, g in grads(p).items()}
+            )
+            for p in cell.peers
+        }
     )
     assert all(not o.missing and not o.failed for o in outcomes.values())
     assert bits(outcomes[p0].fresh, outcomes[p1].fresh)

@@ -196,8 +196,7 @@ def test_pairs_are_drawn_evenly() -> None:
     for number in range(1500):
         labels = Pairs(single=True).meet(6, number, 0).labels
         met += labels[:, None] == labels
-    share = met[np.triu_indices(6, 1)] / 1500
-    assert share == pytest.approx(np.full(15, 1 / 15), abs=0.03)
+    assert met[np.triu_indices(6, 1)] / 1500 == pytest.approx(np.full(15, 1 / 15), abs=0.03)
 
 
 def test_a_ring_contracts_by_its_second_eigenvalue() -> None:
@@ -209,13 +208,12 @@ def test_a_ring_contracts_by_its_second_eigenvalue() -> None:
 # ------------------------------------------------------------ servers
 
 
-def test_a_parameter_server_equals_a_butterfly_with_one_owner() -> None:
-    values = values_of(9, 12)
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_parameter_server_equals_a_butterfly_with_one_owner(shards: int) -> None:
+    values, meeting = values_of(9, 12), ParameterServer(shards).meet(9, 0, 0)
+    assert len(meeting.owners) == shards
     butterfly = grouped(Butterfly().meet(9, 0, 0), values, everybody(9))
-    for shards in (1, 4):
-        meeting = ParameterServer(shards).meet(9, 0, 0)
-        assert len(meeting.owners) == shards
-        assert (grouped(meeting, values, everybody(9)) == butterfly).all()
+    assert (grouped(meeting, values, everybody(9)) == butterfly).all()
 
 
 def test_only_a_lost_servers_shares_are_not_averaged() -> None:

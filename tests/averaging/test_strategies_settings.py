@@ -81,9 +81,8 @@ def test_settings_that_cannot_hold_are_refused_with_the_reason(name: str) -> Non
 
 def test_outer_settings_describe_what_is_averaged_and_when() -> None:
     assert OuterSettings("gossip", window_s=2.5).says == "gossip of parameters every 2.5 s"
-    streamed = replace(DILOCO, fragments=4, quorum=3)
     assert (
-        streamed.says
+        replace(DILOCO, fragments=4, quorum=3).says
         == "butterfly of one of 4 fragments of deltas every 60 s, closed by a quorum of 3"
     )
 

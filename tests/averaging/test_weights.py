@@ -81,12 +81,10 @@ def test_honest_cells_get_the_bits_of_the_plain_weighted_mean():
 
 
 def test_a_capped_claim_scales_its_sum_down():
-    claims = {A: 400, B: 60, C: 40}
-    g = gathered(claims, PLAN, 200)
+    g = gathered({A: 400, B: 60, C: 40}, PLAN, 200)
     got = reduced(g, quarantine=0.0)
     a, b, c = (g.gradients[p][0].whole() for p in (A, B, C))
-    expected = (a * (100 / 400) + b + c) / 200
-    torch.testing.assert_close(means_of(got)[0], expected)
+    torch.testing.assert_close(means_of(got)[0], (a * (100 / 400) + b + c) / 200)
     assert got.tokens == 200
 
 

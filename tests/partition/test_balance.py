@@ -55,8 +55,7 @@ def test_few_units_are_placed_optimally(costs, speeds):
     assert SearchState(OwnershipProblem(costs, speeds), owner).makespan() == pytest.approx(
         best, rel=1e-9
     )
-    assert floor <= best * (1 + 1e-9)
-    assert lower_bound(costs, speeds) <= best * (1 + 1e-9)
+    assert max(floor, lower_bound(costs, speeds)) <= best * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -226,8 +225,7 @@ def test_every_process_makes_the_same_plan():
         ).stdout
         for seed in ("0", "1", "77")
     }
-    assert len(said) == 1
-    assert len(said.pop().split()) == 6
+    assert [len(words.split()) for words in said] == [6]
 
 
 def test_tensor_groups_hold_near_equal_bytes():
@@ -260,8 +258,10 @@ def test_who_computes():
     assert break_even(small, 600e12) / gigabit == pytest.approx(1667, abs=1)
     peers = [150e9] * 4
     between = 0.2 * gigabit
-    choice = {c.name: c.shared for c in who_computes([small, large], peers, [between] * 4)}
-    assert choice == {"small": False, "large": True}
+    assert {c.name: c.shared for c in who_computes([small, large], peers, [between] * 4)} == {
+        "small": False,
+        "large": True,
+    }
     assert all(
         c.shared for c in who_computes([small, large], peers, [1.0] * 4, exchange="to-owner")
     )
@@ -308,15 +308,12 @@ def test_ample_memory_does_not_change_the_plan():
     )
 
 
-def test_hardly_any_speed_is_still_one():
-    items = units([5, 4, 3])
-    for speeds in ((5e-324, 1.0), (1e17, 1e-300), (5e-324, 5e-324)):
-        owners = assign_units(items, [(PeerId(str(i)), s) for i, s in enumerate(speeds)])
-        assert owners.keys() == {u.name for u in items}
-        assert (
-            assign_units(items, [(PeerId(str(i)), s) for i, s in enumerate(speeds)], owners)
-            == owners
-        )
+@pytest.mark.parametrize("speeds", [(5e-324, 1.0), (1e17, 1e-300), (5e-324, 5e-324)])
+def test_hardly_any_speed_is_still_one(speeds):
+    items, peers = units([5, 4, 3]), [(PeerId(str(i)), s) for i, s in enumerate(speeds)]
+    owners = assign_units(items, peers)
+    assert owners.keys() == {u.name for u in items}
+    assert assign_units(items, peers, owners) == owners
 
 
 def test_less_work_gives_a_plan_too():

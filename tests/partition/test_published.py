@@ -81,8 +81,7 @@ def test_cuts_are_legal_and_owners_unique(values, ranks, size, alpha):
     for b, cut in zip(buckets, cuts, strict=True):
         assert b.total % ranks == 0
         assert all(start % 64 == 0 for _, start, _ in b.spans)
-        assert cut[0] == 0
-        assert cut[-1] == b.total
+        assert (cut[0], cut[-1]) == (0, b.total)
         assert list(cut) == sorted(cut)
         assert set(cut) <= {0, b.total} | {end for _, _, end in b.spans}
     owner = owners_of_cuts(buckets, cuts)
@@ -128,18 +127,18 @@ def test_micro_group_counts():
         published_groups(units, 8, 16 * MI)
 
 
+@pytest.mark.parametrize("mode", ["no", "single", "slot", "global"])
 @settings(max_examples=30)
 @given(numels, st.integers(1, 6), st.integers(5000, 20_000))
-def test_groups_keep_every_unit_within_the_bound(values, slots, most):
+def test_groups_keep_every_unit_within_the_bound(mode, values, slots, most):
     units = [Unit(name, 1, v, v, 4 * v) for name, v in named(values)]
-    for mode in ("no", "single", "slot", "global"):
-        groups = published_groups(units, slots, most, mode)
-        assert sorted(u.name for g in groups for slot in g for u in slot) == sorted(
-            u.name for u in units
-        )
-        assert all(len(g) == slots for g in groups)
-        if mode == "global":
-            assert all(sum(u.cost for u in slot) <= most for g in groups for slot in g)
+    groups = published_groups(units, slots, most, mode)
+    assert sorted(u.name for g in groups for slot in g for u in slot) == sorted(
+        u.name for u in units
+    )
+    assert all(len(g) == slots for g in groups)
+    if mode == "global":
+        assert all(sum(u.cost for u in slot) <= most for g in groups for slot in g)
 
 
 @settings(max_examples=30)
@@ -189,22 +188,22 @@ def test_operations_of_a_whole_model_in_pflop(form, method, pflop):
     assert found == pytest.approx(pflop, abs=6e-5)
 
 
-def test_shapes_of_the_models():
-    for name, (matrices, fused, billions) in {
-        "0.6B": (196, 112, 0.440),
-        "32B": (448, 256, 31.206),
-    }.items():
-        model = MODELS[name]
-        assert (len(split_form(model)), len(fused_form(model))) == (matrices, fused)
-        for form in (
-            split_form(model),
-            fused_form(model),
-            fused_form(model, "parts"),
-            fused_form(model, "heads"),
-        ):
-            assert sum(
-                rows * cols for m in form for _, rows, cols in m.shapes
-            ) / 1e9 == pytest.approx(billions, abs=5e-4)
+@pytest.mark.parametrize(
+    ("model", "matrices", "fused", "billions"),
+    [(MODELS["0.6B"], 196, 112, 0.440), (MODELS["32B"], 448, 256, 31.206)],
+    ids=["0.6B", "32B"],
+)
+def test_shapes_of_the_models(model, matrices, fused, billions):
+    assert (len(split_form(model)), len(fused_form(model))) == (matrices, fused)
+    for form in (
+        split_form(model),
+        fused_form(model),
+        fused_form(model, "parts"),
+        fused_form(model, "heads"),
+    ):
+        assert sum(rows * cols for m in form for _, rows, cols in m.shapes) / 1e9 == pytest.approx(
+            billions, abs=5e-4
+        )
 
 
 def test_measured_rates_make_slow_shapes_dearer():

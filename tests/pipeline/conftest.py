@@ -181,11 +181,11 @@ class Swarm:
         ]:
             await asyncio.wait(under_way)
 
-    async def kill(self, name: str) -> None:
-        """As SIGKILL: the peer answers nothing and, being dead, contributes nothing to the
-        round."""
-        self.dead.add(name)
-        await self.net.kill(PeerId(name))
+    async def kill(self, *names: str) -> None:
+        """As SIGKILL: these answer nothing and, being dead, contribute nothing to the round."""
+        self.dead.update(names)
+        for name in names:
+            await self.net.kill(PeerId(name))
 
     async def gradients(self, epoch: int = 3) -> tuple[dict[str, Tensor], dict[int, int]]:
         """What the living replicas of each stage sum to, and their tokens per stage."""

@@ -11,7 +11,7 @@ from node.model.documents import NO_TARGET
 from node.pipeline.events import Arrived, Computed, Direction, Settled
 from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import begun, dies_at
-from tests.pipeline.test_inbound import answers, head
+from tests.pipeline.test_inbound import answers_to_head
 
 END = 3
 """The token that ends a document: one of 31, so that most sequences of 8 have none or one."""
@@ -75,8 +75,7 @@ async def test_ends_that_cannot_be_are_refused_and_counted(make_swarm):
     swarm, plan = await ready(make_swarm, replicas=1, count=1)
     faults = swarm.net.transports["s1a"].faults
     for i, ends in enumerate(WRONG):
-        sent = [pb.Frame(head=head(plan, document_ends=ends))]
-        ((verdict, reason),) = await answers(swarm, "s0a", "s1a", sent)
+        ((verdict, reason),) = await answers_to_head(swarm, plan, document_ends=ends)
         assert (verdict, "ends of documents" in reason) == (pb.REFUSED, True), ends
         assert [peer for peer, _, _ in faults] == [PeerId("s0a")] * (i + 1)
     evaluate = {"purpose": pb.EVALUATE, "plan_hash": "", "epoch": 0}
@@ -84,8 +83,8 @@ async def test_ends_that_cannot_be_are_refused_and_counted(make_swarm):
         evaluate | {"document_ends": [32]},
         evaluate | {"document_ends": [1], "purpose": 3},
     ):
-        sent = [pb.Frame(head=head(plan, **more))]
-        assert [v for v, _ in await answers(swarm, "s0a", "s1a", sent)] == [pb.REFUSED], more
+        ((verdict, _),) = await answers_to_head(swarm, plan, **more)
+        assert verdict == pb.REFUSED, more
     assert len(faults) == len(WRONG) + 2
     assert swarm.pipelines["s1a"].stash.used == 0
 
@@ -104,9 +103,9 @@ async def test_a_gradient_brings_no_ends(make_swarm):
     sender.send = hold
     running = asyncio.ensure_future(swarm.run(plan, counted=True))
     await asyncio.wait_for(held.wait(), 30)
-    sent = [pb.Frame(head=head(plan, document_ends=[1]))]
-    ((verdict, reason),) = await answers(swarm, "s2a", "s1a", sent, "Backward")
-    assert (verdict, reason) == (pb.REFUSED, "1 ends of documents, at most 0 belong")
+    assert await answers_to_head(swarm, plan, "s2a", method="Backward", document_ends=[1]) == [
+        (pb.REFUSED, "1 ends of documents, at most 0 belong")
+    ]
     send(waiting[0])
     await running
     await swarm.check(plan)
@@ -114,7 +113,7 @@ async def test_a_gradient_brings_no_ends(make_swarm):
 
 async def test_a_run_without_the_mask_takes_no_ends(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
-    sent = [pb.Frame(head=head(plan, document_ends=[4]))]
-    ((verdict, reason),) = await answers(swarm, "s0a", "s1a", sent)
-    assert (verdict, reason) == (pb.REFUSED, "1 ends of documents, at most 0 belong")
+    assert await answers_to_head(swarm, plan, document_ends=[4]) == [
+        (pb.REFUSED, "1 ends of documents, at most 0 belong")
+    ]
     assert len(swarm.net.transports["s1a"].faults) == 1

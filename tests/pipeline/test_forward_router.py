@@ -182,8 +182,7 @@ class Batches:
 async def test_the_loss_without_stages_is_that_without_their_layers(make_swarm, monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
-    plan, pipeline, text = swarm.plan(1), swarm.pipelines["s0a"], Batches(swarm)
-    swarm.adopt(plan)
+    plan, pipeline, text = swarm.adopt(swarm.plan(1)), swarm.pipelines["s0a"], Batches(swarm)
 
     def through(asked: object) -> ForwardRouter:
         transport, settings = pipeline.transport, pipeline.settings
@@ -219,8 +218,7 @@ async def test_the_loss_without_stages_is_that_without_their_layers(make_swarm, 
 async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
-    plan, pipeline = swarm.plan(1), swarm.pipelines["s0a"]
-    swarm.adopt(plan)
+    plan, pipeline = swarm.adopt(swarm.plan(1)), swarm.pipelines["s0a"]
 
     class Letters(ByteTokenizer):
         """The tiny vocabulary as bytes 0 to 30."""
@@ -245,20 +243,21 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
                 await swarm.kill("s3a")
         return text, news
 
-    def alone(ids: list[int], *visited: int) -> int:
-        h = swarm.hidden(torch.tensor([ids[-swarm.model.seq_len :]]), *visited)
-        return int(swarm.unsplit.ends.logits(h)[0, -1].argmax())
+    def alone(*ways: tuple[int, ...]) -> str:
+        """What the model in one process says, over the block stages of each letter's way."""
+        ids = [ord(c) % 31 for c in "abc"]
+        for visited in ways:
+            h = swarm.hidden(torch.tensor([ids[-swarm.model.seq_len :]]), *visited)
+            ids.append(int(swarm.unsplit.ends.logits(h)[0, -1].argmax()))
+        return bytes(ids[3:]).decode()
 
-    ids = [ord(c) % 31 for c in "abc"]
-    for i in range(6):
-        ids.append(alone(ids, *((1, 2, 3) if i < 4 else (1, 2))))
     request = GenerateRequest(prompt="abc", max_tokens=6)
-    assert await said(request, dies=4) == (bytes(ids[3:]).decode(), [(4, [], [3])])
+    assert await said(request, dies=4) == (
+        alone(*4 * [(1, 2, 3)], *2 * [(1, 2)]),
+        [(4, [], [3])],
+    )
     request.leave_out.CopyFrom(LeaveOut(after=2))
-    ids = [ord(c) % 31 for c in "abc"]
-    for _ in range(6):
-        ids.append(alone(ids, 1, 2))
-    assert await said(request) == (bytes(ids[3:]).decode(), [(0, [3], [])])
+    assert await said(request) == (alone(*6 * [(1, 2)]), [(0, [3], [])])
     with pytest.raises(UsageFault, match="temperature"):
         await said(GenerateRequest(prompt="abc", temperature=float("nan")))
 

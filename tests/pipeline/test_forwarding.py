@@ -116,8 +116,7 @@ async def peers(monkeypatch):
 async def test_a_text_streams_back_with_the_peer_that_made_it(peers):
     request = pb.GenerateRequest(prompt="a", max_tokens=5)
     assert await peers.said(request) == ("bcdef", A)
-    assert peers.pipelines[A].passes == 5
-    assert peers.pipelines[B].passes == 0
+    assert (peers.pipelines[A].passes, peers.pipelines[B].passes) == (5, 0)
     stub = rpc.EndsStub(await peers.net.transports[ME].channel(A))
     pieces = [piece async for piece in stub.Generate(request, timeout=60)]
     assert pieces[-1].last
@@ -163,12 +162,11 @@ async def test_a_peer_lost_mid_answer_ends_it_with_an_error(peers):
 
 async def test_a_silent_peer_is_given_up_after_missed_pings(peers, monkeypatch):
     monkeypatch.setattr(forwarding, "WATCH_S", 0.01)
-    transport, pings = peers.net.transports[ME], 0
+    transport, pings = peers.net.transports[ME], []
 
     async def ping(peer: PeerId, timeout: float = 5.0) -> float:
-        nonlocal pings
-        pings += 1
-        if pings < 5:
+        pings.append(peer)
+        if len(pings) < 5:
             return 0.001  # slow, not dead
         raise forwarding.PeerFault(peer, "cannot be reached")
 
@@ -177,7 +175,7 @@ async def test_a_silent_peer_is_given_up_after_missed_pings(peers, monkeypatch):
     answer = peers.ask(pb.GenerateRequest(prompt="a", max_tokens=2), A)
     with pytest.raises(NetworkFault, match="does not answer any more"):
         await answer.__anext__()
-    assert pings == 4 + forwarding.MISSES
+    assert len(pings) == 4 + forwarding.MISSES
 
 
 async def test_a_call_lost_with_its_channel_is_a_network_fault(peers):
@@ -217,46 +215,47 @@ async def test_an_answer_over_the_time_limit_is_ended_by_its_server(peers, monke
     await peers.freed()
 
 
-async def test_an_invalid_request_is_refused_by_caller_and_server(peers):
-    wrong = (
+@pytest.mark.parametrize(
+    "wrong",
+    [
         pb.GenerateRequest(prompt="x" * (MAX_PROMPT + 1)),
         pb.GenerateRequest(prompt="x", temperature=float("nan")),
         pb.GenerateRequest(prompt="x", leave_out=pb.LeaveOut(stages=[7])),
-    )
+    ],
+    ids=["a long prompt", "no temperature", "no such stage"],
+)
+async def test_an_invalid_request_is_refused_by_caller_and_server(peers, wrong):
+    with pytest.raises(UsageFault) as fault:
+        peers.ask(wrong)
+    assert fault.value.next_step
     stub = rpc.EndsStub(await peers.net.transports[ME].channel(A))
-    for request in wrong:
-        with pytest.raises(UsageFault) as fault:
-            peers.ask(request)
-        assert fault.value.next_step
-        with pytest.raises(forwarding.grpc.aio.AioRpcError) as refused:
-            await stub.Generate(request, timeout=60).read()
-        assert refused.value.code() == forwarding.grpc.StatusCode.FAILED_PRECONDITION
-        told = forwarding._fault(A, refused.value)
-        assert isinstance(told, LocalFault)
-        assert (told.code, told.next_step) == (ExitCode.USAGE, fault.value.next_step)
+    with pytest.raises(forwarding.grpc.aio.AioRpcError) as refused:
+        await stub.Generate(wrong, timeout=60).read()
+    assert refused.value.code() == forwarding.grpc.StatusCode.FAILED_PRECONDITION
+    told = forwarding._fault(A, refused.value)
+    assert isinstance(told, LocalFault)
+    assert (told.code, told.next_step) == (ExitCode.USAGE, fault.value.next_step)
     assert not peers.services[A]._serving
 
 
-async def test_more_than_was_asked_for_is_the_senders_fault(peers, monkeypatch):
-    me = peers.net.transports[ME]
-
-    def lies(*pieces: pb.Piece):
-        async def speak(*_: Any):
-            for piece in pieces:
-                yield piece
-
-        monkeypatch.setattr(forwarding, "speak", speak)
-
-    request = pb.GenerateRequest(prompt="a", max_tokens=2)
-    for wrong in (
+@pytest.mark.parametrize(
+    "pieces",
+    [
         [pb.Piece(text="x" * (forwarding.MAX_PIECE + 1))],
         [pb.Piece(text="x")] * 7,
         [pb.Piece(missing=pb.Missing(dead=range(3), stages=2))],
-    ):
-        lies(*wrong)
-        with pytest.raises(NetworkFault, match="more than it was asked for"):
-            await peers.said(request, A)
-    assert [(peer, weight) for peer, _, weight in me.faults] == [(A, 1.0)] * 3
+    ],
+    ids=["a long piece", "many pieces", "more stages than there are"],
+)
+async def test_more_than_was_asked_for_is_the_senders_fault(peers, monkeypatch, pieces):
+    async def speak(*_: Any):
+        for piece in pieces:
+            yield piece
+
+    monkeypatch.setattr(forwarding, "speak", speak)
+    with pytest.raises(NetworkFault, match="more than it was asked for"):
+        await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2), A)
+    assert [(p, weight) for p, _, weight in peers.net.transports[ME].faults] == [(A, 1.0)]
 
 
 async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):

@@ -14,19 +14,18 @@ from node.pipeline.hops.inbound import Inbound
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
+from tests.transport.conftest import until
 
 
 def head(plan, **changes):
-    journey = [pb.PathHop(stage=h.stage, peer=h.peer) for h in plan.paths[0].journey]
-    shape = [4, 8, 16]
     fields = {
         "epoch": plan.epoch,
         "plan_hash": plan.hash,
         "index": 0,
         "purpose": pb.TRAIN,
-        "journey": journey,
+        "journey": route(*((h.stage, h.peer) for h in plan.paths[0].journey)),
         "position": 1,
-        "tensor": tensor_pb2.TensorHead(shape=shape, wire=tensor_pb2.FP32, nbytes=2048),
+        "tensor": tensor([4, 8, 16], 2048),
         "deadline_s": 5.0,
     }
     return pb.FrameHead(**{**fields, **changes})
@@ -40,6 +39,11 @@ async def answers(swarm, sender, receiver, messages, method="Forward"):
     channel = await swarm.net.transports[sender].channel(receiver)
     call = getattr(PipelineStub(channel), method)(messages, timeout=10)
     return [(r.verdict, r.reason) async for r in call]
+
+
+async def answers_to_head(swarm, plan, sender="s0a", receiver="s1a", method="Forward", **changes):
+    """Of a stream that is nothing but a head."""
+    return await answers(swarm, sender, receiver, [pb.Frame(head=head(plan, **changes))], method)
 
 
 async def verdicts(*asked):
@@ -57,6 +61,7 @@ def plan(swarm):
     return swarm.adopt(swarm.plan(2, choose=lambda i, s: "a"))
 
 
+EVALUATE = {"purpose": pb.EVALUATE, "plan_hash": "", "epoch": 0}
 HOPS = [(0, "s0a"), (1, "s1a"), (2, "s2a"), (3, "s3a"), (0, "s0a")]
 
 
@@ -94,9 +99,8 @@ MISFITS = [
 
 async def test_a_head_that_does_not_fit_the_plan_is_refused(swarm, plan):
     for sender, receiver, changes, verdict, reason in MISFITS:
-        got = await answers(swarm, sender, receiver, [pb.Frame(head=head(plan, **changes))])
-        assert [v for v, _ in got] == [verdict], (sender, changes)
-        assert reason in got[0][1], (sender, changes)
+        ((said, why),) = await answers_to_head(swarm, plan, sender, receiver, **changes)
+        assert (said, reason in why) == (verdict, True), (sender, changes, why)
     assert swarm.pipelines["s1a"].stash.used == 0
     assert not swarm.net.transports["s1a"].faults
 
@@ -122,8 +126,8 @@ IMPOSSIBLE = [
 
 async def test_an_impossible_head_is_refused_and_counted(swarm, plan):
     for i, changes in enumerate(IMPOSSIBLE):
-        sent = [pb.Frame(head=head(plan, **changes))]
-        assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.REFUSED], changes
+        ((said, _),) = await answers_to_head(swarm, plan, **changes)
+        assert said == pb.REFUSED, changes
         assert [peer for peer, _, _ in swarm.net.transports["s1a"].faults] == ["s0a"] * (i + 1), (
             changes
         )
@@ -148,9 +152,13 @@ async def test_a_patient_frame_waits_for_room_and_no_longer_than_it_may(swarm, p
 
 
 async def test_a_stream_without_head_or_with_too_much_is_refused(swarm, plan):
-    streams = [[pb.Frame(chunk=b"abc")]]
-    for chunks in ([2049], [2000, 49], [0]):
-        streams.append([pb.Frame(head=head(plan)), *(pb.Frame(chunk=bytes(n)) for n in chunks)])
+    streams = [
+        [pb.Frame(chunk=b"abc")],
+        *(
+            [pb.Frame(head=head(plan)), *(pb.Frame(chunk=bytes(n)) for n in chunks)]
+            for chunks in ([2049], [2000, 49], [0])
+        ),
+    ]
     for messages in streams:
         assert await verdicts(swarm, "s0a", "s1a", messages) == [pb.REFUSED], messages
         assert swarm.pipelines["s1a"].stash.used == 0
@@ -187,8 +195,7 @@ async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
     s1a, key, sent = swarm.pipelines["s1a"], Key(3, 0, 1), []
     swarm.net.mute(PeerId("s2a"))
     running = asyncio.ensure_future(swarm.run(plan))
-    while key not in s1a.machine.visits or s1a.stash.get(key).output is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
 
     class Context:
         def invocation_metadata(self):
@@ -233,7 +240,7 @@ async def test_only_the_origin_names_who_counts(swarm, plan):
 
 async def test_a_tensor_that_is_not_finite_is_refused_before_storage(swarm, plan):
     bad = b"\x00\x00\xc0\x7f" + bytes(2044)
-    for changes in ({}, {"purpose": pb.EVALUATE, "plan_hash": "", "epoch": 0}):
+    for changes in ({}, EVALUATE):
         sent = [pb.Frame(head=head(plan, **changes)), pb.Frame(chunk=bad)]
         assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.REFUSED]
     assert [(peer, weight) for peer, _, weight in swarm.net.transports["s1a"].faults] == [
@@ -247,11 +254,9 @@ async def test_forward_only_frames_beyond_the_runs_limits_are_refused(swarm, pla
     shapes = ([5, 8, 16], [4, 9, 16], [4, 8, 15], [4, 8], [0, 8, 16])
     nobody_there = {"journey": route(*HOPS[:2], (2, ""), *HOPS[3:])}
     for changes in (nobody_there, *({"tensor": tensor(shape, 4)} for shape in shapes)):
-        evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, **changes)
-        sent = [pb.Frame(head=evaluate)]
-        assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.REFUSED], changes
-    home = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, position=4)
-    assert await answers(swarm, "s3a", "s0a", [pb.Frame(head=home)]) == [
+        ((said, _),) = await answers_to_head(swarm, plan, **EVALUATE, **changes)
+        assert said == pb.REFUSED, changes
+    assert await answers_to_head(swarm, plan, "s3a", "s0a", **EVALUATE, position=4) == [
         (pb.REFUSED, "nobody waits for this")
     ]
 
@@ -261,18 +266,9 @@ async def test_only_the_asked_path_may_bring_an_evaluation_home(swarm, plan):
     swarm.net.mute("s3a")
     swarm.net.mute("s3b")
     going = asyncio.ensure_future(forward_requests.go(pb.EVALUATE, path.hops, swarm.batch(path)[0]))
-    while not forward_requests._waiting:
-        await asyncio.wait({going}, timeout=0.01)
-    forged = head(
-        plan,
-        purpose=pb.EVALUATE,
-        plan_hash="",
-        epoch=0,
-        index=1,
-        position=4,
-        journey=route(*HOPS[:3], (3, "s1b"), HOPS[4]),
-    )
-    assert await answers(swarm, "s1b", "s0a", [pb.Frame(head=forged)]) == [
+    await until(lambda: forward_requests._waiting, 10)
+    forged = EVALUATE | {"index": 1, "journey": route(*HOPS[:3], (3, "s1b"), HOPS[4])}
+    assert await answers_to_head(swarm, plan, "s1b", "s0a", position=4, **forged) == [
         (pb.REFUSED, "only a replica of the last stage may bring it")
     ]
     going.cancel()
@@ -287,44 +283,38 @@ async def fill(swarm, caller, frame_head, calls, used):
 
     channel = await swarm.net.transports[caller].channel("s1a")
     begun = [PipelineStub(channel).Forward(no_tensor(), timeout=60) for _ in range(calls)]
-    async with asyncio.timeout(10):
-        while swarm.pipelines["s1a"].stash.used < used:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: swarm.pipelines["s1a"].stash.used >= used, 10)
     return begun
 
 
 async def test_guests_leave_members_half_of_the_forward_only_work(swarm, plan):
     stash = swarm.pipelines["s1a"].stash
     stash.limit = 4 * 2 * 2048
-    asked = {"purpose": pb.EVALUATE, "plan_hash": "", "epoch": 0}
     await swarm.net.transport("guest").start()
     home = (0, "guest")
-    guest = head(plan, journey=route(home, *HOPS[1:4], home), **asked)
+    guest = head(plan, journey=route(home, *HOPS[1:4], home), **EVALUATE)
     await fill(swarm, "guest", guest, 1, stash.limit / 4)
     enough = [(pb.BUSY, "forward-only work has its share of the stash")]
     assert await answers(swarm, "guest", "s1a", [pb.Frame(head=guest)]) == enough
-    back = route(home, HOPS[2], HOPS[1], HOPS[3], home)
-    passed_on = head(plan, position=2, journey=back, **asked)
-    assert await answers(swarm, "s2a", "s1a", [pb.Frame(head=passed_on)]) == enough
-    member = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **asked))])
-    assert "early" in member[0][1], "there is room for it"
+    passed_on = EVALUATE | {"journey": route(home, HOPS[2], HOPS[1], HOPS[3], home)}
+    assert await answers_to_head(swarm, plan, "s2a", position=2, **passed_on) == enough
+    ((_, member),) = await answers_to_head(swarm, plan, **EVALUATE)
+    assert "early" in member, "there is room for it"
 
 
 async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
     stash = swarm.pipelines["s1a"].stash
     stash.limit = 4 * 2 * 2048
-    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0)
-    calls = await fill(swarm, "s0a", evaluate, 2, stash.limit / 2)
-    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
-    assert got == [(pb.BUSY, "forward-only work has its share of the stash")]
+    calls = await fill(swarm, "s0a", head(plan, **EVALUATE), 2, stash.limit / 2)
+    assert await answers_to_head(swarm, plan, **EVALUATE) == [
+        (pb.BUSY, "forward-only work has its share of the stash")
+    ]
     assert stash.used == stash.limit / 2
     for call in calls:
         call.cancel()
-    async with asyncio.timeout(10):
-        while stash.used:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
-    assert "early" in got[0][1], "there is room again"
+    await until(lambda: not stash.used, 10)
+    ((_, again),) = await answers_to_head(swarm, plan, **EVALUATE)
+    assert "early" in again, "there is room again"
 
 
 async def test_forward_only_work_ends_whatever_deadline_it_says(swarm, plan, monkeypatch):
@@ -333,11 +323,10 @@ async def test_forward_only_work_ends_whatever_deadline_it_says(swarm, plan, mon
         busy = swarm.pipelines[replica].stash
         busy.charge(1)
         busy.limit = 0
-    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, deadline_s=86400.0)
-    stash = swarm.pipelines["s1a"].stash
+    evaluate = head(plan, **EVALUATE, deadline_s=86400.0)
     sent = [pb.Frame(head=evaluate), pb.Frame(chunk=bytes(2048))]
     assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.ACCEPTED, pb.REFUSED]
-    assert stash.used == 0
+    assert swarm.pipelines["s1a"].stash.used == 0
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])

@@ -150,25 +150,23 @@ def test_the_origin_names_the_journey_that_came_home():
     )
 
 
-def test_an_unavailable_stage_is_skipped_within_the_limit():
-    for fewest, expected in (
-        (2, ["s2a", "s3a"]),
-        (1, ["s2a", "s3a", "s0a"]),
-        (3, ["s2a"]),
-    ):
-        machine, plan = at("s1a", fewest=fewest)
-        claim, asked = left_out(plan, 1), []
-        actions = forwarded(machine, claim, ORIGIN)
-        while sends := [a for a in actions if isinstance(a, ev.Send)]:
-            asked.append(sends[0].peer)
-            if sends[0].peer == ORIGIN:
-                break
-            actions = machine.handle(
-                ev.Turned(claim.key, Direction.FORWARD, sends[0].peer, Trouble.REFUSED), 0.0
-            )
-        assert asked == expected, fewest
-        if fewest == 2:
-            assert ev.Failed(claim.key, Direction.FORWARD, "no live replica of stage 3") in actions
+@pytest.mark.parametrize(
+    ("fewest", "expected"), [(2, ["s2a", "s3a"]), (1, ["s2a", "s3a", "s0a"]), (3, ["s2a"])]
+)
+def test_an_unavailable_stage_is_skipped_within_the_limit(fewest, expected):
+    machine, plan = at("s1a", fewest=fewest)
+    claim, asked = left_out(plan, 1), []
+    actions = forwarded(machine, claim, ORIGIN)
+    while sends := [a for a in actions if isinstance(a, ev.Send)]:
+        asked.append(sends[0].peer)
+        if sends[0].peer == ORIGIN:
+            break
+        actions = machine.handle(
+            ev.Turned(claim.key, Direction.FORWARD, sends[0].peer, Trouble.REFUSED), 0.0
+        )
+    assert asked == expected
+    if fewest == 2:
+        assert ev.Failed(claim.key, Direction.FORWARD, "no live replica of stage 3") in actions
 
 
 def test_the_first_way_an_activation_came_is_kept():

@@ -18,6 +18,7 @@ from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
 from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import begun, dies_at
+from tests.transport.conftest import until
 
 
 async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
@@ -63,8 +64,7 @@ async def test_a_stage_without_a_live_peer_drops_the_micro_batch(
     make_swarm, may_skip, killed, left
 ):
     swarm, plan = await begun(make_swarm(may_skip=may_skip).fill(replicas=2), 3)
-    for name in killed:
-        await swarm.kill(name)
+    await swarm.kill(*killed)
     await swarm.run(plan, counted=False)
     assert await swarm.gradients() == ({}, left)
 
@@ -81,8 +81,7 @@ async def test_a_replica_whose_connection_is_closed_is_left(make_swarm):
     swarm.net.mute(PeerId("s1a"))
     running = asyncio.ensure_future(swarm.run(plan, counted=True))
     channel = await swarm.net.transports["s0a"].channel(PeerId("s1a"))
-    while not channel._open:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until(lambda: channel._open, 10)
     await channel.close()
     await running
     await swarm.check(plan)
@@ -99,8 +98,7 @@ async def test_a_cancelled_run_is_dropped_without_a_report(make_swarm):
     swarm.net.mute(PeerId("s2a"))
     pipeline, results = swarm.pipelines["s0a"], []
     running = asyncio.ensure_future(pipeline.origin.run(plan.paths, swarm.fetch, results.append))
-    while not pipeline.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
-        await asyncio.sleep(0.01)
+    await until(lambda: pipeline.machine.visits, 10)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -114,8 +112,7 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     swarm, plan = await begun(make_swarm(forward_timeout_s=0.5).fill(replicas=1), 4)
     swarm.net.mute(PeerId("s3a"))
     running = asyncio.ensure_future(swarm.run(plan))
-    while not swarm.ears["s2a"].seconds.get("compute"):
-        await asyncio.wait({running}, timeout=0.01)
+    await until(lambda: swarm.ears["s2a"].seconds.get("compute"), 10)
     first = await swarm.pipelines["s0a"].take_gradients(3)
     done = await running
     assert not any(r.counted for r in done.values())
@@ -128,8 +125,7 @@ async def test_a_closed_epoch_starts_no_more_micro_batches(make_swarm):
     swarm.net.mute(PeerId("s2a"))
     pipeline = swarm.pipelines["s0a"]
     running = asyncio.ensure_future(swarm.run(plan, counted=False))
-    while not pipeline.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
-        await asyncio.sleep(0.01)
+    await until(lambda: pipeline.machine.visits, 10)
     await pipeline.take_gradients(3)
     await running
     assert swarm.ears["s0a"].events.count("micro-batch-dropped") == pipeline.limits.in_flight
@@ -204,8 +200,7 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s3a"))
     running = asyncio.ensure_future(swarm.run(plan))
-    while not swarm.pipelines["s2a"].stash.used:
-        await asyncio.wait({running}, timeout=0.01)
+    await until(lambda: swarm.pipelines["s2a"].stash.used, 10)
     for pipeline in swarm.pipelines.values():
         pipeline.reset(2)
     assert swarm.pipelines["s2a"].stash.used
@@ -235,8 +230,7 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(make_swarm, stash_b
     for name in ("s0a", "s2a", "s3a"):
         swarm.pipelines[name].set_plan(plan)
     running = asyncio.ensure_future(swarm.run(plan, counted=True))
-    while len(late.changed._waiters) < 4:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: len(late.changed._waiters) == 4, 5)
     late.set_plan(plan)
     await running
     assert "hop-turned" not in swarm.ears["s0a"].events, "who is alone at a stage is waited for"
@@ -275,8 +269,7 @@ async def test_forward_only_work_uses_another_replica_or_fails(make_swarm):
     tokens, targets = swarm.batch(plan.paths[0])
     total, _ = await swarm.pipelines["s0a"].evaluate(plan.paths[0].hops, tokens, targets)
     assert total == pytest.approx(swarm.unsplit.loss(tokens, targets)[0].item(), rel=1e-5)
-    await swarm.kill("s1a")
-    await swarm.kill("s1b")
+    await swarm.kill("s1a", "s1b")
     with pytest.raises(PeerFault, match="stage 1"):
         await swarm.pipelines["s0a"].logits(plan.paths[0].hops, tokens)
     with pytest.raises(ValueError, match="no forward work of 0 hops"):
@@ -367,8 +360,7 @@ async def test_a_poisoned_activation_is_refused(make_swarm, make):
     poisoned(swarm, "s2a", "forward", make)
     await swarm.run(plan, counted=True)
     await swarm.check(plan)
-    faults = [f for t in swarm.net.transports.values() for f in t.faults]
-    assert {peer for peer, _, _ in faults} == {"s2a"}
+    assert {peer for t in swarm.net.transports.values() for peer, _, _ in t.faults} == {"s2a"}
     assert "activation-not-finite" in swarm.ears["s3a"].events + swarm.ears["s3b"].events
     assert (await swarm.pipelines["s2a"].take_gradients(3))[1] == 0
 
@@ -410,8 +402,9 @@ async def test_an_activation_of_an_odd_norm_is_refused(make_swarm):
     poisoned(swarm, "s2a", "forward", lambda t: t * 1e4)
     following = swarm.adopt(swarm.plan(2, epoch=4, choose=lambda i, s: "ab"[i] if s == 2 else "a"))
     await swarm.run(following, counted=True)
-    faults = swarm.net.transports["s3a"].faults
-    assert [(peer, weight) for peer, _, weight in faults] == [("s2a", 0.5)]
+    assert [(peer, weight) for peer, _, weight in swarm.net.transports["s3a"].faults] == [
+        ("s2a", 0.5)
+    ]
     assert "activation-odd" in swarm.ears["s3a"].events
 
 
@@ -454,8 +447,7 @@ async def test_gradients_of_a_tied_model(make_swarm):
     swarm = make_swarm()
     swarm.model = replace(swarm.model, tied=True)
     swarm.unsplit = type(swarm.unsplit)(swarm.model)
-    await swarm.fill(replicas=1)
-    plan = swarm.adopt(swarm.plan(2))
+    _, plan = await begun(swarm.fill(replicas=1), 2)
     await swarm.run(plan)
     await swarm.check(plan)
 

@@ -14,8 +14,7 @@ def test_an_average_has_a_deviation_and_takes_no_nonsense() -> None:
     a = RunningAverage()
     for x in (1.0, 3.0):
         a.add(x, 0.0)
-    assert a.mean == 2.0
-    assert a.steady(1.0) == 3.0
+    assert (a.mean, a.steady(1.0)) == (2.0, 3.0)
     for x in (0.0, -1.0, math.nan, math.inf):
         a.add(x, 0.0)
     assert (a.count, RunningAverage().steady(1.0)) == (2, 0.0)
@@ -66,16 +65,13 @@ def test_a_way_is_lost_after_two_failed_probes() -> None:
     t = Timing()
     t.probed(A, 0.1, 0.0)
     t.unanswered(A, 10.0)
-    assert t.ways(10.0) == {A: (0.0, 0.1)}
-    assert t.silent() == set()
+    assert (t.ways(10.0), t.silent()) == ({A: (0.0, 0.1)}, set())
     assert t.due((A,), 12.0, 60.0, 5.0) == []
     assert t.due((A,), 16.0, 60.0, 5.0) == [A], "one failure is tried again soon"
     t.unanswered(A, 16.0)
-    assert t.ways(16.0) == {}
-    assert t.silent() == {A}
+    assert (t.ways(16.0), t.silent()) == ({}, {A})
     t.probed(A, 0.1, 22.0)
-    assert t.ways(22.0) == {A: (0.0, 0.1)}
-    assert t.silent() == set()
+    assert (t.ways(22.0), t.silent()) == ({A: (0.0, 0.1)}, set())
 
 
 def test_frames_that_overlap_are_not_charged_twice() -> None:

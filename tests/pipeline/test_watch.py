@@ -32,29 +32,25 @@ def test_odd_tensors_of_one_sender_alone_are_refused(factor):
         assert watch.odd(LANE, A, factor) > 8
         assert not watch.odd(LANE, B, 1.0)
         assert not watch.odd(LANE, C, 1.1)
-    for sender in (B, C) * RECENT:
-        assert not watch.odd(LANE, sender, 1.0)
+    assert not any(watch.odd(LANE, sender, 1.0) for sender in (B, C) * RECENT)
     assert watch.odd(LANE, D, factor), "what was refused was learned from"
     assert not watch.odd(LANE, A, 1.0)
 
 
 def test_the_young_and_the_quiet_have_no_hair_trigger():
     watch = ActivationGuard(8.0)
-    for i in range(YOUNG):
-        assert not watch.odd(LANE, A, 10.0 ** (i % 7))
+    assert not any(watch.odd(LANE, A, 10.0 ** (i % 7)) for i in range(YOUNG))
     watch = fed((A, B), noise=0.0)
     assert not watch.odd(LANE, A, 3.0)
     assert watch.odd(LANE, A, 10.0)
 
 
-def test_a_change_of_the_model_is_learned_after_few_refusals():
-    for senders in ((A,), (A, B), (A, B, C, D)):
-        watch = fed(senders)
-        refused = sum(bool(watch.odd(LANE, sender, 1e3)) for _ in range(100) for sender in senders)
-        assert refused <= max(LONE - 1, len(senders) / 2)
-        assert not any(
-            watch.odd(LANE, sender, 1e3 * f) for sender in senders for f in (0.5, 1.0, 2.0)
-        )
+@pytest.mark.parametrize("senders", [(A,), (A, B), (A, B, C, D)])
+def test_a_change_of_the_model_is_learned_after_few_refusals(senders):
+    watch = fed(senders)
+    refused = sum(bool(watch.odd(LANE, sender, 1e3)) for _ in range(100) for sender in senders)
+    assert refused <= max(LONE - 1, len(senders) / 2)
+    assert not any(watch.odd(LANE, sender, 1e3 * f) for sender in senders for f in (0.5, 1.0, 2.0))
 
 
 def test_a_sole_remaining_sender_is_not_refused_for_ever():
@@ -63,20 +59,19 @@ def test_a_sole_remaining_sender_is_not_refused_for_ever():
     assert 1 <= refused < RECENT
 
 
-def test_a_sender_is_held_to_its_own_history_too():
+@pytest.mark.parametrize(
+    ("rounds", "smallest", "odd"),
+    [
+        pytest.param(400, 1.0, 1e6, id="after many rounds"),
+        pytest.param(40, 1e-12, 1e-6, id="the first of the lane, after few"),
+    ],
+)
+def test_a_sender_is_held_to_its_own_history_too(rounds, smallest, odd):
     watch = ActivationGuard(8.0)
-    for i in range(400):
+    for i in range(rounds):
         for j, sender in enumerate((A, B, C, D)):
-            assert not watch.odd(LANE, sender, 10.0 ** (2 * j) * (1 + 0.1 * (i % 2)))
-    assert watch.odd(LANE, A, 10.0**6)
-
-
-def test_the_first_sender_of_a_lane_is_held_to_its_history_like_the_others():
-    watch = ActivationGuard(8.0)
-    for i in range(40):
-        for j, sender in enumerate((A, B, C, D)):
-            assert not watch.odd(LANE, sender, 10.0 ** (2 * j - 12) * (1 + 0.1 * (i % 2)))
-    assert watch.odd(LANE, A, 1e-6)
+            assert not watch.odd(LANE, sender, smallest * 100.0**j * (1 + 0.1 * (i % 2)))
+    assert watch.odd(LANE, A, odd)
 
 
 def test_slow_growth_is_no_blow_up():
@@ -92,10 +87,8 @@ def test_a_sender_that_had_nothing_to_send_while_sizes_grew_is_believed():
 
 
 def test_lanes_are_apart_and_zero_switches_it_off():
-    watch = fed((A, B))
-    assert not watch.odd((2, "backward"), A, 1e4)
-    off = fed((A, B), limit=0.0)
-    assert not off.odd(LANE, A, 1e5)
+    assert not fed((A, B)).odd((2, "backward"), A, 1e4)
+    assert not fed((A, B), limit=0.0).odd(LANE, A, 1e5)
 
 
 def test_the_root_mean_square_and_what_no_receiver_takes():

@@ -35,16 +35,14 @@ def test_two_sites_become_two_cells(count, each):
 
 def test_without_measured_ways_the_fast_and_the_slow_are_spread():
     rows = {s: [(PeerId(f"p{s}{i}"), 10.0 - i) for i in range(4)] for s in range(3)}
-    me = PeerId("p00")
-    away = leavers(rows, me, 4, lambda a, b: 0.05)
+    away = leavers(rows, PeerId("p00"), 4, lambda a, b: 0.05)
     assert away == {PeerId(f"p{s}{i}"): s for s in range(3) for i in (1, 3)}
 
 
 def test_near_peers_part_where_one_site_has_all_fast_ones():
     rows = {s: [(PeerId(f"p{s}0a"), 9.0), (PeerId(f"p{s}1a"), 9.0),
                 (PeerId(f"p{s}2b"), 1.0), (PeerId(f"p{s}3b"), 1.0)] for s in range(2)}  # fmt: skip
-    me = PeerId("p00a")
-    away = leavers(rows, me, 4, sites)
+    away = leavers(rows, PeerId("p00a"), 4, sites)
     assert all(sum(v for p, v in rows[s] if p in away) >= KEEPS * 10 for s in rows)
 
 

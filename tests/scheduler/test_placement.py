@@ -87,8 +87,10 @@ def test_concurrent_choosers_spread_out_and_agree() -> None:
 
 def test_who_can_host_less_chooses_first() -> None:
     for i in range(19):
-        chosen = spread({}, {PEERS[i]: (0, 1), PEERS[i + 1]: (1,)})
-        assert chosen == {PEERS[i]: 0, PEERS[i + 1]: 1}
+        assert spread({}, {PEERS[i]: (0, 1), PEERS[i + 1]: (1,)}) == {
+            PEERS[i]: 0,
+            PEERS[i + 1]: 1,
+        }
     with pytest.raises(ValueError, match="no stage"):
         spread({}, {A: ()})
 

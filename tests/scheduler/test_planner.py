@@ -83,8 +83,7 @@ def test_planning_is_deterministic_and_never_makes_a_plan_worse():
 
 def test_without_time_to_search_the_plan_is_valid():
     problem = load("A")
-    at_once = make_plan(problem, clock=ticking(0.01), limit_s=0.0)
-    assert holds(problem, at_once.routes)
+    assert holds(problem, make_plan(problem, clock=ticking(0.01), limit_s=0.0).routes)
 
 
 def test_what_earlier_epochs_owe_is_paid():
@@ -101,8 +100,7 @@ def test_what_earlier_epochs_owe_is_paid():
 
 def test_stages_need_not_be_equal_when_not_asked():
     problem = replace(load("B"), equal_visits=False)
-    plan = make_plan(problem, moves=500)
-    assert holds(problem, plan.routes)
+    assert holds(problem, make_plan(problem, moves=500).routes)
 
 
 def test_no_block_stage_at_all():
@@ -127,6 +125,5 @@ def test_as_short_as_any_plan_of_one_replica(seed):
     menu = [(0, a, b) for a, b in ((2, 3), (3, 2), (2, 4), (3, 4), (4, 3))]
     plans = [routes for routes in product(menu, repeat=3) if broken(problem, routes) is None]
     best = min(makespan(problem, routes) for routes in plans)
-    plan = make_plan(problem, moves=2000)
-    assert plan.makespan == pytest.approx(best)
+    assert make_plan(problem, moves=2000).makespan == pytest.approx(best)
     assert max(lower_bounds(problem).values()) <= best

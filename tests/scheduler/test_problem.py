@@ -13,7 +13,7 @@ from node.scheduler.planning.problem import parse
 def small(**changes):
     """Two ends peers, three block stages of two, paths of two of them."""
     size = 8
-    document = {
+    return {
         "name": "small",
         "delays_s": [
             [0.0 if a == b else 0.1 + 0.01 * ((a * 7 + b * 3) % 10) for b in range(size)]
@@ -32,8 +32,7 @@ def small(**changes):
         "max_swap_distance": 1,
         "max_jump": 3,
         "equal_visits": True,
-    }
-    return document | changes
+    } | changes
 
 
 def row(value):
@@ -115,18 +114,17 @@ def test_owing_more_than_paths_have_is_refused():
 @pytest.mark.parametrize("jump", [2, 3, 9])
 def test_dealt_sets_are_legal_and_equal(blocks, jump):
     for hops in range(1, blocks + 1):
-        stages = [[0], *([n] for n in range(1, blocks + 1))]
         size = blocks + 1
-        document = small(
-            **dict(
-                stages=stages,
+        problem = parse(
+            small(
+                stages=[[n] for n in range(size)],
                 compute_s=[1.0] * size,
                 delays_s=[[1.0] * size] * size,
                 path_length=hops + 1,
-            ),
-            **dict(microbatches_per_end=2 * blocks, max_jump=jump),
+                microbatches_per_end=2 * blocks,
+                max_jump=jump,
+            )
         )
-        problem = parse(document)
         try:
             sets = deal(problem)
         except UsageFault:

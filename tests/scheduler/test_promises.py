@@ -28,12 +28,6 @@ def plan_of(paths: tuple[Path, ...], rows: dict[int, Row]) -> Plan:
     return Plan(0, 1, members[0].peer, (*members, listener), paths, {})
 
 
-def refused(plan: Plan, scheduler: SchedulerSettings, stages: int, may_skip: float) -> str:
-    return of_paths(
-        plan, PipelineSettings(stages, 1, may_skip=may_skip), scheduler, len(plan.paths)
-    )
-
-
 def a_run(dice: random.Random) -> tuple[SchedulerSettings, int, int, float]:
     """Settings that a manifest accepts, stages, micro-batches, and what journeys may leave out."""
     while True:
@@ -108,9 +102,6 @@ def test_what_the_planner_makes_is_never_refused(seed: int) -> None:
         def proven(a: PeerId, b: PeerId, apart: set[frozenset[PeerId]] = apart) -> bool:
             return frozenset((a, b)) not in apart
 
-        def siblings(hop: Hop, rows: dict[int, Row] = rows) -> Row:
-            return rows[hop.stage]
-
         ends, live = rows[ENDS], sorted(rows.keys() - {ENDS})
         if hops == len(live):  # as the leader's routing leaves out who has no proven path
             replicas = {s: [p for p, _ in rows[s]] for s in live}
@@ -120,11 +111,12 @@ def test_what_the_planner_makes_is_never_refused(seed: int) -> None:
             laid = router.lay(ends, blocks, [(i,) for i in range(total)], costs) if ends else None
             if laid is None:
                 continue
-            paths = reroute(laid.paths, siblings, proven)
+            paths = reroute(laid.paths, lambda hop, rows=rows: rows[hop.stage], proven)
         except (NoWay, UsageFault):
             continue  # there is no plan, so nobody is asked to follow one
         plan = plan_of(paths, rows)
-        assert refused(plan, scheduler, stages, may_skip) == ""
+        pipeline = PipelineSettings(stages, 1, may_skip=may_skip)
+        assert of_paths(plan, pipeline, scheduler, total) == ""
         router.rotation.counted(paths)
         if (job := router.job(laid, costs)) is not None and dice.random() < 0.2:
             router.improved(job, *search(job, moves=20))

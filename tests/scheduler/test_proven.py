@@ -29,9 +29,9 @@ def fully(*apart: tuple[str, str]):
     return lambda a, b: a == b or frozenset((a, b)) not in gone
 
 
-def laid(stages, n: int = 8) -> tuple[Path, ...]:
+def laid(stages) -> tuple[Path, ...]:
     router = Router(SchedulerSettings("round-robin"), len(stages))
-    return router.lay([(E, 1.0)], stages, [(i,) for i in range(n)], Costs()).paths
+    return router.lay([(E, 1.0)], stages, [(i,) for i in range(8)], Costs()).paths
 
 
 def siblings_of(stages):

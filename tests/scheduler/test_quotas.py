@@ -51,8 +51,7 @@ def test_turns_interleave_and_every_prefix_is_balanced() -> None:
 
 
 def test_equal_speeds_alternate_for_ever() -> None:
-    order = list(itertools.islice(turns(peers(0.1, 0.1, 0.1)), 3000))
-    assert order == ["p0", "p1", "p2"] * 1000
+    assert [*itertools.islice(turns(peers(0.1, 0.1, 0.1)), 3000)] == ["p0", "p1", "p2"] * 1000
 
 
 def test_a_very_slow_peer_is_not_first() -> None:

@@ -28,14 +28,17 @@ def test_skips_swaps_and_slow_or_far_replicas_are_named() -> None:
 def test_micro_batches_of_one_way_share_a_line() -> None:
     members = [(E, 0, 0.0), (A, 1, 1.0), (B, 1, 1.0)]
     lines = reasons(plan([[(1, A)], [(1, A)], [(1, B)], [(1, A)]], members), 1)
-    assert lines[0] == f"0-1, 3 from {short(E)} > 1:{short(A)}"
-    assert lines[1] == f"2 from {short(E)} > 1:{short(B)}"
-    turns = reasons(plan([[(1, A)], [(1, B)]] * 9, members), 1)
-    assert turns[1] == f"1, 3, 5, 6 more from {short(E)} > 1:{short(B)}"
+    assert lines[:2] == [
+        f"0-1, 3 from {short(E)} > 1:{short(A)}",
+        f"2 from {short(E)} > 1:{short(B)}",
+    ]
+    assert (
+        reasons(plan([[(1, A)], [(1, B)]] * 9, members), 1)[1]
+        == f"1, 3, 5, 6 more from {short(E)} > 1:{short(B)}"
+    )
 
 
 def test_many_ways_are_counted_instead_of_listed() -> None:
     rows = [[(s, A) for s in range(1, 5) if n >> s - 1 & 1] for n in range(1, SHOWN + 3)]
     lines = reasons(plan([*rows, rows[-1]], [(E, 0, 0.0), (A, 1, 1.0)]), 4)
-    assert lines[-1] == "and 3 more"
-    assert len(lines) == SHOWN + 1
+    assert (len(lines), lines[-1]) == (SHOWN + 1, "and 3 more")

@@ -168,11 +168,9 @@ def test_bounds_hold_where_stages_are_not_visited_equally_often() -> None:
 
 
 def searched(router: Router, laid: Laid, costs: Costs, moves: int = 200) -> bool:
-    job = router.job(laid, costs)
-    if job is None:
-        return False
-    router.improved(job, *search(job, moves=moves))
-    return True
+    if (job := router.job(laid, costs)) is not None:
+        router.improved(job, *search(job, moves=moves))
+    return job is not None
 
 
 def test_a_search_improves_the_next_epoch_and_ends() -> None:
@@ -201,8 +199,7 @@ def test_what_is_laid_at_once_is_bounded_for_a_large_swarm() -> None:
     laid = Router(SchedulerSettings("planned", skip=0.25), 12).lay(
         ends, stages, samples(4000), Costs()
     )
-    assert laid.how == "turns"
-    assert laid.run_s == 0.0
+    assert (laid.how, laid.run_s) == ("turns", 0.0)
     assert set(visits(laid.paths).values()) == {3000}
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import cli
+from node.averaging.strategies.strategy import Barrierless
 from node.core.errors import ExitCode, UsageFault
-from node.sim.averaging import CAP, NAMES, AveragingTrial, simulate
+from node.sim.averaging import CAP, NAMES, AveragingTrial, Pushed, simulate
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_agrees_on_the_mean(name: str) -> None:
-    trial = AveragingTrial(64, (8, 8), failure=0.0, seeds=3)
-    found = simulate(name, trial)
+    found = simulate(name, AveragingTrial(64, (8, 8), failure=0.0, seeds=3))
     assert found.variance[0] == pytest.approx(1, abs=0.3)
     assert found.variance[-1] < (0.2 if name == "ring" else 1e-9)
     assert list(found.variance) == sorted(found.variance, reverse=True)
@@ -67,9 +67,6 @@ def test_lost_messages_of_push_sum_lose_no_mass() -> None:
 def test_a_tight_bound_of_staleness_costs_rounds() -> None:
     """As many pushes are applied in a round as the bound allows, so it takes about peers / bound
     rounds."""
-    from node.averaging.strategies.strategy import Barrierless
-    from node.sim.averaging import Pushed
-
     ends = []
     for bound in (2, 64):
         world = Pushed(Barrierless(bound), np.random.default_rng(0).standard_normal((64, 1)), 0)
@@ -79,12 +76,11 @@ def test_a_tight_bound_of_staleness_costs_rounds() -> None:
     assert ends[1] <= 3 < 10 < ends[0]
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("peers", [2, 3, 5, 13])
-def test_the_smallest_swarms_are_simulated(peers: int) -> None:
-    for name in NAMES:
-        assert np.isfinite(
-            simulate(name, AveragingTrial(peers, (4, 4), 0.1, seeds=2, cap=5)).variance
-        ).all()
+def test_the_smallest_swarms_are_simulated(peers: int, name: str) -> None:
+    found = simulate(name, AveragingTrial(peers, (4, 4), 0.1, seeds=2, cap=5))
+    assert np.isfinite(found.variance).all()
 
 
 def test_bytes_are_those_of_the_codec_and_the_group() -> None:
@@ -170,13 +166,17 @@ def test_what_cannot_be_simulated_is_refused(
     assert capsys.readouterr().out == ""
 
 
-def test_chances_and_codecs_are_checked() -> None:
-    for trial in (
+@pytest.mark.parametrize(
+    "trial",
+    [
         AveragingTrial(8, failure=1.0),
         AveragingTrial(8, loss=-0.1),
         AveragingTrial(8, codec="int2"),
         AveragingTrial(1),
         AveragingTrial(8, seeds=0),
-    ):
-        with pytest.raises(UsageFault):
-            simulate("gossip", trial)
+    ],
+    ids=["failure", "loss", "codec", "peers", "seeds"],
+)
+def test_chances_and_codecs_are_checked(trial: AveragingTrial) -> None:
+    with pytest.raises(UsageFault):
+        simulate("gossip", trial)

@@ -61,12 +61,8 @@ class Swarm(PlayedSwarm):
         return max(values) - min(values)
 
     def books(self) -> dict[CellId, Books]:
-        found: dict[CellId, Books] = {}
-        for cell, peer in self.leaders().items():
-            mass = peer.leader.windows.mass
-            if mass is not None and mass.books is not None:
-                found[cell] = mass.books
-        return found
+        masses = {cell: peer.leader.windows.mass for cell, peer in self.leaders().items()}
+        return {cell: mass.books for cell, mass in masses.items() if mass and mass.books}
 
 
 def test_cells_along_edges_stay_together() -> None:

@@ -36,11 +36,9 @@ def test_the_run_is_over_when_every_cell_is() -> None:
     assert said["slowest_cell_epochs"] == NEAR.epochs
     assert said["epochs_repeated"] == 0, "two cells make an epoch of one number each"
     assert 0 < said["outer_rounds"] <= said["windows_met"]
-    means = [c for c in outcome.commits if c.cell and not c.tokens]
-    assert len(means) == said["outer_rounds"]
+    assert said["outer_rounds"] == sum(c.cell != "" and not c.tokens for c in outcome.commits)
     assert svg(outcome, "cells").count("<polyline") == 2, "a line for each cell"
-    levels = timeline(outcome, 60)
-    assert "40" in levels[0]
+    assert "40" in timeline(outcome, 60)[0]
 
 
 def test_the_old_cells_leader_does_not_lead_the_new_one() -> None:
@@ -92,9 +90,8 @@ def test_cells_that_give_differences_keep_equal_anchors(codec: str) -> None:
     for second in range(20, 75):
         swarm.world.run(float(second), None)
         anchors.append({p.work.anchor.name for p in swarm.live(1)})
-    cells = {p.training.cell for p in swarm.live()}
     rounds = sum(c.cell != "" and not c.tokens for c in swarm.watch.commits)
-    assert len(cells) == 3
+    assert len({p.training.cell for p in swarm.live()}) == 3
     assert rounds >= 6, "every cell steps in most windows"
     equal = {min(a) for a in anchors if len(a) == 1 and a != {""}}
     assert len(equal) >= 3, "window after window all cells come to one anchor"

@@ -107,8 +107,7 @@ def test_i2_a_part_with_a_wrong_owner(swarm: SimSwarm, owner: PeerId) -> None:
 
 
 def test_i2_a_part_without_an_owner_or_with_a_dead_or_idle_one(swarm: SimSwarm) -> None:
-    owners = dict(plan().owners)
-    del owners["2.1"]
+    owners = {name: owner for name, owner in plan().owners.items() if name != "2.1"}
     breaks("I2", swarm.watch.owners.plan, plan(owners=owners))
     listening = tuple(replace(m, current=m.peer != A) for m in plan().members)
     breaks("I2", swarm.watch.owners.plan, plan(members=listening))

@@ -104,6 +104,5 @@ def test_a_cell_without_a_second_leader_looks_again_later(monkeypatch: pytest.Mo
 def test_nobody_follows_who_claims_it_nevertheless() -> None:
     swarm = Chosen(ONE, {PeerId("e00-001")}, MachineFactory(services=claims_to_lead))
     swarm.world.run(30.0, None)
-    claims: Any = swarm.peers[FIRST]
-    assert claims.training.leader is not None, "it takes itself for the leader"
+    assert swarm.peers[FIRST].training.leader is not None, "it takes itself for the leader"
     assert swarm.led() == {"": {"e00-001"}}

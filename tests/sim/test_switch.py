@@ -109,8 +109,7 @@ def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
     swarm.until(4)
     swarm.block().change("diloco")
     swarm.world.run(swarm.world.now + delay, None)
-    chief = swarm.chief()
-    chief.kill()
+    swarm.chief().kill()
     swarm.finish()
     assert {p.training.standing.in_force for p in swarm.live()} == {DILOCO}
 
@@ -156,8 +155,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     hear(chief, liar, notes.ready_note(replace(heard, change="diloco")))
     hear(chief, liar, notes.ready_note(replace(heard, change="forged")))
     assert said[0] is None, "an honest peer may be behind"
-    assert said[1] is not None
-    assert "signed" in said[1]
+    assert "signed" in str(said[1])
     assert chief.training.standing.known == PLAIN
     plan, domain = swarm.done(6), signing_domain("plan", swarm.manifest.run_id)
     tells = set[str]()
@@ -168,11 +166,9 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
         hear(liar, chief, notes.plan_note(other, signature))
         tells.add(liar.training.standing.tells(chief.name))
     swarm.liars.clear()
-    assert said[2] is not None
-    assert "under change 1" in said[2]
-    assert said[3] is not None
-    assert "under change 0" in said[3]
-    assert said[4].startswith("invalid plan")
+    assert "under change 1" in str(said[2])
+    assert "under change 0" in str(said[3])
+    assert str(said[4]).startswith("invalid plan")
     assert "moshpit" in tells, "whoever leads is told what is in force, with the next heartbeat"
     swarm.finish()
     assert {p.training.standing.in_force for p in swarm.live()} == {PLAIN}
@@ -216,7 +212,6 @@ def test_whom_the_owner_revokes_is_out(who: str) -> None:
     swarm = Watched(GOSSIP, 5)
     swarm.until(4)
     chief = swarm.chief()
-    assert chief is not None
     gone = chief if who == "the leader" else next(p for p in swarm.live(1) if p is not chief)
     swarm.changes["out"] = Rules(4, GOSSIP.outer, 1, "out", frozenset({mark(gone.name)}))
     swarm.watch.one_fault.fault("revoked")

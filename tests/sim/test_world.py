@@ -85,6 +85,11 @@ class Host:
 
         self.do(asking())
 
+    def ask_until(self, end: float, request: str = "yes", timeout: float = 30.0) -> None:
+        """Ask, and let time pass."""
+        self.ask(request, timeout)
+        self.world.run(end)
+
 
 CALM = LinkProfile(0.1, 0.0)
 
@@ -101,11 +106,9 @@ def kill(host: Host) -> None:
 
 
 def test_a_call_dials_once_and_takes_the_way_there_and_back() -> None:
-    world, _, a, b = pair()
-    a.ask()
-    world.run(1.0)
-    a.ask("no")
-    world.run(2.0)
+    _, _, a, b = pair()
+    a.ask_until(1.0)
+    a.ask_until(2.0, "no")
     assert a.said == [("yes", 0.4), (grpc.StatusCode.NOT_FOUND, 1.2)]
     assert b.said == [("asked by a", 0.3), ("asked by a", 1.1)]
 
@@ -140,32 +143,27 @@ def test_a_lost_message_comes_later() -> None:
 def test_a_call_to_the_dead_is_refused_and_a_pending_one_reset() -> None:
     world, _, a, b = pair()
     b.answers = False
-    a.ask()
-    world.run(0.5)
+    a.ask_until(0.5)
     kill(b)
     world.run(1.0)
     assert a.said == [("lost b", 0.6), (grpc.StatusCode.UNAVAILABLE, 0.6)]
-    a.ask()
-    world.run(2.0)
+    a.ask_until(2.0)
     assert a.said[-1] == ("connection refused", 1.2)
 
 
 def test_a_partition_fails_dials_in_time_and_connections_later() -> None:
-    world, links, a, _ = pair()
+    _, links, a, _ = pair()
     wall = Wall(frozenset({A}), frozenset({B}))
     links.walls.append(wall)
-    a.ask()
-    world.run(5.0)
+    a.ask_until(5.0)
     assert a.said == [("no answer in time", DIAL_S)]
     links.walls.remove(wall)
-    a.ask()
-    world.run(6.0)
+    a.ask_until(6.0)
     links.walls.append(wall)
     a.ask(timeout=1.0)
-    a.ask(timeout=60.0)
-    world.run(20.0)
-    assert a.said[2] == (grpc.StatusCode.DEADLINE_EXCEEDED, 7.0)
-    assert a.said[3:] == [
+    a.ask_until(20.0, timeout=60.0)
+    assert a.said[2:] == [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 7.0),
         ("lost b", 6.0 + SILENT_S),
         (grpc.StatusCode.UNAVAILABLE, 6.0 + SILENT_S),
     ]
@@ -173,12 +171,10 @@ def test_a_partition_fails_dials_in_time_and_connections_later() -> None:
 
 def test_what_waits_before_a_wall_arrives_when_it_falls() -> None:
     world, links, a, _ = pair()
-    a.ask()
-    world.run(1.0)
+    a.ask_until(1.0)
     wall = Wall(frozenset({B}), frozenset({A}))
     links.walls.append(wall)
-    a.ask("later")
-    world.run(1.0 + SILENT_S / 2)
+    a.ask_until(1.0 + SILENT_S / 2, "later")
     links.walls.remove(wall)
     world.run(1.0 + SILENT_S)
     assert [what for what, _ in a.said] == ["yes", "later"]
@@ -186,13 +182,11 @@ def test_what_waits_before_a_wall_arrives_when_it_falls() -> None:
 
 def test_who_stands_still_hears_everything_when_it_goes_on() -> None:
     world, _, a, b = pair()
-    a.ask()
-    world.run(1.0)
+    a.ask_until(1.0)
     world.push(0.5, b.say, "beat", loop=b.loop)
     b.loop.frozen = True
     a.ask("soon", timeout=0.3)
-    a.ask("late")
-    world.run(3.0)
+    a.ask_until(3.0, "late")
     assert b.said == [("asked by a", 0.3)]
     b.loop.thaw()
     world.run(4.0)
@@ -201,22 +195,19 @@ def test_who_stands_still_hears_everything_when_it_goes_on() -> None:
 
 
 def test_a_caller_that_hangs_up_ends_the_handler() -> None:
-    world, _, a, b = pair()
+    _, _, a, b = pair()
     b.answers = False
-    a.ask(timeout=1.0)
-    world.run(3.0)
+    a.ask_until(3.0, timeout=1.0)
     assert b.said[-1] == ("gone", 1.3)
 
 
 def test_who_is_banned_is_neither_called_nor_heard() -> None:
-    world, _, a, b = pair()
+    _, _, a, b = pair()
     b.transport.fault(A, "three times as bad", 3.0)
-    a.ask()
-    world.run(1.0)
+    a.ask_until(1.0)
     assert a.said == [("refuses us", 0.2)]
     a.transport.fault(B, "as bad", 3.0)
-    a.ask()
-    world.run(2.0)
+    a.ask_until(2.0)
     assert "is refused for" in a.said[-1][0]
 
 
@@ -253,9 +244,8 @@ async def _raises_aside() -> None:
 
 def test_a_time_limit_raised_in_a_handler_ends_the_run() -> None:
     world, _, a, _ = pair()
-    a.ask("time is up")
     with pytest.raises(TimeIsUp):
-        world.run(60.0)
+        a.ask_until(60.0, "time is up")
     assert round(world.now, 3) == 0.3
 
 
@@ -348,8 +338,7 @@ def test_a_disk_keeps_the_newest_and_no_half_written_checkpoint() -> None:
     for epoch in (1, 2, 3):
         writer.save(1, epoch, tensors, {}, {"epoch": epoch})
         now[0] += 1.0
-    assert writer.blocked() == 0.5
-    assert writer.blocked() == 0.0
+    assert [writer.blocked(), writer.blocked()] == [0.5, 0.0]
     assert writer.epochs(1) == [2, 3]
     now[0] = 10.0
     writer.save(1, 4, tensors, {}, {})
@@ -377,8 +366,7 @@ def test_a_device_runs_one_job_at_a_time_and_backward_first() -> None:
     job("backward", Priority.BACKWARD, 0.25)
     world.run(5.0)
     assert done == [("first", 1.0), ("backward", 1.5), ("forward", 2.0)]
-    assert device.busy_s == 2.0
-    assert device.idle_s == 3.0
+    assert (device.busy_s, device.idle_s) == (2.0, 3.0)
 
 
 def test_the_set_up_of_a_connection_is_no_part_of_a_way(monkeypatch):
