@@ -32,9 +32,8 @@ class FailingDisk:
     def __init__(self, until: int, forgetful: bool) -> None:
         self.until, self.forgetful, self.calls = until, forgetful, 0
         self.dirty: dict[tuple[int, int], Path] = {}
-        self.unsaid: list[
-            tuple[Path, Path | None, Path | None]
-        ] = []  # (directory, new name, old name)
+        self.unsaid: list[tuple[Path, Path | None, Path | None]] = []
+        """Directory, new name, old name."""
 
     def _tick(self) -> None:
         if self.calls == self.until:

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,11 +50,6 @@ def body() -> Callable[..., PeerBody]:
     return make_body
 
 
-@pytest.fixture
-def run_id() -> RunId:
-    return RUN
-
-
 async def eventually(check: Callable[[], Any], seconds: float = 20.0) -> Any:
     """The first true answer of ``check``, which may be awaitable; fails after ``seconds``."""
     async with asyncio.timeout(seconds):
@@ -63,11 +58,6 @@ async def eventually(check: Callable[[], Any], seconds: float = 20.0) -> Any:
             if answer := await answer if inspect.isawaitable(answer) else answer:
                 return answer
             await asyncio.sleep(0.02)
-
-
-@pytest.fixture(name="eventually")
-def eventually_fixture() -> Callable[..., Awaitable[Any]]:
-    return eventually
 
 
 class Swarm:
@@ -137,11 +127,6 @@ class Swarm:
 
 async def addresses(p2p: P2P) -> tuple[str, ...]:
     return tuple(str(a) for a in await p2p.get_visible_maddrs(latest=True))
-
-
-@pytest.fixture(name="addresses")
-def addresses_fixture() -> Callable[..., Awaitable[tuple[str, ...]]]:
-    return addresses
 
 
 @pytest.fixture

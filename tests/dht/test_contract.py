@@ -6,9 +6,10 @@ import pytest
 
 from node.core.errors import WireError
 from node.dht.settings import DirectorySettings
+from tests.dht.conftest import eventually
 
 
-async def test_everybody_sees_everybody_in_order(three, body, eventually) -> None:
+async def test_everybody_sees_everybody_in_order(three, body) -> None:
     for i, directory in enumerate(three.directories):
         assert directory.me not in await directory.read()
         assert await directory.publish(body(f"peer-{i}", stage=i))
@@ -23,7 +24,7 @@ async def test_everybody_sees_everybody_in_order(three, body, eventually) -> Non
         assert [entries[d.me].body.stage for d in three.directories] == [0, 1, 2]
 
 
-async def test_a_new_record_replaces_the_old_one(three, body, eventually) -> None:
+async def test_a_new_record_replaces_the_old_one(three, body) -> None:
     writer, reader = three.directories[:2]
     for epoch in (1, 2, 3):
         await writer.publish(body(epoch=epoch))
@@ -39,7 +40,7 @@ async def sees(reader, writer) -> bool:
     return writer.me in await reader.read()
 
 
-async def test_a_withdrawn_peer_is_gone_and_may_come_back(three, body, eventually) -> None:
+async def test_a_withdrawn_peer_is_gone_and_may_come_back(three, body) -> None:
     writer, reader = three.directories[:2]
 
     async def sees_not():
@@ -54,7 +55,7 @@ async def test_a_withdrawn_peer_is_gone_and_may_come_back(three, body, eventuall
     assert await eventually(lambda: sees(reader, writer))
 
 
-async def test_a_record_ends_with_its_life(three, body, eventually) -> None:
+async def test_a_record_ends_with_its_life(three, body) -> None:
     writer, reader = three.directories[:2]
     posted = three.clocks[0].stands = time.time()
     await writer.publish(body())
@@ -70,7 +71,7 @@ async def found(reader, topic: str) -> dict:
     return {peer: posting.body for peer, posting in (await reader.look(topic)).items()}
 
 
-async def test_postings_are_seen_under_their_topic_alone(three, body, eventually) -> None:
+async def test_postings_are_seen_under_their_topic_alone(three, body) -> None:
     first, second, third = three.directories
     cell, prefix, pair = f"cell/{'0a' * 8}", "cells/3f", "outer/7/1.2"
     await first.publish(body())
@@ -96,7 +97,7 @@ async def test_postings_are_seen_under_their_topic_alone(three, body, eventually
     assert all(entry.body == body() for entry in (await third.read()).values())
 
 
-async def test_a_newer_posting_that_expires_sooner_replaces_the_older(three, eventually) -> None:
+async def test_a_newer_posting_that_expires_sooner_replaces_the_older(three) -> None:
     writer, reader = three.directories[:2]
     for said, life in ((b"1", 60.0), (b"2", 30.0), (b"3", 90.0)):
         assert await writer.post("outer/7/all", said, life)
@@ -110,7 +111,7 @@ async def test_a_newer_posting_that_expires_sooner_replaces_the_older(three, eve
     assert posting.seq / 1000 == pytest.approx(time.time(), abs=600)
 
 
-async def test_a_posting_ends_with_its_life(three, eventually) -> None:
+async def test_a_posting_ends_with_its_life(three) -> None:
     writer, reader = three.directories[:2]
     posted = three.clocks[0].stands = three.clocks[1].stands = time.time()
     assert await writer.post("cells/00", b"leads", 100.0)

@@ -11,16 +11,16 @@ import pytest
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.clock import Clock, SystemClock
 from node.core.errors import UsageFault, WireError
-from node.core.ids import RunId
 from node.dht import directory as directory_module
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
+from tests.dht.conftest import RUN, addresses, eventually
 
 
-async def both_see(eventually, one: Directory, other: Directory) -> None:
+async def both_see(one: Directory, other: Directory) -> None:
     async def seen() -> bool:
         want = {one.me, other.me}
         return set(await one.read()) == want == set(await other.read())
@@ -28,9 +28,7 @@ async def both_see(eventually, one: Directory, other: Directory) -> None:
     assert await eventually(seen)
 
 
-async def test_a_bootstrap_peer_that_starts_later_is_found(
-    swarm, body, addresses, eventually
-) -> None:
+async def test_a_bootstrap_peer_that_starts_later_is_found(swarm, body) -> None:
     late = swarm.identity()
     gone = await swarm.p2p(late)
     (address,) = await addresses(gone)
@@ -44,19 +42,17 @@ async def test_a_bootstrap_peer_that_starts_later_is_found(
     p2p = await swarm.p2p(late, host_maddrs=(address.rpartition("/p2p/")[0],))
     await directory.attach(p2p)
     await directory.publish(body("late"))
-    await both_see(eventually, early, directory)
+    await both_see(early, directory)
 
 
-async def test_after_a_restart_of_p2pd_the_record_is_posted_again(
-    swarm, body, addresses, eventually
-) -> None:
+async def test_after_a_restart_of_p2pd_the_record_is_posted_again(swarm, body) -> None:
     one, p2p_one = await swarm.node()
     seeds = await addresses(p2p_one)
     identity = swarm.identity()
     other, p2p_other = await swarm.node(seeds, identity, lookup_timeout_s=1.0)
     await one.publish(body("one"))
     await other.publish(body("other"))
-    await both_see(eventually, one, other)
+    await both_see(one, other)
 
     await p2p_other.shutdown()
     before = (await one.read())[other.me].seq
@@ -70,22 +66,20 @@ async def test_after_a_restart_of_p2pd_the_record_is_posted_again(
     assert await eventually(heard)
 
 
-async def test_a_restarted_first_peer_finds_the_others_by_records(
-    swarm, body, addresses, eventually
-) -> None:
+async def test_a_restarted_first_peer_finds_the_others_by_records(swarm, body) -> None:
     identity = swarm.identity()
     first, p2p_first = await swarm.node(identity=identity)
     other, p2p_other = await swarm.node(await addresses(p2p_first))
     await first.publish(body("first"))
     await other.publish(body("other", maddrs=await addresses(p2p_other)))
-    await both_see(eventually, first, other)
+    await both_see(first, other)
 
     await p2p_first.shutdown()
     # on another port, with nobody to ask but whom it remembers
     await first.attach(await swarm.p2p(identity))
 
     assert await eventually(lambda: first.neighbours > 0)
-    await both_see(eventually, first, other)
+    await both_see(first, other)
 
 
 def freeze(p2p) -> None:
@@ -115,9 +109,7 @@ async def test_a_p2pd_that_does_not_answer_is_given_up(swarm, body, monkeypatch)
     assert await directory.publish(body("again"))
 
 
-async def test_a_p2pd_that_takes_long_is_attached_to_in_the_end(
-    swarm, body, monkeypatch, eventually
-) -> None:
+async def test_a_p2pd_that_takes_long_is_attached_to_in_the_end(swarm, body, monkeypatch) -> None:
     directory, p2p = await swarm.node()
     await directory.serve(False)
     freeze(p2p)
@@ -129,9 +121,7 @@ async def test_a_p2pd_that_takes_long_is_attached_to_in_the_end(
     assert await directory.publish(body("slow"))
 
 
-async def test_another_mode_wanted_while_it_attaches_is_not_lost(
-    swarm, monkeypatch, eventually
-) -> None:
+async def test_another_mode_wanted_while_it_attaches_is_not_lost(swarm, monkeypatch) -> None:
     directory, p2p = await swarm.node()
     await directory.serve(False)
     freeze(p2p)
@@ -155,7 +145,7 @@ async def test_without_a_network_reading_and_publishing_still_work(swarm, body) 
     await directory.close()
 
 
-async def test_being_alone_is_reported_once(swarm, eventually) -> None:
+async def test_being_alone_is_reported_once(swarm) -> None:
     journal = Journal()
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.identity().peer_id}"
     await swarm.node([nobody], journal=journal, rejoin_s=0.01, rejoin_max_s=0.01)
@@ -173,7 +163,7 @@ async def test_a_bad_bootstrap_address_is_the_users_mistake(swarm, address: str)
         await directory.attach(None, [address])  # type: ignore[arg-type]
 
 
-async def test_meeting_one_peer_is_meeting_all(swarm, addresses, eventually) -> None:
+async def test_meeting_one_peer_is_meeting_all(swarm) -> None:
     _, p2p = await swarm.node()
     seeds = await addresses(p2p)
     second, _ = await swarm.node(seeds)
@@ -182,15 +172,13 @@ async def test_meeting_one_peer_is_meeting_all(swarm, addresses, eventually) -> 
     assert await eventually(lambda: second.neighbours == third.neighbours == 2)
 
 
-async def test_in_a_private_run_only_the_admitted_find_each_other(
-    swarm, run_id, body, addresses, eventually
-) -> None:
+async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, body) -> None:
     owner, guest, stranger = swarm.identity(), swarm.identity(), swarm.identity()
-    gate = Gate(run_id, owner.peer_id, private=True)
-    grant = admission_token(owner, run_id, None, time.time() + 60)
+    gate = Gate(RUN, owner.peer_id, private=True)
+    grant = admission_token(owner, RUN, None, time.time() + 60)
     journal, seeds = Journal(), ()
     made: list[Directory] = []
-    for who, admission in ((owner, b""), (guest, shown(grant, guest, run_id)), (stranger, b"")):
+    for who, admission in ((owner, b""), (guest, shown(grant, guest, RUN)), (stranger, b"")):
         # The stranger runs a program of its own, which admits everybody.
         admit = gate.admit if who is not stranger else None
         directory, p2p = await swarm.node(
@@ -199,7 +187,7 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(
         seeds = seeds or await addresses(p2p)
         await directory.publish(body(maddrs=seeds))
         made.append(directory)
-    await both_see(eventually, made[0], made[1])
+    await both_see(made[0], made[1])
 
     def turned_away() -> bool:
         turned = [e.fields["peer"] for e in journal.recent() if e.kind == "not-admitted"]
@@ -209,7 +197,7 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(
     assert set(await made[2].read()) == {stranger.peer_id}, "it learns of nobody"
     assert made[2].neighbours == 0
     assert stranger.peer_id not in await made[0].read()
-    await both_see(eventually, made[0], made[1])
+    await both_see(made[0], made[1])
 
     async def exchanged() -> bool:
         for directory in made[:2]:
@@ -235,9 +223,7 @@ def note_refusals(store, refused: list[str]) -> None:
     store.offer = noting
 
 
-async def test_postings_outlive_a_p2pd_and_are_not_posted_again(
-    swarm, addresses, eventually
-) -> None:
+async def test_postings_outlive_a_p2pd_and_are_not_posted_again(swarm) -> None:
     one, p2p_one = await swarm.node(refresh_s=0.02)
     seeds = await addresses(p2p_one)
     identity = swarm.identity()
@@ -295,7 +281,7 @@ async def alone() -> AsyncIterator[Callable[..., Directory]]:
 
     def make(clock: Clock, node: Busy | None = None, **settings: float) -> Directory:
         knobs = DirectorySettings(**settings)
-        made.append(Directory(Identity.ephemeral(), knobs, clock, RunId("ab" * 32), Journal()))
+        made.append(Directory(Identity.ephemeral(), knobs, clock, RUN, Journal()))
         made[-1]._node = node  # type: ignore[assignment]
         return made[-1]
 
@@ -321,7 +307,7 @@ async def test_a_slow_walk_is_neither_cancelled_nor_repeated(alone, body) -> Non
     assert node.walks == ["post", "read", "post", "read"]
 
 
-async def test_looks_at_different_topics_do_not_wait_for_each_other(alone, eventually) -> None:
+async def test_looks_at_different_topics_do_not_wait_for_each_other(alone) -> None:
     node = Busy()
     directory = alone(SystemClock(), node, lookup_timeout_s=60.0)
     topics = ["outer/1/all", "outer/2/all", "outer/1/all"]
@@ -329,8 +315,7 @@ async def test_looks_at_different_topics_do_not_wait_for_each_other(alone, event
     assert await eventually(lambda: len(node.walks) == 2)
     node.gate.set()
     assert await asyncio.gather(*looks) == [{}, {}, {}]
-    run = "ab" * 32
-    assert node.walks == [f"look {run}/outer/1/all", f"look {run}/outer/2/all"], (
+    assert node.walks == [f"look {RUN}/outer/1/all", f"look {RUN}/outer/2/all"], (
         "one walk of each topic, whoever waits for it"
     )
 
@@ -344,9 +329,7 @@ async def test_nothing_stays_of_topics_no_longer_asked_for(alone) -> None:
     assert len(directory._topics) == 6, "those of the last minute, this one included"
 
 
-async def test_only_what_is_not_published_again_in_time_is_refreshed(
-    alone, body, eventually
-) -> None:
+async def test_only_what_is_not_published_again_in_time_is_refreshed(alone, body) -> None:
     clock, refresh_s = VirtualClock(), 0.01
     directory = alone(clock, refresh_s=refresh_s)
 

@@ -2,6 +2,7 @@
 itself."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -77,8 +78,7 @@ def test_a_grant_makes_a_token_for_its_holder_and_is_no_token() -> None:
     for guest in (GUEST, STRANGER):
         made = shown(GRANT, guest, RUN)
         check(made, peer=guest)
-        seed = GRANT[9:41]
-        assert seed not in made, "what is shown must not let its reader make tokens"
+        assert GRANT[9:41] not in made, "what is shown must not let its reader make tokens"
     assert shown(TOKEN, STRANGER, RUN) == TOKEN
     assert shown(b"", GUEST, RUN) == b""
 
@@ -111,31 +111,25 @@ def test_any_bytes_are_refused(raw: bytes) -> None:
 def test_admissions_fit_an_invite_and_a_record() -> None:
     here = f"/ip4/203.0.113.9/tcp/31337/p2p/{OWNER.peer_id}"
     for given_ in (TOKEN, GRANT):
-        carried = Invite.decode(Invite(RUN, OWNER.peer_id, (here,), given_).encode()).admission
-        made = shown(carried, GUEST, RUN)
+        invite = Invite(RUN, OWNER.peer_id, (here,), given_).encode()
+        made = shown(Invite.decode(invite).admission, GUEST, RUN)
         check(made)
         assert len(made) <= MAX_ADMISSION
 
 
 def test_the_gate_checks_a_token_once_and_its_time_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, checks = Gate(RUN, OWNER.peer_id, True), []
-
-    def counted(token: bytes, **kwargs: object) -> float:
-        checks.append(token)
-        return check_admission(token, **kwargs)  # type: ignore[arg-type]
-
+    gate, counted = Gate(RUN, OWNER.peer_id, True), Mock(side_effect=check_admission)
     monkeypatch.setattr(admission, "check_admission", counted)
     for now in (NOW, NOW + 1, NOW + 59):
         assert gate.admit(GUEST.peer_id, TOKEN, now) == NOW + 60
-    assert len(checks) == 1
+    assert counted.call_count == 1
     with pytest.raises(Refused):
         gate.admit(STRANGER.peer_id, TOKEN, NOW)
     with pytest.raises(Refused, match="expired"):
         gate.admit(GUEST.peer_id, TOKEN, NOW + 60)
     monkeypatch.setattr(admission, "KEPT", 2)
     gate = Gate(RUN, OWNER.peer_id, True)
-    crowd = [Identity.ephemeral() for _ in range(4)]
-    for one in crowd:
+    for one in [Identity.ephemeral() for _ in range(4)]:
         gate.admit(one.peer_id, shown(GRANT, one, RUN), NOW)
     assert len(gate._known) == 2
 

@@ -92,8 +92,7 @@ def test_no_multiaddr_of_a_peer_makes_an_invite_impossible(address: str) -> None
 def test_an_invite_round_trips_with_a_peers_addresses_together(addresses: list[str]) -> None:
     made = Invite(RUN, OWNER.peer_id, tuple(addresses))
     assert Invite.decode(made.encode()) == made
-    assert set(made.addresses) == set(addresses)
-    assert len(made.addresses) == len(set(addresses))
+    assert sorted(made.addresses) == sorted(set(addresses))
     assert list(dict.fromkeys(map(peer_of_address, made.addresses))) == list(
         dict.fromkeys(map(peer_of_address, addresses))
     )
@@ -112,18 +111,18 @@ def test_whatever_stands_before_the_peer_comes_back(text: str) -> None:
 
 def test_a_usual_invite_fits_a_chat_message() -> None:
     me, friend = OWNER.peer_id, STRANGER.peer_id
-    hosts = ("ip4/198.51.100.7", "ip4/192.168.178.23")
-    both = [f"/{host}/{t}/p2p/{me}" for host in hosts for t in ("tcp/31337", "udp/31337/quic-v1")]
     usual = Invite(
         RUN,
         me,
         (
-            *both,
+            f"/ip4/198.51.100.7/tcp/31337/p2p/{me}",
+            f"/ip4/198.51.100.7/udp/31337/quic-v1/p2p/{me}",
+            f"/ip4/192.168.178.23/tcp/31337/p2p/{me}",
+            f"/ip4/192.168.178.23/udp/31337/quic-v1/p2p/{me}",
             f"/ip6/2001:db8:1:2::7/tcp/31337/p2p/{me}",
             f"/ip4/203.0.113.80/tcp/4001/p2p/{friend}",
         ),
     )
-    assert len(usual.addresses) == 6
     assert len(usual.encode()) <= 320
     assert usual.encode().isalnum()
 
@@ -138,16 +137,20 @@ def test_the_largest_invite_can_be_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [INVITE.encode(), INVITE.encode().upper(), "\n" + INVITE.encode(), "tutti1abc", "tutti9!"],
+    ("text", "taken"),
+    [
+        (INVITE.encode(), True),
+        (INVITE.encode().upper(), True),
+        ("\n" + INVITE.encode(), True),
+        *((text, True) for text in ("tutti1abc", "tutti9!")),
+        *(
+            (text, False)
+            for text in (HERE, "swarm.toml", "tutti", "tutti2.toml", "tuttifrutti", "")
+        ),
+    ],
 )
-def test_what_begins_as_an_invite_is_taken_for_one(text: str) -> None:
-    assert is_invite(text)
-
-
-@pytest.mark.parametrize("text", [HERE, "swarm.toml", "tutti", "tutti2.toml", "tuttifrutti", ""])
-def test_files_and_addresses_are_no_invites(text: str) -> None:
-    assert not is_invite(text)
+def test_what_begins_as_an_invite_is_taken_for_one(text: str, taken: bool) -> None:
+    assert is_invite(text) is taken
 
 
 def test_mail_does_not_hurt_it() -> None:
@@ -190,11 +193,9 @@ def test_one_wrong_letter_is_noticed(data: st.DataObject) -> None:
     text = INVITE.encode()
     # the last letter may hold bits that mean nothing
     at = data.draw(st.integers(len(PREFIX), len(text) - 2))
-    letter = data.draw(
-        st.sampled_from([c for c in "abcdefghijklmnopqrstuvwxyz234567" if c != text[at]])
-    )
+    others = "abcdefghijklmnopqrstuvwxyz234567".replace(text[at], "")
     with pytest.raises(UsageFault):
-        Invite.decode(text[:at] + letter + text[at + 1 :])
+        Invite.decode(text[:at] + data.draw(st.sampled_from(others)) + text[at + 1 :])
 
 
 @given(st.binary(max_size=400))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,10 @@ sys.stdin.read()
 """
 
 
+ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
+PEER = PeerId("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq")
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "home" / "identity.key"
@@ -38,11 +43,8 @@ def test_the_file_is_the_libp2p_protobuf_and_private(path: Path) -> None:
     finally:
         os.umask(old)
     raw = path.read_bytes()
-    assert raw[:4] == bytes((0x08, 0x01, 0x12, 0x40))
-    assert raw[36:] == made.public
-    assert len(raw) == 68
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert (raw[:4], raw[36:], len(raw)) == (bytes((0x08, 0x01, 0x12, 0x40)), made.public, 68)
+    assert [place.stat().st_mode & 0o777 for place in (path, path.parent)] == [0o600, 0o700]
     assert os.listdir(path.parent) == ["identity.key"]
     assert raw == made.key_file_bytes()
 
@@ -50,25 +52,18 @@ def test_the_file_is_the_libp2p_protobuf_and_private(path: Path) -> None:
 def test_peer_id_of_a_known_key() -> None:
     # The public key of the Ed25519 example in the libp2p peer-id specification.
     public = bytes.fromhex("1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
-    peer = peer_id_of(public)
-    assert peer == "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
-    assert public_key_of(peer) == public
+    assert peer_id_of(public) == PEER
+    assert public_key_of(PEER) == public
 
 
 def test_the_slower_of_two_creators_takes_the_other_key(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = Identity.create(path)
-    load, looks = Identity.load, []
-
-    def blind_once(p: Path) -> Identity:
-        looks.append(p)
-        if len(looks) == 1:
-            raise Refused("no key") from FileNotFoundError()
-        return load(p)
-
-    monkeypatch.setattr(Identity, "load", blind_once)
-    assert (Identity.load_or_create(path).peer_id, len(looks)) == (fast.peer_id, 2)
+    fast, missing = Identity.create(path), Refused("no key")
+    missing.__cause__ = FileNotFoundError()
+    looks = Mock(side_effect=[missing, Identity.load(path)])
+    monkeypatch.setattr(Identity, "load", looks)
+    assert (Identity.load_or_create(path).peer_id, looks.call_count) == (fast.peer_id, 2)
 
 
 def test_create_never_replaces_a_key(path: Path) -> None:
@@ -120,10 +115,7 @@ def test_a_directory_or_a_pipe_is_refused_without_waiting(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(keys.os, "fsync", full)
+    monkeypatch.setattr(keys.os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OutOfResources):
         Identity.create(path)
     assert os.listdir(path.parent) == []
@@ -167,11 +159,9 @@ def test_another_process_is_named_and_its_death_frees_the_key(path: Path) -> Non
 
 
 def test_the_secret_is_not_in_the_repr() -> None:
-    me = Identity.ephemeral()
-    assert repr(me) == f"Identity({me.peer_id})"
+    assert repr(ME) == f"Identity({ME.peer_id})"
 
 
-ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
 SIGNED = ME.sign(b"data", "plan")
 
 
@@ -193,14 +183,10 @@ def test_a_signature_holds_for_nothing_else(who, data, signature, domain: str, f
 
 
 def test_names_are_stable_and_speakable() -> None:
-    peer = PeerId("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq")
-    adjective, animal = name_of(peer).split("-")
+    adjective, animal = name_of(PEER).split("-")
     assert adjective.isalpha()
     assert animal.isalpha()
     assert len({name_of(Identity.ephemeral().peer_id) for _ in range(50)}) > 40
-
-
-PEER = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ def advert(number: int, name: str) -> nearby.Advert:
 
 async def lines() -> asyncio.StreamReader:
     reader = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(reader)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
     return reader
 
 
@@ -95,10 +96,13 @@ async def look(seconds: str) -> None:
 
 
 def tell_what_is_left() -> None:
-    tasks = [t.get_name() for t in asyncio.all_tasks() - {asyncio.current_task()}]
-    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-    handlers = [str(h) for h in logging.getLogger("zeroconf").handlers if "Journal" in str(h)]
-    say("closed", left={"tasks": tasks, "threads": threads, "handlers": handlers})
+    handlers = map(str, logging.getLogger("zeroconf").handlers)
+    left = {
+        "tasks": [t.get_name() for t in asyncio.all_tasks() - {asyncio.current_task()}],
+        "threads": [t.name for t in threading.enumerate() if t is not threading.main_thread()],
+        "handlers": [text for text in handlers if "Journal" in text],
+    }
+    say("closed", left=left)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -90,15 +91,16 @@ def test_a_mapping_of_ipv6_is_refused() -> None:
         read_pcp(bytes.fromhex(f"{PCP_HEAD} 20010db8{'00' * 12}"))
 
 
-@pytest.mark.parametrize("cut", range(60))
-def test_an_answer_that_ends_early(cut: int) -> None:
-    pcp = bytes.fromhex(f"0281 0000 00000e10 0000000b {'00' * 24} 06000000 7a69 7a6a {V4}cb007107")
+@pytest.mark.parametrize(
+    ("read", "whole", "cut"),
+    [
+        *((read_pcp, f"{PCP_HEAD} {V4}cb007107", cut) for cut in range(60)),
+        *((read_pmp, "0082 0000 0000000b 7a69 7a6a 00000e10", cut) for cut in range(16)),
+    ],
+)
+def test_an_answer_that_ends_early(read, whole: str, cut: int) -> None:
     with pytest.raises(WireError):
-        read_pcp(pcp[:cut])
-    pmp = bytes.fromhex("0082 0000 0000000b 7a69 7a6a 00000e10")
-    if cut < len(pmp):
-        with pytest.raises(WireError):
-            read_pmp(pmp[:cut])
+        read(bytes.fromhex(whole)[:cut])
 
 
 answers = st.one_of(
@@ -174,9 +176,7 @@ async def test_no_way_to_the_router() -> None:
 async def test_without_a_free_descriptor_the_router_cannot_be_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def none_is_free(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
+    none_is_free = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
     monkeypatch.setattr(natpmp.socket, "socket", none_is_free)
     with pytest.raises(RouterFault, match="Too many open files"):
         await exchange(pmp_address(), read_pmp, "127.0.0.1", 5351)
@@ -186,20 +186,14 @@ async def test_only_the_gateway_is_heard(router: FakeRouter, quick: None) -> Non
     router.lose = 99
     stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     stranger.bind(("127.0.0.2", 0))
-    heard: list[bytes] = []
-
-    def hear(data: bytes) -> MapAnswer:
-        heard.append(data)
-        return read_pmp(data)
-
+    hear = Mock(wraps=read_pmp)
     asked = asyncio.ensure_future(exchange(pmp_address(), hear, "127.0.0.1", router.port))
     with stranger:
         await router.asked.wait()
-        forged = bytes.fromhex("0080 0000 0000000b 0b000001")
-        stranger.sendto(forged, next(iter(router.peers)))
+        stranger.sendto(bytes.fromhex("0080 0000 0000000b 0b000001"), next(iter(router.peers)))
         router.lose = 0
         assert (await asked).host == "203.0.113.7"
-    assert heard == [bytes.fromhex("0080 0000 000003e8 cb007107")]
+    hear.assert_called_once_with(bytes.fromhex("0080 0000 000003e8 cb007107"))
 
 
 async def test_malformed_answers_are_passed_over(router: FakeRouter) -> None:
@@ -316,8 +310,7 @@ async def test_pcp_knows_its_own_answers_by_the_nonce(router: FakeRouter, quick:
     other = await FakeRouter("pcp").start()
     await Pcp(HERE, bytes(12), other.port).map(PORTS[:1])
     other.close()
-    theirs = other._pcp(pcp_map("127.0.0.1", bytes(12), PORTS[0], 5, "0.0.0.0", 77))
-    router.before = [theirs]
+    router.before = [other._pcp(pcp_map("127.0.0.1", bytes(12), PORTS[0], 5, "0.0.0.0", 77))]
     mapped, lease = await way.map(PORTS[:1])
     assert (mapped[0].external, lease) == (31337, 3600)
 
@@ -378,7 +371,9 @@ async def test_a_mapping_whose_answer_is_lost_is_removed(
 async def test_natpmp_knows_its_own_answers_by_opcode_and_port(router: FakeRouter) -> None:
     way = NatPmp(HERE, router.port)
     await way.probe()
-    another = bytes.fromhex("0082 0000 000003e8 7a6a 1234 00000e10")
-    router.before = [another, bytes.fromhex("0081 0000 000003e8 7a69 1234 00000e10")]
+    router.before = [
+        bytes.fromhex("0082 0000 000003e8 7a6a 1234 00000e10"),
+        bytes.fromhex("0081 0000 000003e8 7a69 1234 00000e10"),
+    ]
     mapped, _ = await way.map(PORTS[:1])
     assert mapped[0].external == 31337

@@ -32,16 +32,15 @@ def raw(advert: Advert) -> dict[bytes, bytes]:
 
 
 def found(advert: Advert = ADVERT, hosts: list[str] = HOSTS, **text: bytes) -> Found | None:
-    changed = {k.encode(): v for k, v in text.items()}
-    return found_of(advert.peer, raw(advert) | changed, hosts, advert.port)
+    properties = raw(advert) | {k.encode(): v for k, v in text.items()}
+    return found_of(advert.peer, properties, hosts, advert.port)
 
 
 # ------------------------------------------------------------ one record
 
 
 def test_what_is_announced_is_what_is_found():
-    seen = found()
-    assert seen == Found(
+    assert found() == Found(
         run_id=ADVERT.run_id,
         swarm="garden",
         owner=OWNER,
@@ -56,8 +55,9 @@ def test_what_is_announced_is_what_is_found():
 
 
 def test_a_long_name_is_clipped_between_characters():
-    seen = found(dataclasses.replace(ADVERT, name="木" * 100))
-    assert seen.name == "木" * (nearby.TEXT_BYTES // 3)
+    assert found(dataclasses.replace(ADVERT, name="木" * 100)).name == "木" * (
+        nearby.TEXT_BYTES // 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,9 @@ def test_addresses_that_cannot_be_dialled_are_left_out():
     bad = ["127.0.0.1", "::1", "0.0.0.0", "::", "224.0.0.251", "ff02::fb", "255.255.255.255"]
     bad += ["fe80::1", "fe80::1%eth0", "::ffff:127.0.0.1", "host.local.", ""]
     assert found(hosts=bad) is None
-    seen = found(hosts=[*bad, *HOSTS, *HOSTS])
-    assert len(seen.addresses) == 2
-    many = found(hosts=[f"10.0.0.{n}" for n in range(1, 100)])
-    assert len(many.addresses) == nearby.ADDRESSES
+    assert len(found(hosts=[*bad, *HOSTS, *HOSTS]).addresses) == 2
+    many = [f"10.0.0.{n}" for n in range(1, 100)]
+    assert len(found(hosts=many).addresses) == nearby.ADDRESSES
 
 
 values = st.one_of(
@@ -195,8 +194,12 @@ def packets(advert: Advert, ttl: int | None = None, *, apart: bool = False) -> l
 def pointer(label: bytes) -> bytes:
     """An answer that points to the instance ``label``, whatever its bytes are."""
     kind, data = b"\6_tutti\4_tcp\5local\0", bytes([len(label)]) + label + b"\xc0\x0c"
-    head = struct.pack(">6H", 0, ANSWER, 0, 1, 0, 0)
-    return head + kind + struct.pack(">HHIH", 12, 1, 4500, len(data)) + data
+    return (
+        struct.pack(">6H", 0, ANSWER, 0, 1, 0, 0)
+        + kind
+        + struct.pack(">HHIH", 12, 1, 4500, len(data))
+        + data
+    )
 
 
 async def test_a_nearby_peer_is_reported_once_and_again_when_changed(air):
@@ -300,8 +303,7 @@ async def test_complaints_of_zeroconf_are_one_debug_event_each(monkeypatch, capl
     await here.start()
     await asyncio.wait_for(opened.wait(), 10)
     await here.close()
-    heard = [(e.kind, e.level, e.text) for e in journal.recent()]
-    assert heard == [
+    assert [(e.kind, e.level, e.text) for e in journal.recent()] == [
         ("log", "debug", "socket 7 is odd"),
         ("lan-unavailable", "info", "no discovery on the LAN: multicast is not allowed"),
     ]

@@ -51,8 +51,7 @@ class Rig:
 
     def _ways(self, gateway: Gateway) -> tuple[GatewayProtocol, ...]:
         port = self.router.port
-        nonce = self.mapper._nonce
-        return Pcp(gateway, nonce, port), NatPmp(gateway, port), NoUpnp(gateway)
+        return Pcp(gateway, self.mapper._nonce, port), NatPmp(gateway, port), NoUpnp(gateway)
 
     def _on_change(self) -> None:
         self.changes += 1
@@ -90,8 +89,7 @@ async def test_from_start_to_close(rig: Rig, router: FakeRouter) -> None:
     rig.mapper.want(PORTS)
     assert (rig.mapper.mappings, rig.mapper.tried) == ((), {})
     await rig.mapper.start()
-    expected = tuple(Mapping(*p, "203.0.113.7", p[1], "PCP") for p in PORTS)
-    assert await rig.change() == expected
+    assert await rig.change() == tuple(Mapping(*p, "203.0.113.7", p[1], "PCP") for p in PORTS)
     await rig.until(lambda: len(rig.mapper.tried) == 3)
     assert rig.mapper.tried == {
         "PCP": "",

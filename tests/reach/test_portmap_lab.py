@@ -35,8 +35,7 @@ def net() -> Iterator[Internet]:
 def rules(net: Internet) -> int:
     """How many ports the router sends inside."""
     listed = ["ip", "netns", "exec", net["a"].router, "nft", "list", "table", "inet", "upnp"]
-    done = subprocess.run(listed, capture_output=True, text=True, check=True)
-    return done.stdout.count("dnat ip to")
+    return subprocess.check_output(listed, text=True).count("dnat ip to")
 
 
 def reached(net: Internet, mappings: list[list[Any]]) -> bool:

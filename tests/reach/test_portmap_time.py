@@ -48,8 +48,7 @@ class Way:
     async def check(self) -> bool:
         await self._answer("check", 0.02)
         w = self.world
-        same = {m.host for m in w.mapper.mappings} == {w.host}
-        return same and w.mapped == set(w.table)
+        return {m.host for m in w.mapper.mappings} == {w.host} and w.mapped == set(w.table)
 
     async def map(self, ports) -> Granted:
         w, refused = self.world, self.name in self.world.refuses
@@ -156,10 +155,10 @@ def _end() -> Iterator[None]:
 )
 def test_the_preferred_way_that_works_is_used(speaks: set[str], used: str) -> None:
     world = World(speaks).want().run(15)
-    assert world.how == {used}
-    assert world.mapped == set(PORTS)
-    asked = [way for _, kind, way in world.done if kind == "map"]
-    assert asked == [used], "no other is asked to map"
+    assert (world.how, world.mapped) == ({used}, set(PORTS))
+    assert [way for _, kind, way in world.done if kind == "map"] == [used], (
+        "no other is asked to map"
+    )
     unused = f"the router answers, but {used} is used"
     said = {way: "" if way == used else unused if way in speaks else f"no {way}" for way in WAYS}
     assert world.mapper.tried == said
@@ -175,8 +174,7 @@ def test_a_way_that_answers_and_refuses_is_passed_over() -> None:
 @pytest.mark.parametrize("tenths", range(0, 450, 7))
 def test_a_service_that_comes_up_later_is_found_within_25_s(way: str, tenths: int) -> None:
     up = tenths / 10
-    world = World().want().at(up, lambda w: w.speaks.add(way)).run(up + 25)
-    assert world.how == {way}
+    assert World().want().at(up, lambda w: w.speaks.add(way)).run(up + 25).how == {way}
 
 
 # ------------------------------------------------------------ while mapped
@@ -286,8 +284,7 @@ def test_other_ports_while_nothing_maps_are_tried_at_once() -> None:
 @pytest.mark.parametrize("speaks", [{"PCP"}, {"UPnP"}, set()])
 def test_no_ports_any_more(when: float, speaks: set[str]) -> None:
     world = World(speaks).want().at(when, lambda w: w.want(())).run(when + 10)
-    assert world.mapper.mappings == ()
-    assert world.table == {}
+    assert (world.mapper.mappings, world.table) == ((), {})
     quiet = len(world.done)
     world.run(500)
     assert len(world.done) == quiet

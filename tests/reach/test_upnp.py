@@ -262,6 +262,7 @@ print("ended")
 
 
 def test_a_router_that_never_answers_does_not_keep_the_process() -> None:
-    command = [sys.executable, "-c", STUCK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.stdout, done.returncode) == ("closed\nended\n", 0), done.stderr

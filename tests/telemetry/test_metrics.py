@@ -1,6 +1,7 @@
 """Numbers in, a valid exposition out, on loopback only."""
 
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,18 +21,21 @@ def scrape(url: str) -> dict[tuple[str, tuple], float]:
     }
 
 
-def test_a_scrape_reads_back_what_was_counted() -> None:
-    metrics = Metrics()
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    made = Metrics()
+    yield made
+    made.close()
+
+
+def test_a_scrape_reads_back_what_was_counted(metrics: Metrics) -> None:
     metrics.relay_clients.set(7)
     metrics.bans_total.inc(2)
     metrics.bytes_sent_total.labels(plane="pipeline").inc(10)
     metrics.time_spent("compute", 1.5)
     url = metrics.serve()
-    try:
-        found = scrape(url)
-    finally:
-        metrics.close()
-        metrics.close()
+    found = scrape(url)
+    metrics.close()
     assert url.startswith("http://127.0.0.1:"), "nobody outside can read them"
     counted = {
         ("tutti_relay_clients", ()): 7,
@@ -43,8 +47,7 @@ def test_a_scrape_reads_back_what_was_counted() -> None:
     assert all(name.startswith("tutti_") for name, _ in found)
 
 
-def test_totals_show_where_the_time_went() -> None:
-    metrics = Metrics()
+def test_totals_show_where_the_time_went(metrics: Metrics) -> None:
     metrics.time_spent("wire", 0.25)
     metrics.time_spent("wire", 0.5)
     metrics.time_spent("wait", -3.0)
@@ -53,12 +56,8 @@ def test_totals_show_where_the_time_went() -> None:
         metrics.time_spent("lunch", 1.0)
 
 
-def test_a_taken_port_is_one_clear_fault() -> None:
-    first, second = Metrics(), Metrics()
-    port = int(first.serve().rpartition(":")[2].partition("/")[0])
-    try:
-        with pytest.raises(NetworkFault, match=str(port)) as caught:
-            second.serve(port)
-        assert "port" in caught.value.next_step
-    finally:
-        first.close()
+def test_a_taken_port_is_one_clear_fault(metrics: Metrics) -> None:
+    port = int(metrics.serve().rpartition(":")[2].partition("/")[0])
+    with pytest.raises(NetworkFault, match=str(port)) as caught:
+        Metrics().serve(port)
+    assert "port" in caught.value.next_step

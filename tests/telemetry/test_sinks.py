@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from node.telemetry import sinks
 from node.telemetry.events import Event
 from node.telemetry.sinks import JsonlSink, StreamSink, as_text
 
@@ -82,13 +84,13 @@ def test_a_restart_appends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [1, 3])
 def test_rotation_bounds_the_disk_and_loses_only_the_oldest(tmp_path: Path, keep: int) -> None:
     path, size = tmp_path / "events.jsonl", len(event("000").to_json()) + 1
-    sink = JsonlSink(path, max_bytes=size * 10, keep=keep)
-    through(sink, *(event(f"{i:03}") for i in range(95)))
+    through(JsonlSink(path, max_bytes=size * 10, keep=keep), *(event(f"{i:03}") for i in range(95)))
     files = [path.with_name(f"{path.name}.{n}") for n in range(keep, 0, -1)] + [path]
     assert sorted(tmp_path.iterdir()) == sorted(files)
     assert all(f.stat().st_size <= size * 10 for f in files)
-    kept = [line["kind"] for f in files for line in read(f)]
-    assert kept == [f"{i:03}" for i in range(90 - 10 * keep, 95)]
+    assert [line["kind"] for f in files for line in read(f)] == [
+        f"{i:03}" for i in range(90 - 10 * keep, 95)
+    ]
 
 
 def test_a_full_disk_drops_counts_and_reports_events(tmp_path: Path) -> None:
@@ -110,15 +112,11 @@ def test_a_torn_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sink = JsonlSink(path)
     sink.close()  # its thread is gone: the file is driven from here
     assert sink._write([event("a")]) == 0
-    from node.telemetry import sinks
-
-    real, calls = sinks.os.write, []
+    real = os.write
 
     def half(fd: int, data: memoryview) -> int:
-        calls.append(fd)
-        if len(calls) == 1:
-            return real(fd, data[:5])
-        raise OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr(sinks.os, "write", Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
+        return real(fd, data[:5])
 
     with monkeypatch.context() as patch:
         patch.setattr(sinks.os, "write", half)
@@ -145,8 +143,13 @@ def test_a_reader_that_stalls_never_blocks_the_speaker() -> None:
     assert sink.dropped == 7
     stream.go.set()
     sink.close(20)
-    kinds = [json.loads(line)["kind"] for line in stream.getvalue().splitlines()]
-    assert kinds == ["first", "events-dropped", "7", "8", "9"]
+    assert [json.loads(line)["kind"] for line in stream.getvalue().splitlines()] == [
+        "first",
+        "events-dropped",
+        "7",
+        "8",
+        "9",
+    ]
 
 
 def test_text_is_for_people_and_cannot_repaint_the_terminal() -> None:

@@ -104,11 +104,15 @@ async def tell(source: TransportPort, peer: PeerId, timeout: float = 10.0) -> st
         raise translate(peer, e) from e
 
 
-async def fetch(source: Transport, peer: PeerId, length: int, timeout: float = 20.0) -> bytes:
-    """So many bytes that ``peer`` sends."""
+async def stream(source: TransportPort, peer: PeerId, length: int = 1 << 17, timeout=20.0):
+    """The call for so many bytes of ``peer``, 64 KiB in a piece."""
     stub = state_pb2_grpc.StateStub(await source.channel(peer))
-    request = state_pb2.FetchRequest(length=length)
-    return b"".join([chunk.data async for chunk in stub.Fetch(request, timeout=timeout)])
+    return stub.Fetch(state_pb2.FetchRequest(length=length), timeout=timeout)
+
+
+async def fetch(source: TransportPort, peer: PeerId, length: int, timeout=20.0) -> bytes:
+    """So many bytes that ``peer`` sends."""
+    return b"".join([c.data async for c in await stream(source, peer, length, timeout)])
 
 
 async def until(condition: Callable[[], object], seconds: float) -> None:
@@ -117,20 +121,24 @@ async def until(condition: Callable[[], object], seconds: float) -> None:
             await asyncio.sleep(0.05)
 
 
-def introduce(*transports: Transport) -> None:
-    """Each learns where the others are."""
+def introduce(*transports: Transport) -> tuple[Transport, ...]:
+    """The transports, each of which has learnt where the others are."""
     for one in transports:
         for other in transports:
             one.learn(other.peer_id, other.p2p.addresses())
+    return transports
 
 
 class PeerProcess:
     """tests/transport/peer_process.py, running."""
 
     def __init__(self, **settings) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
-        command = [sys.executable, str(HERE / "peer_process.py"), json.dumps(settings)]
-        self.process = subprocess.Popen(command, stdin=-1, stdout=-1, env=environment)
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "peer_process.py"), json.dumps(settings)],
+            stdin=-1,
+            stdout=-1,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        )
         self.facts = {}
 
     async def ready(self) -> dict:

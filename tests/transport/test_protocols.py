@@ -3,6 +3,8 @@
 Every meeting here is a real handshake between two p2pd on loopback.
 """
 
+import dataclasses
+
 import pytest
 
 from node.core.errors import PeerFault, WireError
@@ -26,9 +28,7 @@ async def has_met(transport, other) -> None:
     [((1, 1), (1, 1), 1), ((1, 3), (2, 4), 3), ((2, 4), (1, 3), 3), ((1, 9), (4, 4), 4)],
 )
 async def test_two_peers_speak_the_newest_that_both_do(swarm, here, there, agreed):
-    a = await swarm(protocols=Protocols(*here))
-    b = await swarm(protocols=Protocols(*there))
-    introduce(a, b)
+    a, b = introduce(*[await swarm(protocols=Protocols(*window)) for window in (here, there)])
     await a.channel(b.peer_id)
     await has_met(b, a)
     assert (a._met[b.peer_id].protocol, b._met[a.peer_id].protocol) == (agreed, agreed)
@@ -37,9 +37,7 @@ async def test_two_peers_speak_the_newest_that_both_do(swarm, here, there, agree
 
 @pytest.mark.parametrize(("here", "there"), [((1, 2), (3, 4)), ((3, 4), (1, 2))])
 async def test_without_a_common_version_both_name_who_must_update(swarm, here, there):
-    a = await swarm(protocols=Protocols(*here))
-    b = await swarm(protocols=Protocols(*there))
-    introduce(a, b)
+    a, b = introduce(*[await swarm(protocols=Protocols(*window)) for window in (here, there)])
     for _ in range(3):
         with pytest.raises(PeerFault, match="protocols") as fault:
             await a.channel(b.peer_id)
@@ -55,15 +53,13 @@ async def test_without_a_common_version_both_name_who_must_update(swarm, here, t
 
 
 async def test_a_peer_that_was_updated_is_met_at_once(swarm):
-    a, b = await swarm(protocols=Protocols(2, 2)), await swarm(protocols=Protocols(1, 1))
-    introduce(a, b)
+    a, b = introduce(*[await swarm(protocols=Protocols(only, only)) for only in (2, 1)])
     with pytest.raises(PeerFault, match="protocol 1"):
         await a.channel(b.peer_id)
     with pytest.raises(IncompatiblePeer):
         await a.channel(b.peer_id)
-    facts = b._facts()
-    facts = type(facts)(facts.run_id, facts.name, "1", facts.admission, Protocols(1, 2))
-    b._handshake._facts = lambda: facts
+    updated = dataclasses.replace(b._facts(), version="1", protocols=Protocols(1, 2))
+    b._handshake._facts = lambda: updated
     b._incompatible.clear()  # it is a new process
     await b.channel(a.peer_id)
     await has_met(a, b)
@@ -73,12 +69,11 @@ async def test_a_peer_that_was_updated_is_met_at_once(swarm):
 
 async def test_every_answer_carries_the_protocol_versions(swarm):
     a, b = await swarm(), await swarm(protocols=Protocols(4, 6), run="")
-    address = b.p2p.addresses()[0]
     for question in (
         ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")),
         ask_pb2.Ask(manifest=ask_pb2.AskManifest()),
     ):
-        said = await a.ask(address, question)
+        said = await a.ask(b.p2p.addresses()[0], question)
         assert (said.oldest_protocol, said.newest_protocol, said.version) == (4, 6, "0")
 
 

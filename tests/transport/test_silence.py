@@ -145,8 +145,7 @@ async def test_a_line_without_calls_stays_up(swarm):
     a.learn(b.peer_id, b.p2p.addresses())
     gone = await lost(a, b.peer_id)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(16 * knobs["keepalive_s"]):
-            await gone.wait()
+        await asyncio.wait_for(gone.wait(), 16 * knobs["keepalive_s"])
     assert a.path(b.peer_id) == "direct"
 
 
@@ -157,8 +156,7 @@ async def test_a_server_hangs_up_on_a_client_that_vanished(swarm):
         await lost(a, b.peer_id)
         assert a.path(b.peer_id) == "direct"
         proxy.swallow_requests = proxy.swallow_replies = True
-        async with asyncio.timeout(30):
-            await proxy.ended.wait()
+        await asyncio.wait_for(proxy.ended.wait(), 30)
 
 
 async def test_a_one_way_connection_is_noticed_and_replaced(swarm):

@@ -2,6 +2,7 @@
 tests/reach/test_shares.py."""
 
 import asyncio
+import os
 from typing import Any
 
 import grpc
@@ -238,8 +239,6 @@ def test_the_rate_lately_leaves_out_the_second_under_way():
 
 
 def test_the_system_reports_the_bytes_a_process_wrote():
-    import os
-
     before = read_io(os.getpid())
     if before is None:
         pytest.skip("this system does not tell")

@@ -68,8 +68,7 @@ async def test_tunnel_data_and_answers_arrive_before_the_end(echo, tmp_path, mon
     reader, writer = await asyncio.open_unix_connection(made.target.removeprefix("unix:"))
     writer.write(len(data).to_bytes(4, "big") + data)
     await writer.drain()
-    back = await asyncio.wait_for(reader.read(-1), 10)
-    assert back == hashlib.sha256(data).digest() + data
+    assert await asyncio.wait_for(reader.read(-1), 10) == hashlib.sha256(data).digest() + data
     await asyncio.wait_for(asyncio.gather(*wire.serving), 10)
     writer.close()
     await made.close()

@@ -4,6 +4,7 @@ import struct
 from functools import partial
 from itertools import chain
 from math import prod
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -43,9 +44,10 @@ HEADS = st.builds(
 
 
 def reader(given_tensors: list[torch.Tensor], wire: str) -> TensorReader:
-    heads = [expected_head(f"t{i}", t.shape, wire) for i, t in enumerate(given_tensors)]
     return TensorReader(
-        heads, [(f"t{i}", tuple(t.shape)) for i, t in enumerate(given_tensors)], wire
+        [expected_head(f"t{i}", t.shape, wire) for i, t in enumerate(given_tensors)],
+        [(f"t{i}", tuple(t.shape)) for i, t in enumerate(given_tensors)],
+        wire,
     )
 
 
@@ -100,23 +102,18 @@ def test_nothing_is_set_aside_beyond_what_is_expected(
     heads: list[tensor_pb2.TensorHead], shapes: list[tuple[int, ...]], wire: str, raw: bytes
 ) -> None:
     expected = [(f"t{i}", shape) for i, shape in enumerate(shapes)]
-    made: list[int] = []
-    real = torch.empty
-
-    def counting(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        made.append(prod(shape) * dtype.itemsize)
-        return real(shape, dtype=dtype)
-
+    made = Mock(wraps=torch.empty)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors.torch, "empty", counting)
+        patch.setattr(tensors.torch, "empty", made)
         try:
             receiver = TensorReader(heads, expected, wire)
-            assert made == []
+            assert not made.called
             receiver.feed(raw)
             receiver.finish()
         except WireError:
             pass
-    assert sum(made) <= sum(nbytes_of(s, wire) for s in shapes)
+    sizes = [prod(c.args[0]) * c.kwargs["dtype"].itemsize for c in made.call_args_list]
+    assert sum(sizes) <= sum(nbytes_of(s, wire) for s in shapes)
 
 
 @pytest.mark.parametrize(
@@ -155,17 +152,14 @@ def test_heads_come_in_number_and_order() -> None:
 
 
 def test_memory_waits_for_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, ...]] = []
-    real = torch.empty
-    monkeypatch.setattr(
-        tensors.torch, "empty", lambda shape, dtype: made.append(shape) or real(shape, dtype=dtype)
-    )
-    receiver = reader([torch.ones(3), torch.ones(4)], "fp32")
-    assert made == []
+    given_tensors, made = [torch.ones(3), torch.ones(4)], Mock(wraps=torch.empty)
+    monkeypatch.setattr(tensors.torch, "empty", made)
+    receiver = reader(given_tensors, "fp32")
+    assert not made.called
     receiver.feed(b"\0" * 12)
-    assert made == [(3,)]
+    made.assert_called_once_with((3,), dtype=torch.float32)
     receiver.feed(b"\0")
-    assert made == [(3,), (4,)]
+    assert [call.args[0] for call in made.call_args_list] == [(3,), (4,)]
 
 
 def test_too_much_is_refused_whole_and_too_little_at_the_end() -> None:
@@ -205,8 +199,7 @@ def test_rows_come_first_whatever_the_strides() -> None:
 
 
 def test_parameters_and_half_tensors_travel_and_integers_do_not() -> None:
-    parameter = torch.nn.Parameter(torch.ones(2))
-    assert bytes(encode(parameter, "fp32")) == bytes(
+    assert bytes(encode(torch.nn.Parameter(torch.ones(2)), "fp32")) == bytes(
         encode(torch.ones(2, dtype=torch.bfloat16), "fp32")
     )
     with pytest.raises(ValueError, match="floating-point"):
