@@ -1,6 +1,5 @@
 import json
 import os
-import re
 
 import pytest
 
@@ -26,7 +25,8 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
     daemon.said = training_snapshot(healthy=False, reason="alone", next_step="tutti swarm invite")
     for form in ("--plain", "--json"):
         shown = tutti("status", form)
-        assert (shown.returncode, "alone" in shown.stdout) == (9, True)
+        assert shown.returncode == 9
+        assert "alone" in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,11 @@ def test_generate_reports_missing_stages(tutti, daemon):
 
 def test_eval_prints_every_choice_beside_the_first(tutti, daemon):
     first, one, _, mean = tutti("eval", "--drop", "0.5").stdout.splitlines()[1:]
-    assert re.fullmatch("all block stages.* loss 1.0000   perplexity 2.718", first)
+    assert first.startswith("all block stages")
+    assert first.endswith("loss 1.0000   perplexity 2.718")
     assert one.startswith("without block stage 1 (as asked), of 4")
-    assert re.search("mean of 2 choices.* loss 2.5000   perplexity 12.182   x 4.482$", mean)
+    assert "mean of 2 choices" in mean
+    assert mean.endswith("loss 2.5000   perplexity 12.182   x 4.482")
     document = json.loads(tutti("eval", "--drop", "0.25", "--drop-stages", "4", "--json").stdout)
     assert [c["left_out"] for c in document["choices"]] == [[4], [4, 1]]
     assert (document["loss"], document["epoch"], document["tokens"]) == (2.0, 7, 64)

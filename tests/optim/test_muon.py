@@ -28,7 +28,8 @@ def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
             lambda m, c, steps, eps: ns.newton_schulz(m, steps),
         )
         bound = 1e-5
-    owner, mine = Owner(OptimSettings(lr=0.02, warmup=0, weight_decay=decay), 0), parameter
+    owner = Owner(OptimSettings(lr=0.02, warmup=0, weight_decay=decay), 0)
+    mine = parameter
     other = torch.nn.Parameter(parameter.clone())
     theirs = torch.optim.Muon([other], lr=0.02, weight_decay=decay, momentum=0.95)
     for epoch in range(6):

@@ -136,7 +136,8 @@ def test_what_was_stopped_is_not_kept(tmp_path):
     assert following(some)
     assert tune(tmp_path, measured=Counting(some)).problem == ""
     assert not list(tmp_path.glob("kernels-*.json"))
-    tune(tmp_path, measured=(one := Counting()))
+    one = Counting()
+    tune(tmp_path, measured=one)
     assert one.calls == 1
 
 
