@@ -23,45 +23,30 @@ OWNER = Identity.ephemeral()
 
 
 def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
-    solo, none = choose(ours, None)
-    assert none is None
+    solo, _ = choose(ours, None)
     assert solo.swarm.owner == Identity.load(home / "identity.key").peer_id
-    assert choose(ours, None)[0] == solo  # the same one the next time
+    assert choose(ours, None) == (solo, None)  # the same one the next time
 
     file = home / "other.toml"
     file.write_bytes(Manifest.default_demo().sign(OWNER))
     place = ADDRESS + OWNER.peer_id
-    with_join = NodeConfig.load({"home": home, "join": [place]}, {})
-    manifest, invite = choose(with_join, str(file))
-    assert manifest is not None
-    assert (invite.run_id, invite.owner, invite.addresses) == (
-        manifest.run_id,
-        OWNER.peer_id,
-        (place,),
-    )
-
-    with_both = NodeConfig.load(
-        {"home": home, "join": [Invite(manifest.run_id, OWNER.peer_id, (place,)).encode()]}, {}
-    )
-    chosen, invite = choose(with_both, str(file))
-    assert chosen == manifest
-    assert invite is not None
+    manifest = Manifest.parse(file.read_bytes())
+    invite = Invite(manifest.run_id, OWNER.peer_id, (place,))
+    for join in (place, invite.encode()):
+        with_join = NodeConfig.load({"home": home, "join": [join]}, {})
+        assert choose(with_join, str(file)) == (manifest, invite)
 
     stranger = Invite(
         solo.run_id.replace(solo.run_id[0], "f" if solo.run_id[0] != "f" else "0"),
         OWNER.peer_id,
         (place,),
     )
-    manifest, invite = choose(ours, stranger.encode())
-    assert manifest is None  # the daemon must fetch it
-    assert invite == stranger
+    assert choose(ours, stranger.encode()) == (None, stranger), "the daemon must fetch it"
 
     by_environment = NodeConfig.load(
         {"home": home}, {"TUTTI_SWARM": str(file), "TUTTI_JOIN": place}
     )
-    manifest, invite = choose(by_environment, None)
-    assert manifest.swarm.owner == OWNER.peer_id
-    assert invite is not None
+    assert choose(by_environment, None) == (manifest, invite)
 
     rendezvous = NodeConfig.load({"home": home / "r", "role": "rendezvous", "join": [place]}, {})
     assert choose(rendezvous, None) == (None, None)
@@ -110,13 +95,14 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
         ).sign(OWNER)
     )
     places, asked = (ADDRESS + OWNER.peer_id,), []
+    answers = {
+        "manifest": Answer(manifest=ManifestAnswer(toml=private.to_toml())),
+        "peers": Answer(peers=PeersAnswer()),
+    }
 
     def observed(places, question, seed=None):
         asked.append((question, Identity(Ed25519PrivateKey.from_private_bytes(seed), None)))
-        manifest = ManifestAnswer(toml=private.to_toml())
-        if question.HasField("manifest"):
-            return Answer(manifest=manifest)
-        return Answer(peers=PeersAnswer())
+        return answers[question.WhichOneof("question")]
 
     monkeypatch.setattr("node.app.joining.observe", observed)
     for guest in (None, me.peer_id):

@@ -8,17 +8,13 @@ from node.app.joining import sheet
 from node.config import NodeConfig
 from node.manifest import Manifest, amended, read_manifest
 from tests.cli.conftest import refused
-from tests.data.streamed import documents, listed, served, write
+from tests.data.streamed import documents, listed, published, served
 
 
 @pytest.fixture
 def web(tmp_path):
-    folder = tmp_path / "web"
-    folder.mkdir()
-    for i in range(3):
-        write(folder / f"part-{i}.jsonl", documents(2000, i))
-    listed(folder)
-    with served(folder) as server:
+    shards = {f"part-{i}.jsonl": documents(2000, i) for i in range(3)}
+    with served(published(tmp_path / "web", shards).parent) as server:
         yield server
 
 
@@ -37,14 +33,12 @@ def test_init_measures_a_stream_and_validate_finds_it_again(tutti, home, web):
 
 
 def test_what_cannot_be_streamed_is_refused(tutti, home, web):
-    source = f"{web.url}/SHA256SUMS"
-    cases = (
-        ((f"{web.url}/gone.txt",), "404"),
-        ((f"{web.url}/x.csv",), "404"),
-        ((source, "--set", "data.column=body"), "body"),
-    )
-    for words, *says in cases:
-        refused(tutti("swarm", "init", "--data", *words), 2, *says)
+    for path, words, says in (
+        ("gone.txt", (), "404"),
+        ("x.csv", (), "404"),
+        ("SHA256SUMS", ("--set", "data.column=body"), "body"),
+    ):
+        refused(tutti("swarm", "init", "--data", f"{web.url}/{path}", *words), 2, says)
     assert not (home.parent / "swarm.toml").exists()
 
 

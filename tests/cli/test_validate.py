@@ -9,6 +9,7 @@ import tokenizers
 
 from benchmarks.given import directories
 from node.config import NodeConfig
+from node.data.readers import pydoc
 from node.data.settings import Places
 from node.manifest import Manifest, amended, read_manifest
 from node.model.pretrained import Weights
@@ -28,11 +29,10 @@ def corpus(tmp_path):
 @pytest.fixture
 def words(tmp_path):
     """A tokenizer of 1,024 words."""
-    level = tokenizers.pre_tokenizers.ByteLevel
     rust = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({f"w{i}": i for i in range(1024)}, unk_token="w0")
     )
-    rust.pre_tokenizer = level(add_prefix_space=False)
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     path = tmp_path / "elsewhere" / "words.json"
     path.parent.mkdir(exist_ok=True)
     rust.save(str(path))
@@ -53,8 +53,9 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corp
     ).good()
     made = read_manifest(home.parent / "swarm.toml")
     assert (made.data.source, made.data.tokenizer) == ("file:corpus.txt", "words.json")
-    assert made.data.sha256 == hashlib.sha256(TEXT.encode()).hexdigest()
-    assert made.data.tokenizer_sha256 == hashlib.sha256(words.read_bytes()).hexdigest()
+    assert (made.data.sha256, made.data.tokenizer_sha256) == tuple(
+        hashlib.sha256(content).hexdigest() for content in (TEXT.encode(), words.read_bytes())
+    )
     assert str(corpus.parent) not in (home.parent / "swarm.toml").read_text()
     assert ours.places(made.run_id) == Places(str(corpus), str(words))
     assert json.loads(said)["data"]["sha256"] == made.data.sha256
@@ -72,8 +73,6 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corp
 
 
 def test_the_hash_of_builtin_data_is_written_too(tutti, home):
-    from node.data.readers import pydoc
-
     said, digest = tutti("swarm", "init").good(), hashlib.sha256(pydoc()).hexdigest()
     assert read_manifest(home.parent / "swarm.toml").data.sha256 == digest
     assert digest[:12] in said
@@ -108,8 +107,7 @@ def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
 
 def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, words):
     assert tutti("swarm", "init", "--data", str(corpus)).returncode == 0
-    file = home.parent / "swarm.toml"
-    made = read_manifest(file)
+    made = read_manifest(home.parent / "swarm.toml")
 
     def written(**fields) -> str:
         changed = amended(made, {f"data.{k}": v for k, v in fields.items()})
@@ -117,22 +115,12 @@ def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, word
         return "other.toml"
 
     data = ("--data", str(corpus))
-    larger = written(tokenizer=str(words))
-    refused(
-        tutti("swarm", "validate", larger, *data), 2, "1024 token ids, the model 259", "model.vocab"
-    )
-    refused(
-        tutti("swarm", "validate", written(tokenizer="/nowhere/t.json"), *data),
-        2,
-        "/nowhere/t.json",
-        "--tokenizer",
-    )
-    refused(
-        tutti("swarm", "validate", written(source="file:/nowhere/c.txt")),
-        2,
-        "/nowhere/c.txt",
-        "--data",
-    )
+    for fields, place, *says in (
+        ({"tokenizer": str(words)}, data, "1024 token ids, the model 259", "model.vocab"),
+        ({"tokenizer": "/nowhere/t.json"}, data, "/nowhere/t.json", "--tokenizer"),
+        ({"source": "file:/nowhere/c.txt"}, (), "/nowhere/c.txt", "--data"),
+    ):
+        refused(tutti("swarm", "validate", written(**fields), *place), 2, *says)
     corpus.write_text(TEXT + "one more line\n")
     refused(tutti("swarm", "validate", "swarm.toml"), 5, "sha256", "same data")
     assert tutti("swarm", "validate", "swarm.toml", "--no-open").returncode == 0
@@ -189,6 +177,6 @@ def test_init_begins_from_the_model_in_a_directory(tutti, home, ours, tmp_path):
     assert ours.places(made.run_id) == Places(weights=str(model))
     assert str(tmp_path) not in (home.parent / "swarm.toml").read_text()
     assert Manifest.parse(made.to_toml()).run_id == made.run_id
-    again = ["swarm", "init", "--from", "swarm.toml", "more.toml"]
-    refused(tutti(*again, "--stages", "3"), 2, "model.weights has 3 digests")
+    again = tutti("swarm", "init", "--from", "swarm.toml", "more.toml", "--stages", "3")
+    refused(again, 2, "model.weights has 3 digests")
     refused(tutti("demo", "--manifest", "swarm.toml"), 2, "begins from a model")

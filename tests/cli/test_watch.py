@@ -18,16 +18,15 @@ def test_status_is_for_people_and_for_machines(tutti, daemon):
     assert "brisk-otter" in shown.stdout
     assert "\x1b" not in shown.stdout  # not a terminal: no colour
     document = json.loads(tutti("status", "--json").stdout)
-    assert document["epoch"] == 120
-    assert len(document["loss_history"]) == 120
+    assert document["epoch"] == len(document["loss_history"]) == 120
 
 
 def test_the_exit_code_of_status_is_the_health(tutti, daemon):
     daemon.said = training_snapshot(healthy=False, reason="alone", next_step="tutti swarm invite")
-    shown = tutti("status", "--plain")
-    assert shown.returncode == 9
-    assert "alone" in shown.stdout
-    assert tutti("status", "--json").returncode == 9
+    for form in ("--plain", "--json"):
+        shown = tutti("status", form)
+        assert shown.returncode == 9
+        assert "alone" in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -107,11 +106,9 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(tutti, daemon):
 
 
 def test_generate_and_export(tutti, daemon):
-    shown = tutti("generate", "hello")
-    assert shown.stdout == "HELLO\n"
-    assert (
-        json.loads(tutti("generate", "hello", "--json", "--max-tokens", "2").stdout)["text"] == "HE"
-    )
+    assert tutti("generate", "hello").stdout == "HELLO\n"
+    shown = tutti("generate", "hello", "--json", "--max-tokens", "2")
+    assert json.loads(shown.stdout)["text"] == "HE"
     shown = tutti("export", "out", "--json")
     assert json.loads(shown.stdout)["kind"] == "exported"
     assert "/out" in shown.stderr  # the daemon was told a whole path
@@ -139,8 +136,7 @@ def test_generate_reports_missing_stages(tutti, daemon):
 
 
 def test_eval_prints_every_choice_beside_the_first(tutti, daemon):
-    shown = tutti("eval", "--drop", "0.5")
-    first, one, _, mean = shown.stdout.splitlines()[1:]
+    first, one, _, mean = tutti("eval", "--drop", "0.5").stdout.splitlines()[1:]
     assert first.startswith("all block stages")
     assert first.endswith("loss 1.0000   perplexity 2.718")
     assert one.startswith("without block stage 1 (as asked), of 4")

@@ -24,12 +24,9 @@ def test_flags_override_environment_files_and_defaults(tmp_path):
         "HOME": "/nowhere",
     }
     config = NodeConfig.load({"config": named, "p2p_port": 4, "grpc_port": None}, env)
-    assert config.home == tmp_path
-    assert config.limits.in_flight == 2
-    assert config.node.threads == 2
-    assert config.node.role == "rendezvous"
-    assert config.transport.p2p_port == 4
-    assert config.transport.grpc_port == 0
+    assert (config.home, config.limits.in_flight) == (tmp_path, 2)
+    assert (config.node.threads, config.node.role) == (2, "rendezvous")
+    assert (config.transport.p2p_port, config.transport.grpc_port) == (4, 0)
     assert config.sources["role"] == "TUTTI_ROLE"
     assert config.sources["transport.p2p_port"] == "--p2p-port"
 
@@ -50,15 +47,11 @@ def test_every_variable_of_a_container_is_read(tmp_path):
         "TUTTI_DEVICE": "",
     }
     config = NodeConfig.load({}, env)
-    assert config.stage == 2
-    assert str(config.swarm) == "/etc/swarm.toml"
+    assert (config.stage, str(config.swarm), config.directory.ttl_s) == (2, "/etc/swarm.toml", 20.0)
     assert config.node.join == ("tutti2abc", "/dns4/b/tcp/1/p2p/X")
-    assert config.transport.host == "0.0.0.0"
-    assert config.transport.announce == ("a:1", "b:2")
+    assert (config.node.metrics_port, config.node.device) == (-1, "auto")  # empty means not given
+    assert (config.transport.host, config.transport.announce) == ("0.0.0.0", ("a:1", "b:2"))
     assert config.transport.force_tunnel is True
-    assert config.directory.ttl_s == 20.0
-    assert config.node.metrics_port == -1
-    assert config.node.device == "auto"  # empty means not given
 
 
 @pytest.mark.parametrize(
@@ -136,8 +129,9 @@ def test_a_long_home_gets_a_short_private_socket_and_a_pointer(tmp_path, monkeyp
 def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
     config = NodeConfig.load({"home": tmp_path}, {})
     assert config.remembered() is None
-    one = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
-    two = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
+    one, two = (
+        Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral())) for _ in range(2)
+    )
     invite = Invite(one.run_id, one.swarm.owner, (f"/ip4/127.0.0.1/tcp/1/p2p/{one.swarm.owner}",))
     config.remember(one, invite)
     assert config.remembered() == (one, invite)
@@ -185,9 +179,8 @@ def test_a_file_gives_caps_as_numbers_or_as_text(tmp_path):
         '[checkpoint]\nmax_up = "1MB"\n[reach]\nrelay_rate = "0"\n'
     )
     config = NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path)})
-    caps = config.transport.max_up, config.transport.max_down, config.checkpoint.max_up
-    assert caps == (250e3, 1e6, 1e6)
-    assert config.reach.relay_rate == 0
+    assert (config.transport.max_up, config.transport.max_down) == (250e3, 1e6)
+    assert (config.checkpoint.max_up, config.reach.relay_rate) == (1e6, 0)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def test_activation_traffic_is_shared_by_replicas():
     assert forecast(m, 0).activations == pytest.approx(alone.activations), (
         "the ends send each there and back too"
     )
-    half = forecast(manifest(training__eval_every=0, pipeline__wire="bf16"), 1, {1: 1})
-    assert half.activations == pytest.approx(alone.activations / 2, rel=0.01)
+    half = manifest(training__eval_every=0, pipeline__wire="bf16")
+    assert forecast(half, 1, {1: 1}).activations == pytest.approx(alone.activations / 2, rel=0.01)
 
 
 def test_evaluation_counts_for_as_often_as_it_happens():
@@ -61,9 +61,8 @@ def test_who_is_alone_in_a_stage_averages_with_nobody():
 
 
 def test_fresh_parameters_in_bf16_are_half_the_bytes():
-    peers = {1: 4}
     whole, half = (
-        forecast(manifest(optimizer__parameters=p, training__buddy_every=0), 1, peers)
+        forecast(manifest(optimizer__parameters=p, training__buddy_every=0), 1, {1: 4})
         for p in ("fp32", "bf16")
     )
     assert half.averaging == pytest.approx(whole.averaging * 6 / 8)

@@ -76,12 +76,11 @@ def test_a_format_1_run_verifies_and_is_rewritten_unchanged(name: str) -> None:
 
 def test_an_admission_to_a_run_of_format_1_is_good() -> None:
     invite = Invite.decode(RUNS["private.toml"]["invite"])
-    guest = peer_id_of(invite.admission[9:41])
     until = check_admission(
         invite.admission,
         run_id=invite.run_id,
         owner=invite.owner,
-        peer=guest,
+        peer=peer_id_of(invite.admission[9:41]),
         now_wall=1_900_000_000.0,
     )
     assert until == 2_000_000_000.0
@@ -99,13 +98,11 @@ def test_a_home_and_its_checkpoints_work_for_both_formats(name: str, tmp_path: P
         _store(ours, manifest).save(1, 20, {"w": torch.ones(2)}, {}, {"of": manifest.format})
     for manifest in (before, after):
         assert ours.remembered(manifest.run_id) == (manifest, None)
-        found = _store(ours, manifest).load(1, 20)
-        assert found.meta == {"of": manifest.format}
+        assert _store(ours, manifest).load(1, 20).meta == {"of": manifest.format}
 
 
 def _store(ours: NodeConfig, manifest: Manifest) -> CheckpointStore:
-    root = ours.checkpoint_dir(manifest.run_id)
-    return CheckpointStore(root, ours.checkpoint, manifest.run_id)
+    return CheckpointStore(ours.checkpoint_dir(manifest.run_id), ours.checkpoint, manifest.run_id)
 
 
 def test_new_manifests_are_of_the_newest_format() -> None:
@@ -163,8 +160,8 @@ def test_no_default_of_format_2_has_changed() -> None:
     recorded: dict[str, dict[str, Any]] = json.loads((HERE / "defaults2.json").read_text())
     for section, values in recorded.items():
         today = json.loads(json.dumps(dataclasses.asdict(SECTIONS[section]())))
-        gone = {name.partition(".")[2]: usual for name, (usual, *_) in GONE.items()}
-        today |= {key: value for key, value in gone.items() if section == "outer"}
+        if section == "outer":
+            today |= {name.partition(".")[2]: usual for name, (usual, *_) in GONE.items()}
         assert {key: today.get(key, "gone") for key in values} == values, section
 
 
@@ -176,8 +173,7 @@ def test_a_future_format_is_refused_with_advice_to_update(raw: bytes, tmp_path: 
     assert "update this tutti" in fault.value.next_step
     assert fault.value.code is ExitCode.PROTOCOL
     ours = NodeConfig(home=tmp_path)
-    path = ours.remember(DEMO)
-    path.write_bytes(raw)
+    ours.remember(DEMO).write_bytes(raw)
     with pytest.raises(TooNew, match="format 3"):
         ours.remembered()
 

@@ -15,15 +15,13 @@ def test_the_run_id_depends_on_fields_and_not_on_formatting():
         Manifest.parse(b"format = 2\n[optimizer]\nlr = 1").run_id
         == Manifest.parse(b"# note\nformat = 2\n[optimizer]\nlr = 1.0\n").run_id
     )
-    seen = {DEMO.run_id}
-    for section, line in (
-        ("model", "layers = 7"),
-        ("data", "seed = 43"),
-        ("swarm", 'name = "other"'),
-        ("averaging", 'wire = "bf16"'),
-    ):
-        seen.add(Manifest.parse(f"format = 2\n[{section}]\n{line}\n".encode()).run_id)
-    assert len(seen) == 5
+    changes = (
+        {"model.layers": 7},
+        {"data.seed": 43},
+        {"swarm.name": "other"},
+        {"averaging.wire": "bf16"},
+    )
+    assert len({DEMO.run_id, *(amended(DEMO, change).run_id for change in changes)}) == 5
 
 
 MORE = {"training.epochs": DEMO.training.epochs + 1}
@@ -194,8 +192,8 @@ def test_rubbish_from_a_stranger_is_refused_and_never_crashes(raw: bytes):
 
 def test_one_changed_character_breaks_it():
     raw = amended(DEMO, {"model.layers": 7}).sign(Identity.ephemeral())
-    commented = Manifest.parse(raw.replace(b"# heads = 4", b"# heads = 8"))
-    commented.verify()  # a default behind a # is for people
+    # A default behind a # is for people.
+    Manifest.parse(raw.replace(b"# heads = 4", b"# heads = 8")).verify()
     for changed in (
         raw.replace(b"layers = 7", b"layers = 8"),
         raw.replace(b"layers = 7\n", b""),
@@ -258,9 +256,8 @@ def test_the_parameter_count_of_the_demo_is_that_of_its_shapes():
 def test_a_signed_file_that_was_cut_anywhere_is_refused():
     whole = DEMO.sign(Identity.ephemeral())
     Manifest.parse(whole).verify()
-    begin = whole.index(b"\n") + 1
     for at in (
-        *range(begin, len(whole) - 2, 37),
+        *range(whole.index(b"\n") + 1, len(whole) - 2, 37),
         *(i + 1 for i, b in enumerate(whole[:-1]) if b == ord("\n")),
     ):
         with pytest.raises((UsageFault, Refused)) as fault:

@@ -82,11 +82,10 @@ def test_a_device_gives_what_is_free_and_not_reserved(
 def test_a_refusal_says_what_was_free(tmp_path: Path) -> None:
     ours = config(tmp_path, reserve="20GiB")
     limit, said = room_on(ours, [Card(20 * GIB + 9)])
-    verdict = check_memory(ours, DEMO, 1, limit, said=said)
     with pytest.raises(
         OutOfResources, match=r"20.0 GiB of 24.0 GiB were free and 20.0 GiB are res"
     ):
-        verdict.require()
+        check_memory(ours, DEMO, 1, limit, said=said).require()
 
 
 def test_stages_on_one_card_share_what_is_free(

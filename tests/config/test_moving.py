@@ -149,14 +149,11 @@ def d(tmp_path: Path) -> FakeDaemon:
 
 
 def test_a_change_exceeding_memory_is_reported(d: FakeDaemon) -> None:
-    journal, diloco = (
-        Journal(),
-        Rules(1, OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0), 3, "signed"),
-    )
+    journal = Journal()
     d.assembled.main_memory = 1 << 16
     check_room(d.config, MANIFEST, d.assembled, journal)
     assert not list(journal.recent()), "by the manifest's own settings nothing is kept"
-    d.assembled.training.standing.learns(diloco)
+    d.assembled.training.standing.learns(Rules(1, DILOCO.outer, 3, "signed"))
     check_room(d.config, MANIFEST, d.assembled, journal)
     (said,) = journal.recent()
     assert (said.kind, said.fields["revision"]) == ("change-out-of-memory", 3)

@@ -70,9 +70,10 @@ class FakeDaemon(Peer):
         return self.why
 
     def hosts(self, waiting_for: str = "", epoch: int = 0) -> None:
-        stage = SimpleNamespace(stage=self.place, version=Version(epoch))
-        training = SimpleNamespace(waiting_for=lambda: waiting_for)
-        self.assembled = SimpleNamespace(stage=stage, training=training)
+        self.assembled = SimpleNamespace(
+            stage=SimpleNamespace(stage=self.place, version=Version(epoch)),
+            training=SimpleNamespace(waiting_for=lambda: waiting_for),
+        )
 
 
 @pytest.fixture(autouse=True)

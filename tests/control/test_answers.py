@@ -54,8 +54,8 @@ async def test_a_listed_peer_is_called_first_one_at_a_time() -> None:
     open_._d.transport = SimpleNamespace(ask=call)  # type: ignore[assignment]
 
     async def called(peer: str) -> bool:
-        answer = await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers(call=peer)))
-        return answer.peers.called
+        question = Ask(peers=AskPeers(call=peer))
+        return (await open_.answer(STRANGER.peer_id, question)).peers.called
 
     assert not await called("12D3KooWOther"), "nobody who is not listed is called"
     first = asyncio.ensure_future(called("12D3KooWHidden"))
@@ -70,12 +70,11 @@ async def test_a_private_run_answers_only_a_peers_own_token() -> None:
     private, manifest = view(private=True)
     grant = admission_token(OWNER, manifest.run_id, None, private._d.clock.wall() + 60)
     token = shown(grant, GUEST, manifest.run_id)
-    for question in (
-        AskPeers(admission=token),
-        AskManifest(run_id=manifest.run_id, admission=token),
-        AskManifest(admission=token),
+    for asked in (
+        Ask(peers=AskPeers(admission=token)),
+        Ask(manifest=AskManifest(run_id=manifest.run_id, admission=token)),
+        Ask(manifest=AskManifest(admission=token)),
     ):
-        asked = Ask(peers=question) if isinstance(question, AskPeers) else Ask(manifest=question)
         assert (await private.answer(GUEST.peer_id, asked)).WhichOneof("answer") in (
             "peers",
             "manifest",

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Sequence
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -180,9 +181,7 @@ def test_each_system_error_maps_to_a_layer_and_exit_code(
 ) -> None:
     found = refused(TCP, OSError(number, os.strerror(number)))
     assert (found.layer, found.code, found.ok) == (layer, code, False)
-    assert found.cause
-    assert found.effect
-    assert found.fix
+    assert all((found.cause, found.effect, found.fix))
 
 
 @pytest.mark.parametrize(
@@ -275,8 +274,7 @@ def test_a_record_refreshed_meanwhile_is_of_another_process() -> None:
 def test_a_peer_that_answers_is_seen_however_old_its_record() -> None:
     answer = Swarm([85.0]).peers()
     answer.called = True
-    found = Swarm([]).watch(ask=lambda: answer)
-    assert "calm-otter of the swarm answers" in found.cause
+    assert "calm-otter of the swarm answers" in Swarm([]).watch(ask=lambda: answer).cause
 
 
 def test_a_record_that_a_dead_daemon_left_is_nobody() -> None:
@@ -293,8 +291,7 @@ def test_who_is_not_listed_or_lost_is_not_watched() -> None:
 
 
 def test_the_peer_that_answers_may_be_it() -> None:
-    found = Swarm([100.0], path="self").watch()
-    assert "the peer that answers" in found.cause
+    assert "the peer that answers" in Swarm([100.0], path="self").watch().cause
 
 
 def test_a_dead_writer_with_a_fast_clock_is_not_taken_for_alive() -> None:
@@ -305,14 +302,7 @@ def test_a_dead_writer_with_a_fast_clock_is_not_taken_for_alive() -> None:
 
 def test_a_swarm_that_stops_answering_proves_nothing() -> None:
     swarm = Swarm([99.0, 104.0])
-    answers = [swarm.peers()]
-
-    def ask() -> PeersAnswer:
-        if not answers:
-            raise NetworkFault("gone")
-        return answers.pop()
-
-    assert swarm.watch(ask=ask) is None
+    assert swarm.watch(ask=Mock(side_effect=[swarm.peers(), NetworkFault("gone")])) is None
 
 
 # ------------------------------------------------------------ the report
@@ -363,8 +353,6 @@ def test_without_an_address_the_machine_itself_is_looked_at(
 
 
 def test_no_family_of_sockets_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-
-    monkeypatch.setattr(socket, "socket", refuse)
+    unsupported = OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+    monkeypatch.setattr(socket, "socket", Mock(side_effect=unsupported))
     assert this_machine().routes == {4: "", 6: ""}

@@ -278,11 +278,10 @@ def test_quic_is_used_where_tcp_does_not_answer(
 def test_a_refusal_is_an_answer_but_not_a_good_one(
     observed_places: dict[str, str], mute: str
 ) -> None:
-    peer = observed_places["4/tcp"].rsplit("/", 1)[1]
-    same = mute.replace(STRANGER, peer)
-    answer = ask_first([observed_places["4/tcp"], same], ping(b"no"), timeout=60)
-    assert answer.refusal.reason == "not for you"
-    assert not survey([observed_places["4/tcp"]], [ping(b"no")], 20)[0].good
+    place = observed_places["4/tcp"]
+    same = mute.replace(STRANGER, place.rsplit("/", 1)[1])
+    assert ask_first([place, same], ping(b"no"), timeout=60).refusal.reason == "not for you"
+    assert not survey([place], [ping(b"no")], 20)[0].good
 
 
 @pytest.mark.usefixtures("in_time")
@@ -394,8 +393,7 @@ def test_join_ends_with_what_a_newer_swarm_needs(
 ) -> None:
     import cli
 
-    owner = Identity.ephemeral().peer_id
-    invite = Invite(RunId("ab" * 32), owner, (observed_node,)).encode()
+    invite = Invite(RunId("ab" * 32), Identity.ephemeral().peer_id, (observed_node,)).encode()
     code = cli.main(["--home", str(tmp_path), "join", invite, "--yes", "--no-start"])
     said = capsys.readouterr().err
     assert code == ExitCode.PROTOCOL
@@ -418,7 +416,8 @@ def test_it_shares_no_process_with_hivemind_and_needs_no_torch(
         f"import sys, types; {before}; import node.control.observer; "
         "print(sorted({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
     )
-    run = [sys.executable, "-c", program]
-    ended = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == code
     assert says in ended.stdout + ended.stderr

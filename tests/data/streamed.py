@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pyarrow
 import pyarrow.parquet as pq
 
 from benchmarks.lab.file_server import FileServer
 from node.data.settings import DataSettings
+from node.data.streamed.documents import documents_of
+from node.data.streamed.files import Files, Shard
+from node.data.streamed.pieces import Part
 from node.data.streamed.stream import Stream, open_stream
 from node.data.tokenizer import ByteTokenizer
 
@@ -54,6 +58,27 @@ def listed(directory: Path) -> Path:
     lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in names]
     (directory / "SHA256SUMS").write_text("".join(lines))
     return directory / "SHA256SUMS"
+
+
+def published(directory: Path, shards: dict[str, list[str]]) -> Path:
+    """The list of a new directory of these shards."""
+    directory.mkdir()
+    for name, texts in shards.items():
+        write(directory / name, texts)
+    return listed(directory)
+
+
+def opened(folder: Path, cap: int = CAP) -> Files:
+    return Files(httpx2.Client(), folder / "kept", cap)
+
+
+def shard_of(path: Path) -> Shard:
+    return Shard(str(path), path.stat().st_size)
+
+
+def given(found: Files, shard: Shard, column: str = "text") -> list[bytes]:
+    """The documents of all of a shard."""
+    return list(documents_of(found, shard, Part(0, 0, shard.size), column)[0])
 
 
 def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap: int = CAP,

@@ -25,8 +25,7 @@ def test_targets_are_one_ahead_and_windows_come_in_the_order():
     assert tokens.dtype == targets.dtype == torch.int64
     assert torch.equal(targets, tokens + 1)
     assert tokens[:, 0].tolist() == [text().order.sample(p) * 10 for p in (3, 0, 3)]
-    assert tokens.is_contiguous()
-    assert targets.is_contiguous()
+    assert all(t.is_contiguous() for t in (tokens, targets))
 
 
 def test_a_pass_targets_every_token_but_the_first_once():
@@ -49,5 +48,4 @@ def test_the_last_token_of_a_masked_document_has_no_target():
     assert torch.equal(tokens, plain[0])
     assert (targets == NO_TARGET).sum() == 1
     assert torch.equal(targets, plain[1].masked_fill(tokens == 30, NO_TARGET))
-    held = text(end=1011).held_out(0)[1]
-    assert held[1, :2].tolist() == [1011, NO_TARGET]
+    assert text(end=1011).held_out(0)[1][1, :2].tolist() == [1011, NO_TARGET]

@@ -3,6 +3,7 @@ the same."""
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,9 +49,8 @@ def test_a_file_is_found_where_this_peer_keeps_it(tmp_path, text):
 def test_the_manifests_word_is_the_format(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("".join(json.dumps({"text": "some words here"}) + "\n" for _ in range(9)))
-    corpus = open_source(
-        DataSettings(source="file:notes.jsonl"), 16, tmp_path / "home", Places(str(path))
-    )
+    settings = DataSettings(source="file:notes.jsonl")
+    corpus = open_source(settings, 16, tmp_path / "home", Places(str(path)))
     assert corpus.tokens == 9 * len("some words here") + 9
 
 
@@ -102,22 +102,14 @@ def test_a_tokenizer_is_compared_too(tmp_path):
 
 def test_the_note_beside_an_array_of_ids_is_content(tmp_path):
     path = tmp_path / "ids.bin"
-    ids = np.arange(400, dtype="<u4") % 200
-    ids.tofile(path)
+    (np.arange(400, dtype="<u4") % 200).tofile(path)
     note = tmp_path / "ids.bin.json"
     note.write_text('{"dtype": "uint32", "vocab": 200}')
     settings = DataSettings(source=f"file:{path}")
-    whole = open_source(settings, 16, tmp_path)
-    assert whole.tokens == 400
-    pinned = DataSettings(source=f"file:{path}", sha256=whole.sha256)
-    assert open_source(pinned, 16, tmp_path).tokens == 400
+    pinned = replace(settings, sha256=open_source(settings, 16, tmp_path).sha256)
     # Manifests that name the array alone go on to hold.
-    assert (
-        open_source(
-            DataSettings(source=f"file:{path}", sha256=sha256(path.read_bytes())), 16, tmp_path
-        ).tokens
-        == 400
-    )
+    for named in (settings, pinned, replace(settings, sha256=sha256(path.read_bytes()))):
+        assert open_source(named, 16, tmp_path).tokens == 400
     # Without the note the same bytes are other ids, none of them out of range.
     note.unlink()
     assert open_source(settings, 16, tmp_path).tokens == 800

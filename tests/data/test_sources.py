@@ -4,8 +4,13 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
+from pydoc_data.topics import topics
+from unittest.mock import Mock
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
@@ -25,8 +30,6 @@ def ids_of(corpus):
 
 
 def test_pydoc_is_the_joined_help_text(tmp_path):
-    from pydoc_data.topics import topics
-
     raw = "".join(topics[k] for k in sorted(topics)).encode()
     corpus = open_source(DataSettings(), 128, tmp_path)
     assert (bytes(ids_of(corpus)), corpus.sha256) == (raw, hashlib.sha256(raw).hexdigest())
@@ -37,8 +40,8 @@ def test_pydoc_is_the_joined_help_text(tmp_path):
 
 
 def test_a_pinned_hash_is_checked(tmp_path):
-    right = open_source(DataSettings(), 128, tmp_path).sha256
-    open_source(DataSettings(sha256=right.upper()), 128, tmp_path)
+    right = open_source(DataSettings(), 128, tmp_path).sha256.upper()
+    open_source(DataSettings(sha256=right), 128, tmp_path)
     for source in ("builtin:pydoc", "synthetic:1", f"file:{__file__[:-3]}.py"):
         with pytest.raises(Refused):
             open_source(DataSettings(source=source, sha256="0" * 64), 128, tmp_path)
@@ -64,8 +67,8 @@ def test_a_file_that_is_cut_while_in_use_is_an_error(tmp_path):
     path.write_bytes(bytes(range(200)))
     corpus = open_source(DataSettings(source=f"file:{path}", holdout=0.2), 16, tmp_path)
     text = Text(corpus, SampleOrder(corpus.windows, 0), 1)
-    whole = text.at(range(corpus.windows))[0]
-    assert sorted(whole.flatten().tolist()) == list(range(16 * corpus.windows))
+    whole = sorted(text.at(range(corpus.windows))[0].flatten().tolist())
+    assert whole == list(range(16 * corpus.windows))
     os.truncate(tmp_path / "a.txt", 100)
     with pytest.raises(OSError, match=r"a\.txt was cut"):
         text.at(range(corpus.windows))
@@ -76,18 +79,11 @@ def test_a_file_that_is_cut_while_in_use_is_an_error(tmp_path):
 DOCUMENTS = [f"Dokument {i}: naïve 🤖\nline" * 3 for i in range(20)]
 
 
-def expected(end=257):
-    ids = []
-    for document in DOCUMENTS:
-        ids += [*ByteTokenizer().encode(document).tolist(), end]
-    return ids
+EXPECTED = [i for d in DOCUMENTS for i in (*ByteTokenizer().encode(d).tolist(), 257)]
 
 
 def write_parquet(path, column="text", texts=(*DOCUMENTS, None)):
     """Bytes among the texts stand for strings, whether they are UTF-8 or not."""
-    import pyarrow
-    import pyarrow.parquet as pq
-
     said = [t.encode() if isinstance(t, str) else t for t in texts]
     strings = pyarrow.array(said, pyarrow.binary()).view(pyarrow.string())
     pq.write_table(pyarrow.table({"id": list(range(len(said))), column: strings}), path)
@@ -104,10 +100,9 @@ def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, na
     write(tmp_path / name)
     settings = DataSettings(source=f"file:{tmp_path / name}")
     corpus = open_source(settings, 16, tmp_path / "home")
-    assert (ids_of(corpus), corpus.train.dtype) == (expected(), np.uint16)
+    assert (ids_of(corpus), corpus.train.dtype) == (EXPECTED, np.uint16)
     assert corpus.sha256 == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
-    files = list((tmp_path / "home" / "data").iterdir())
-    assert len(files) == 1
+    assert len(list((tmp_path / "home" / "data").iterdir())) == 1
 
     monkeypatch.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenised again"))
     again = open_source(settings, 16, tmp_path / "home")
@@ -163,7 +158,7 @@ def test_changed_content_or_tokenizer_is_another_cache_file(tmp_path):
     open_source(DataSettings(source=f"file:{path}"), 16, tmp_path / "home")
     path.write_text(path.read_text() + '{"text": "one more"}\n')
     changed = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path / "home")
-    assert len(ids_of(changed)) == len(expected()) + 9
+    assert len(ids_of(changed)) == len(EXPECTED) + 9
     trained.write_bytes(ByteTokenizer().to_json())
     open_source(DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home")
     assert len(list((tmp_path / "home" / "data").iterdir())) == 3
@@ -206,21 +201,26 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert list((tmp_path / "home" / "data").iterdir()) == []
 
 
-def test_bad_parquet(tmp_path, monkeypatch):
-    path = tmp_path / "a.parquet"
-    settings = DataSettings(source=f"file:{path}")
-    write_parquet(path, column="body")
-    with pytest.raises(UsageFault, match="no column 'text'"):
-        open_source(settings, 4, tmp_path)
-    write_parquet(path, texts=[b"fine", b"\xff\xfe"])
-    with pytest.raises(UsageFault, match="cannot read"):
-        open_source(settings, 4, tmp_path)
-    path.write_bytes(b"PAR1 not really")
-    with pytest.raises(UsageFault, match="cannot read"):
-        open_source(settings, 4, tmp_path)
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (partial(write_parquet, column="body"), "no column 'text'"),
+        (partial(write_parquet, texts=[b"fine", b"\xff\xfe"]), "cannot read"),
+        (lambda path: path.write_bytes(b"PAR1 not really"), "cannot read"),
+    ],
+    ids=["no column", "no UTF-8", "no parquet"],
+)
+def test_bad_parquet(tmp_path, write, says):
+    write(tmp_path / "a.parquet")
+    with pytest.raises(UsageFault, match=says):
+        open_source(DataSettings(source=f"file:{tmp_path / 'a.parquet'}"), 4, tmp_path)
+
+
+def test_parquet_without_its_library_names_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageFault) as caught:
-        open_source(settings, 4, tmp_path)
+        open_source(DataSettings(source=f"file:{tmp_path / 'a.parquet'}"), 4, tmp_path)
     assert "pip install" in caught.value.next_step
 
 
@@ -258,17 +258,18 @@ def test_a_directory_of_the_datasets_library(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets.disable_progress_bars()
-    whole = datasets.DatasetDict(
-        {"train": datasets.Dataset.from_dict({"text": DOCUMENTS, "n": list(range(20))})}
-    )
-    whole["validation"] = datasets.Dataset.from_dict({"body": [*DOCUMENTS[:10], None]})
+    splits = {
+        "train": {"text": DOCUMENTS, "n": list(range(20))},
+        "validation": {"body": [*DOCUMENTS[:10], None]},
+    }
+    sets = {name: datasets.Dataset.from_dict(columns) for name, columns in splits.items()}
     where = tmp_path / "set"
-    whole.save_to_disk(str(where))
+    datasets.DatasetDict(sets).save_to_disk(str(where))
     corpus = open_source(DataSettings(source=f"hf:{where}"), 16, tmp_path / "home")
-    assert ids_of(corpus) == expected()
+    assert ids_of(corpus) == EXPECTED
     assert corpus.sha256 == readers.documents_sha256(d.encode() for d in DOCUMENTS)
     other = open_source(DataSettings(source=f"hf:{where}:validation:body"), 16, tmp_path / "home")
-    assert ids_of(other) == expected()[: len(ids_of(other))]
+    assert ids_of(other) == EXPECTED[: len(ids_of(other))]
     for wrong in (f"hf:{where}:test", f"hf:{where}:train:body", f"hf:{where}:train:n"):
         with pytest.raises(UsageFault):
             open_source(DataSettings(source=wrong), 16, tmp_path / "home")
@@ -313,11 +314,7 @@ def test_a_text_too_short(tmp_path, size):
 )
 def test_a_disk_that_does_not_take_it(tmp_path, monkeypatch, number, fault):
     write_jsonl(tmp_path / "a.jsonl")
-
-    def refuse(*_):
-        raise OSError(number, "no")
-
-    monkeypatch.setattr(token_file.os, "fsync", refuse)
+    monkeypatch.setattr(token_file.os, "fsync", Mock(side_effect=OSError(number, "no")))
     with pytest.raises(fault):
         open_source(DataSettings(source=f"file:{tmp_path / 'a.jsonl'}"), 16, tmp_path / "home")
     assert list((tmp_path / "home" / "data").iterdir()) == []

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from node.data.streamed import files, shards
 from node.data.streamed.shards import is_streamed
 from node.model.documents import NO_TARGET
 from node.training.state.text import StreamedText
-from tests.data.streamed import documents, listed, served, stream, write
+from tests.data.streamed import documents, listed, published, served, stream
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -24,13 +23,9 @@ pytestmark = pytest.mark.usefixtures("small")
 @pytest.fixture
 def web(tmp_path):
     """A server of eight shards of text of 20,000 bytes, and of a list of them."""
-    folder = tmp_path / "web"
-    folder.mkdir()
-    for i in range(8):
-        text = "".join(f"{i}.{j:05} " for j in range(2500))[:20000]
-        (folder / f"part-{i:03}.txt").write_text(text)
-    listed(folder)
-    with served(folder) as server:
+    texts = ["".join(f"{i}.{j:05} " for j in range(2500))[:20000] for i in range(8)]
+    shards = {f"part-{i:03}.txt": [text] for i, text in enumerate(texts)}
+    with served(published(tmp_path / "web", shards).parent) as server:
         yield server
 
 
@@ -72,14 +67,11 @@ async def test_held_out_text_is_never_trained_on(web, tmp_path, opens):
 
 async def test_a_micro_batch_goes_over_a_small_text_many_times(tmp_path, opens):
     """Every pass has its own pieces, and all that it touches are needed at once."""
-    folder = tmp_path / "files"
-    folder.mkdir()
-    for i in range(3):
-        (folder / f"{i}.txt").write_text(f"{i} cat " * 200)
-    made = opens(f"file:{listed(folder)}", tmp_path, windows=2)
+    source = published(tmp_path / "files", {f"{i}.txt": [f"{i} cat " * 200] for i in range(3)})
+    made = opens(f"file:{source}", tmp_path, windows=2)
     assert made.pieces.count == 1
-    found = await asyncio.wait_for(made.rows(range(64)), 20)
-    assert (found == await rows(made, 64, 1)).all()
+    at_once = await asyncio.wait_for(made.rows(range(64)), 20)
+    assert (at_once == await rows(made, 64, 1)).all()
 
 
 async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, caplog, opens):
@@ -93,8 +85,7 @@ async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, ca
     web.down = False
     found = await asyncio.wait_for(asking, 20)
     assert "can be had again" in caplog.text
-    other = opens(f"{web.url}/SHA256SUMS", tmp_path / "other")
-    assert (await other.rows(range(8)) == found).all()
+    assert (await opens(made.listing.source, tmp_path / "other").rows(range(8)) == found).all()
 
 
 async def test_what_came_of_a_shard_is_not_fetched_again(web, tmp_path, opens):
@@ -106,10 +97,10 @@ async def test_what_came_of_a_shard_is_not_fetched_again(web, tmp_path, opens):
 
 
 async def test_large_shards_are_read_in_parts_alone(web, tmp_path, monkeypatch, opens):
-    whole = opens(f"{web.url}/part-{{000..007}}.txt", tmp_path / "whole")
-    wanted = await whole.rows(range(8))
+    source = f"{web.url}/part-{{000..007}}.txt"
+    wanted = await opens(source, tmp_path / "whole").rows(range(8))
     monkeypatch.setattr(files, "WHOLE", 0)
-    made = opens(f"{web.url}/part-{{000..007}}.txt", tmp_path)
+    made = opens(source, tmp_path)
     assert (await made.rows(range(8)) == wanted).all()
     assert 0 < made.files.received < 8 * 20000 / 2
     web.parts = False
@@ -147,22 +138,18 @@ async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path, o
     made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=250, cap=cap)
     folder, stat = tmp_path / "data" / "stream", files._stat
 
-    def watched():
+    def watch():
         nonlocal most
-        sizes = [s.st_size for p in folder.iterdir() if (s := stat(p)) is not None]
-        most = max(most, sum(sizes))
+        while not ended.is_set():
+            sizes = [s.st_size for p in folder.iterdir() if (s := stat(p)) is not None]
+            most = max(most, sum(sizes))
 
     count, ended = made.pieces.count * 250 // 50 * 50, threading.Event()
-    watching = asyncio.create_task(asyncio.to_thread(_until, ended, watched))
+    watching = asyncio.create_task(asyncio.to_thread(watch))
     assert len(await asyncio.wait_for(rows(made, count, 50), 120)) == count
     ended.set()
     await watching
     assert cap / 2 < most <= cap
-
-
-def _until(ended: threading.Event, do: Callable[[], None]) -> None:
-    while not ended.is_set():
-        do()
 
 
 async def test_a_restart_needs_no_server_for_what_is_here(web, tmp_path):
@@ -185,8 +172,7 @@ async def test_damaged_tokens_on_the_disk_are_made_anew(web, tmp_path, opens):
     await made.close()
     for path in (tmp_path / "data" / "stream").glob("*.ids"):
         path.write_bytes(path.read_bytes()[:-40] + bytes(40))
-    again = opens(source, tmp_path)
-    assert (await again.rows(range(8)) == found).all()
+    assert (await opens(source, tmp_path).rows(range(8)) == found).all()
 
 
 async def test_what_is_expected_is_there_before_it_is_asked_for(web, tmp_path, opens):
@@ -198,10 +184,8 @@ async def test_what_is_expected_is_there_before_it_is_asked_for(web, tmp_path, o
 
 
 async def test_a_stream_of_documents_keeps_them_apart(web, tmp_path):
-    folder = tmp_path / "here"
-    folder.mkdir()
-    write(folder / "a.jsonl", documents(200))
-    made = stream(f"file:{listed(folder)}", tmp_path, seq_len=64, masked=True)
+    source = published(tmp_path / "here", {"a.jsonl": documents(200)})
+    made = stream(f"file:{source}", tmp_path, seq_len=64, masked=True)
     text = StreamedText(made, 16)
     (tokens, targets), (_, held) = (await text.fetch(range(16)))(), await text.fetch_held_out(0)
     assert int((tokens == 257).sum()) == int((targets == NO_TARGET).sum()) > 0
@@ -213,12 +197,9 @@ async def test_a_stream_of_documents_keeps_them_apart(web, tmp_path):
 
 
 async def test_text_without_a_document_in_a_piece_is_that_of_the_next(tmp_path, opens):
-    folder = tmp_path / "here"
-    folder.mkdir()
-    write(folder / "a.jsonl", ["x" * 20000, *documents(200)])
-    made = opens(f"file:{listed(folder)}", tmp_path, holdout=0.0)
-    found = await asyncio.wait_for(rows(made, 64), 20)
-    assert len(found) == 64
+    source = published(tmp_path / "here", {"a.jsonl": ["x" * 20000, *documents(200)]})
+    made = opens(f"file:{source}", tmp_path, holdout=0.0)
+    assert len(await asyncio.wait_for(rows(made, 64), 20)) == 64
 
 
 def test_open_source_compares_the_list_and_asks_for_the_measure(web, tmp_path):

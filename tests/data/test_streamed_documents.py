@@ -3,31 +3,15 @@
 import json
 import random
 
-import httpx2
 import pytest
 
 from node.core.errors import UsageFault
 from node.data.streamed import files as files_module
 from node.data.streamed.documents import documents_of
-from node.data.streamed.files import Files, Shard
 from node.data.streamed.pieces import Part
-from tests.data.streamed import CAP, documents, write
+from tests.data.streamed import documents, given, opened, shard_of, write
 
 NAMES = ("a.txt", "a.txt.zst", "a.txt.gz", "a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.parquet")
-
-
-def shard_of(path) -> Shard:
-    return Shard(str(path), path.stat().st_size)
-
-
-def opened(tmp_path, cap: int = CAP) -> Files:
-    return Files(httpx2.Client(), tmp_path / "kept", cap)
-
-
-def whole(tmp_path, path, column: str = "text"):
-    """The documents of all of a shard."""
-    shard = shard_of(path)
-    return documents_of(opened(tmp_path), shard, Part(0, 0, shard.size), column)[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,14 +36,14 @@ def test_a_line_that_is_no_document_is_left_out_and_said(tmp_path, caplog):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": "one"}), "{broken", "[]", "7", '{"other": 1}', '{"text": 3}']
     path.write_text("\n".join([*lines, "", json.dumps({"text": "two"})]))
-    assert list(whole(tmp_path, path)) == [b"one", b"two"]
+    assert given(opened(tmp_path), shard_of(path)) == [b"one", b"two"]
     assert "5 lines are no JSON object with a string 'text'" in caplog.text
 
 
 def test_a_column_of_another_name(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "x", "text": "y"}\n')
-    assert list(whole(tmp_path, path, "body")) == [b"x"]
+    assert given(opened(tmp_path), shard_of(path), "body") == [b"x"]
 
 
 @pytest.mark.parametrize(
@@ -77,13 +61,12 @@ def test_a_shard_that_is_not_what_its_name_says(tmp_path, name, content, column,
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageFault, match=why):
-        list(whole(tmp_path, path, column))
+        given(opened(tmp_path), shard_of(path), column)
 
 
 def test_a_packed_shard_that_grows_above_the_cap_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt.zst", ["x" * (9 << 20)], frames=1)
     monkeypatch.setattr(files_module, "_UNPACKED", 1 << 20)
-    shard, read = shard_of(path), opened(tmp_path, 4 << 20)
     with pytest.raises(Exception, match="not fit below data_disk"):
-        documents_of(read, shard, Part(0, 0, shard.size), "text")
+        given(opened(tmp_path, 4 << 20), shard_of(path))
     assert not any((tmp_path / "kept").iterdir())

@@ -7,8 +7,8 @@ import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
-import httpx2
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
@@ -17,10 +17,21 @@ from node.core.errors import NetworkFault, OutOfResources, UsageFault
 from node.data.streamed import files
 from node.data.streamed import stream as stream_module
 from node.data.streamed.documents import documents_of
-from node.data.streamed.files import Files, Shard
+from node.data.streamed.files import Shard
 from node.data.streamed.pieces import Part
 from node.data.streamed.shards import is_streamed
-from tests.data.streamed import CAP, documents, listed, served, stream, write, zstd
+from tests.data.streamed import (
+    documents,
+    given,
+    listed,
+    opened,
+    published,
+    served,
+    shard_of,
+    stream,
+    write,
+    zstd,
+)
 
 TEXT = bytes(i % 251 for i in range(4000))
 
@@ -62,30 +73,18 @@ def answers():
 @pytest.fixture
 def web(tmp_path, small):
     """A server of eight shards of documents, and of a list of them."""
-    folder = tmp_path / "web"
-    folder.mkdir()
-    for i in range(8):
-        write(folder / f"part-{i}.jsonl", documents(100, i))
-    listed(folder)
-    with served(folder) as server:
+    shards = {f"part-{i}.jsonl": documents(100, i) for i in range(8)}
+    with served(published(tmp_path / "web", shards).parent) as server:
         yield server
 
 
 def reply(handler, status: int, body: bytes, **headers: str) -> None:
     handler.send_response(status)
-    for name, value in {"content-length": str(len(body)), **headers}.items():
+    for name, value in {"content_length": str(len(body)), **headers}.items():
         handler.send_header(name.replace("_", "-"), value)
     handler.end_headers()
     if handler.command == "GET":
         handler.wfile.write(body)
-
-
-def opened(folder: Path, cap: int = CAP) -> Files:
-    return Files(httpx2.Client(), folder / "kept", cap)
-
-
-def given(found: Files, shard: Shard) -> list[bytes]:
-    return list(documents_of(found, shard, Part(0, 0, shard.size), "text")[0])
 
 
 # ---------------------------------------------------------------- servers
@@ -93,11 +92,9 @@ def given(found: Files, shard: Shard) -> list[bytes]:
 
 def test_a_part_that_nobody_asked_for_is_refused(answers, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "WHOLE", 0)
-
-    def say(handler):
-        reply(handler, 206, TEXT[:100], content_range=f"bytes 0-99/{len(TEXT)}")
-
-    found, shard = opened(tmp_path), Shard(answers(say).url, len(TEXT))
+    part = {"content_range": f"bytes 0-99/{len(TEXT)}"}
+    server = answers(lambda handler: reply(handler, 206, TEXT[:100], **part))
+    found, shard = opened(tmp_path), Shard(server.url, len(TEXT))
     assert found.read(shard, 0, 100) == TEXT[:100]
     with pytest.raises(UsageFault, match="gives no parts"):
         found.read(shard, 100, 200)
@@ -107,10 +104,7 @@ def test_another_part_is_not_put_behind_what_is_here(answers, tmp_path):
     def say(handler):
         if "range" not in handler.headers:
             handler.close_connection = True
-            handler.send_response(200)
-            handler.send_header("content-length", str(len(TEXT)))
-            handler.end_headers()
-            handler.wfile.write(TEXT[:1000])
+            reply(handler, 200, TEXT[:1000], content_length=str(len(TEXT)))
         else:  # as many bytes as are missing, from the wrong place
             reply(handler, 206, TEXT[:3000], content_range=f"bytes 0-2999/{len(TEXT)}")
 
@@ -124,9 +118,9 @@ def test_another_part_is_not_put_behind_what_is_here(answers, tmp_path):
 def test_a_body_that_hardly_comes_is_given_up(answers, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "GRACE_S", 0.0)
     monkeypatch.setattr(files, "SLOWEST", 1 << 40)
-    found = opened(tmp_path)
+    shard = Shard(answers(lambda h: reply(h, 200, TEXT)).url, len(TEXT))
     with pytest.raises(NetworkFault, match="bytes come a second"):
-        found.whole(Shard(answers(lambda h: reply(h, 200, TEXT)).url, len(TEXT)))
+        opened(tmp_path).whole(shard)
 
 
 async def test_shards_are_asked_for_as_they_are_stored(answers, tmp_path, small):
@@ -141,9 +135,7 @@ async def test_shards_are_asked_for_as_they_are_stored(answers, tmp_path, small)
 def test_a_size_that_is_no_number(answers, tmp_path, size):
     def say(handler):
         handler.close_connection = True
-        handler.send_response(200)
-        handler.send_header("content-length", size)
-        handler.end_headers()
+        reply(handler, 200, b"", content_length=size)
 
     with pytest.raises((UsageFault, NetworkFault)):
         stream(answers(say).url, tmp_path)
@@ -170,9 +162,7 @@ async def test_closing_does_not_wait_for_a_slow_server(answers, tmp_path, small)
     begun, ended = threading.Event(), threading.Event()
 
     def say(handler):
-        handler.send_response(200)
-        handler.send_header("content-length", str(len(TEXT)))
-        handler.end_headers()
+        reply(handler, 200, b"", content_length=str(len(TEXT)))
         for i in range(len(TEXT) if handler.command == "GET" else 0):
             if ended.wait(0.05):
                 return
@@ -224,8 +214,7 @@ async def test_a_list_that_grew_leaves_the_one_that_is_kept(web, tmp_path, opens
     assert again._again().sha256 != digest
     assert await asyncio.wait_for(again.rows(range(32)), 20) is not None
     await again.close()
-    once_more = opens(source, tmp_path, sha256=digest)
-    assert once_more.sha256 == digest
+    assert opens(source, tmp_path, sha256=digest).sha256 == digest
 
 
 async def test_what_waits_for_a_server_is_queued_once(web, tmp_path, opens):
@@ -277,34 +266,28 @@ AGAIN = ["again", "and", "again"] * 400
 
 
 @pytest.mark.parametrize(
-    ("column", "texts"),
+    ("columns", "texts"),
     [
-        (NO_UTF8, [b"\xff\xfe abc", b"fine"]),
-        (pyarrow.array(AGAIN).dictionary_encode(), [t.encode() for t in AGAIN]),
-        (pyarrow.array(AGAIN, pyarrow.string_view()), [t.encode() for t in AGAIN]),
+        ([NO_UTF8], [b"\xff\xfe abc", b"fine"]),
+        ([pyarrow.array(AGAIN).dictionary_encode()], [t.encode() for t in AGAIN]),
+        ([pyarrow.array(AGAIN, pyarrow.string_view())], [t.encode() for t in AGAIN]),
+        ([pyarrow.array(["a", "b"]), pyarrow.array(["c", "d"])], [b"a", b"b"]),
     ],
-    ids=["no UTF-8", "coded by dictionary", "views"],
+    ids=["no UTF-8", "coded by dictionary", "views", "of two of one name the first"],
 )
-def test_columns_of_parquet_as_libraries_write_them(tmp_path, column, texts):
+def test_columns_of_parquet_as_libraries_write_them(tmp_path, columns, texts):
     path = tmp_path / "a.parquet"
-    pq.write_table(pyarrow.table({"text": column}), path)
-    assert given(opened(tmp_path), Shard(str(path), path.stat().st_size)) == texts
-
-
-def test_of_two_columns_of_one_name_the_first_is_read(tmp_path):
-    path, columns = tmp_path / "a.parquet", [pyarrow.array(["a", "b"]), pyarrow.array(["c", "d"])]
-    pq.write_table(pyarrow.table(columns, names=["text", "text"]), path)
-    assert given(opened(tmp_path), Shard(str(path), path.stat().st_size)) == [b"a", b"b"]
+    pq.write_table(pyarrow.table(columns, names=["text"] * len(columns)), path)
+    assert given(opened(tmp_path), shard_of(path)) == texts
 
 
 def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("node.data.streamed.documents.LONGEST", 1 << 20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + b"x" * (5 << 20) + b'\n{"text": "b"}\n')
-    read, size = opened(tmp_path), path.stat().st_size
-    cuts = [0, 100, 1000, 3 << 20, size]
+    read, shard = opened(tmp_path), shard_of(path)
+    cuts = [0, 100, 1000, 3 << 20, shard.size]
     parts = [Part(0, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
-    shard = Shard(str(path), size)
     found = [d for part in parts for d in documents_of(read, shard, part, "text")[0]]
     assert found == [b"a", b"b"]
     assert "1 lines are no JSON object" in caplog.text
@@ -318,7 +301,7 @@ def test_a_shard_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     found = opened(tmp_path)
     found.put(tmp_path / "kept" / "of-another.ids", bytes(1000))
     with pytest.raises(UsageFault, match="more than 1 MiB of text"):
-        given(found, Shard(str(path), path.stat().st_size))
+        given(found, shard_of(path))
     assert [p.name for p in (tmp_path / "kept").iterdir()] == ["of-another.ids"]
 
 
@@ -343,8 +326,7 @@ def test_a_file_gets_its_name_when_the_disk_has_it(answers, tmp_path, monkeypatc
     monkeypatch.setattr(files.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     url = answers(lambda h: reply(h, 200, packed)).url
     found, shard = opened(tmp_path), Shard(url.replace(".txt", ".txt.zst"), len(packed))
-    whole = found.whole(shard)
-    assert synced == [whole.stat().st_ino]
+    assert [found.whole(shard).stat().st_ino] == synced
     text = Path(found.unpacked(shard, "zstd").name)
     found.put(tmp_path / "kept" / "0.block", TEXT)
     assert synced[1:] == [p.stat().st_ino for p in (text, tmp_path / "kept" / "0.block")]
@@ -382,17 +364,14 @@ async def test_a_disk_that_fails_does_not_end_training(web, tmp_path, monkeypatc
 async def test_tokens_on_a_disk_that_can_only_be_read_are_read(web, tmp_path, monkeypatch, opens):
     made = opens(f"{web.url}/SHA256SUMS", tmp_path)
     wanted = await made.rows(range(8))
-
-    def fixed(path):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(files.os, "utime", fixed)
+    fixed = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(files.os, "utime", Mock(side_effect=fixed))
     assert (await made.rows(range(8)) == wanted).all()
 
 
 def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
     path = write(tmp_path / "a.jsonl", documents(50))
-    shard, found = Shard(str(path), path.stat().st_size), opened(tmp_path)
+    shard, found = shard_of(path), opened(tmp_path)
     assert len(given(found, shard)) == 50
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UsageFault, match="cut short"):
@@ -400,10 +379,7 @@ def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
 
 
 async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path, opens):
-    folder = tmp_path / "all"
-    folder.mkdir()
-    write(folder / "a.jsonl", documents(50))
-    listed(folder)
+    folder = published(tmp_path / "all", {"a.jsonl": documents(50)}).parent
     assert is_streamed("file:SHA256SUMS", str(folder))
     assert not is_streamed("file:a.jsonl", str(folder / "SHA256SUMS"))
     made = opens("file:SHA256SUMS", tmp_path, place=str(folder))

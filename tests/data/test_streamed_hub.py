@@ -35,10 +35,7 @@ def hub(tmp_path, monkeypatch):
         for i, name in enumerate(names):
             path = files / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix in (".parquet", ".gz"):
-                write(path, documents(60, i))
-            else:
-                path.write_text("about")
+            write(path, documents(60, i))
         said = {
             "id": "owner/name",
             "sha": COMMIT,

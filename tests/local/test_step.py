@@ -100,8 +100,7 @@ def test_hosts_are_balanced_by_the_cost_of_whole_matrices():
     ]
     (group,) = micro_groups(matrices, 2, 1 << 30, 5)
     # The flat one has eight times the bytes of a square one and costs two thirds of it.
-    squares = [sum(m.name != "flat" for m in slot) for slot in group]
-    assert squares == [3, 3]
+    assert [sum(m.name != "flat" for m in slot) for slot in group] == [3, 3]
 
 
 def test_micro_groups_hold_each_part_once_below_the_limit():

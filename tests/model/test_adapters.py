@@ -49,8 +49,7 @@ def test_a_new_adapter_changes_nothing_and_a_trained_one_does() -> None:
 
 def test_first_adapters_do_not_depend_on_the_cut() -> None:
     whole = dict(build(LORA, 1, 1).named_parameters())
-    parts = [dict(build(LORA, 3, s).named_parameters()) for s in (1, 2, 3)]
-    found = {name: t for part in parts for name, t in part.items()}
+    found = {name: t for s in (1, 2, 3) for name, t in build(LORA, 3, s).named_parameters()}
     assert whole.keys() == found.keys()
     assert all(torch.equal(whole[name], found[name]) for name in whole)
 
@@ -108,8 +107,8 @@ def test_exported_adapters_load_in_peft(saved: Path, tmp_path: Path) -> None:
 def test_fetched_weights_are_kept_and_read_again(tmp_path: Path) -> None:
     stage = base_of(build(LORA, 2, 1))
     keep_weights(tmp_path / "base", stage)
-    again = Weights(tmp_path / "base").stage(LORA, 2, 1)
-    assert all(torch.equal(stage[name], t) for name, t in again.items())
+    for name, tensor in Weights(tmp_path / "base").stage(LORA, 2, 1).items():
+        assert torch.equal(stage[name], tensor), name
     with pytest.raises(UsageFault, match="has no tensor"):
         Weights(tmp_path / "base").stage(LORA, 2, 2)
     (tmp_path / "file").write_text("")

@@ -76,10 +76,8 @@ def test_memory_is_the_larger_of_micro_batches_and_rounds() -> None:
     idle = stage_bytes(settings, 1, 1, micro_batch=1, in_flight=1, rounds=rounds)
     assert idle.kept == idle.parameters + idle.gradients + 100 + 20 + 4
     assert idle.total == idle.kept + idle.before + 50 + (7 << 20) + 10
-    parts = dict[str, int]()
-    for row in idle.table:
-        parts[row.when] = parts.get(row.when, 0) + row.nbytes
-    always, *others = parts.values()
+    whens = dict.fromkeys(row.when for row in idle.table)
+    always, *others = (sum(r.nbytes for r in idle.table if r.when == when) for when in whens)
     assert always + max(others) == idle.total
     busy = stage_bytes(settings, 1, 1, micro_batch=1, in_flight=999, rounds=rounds)
     assert busy.total == busy.kept + busy.stash + busy.shares + busy.work
@@ -90,13 +88,13 @@ def test_gradients_wait_until_their_micro_batch_counts() -> None:
     """A share of the stage's gradients for each micro-batch on its way home, where activations were
     before."""
     settings = ModelSettings(layers=8, d_model=128, heads=2, kv_heads=2, d_ff=512, seq_len=8)
-    size = {"micro_batch": 1, "in_flight": 6}
-    first, last, ends = (stage_bytes(settings, 4, stage, **size) for stage in (1, 4, ENDS))
+    first, last, ends = (
+        stage_bytes(settings, 4, stage, micro_batch=1, in_flight=6) for stage in (1, 4, ENDS)
+    )
     assert (first.uncounted, last.uncounted, ends.uncounted) == (2, 4, 4)
     for found in (first, last):
         assert found.shares == found.uncounted * found.gradients
-        one = stash_bytes(settings, 4, 1, 1)
-        assert found.stash == (size["in_flight"] + 1 - found.uncounted) * one
+        assert found.stash == (6 + 1 - found.uncounted) * stash_bytes(settings, 4, 1, 1)
     assert stage_bytes(settings, 4, 4, micro_batch=1, in_flight=1).uncounted == 1
 
 
@@ -123,9 +121,7 @@ def test_a_model_too_large_is_refused_with_numbers():
     with pytest.raises(OutOfResources) as caught:
         verdict.require()
     assert caught.value.next_step
-    room = fits(settings, 4, 2, verdict.needed * 2, micro_batch=1, in_flight=2)
-    assert room.ok
-    room.require()
+    fits(settings, 4, 2, verdict.needed * 2, micro_batch=1, in_flight=2).require()
 
 
 def test_what_is_advised_where_a_stage_does_not_fit_would_fit():

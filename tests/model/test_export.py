@@ -1,9 +1,12 @@
 import errno
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
+import transformers
+from safetensors import safe_open
 
 from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources, Refused, UsageFault
@@ -46,10 +49,8 @@ TOKENIZER = json.dumps(
 
 
 def merged(settings, stages=2):
-    tensors = {}
-    for stage in range(stages + 1):
-        tensors |= build(settings, stages, stage).state_dict()
-    return tensors
+    every = [build(settings, stages, stage).state_dict() for stage in range(stages + 1)]
+    return {name: tensor for part in every for name, tensor in part.items()}
 
 
 KINDS: dict[str, tuple[str, dict]] = {
@@ -64,7 +65,6 @@ KINDS: dict[str, tuple[str, dict]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_transformers_loads_it_with_equal_logits(tmp_path, kind, tied):
-    transformers = pytest.importorskip("transformers")
     name, changes = KINDS[kind]
     settings = replace(SMALL, tied=tied, rope_theta=777.0, norm_eps=1e-6, **changes)
     ours = Unsplit(settings)
@@ -94,8 +94,6 @@ def test_transformers_loads_it_with_equal_logits(tmp_path, kind, tied):
 
 
 def test_the_export_carries_the_torch_format_and_no_extra_files(tmp_path):
-    from safetensors import safe_open
-
     where = write_hf(tmp_path / "a" / "out", SMALL, merged(SMALL))
     with safe_open(where / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
@@ -164,11 +162,7 @@ NO_TENSORS = export.SafetensorError(
 def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch, where, fault):
     out = write_hf(tmp_path / "out", SMALL, merged(SMALL))
     before = (out / "model.safetensors").read_bytes()
-
-    def full(*_, **__):
-        raise fault
-
-    monkeypatch.setattr(export, where, full)
+    monkeypatch.setattr(export, where, Mock(side_effect=fault))
     other = replace(SMALL, init_seed=9)
     with pytest.raises(OutOfResources):
         write_hf(out, other, merged(other))

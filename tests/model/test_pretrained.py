@@ -111,8 +111,7 @@ def test_older_files_say_the_rotary_base_elsewhere(llama: Path) -> None:
     scaling["type"] = scaling.pop("rope_type")
     old = changed(llama, rope_parameters="gone", rope_theta=base, rope_scaling=scaling)
     assert settings_of(old) == want
-    plain = changed(old, rope_scaling=None, rope_theta="gone")
-    assert settings_of(plain) == replace(
+    assert settings_of(changed(old, rope_scaling=None, rope_theta="gone")) == replace(
         want, rope_theta=10_000.0, rope_factor=1.0, rope_context=8192
     )
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,13 +51,11 @@ def test_cut_is_contiguous_even_and_complete(layers, data):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_published_shapes_match_those_of_transformers(name):
-    transformers = pytest.importorskip("transformers")
     settings = ModelSettings(**shape_named(name))
     config = transformers.AutoConfig.for_model(**config_of(settings))
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(config)
-    named = {n: tuple(p.shape) for n, p in theirs.named_parameters()}
-    assert named == all_shapes(settings)
+    assert {n: tuple(p.shape) for n, p in theirs.named_parameters()} == all_shapes(settings)
     assert count(all_shapes(settings)) == PUBLISHED[name]
 
 

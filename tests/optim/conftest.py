@@ -37,6 +37,14 @@ def matrix_by_matrix() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference over that of what is expected."""
     apart = torch.linalg.vector_norm(found.double() - expected.double())

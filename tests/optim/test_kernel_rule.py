@@ -102,11 +102,9 @@ def test_a_processor_with_matrix_units_works_in_bf16():
 
 
 def test_bf16_that_gains_little_is_not_taken():
-    barely, enough = GAIN * 0.99, GAIN * 1.01
-    assert rule_from(measured(machine(dict.fromkeys(SQUARES, barely)))[0]).bf16_from == 0
-    assert (
-        rule_from(measured(machine(dict.fromkeys(SQUARES, enough)))[0]).bf16_from == MEASURED_FROM
-    )
+    for gain, bf16_from in ((GAIN * 0.99, 0), (GAIN * 1.01, MEASURED_FROM)):
+        times, _ = measured(machine(dict.fromkeys(SQUARES, gain)))
+        assert rule_from(times).bf16_from == bf16_from
 
 
 @pytest.mark.parametrize("slow", SQUARES)
@@ -118,8 +116,7 @@ def test_bf16_begins_where_it_is_faster_on_all_that_is_larger(slow):
 
 def test_hopeless_bf16_is_tried_on_one_size_only():
     times, groups = measured(machine(dict.fromkeys(SQUARES, 0.01)))
-    tried = [trial for trial in times if trial.precision == "bf16"]
-    assert {trial.rows for trial in tried} == {64}
+    assert {trial.rows for trial in times if trial.precision == "bf16"} == {64}
     assert {trial.precision for group in groups[1:] for trial in group} == {"fp32"}
     assert rule_from(times).bf16_from == 0
     assert {trial.rows for trial in measured(machine(NONE))[0] if trial.precision == "bf16"} == set(
@@ -156,13 +153,10 @@ def test_only_trials_that_are_compared_run_together_and_once():
     assert following({trial: t for trial, t in times.items() if trial != lost}) == groups[0]
 
 
-def test_a_process_follows_the_rule_it_is_given():
+def test_a_process_follows_the_rule_it_is_given(monkeypatch):
+    monkeypatch.setattr("node.optim.newton_schulz._followed", [CPU])
     m = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    before = followed()
-    try:
-        assert newton_schulz_all([m], 5, True)[0].dtype is torch.float32
-        follow(MIXED)
-        assert rule_of(torch.device("cpu")) == followed() == MIXED
-        assert newton_schulz_all([m], 5, True)[0].dtype is torch.bfloat16
-    finally:
-        follow(before)
+    assert newton_schulz_all([m], 5, True)[0].dtype is torch.float32
+    follow(MIXED)
+    assert rule_of(torch.device("cpu")) == followed() == MIXED
+    assert newton_schulz_all([m], 5, True)[0].dtype is torch.bfloat16

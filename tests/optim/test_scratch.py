@@ -22,8 +22,7 @@ def test_a_name_has_the_memory_it_had_and_another_has_not():
     with scratch.reuse():
         again = scratch.empty("a", (4, 3), like)
         larger = scratch.empty("a", (16, 16), like)
-    assert again.shape == (4, 3)
-    assert again.dtype is torch.bfloat16
+    assert (again.shape, again.dtype) == ((4, 3), torch.bfloat16)
     assert again.data_ptr() == first.data_ptr() != other.data_ptr()
     assert larger.data_ptr() != first.data_ptr()
 

@@ -47,9 +47,7 @@ def test_the_newest_copy_stays() -> None:
     spares.put("x", Version(4, LINE), state(4))
     spares.put("x", Version(2, LINE), state(2))
     held = spares.get("x")
-    assert held is not None
-    assert held.version == Version(4, LINE)
-    assert held.state["steps"] == 4
+    assert (held.version, held.state["steps"]) == (Version(4, LINE), 4)
     spares.put("x", Version(6, LINE), state(6))
     assert spares.versions() == {"x": Version(6, LINE)}
 

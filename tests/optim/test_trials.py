@@ -67,16 +67,12 @@ def test_measuring_stops_between_trials_without_half_groups():
     assert (len(times), trials.measure(stop, stopping)) == (8, {})
 
 
-def test_the_number_of_threads_is_as_before():
-    before, seen = torch.get_num_threads(), []
+def test_the_number_of_threads_is_as_before(two_threads):
+    seen = []
 
     def clock():
         seen.append(torch.get_num_threads())
         return float(len(seen))
 
-    try:
-        torch.set_num_threads(2)
-        trials.measure(threading.Event(), clock)
-        assert (set(seen), torch.get_num_threads()) == ({1}, 2)
-    finally:
-        torch.set_num_threads(before)
+    trials.measure(threading.Event(), clock)
+    assert (set(seen), torch.get_num_threads()) == ({1}, 2)

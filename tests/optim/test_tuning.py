@@ -2,6 +2,7 @@
 never an error."""
 
 import asyncio
+import fcntl
 import json
 import threading
 
@@ -22,11 +23,8 @@ RULE = rule_from(TIMES)
 
 
 @pytest.fixture(autouse=True)
-def nothing_followed():
-    before = followed()
-    follow(CPU)
-    yield
-    follow(before)
+def nothing_followed(monkeypatch):
+    monkeypatch.setattr("node.optim.newton_schulz._followed", [CPU])
 
 
 class Counting:
@@ -162,8 +160,6 @@ def test_of_two_processes_one_measures_and_the_other_reads(tmp_path):
 
 
 def test_waiting_for_another_process_ends_when_stopped(tmp_path):
-    import fcntl
-
     with open(tmp_path / LOCK, "ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         stop = threading.Event()

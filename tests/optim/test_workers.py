@@ -15,14 +15,6 @@ from node.optim.settings import OptimSettings
 from node.optim.workers import spread
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_results_keep_their_order_and_run_side_by_side(two_threads):
     both = threading.Barrier(2, timeout=60)
 
@@ -67,10 +59,7 @@ def test_worker_threads_persist_with_the_thread_count_asked_for(two_threads):
 
 
 def test_a_fork_has_threads_of_its_own(two_threads):
-    def act():
-        return 1
-
-    assert spread([act, act], 2) == [1, 1]
+    assert spread([lambda: 1, lambda: 1], 2) == [1, 1]
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         met = threading.Barrier(2, timeout=60)
@@ -82,7 +71,7 @@ def test_a_fork_has_threads_of_its_own(two_threads):
     os.waitpid(child, 0)
 
 
-def recorded(monkeypatch):
+def test_large_matrices_are_divided_among_threads_in_order(two_threads, monkeypatch):
     asked = []
 
     def recording(acts, workers, each):
@@ -90,23 +79,16 @@ def recorded(monkeypatch):
         return spread(acts, workers, each)
 
     monkeypatch.setattr("node.optim.newton_schulz.spread", recording)
-    return asked
-
-
-def test_large_matrices_are_divided_among_threads_in_order(two_threads, monkeypatch):
-    asked = recorded(monkeypatch)
     monkeypatch.setattr("node.optim.newton_schulz.APART", 192 * 192 * 200)
     g = torch.Generator().manual_seed(0)
     ms = [
         torch.randn(shape, generator=g)
         for shape in [(8, 8), (192, 200), (200, 192), (192, 200), (8, 8), (8, 8), (16, 8)]
     ]
-    found = newton_schulz_all(ms, 5, True, rule=CPU)
-    for m, x in zip(ms, found, strict=True):
+    for m, x in zip(ms, newton_schulz_all(ms, 5, True, rule=CPU), strict=True):
         assert torch.allclose(x, newton_schulz(m), atol=1e-5)
-    newton_schulz_all(ms[:1], 5, True, rule=CPU)
-    newton_schulz_all(ms[1:2], 5, True, rule=CPU)
-    newton_schulz_all(ms, 5, False, rule=CPU)
+    for some, stack in ((ms[:1], True), (ms[1:2], True), (ms, False)):
+        newton_schulz_all(some, 5, stack, rule=CPU)
     assert asked == [(3, 2, 1), (1, 2, 2)], (
         "three large ones a thread each, one alone has both; no thread for small ones"
     )

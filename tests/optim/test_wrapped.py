@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import pytorch_optimizer as lib
 import torch
 
 from benchmarks import exactness
 from node.core.errors import OutOfResources, StepFault
+from node.manifest import MANIFEST_RULES
 from node.optim.owner import Owner
 from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
@@ -27,8 +29,6 @@ def numbers(seed, shape):
 
 
 def library(method, p, s):
-    import pytorch_optimizer as lib
-
     if method == "adamw":  # which decays no vector
         betas, decay = (s.adam_beta1, s.adam_beta2), 0.1 if p.ndim == 2 else 0.0
         return torch.optim.AdamW([p], lr=s.adam_lr, betas=betas, weight_decay=decay)
@@ -241,7 +241,5 @@ def test_the_optimizer_package_is_loaded_only_when_needed():
 
 
 def test_the_methods_of_the_manifest_can_all_be_stepped():
-    from node.manifest import MANIFEST_RULES
-
     assert set(MANIFEST_RULES["optimizer.name"].choices) == set(exactness.METHODS)
     assert WRAPPED.keys() == set(METHODS)

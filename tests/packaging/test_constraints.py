@@ -29,11 +29,8 @@ def pins(root: Path) -> dict[str, Version]:
 
 def requirements(root: Path) -> list[Requirement]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
-    return [
-        Requirement(text)
-        for text in (*project["dependencies"], *(text for extra in extras for text in extra))
-    ]
+    parts = (project["dependencies"], *project["optional-dependencies"].values())
+    return [Requirement(text) for part in parts for text in part]
 
 
 def test_every_requirement_is_pinned_to_something_it_allows(

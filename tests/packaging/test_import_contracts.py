@@ -79,9 +79,8 @@ def test_every_contract_is_tried() -> None:
 @pytest.mark.parametrize("turn", range(4))
 def test_a_planted_violation_is_seen(root: Path, copy: Path, turn: int) -> None:
     """One violation of each contract in one run, because every run reads all of the tree."""
-    planted: dict[str, list[str]] = {}
-    for name in PLANTED:
-        planted.setdefault(name.split(":")[0], []).append(name)
+    of = {name: name.split(":")[0] for name in PLANTED}
+    planted = {c: [name for name in PLANTED if of[name] == c] for c in of.values()}
     cases = {c: names[turn] for c, names in planted.items() if turn < len(names)}
     files = {PLANTED[name][0] for name in cases.values()}
     for file, text in (PLANTED[name] for name in cases.values()):

@@ -23,8 +23,7 @@ def test_generated_code_is_up_to_date(
         if "_pb2" in p.name and p.is_file()
     }
     assert made.keys() == kept.keys()
-    stale = [name for name in made if made[name] != kept[name]]
-    assert stale == [], "run  make protos"
+    assert [name for name in made if made[name] != kept[name]] == [], "run  make protos"
 
 
 def test_every_proto_file_and_enum_value_is_commented(root: Path) -> None:

@@ -26,8 +26,7 @@ def test_a_cell_that_stops_waits_until_the_end() -> None:
 
 def test_a_window_in_which_means_are_put_in_place_is_no_wait() -> None:
     times = [float(at) for at in range(int(STRIKES_S), int(ENDS_S) + 1, 4)]
-    book = Book(0, {A: times[::2]}, {A: times[1::2]})
-    assert book.gap(A) == 4.0
+    assert Book(0, {A: times[::2]}, {A: times[1::2]}).gap(A) == 4.0
 
 
 def test_epochs_of_live_cells_leave_out_rounds_without_samples() -> None:
@@ -45,10 +44,10 @@ def test_work_of_a_revoked_peer_counts_without_commits(monkeypatch, late_s, hold
     now = time.time()
 
     def peer(label: str, kind: str, at: float) -> Any:
-        told = [[], [Told(label, at, "info", "training", kind, "")]]
+        told = iter(([], [Told(label, at, "info", "training", kind, "")]))
         status = SimpleNamespace(leader="owner")
         return SimpleNamespace(
-            label=label, key=label, told=lambda: told.pop(0), status=lambda: status
+            label=label, key=label, told=lambda: next(told), status=lambda: status
         )
 
     victim = peer("victim", CONTRIBUTED, now + late_s)

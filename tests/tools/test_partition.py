@@ -23,9 +23,7 @@ GOOD = {
 def ask(capsys, tmp_path, document, *words):
     path = tmp_path / "m.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
-    code = main(["partition", str(path), *words])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return main(["partition", str(path), *words]), *capsys.readouterr()
 
 
 def answer(document):
@@ -55,16 +53,14 @@ def test_json(capsys, tmp_path):
 
 
 def test_a_whole_matrix_of_before_may_be_split_now():
-    said = answer(
-        {**GOOD, "ranks": 1, "previous": {"qkv": 0, "fc1": 0, "o": 0, "down": 0, "nobody": 5}}
-    )
-    assert said["bytes_moved"] == 0
-    assert answer({**GOOD, "ranks": 1, "previous": {"qkv": 1}})["bytes_moved"] == 4 * 768 * 256
+    all_here = {"qkv": 0, "fc1": 0, "o": 0, "down": 0, "nobody": 5}
+    for previous, moved in ((all_here, 0), ({"qkv": 1}, 4 * 768 * 256)):
+        assert answer({**GOOD, "ranks": 1, "previous": previous})["bytes_moved"] == moved
 
 
 def test_tensor_parallel_ranks_are_ranks():
-    said = answer({**GOOD, "ranks": 4, "tensor_parallel": 2})
-    assert set(said["owner"].values()) <= set(range(4))
+    owners = answer({**GOOD, "ranks": 4, "tensor_parallel": 2})["owner"]
+    assert set(owners.values()) <= set(range(4))
 
 
 @pytest.mark.parametrize("method", ["muon", "shampoo", "soap", "adamw"])

@@ -17,9 +17,7 @@ from node.tools.replan import ReplanEvent, drifted, joined_by, parse_events, pla
 
 
 def routes_of(problem):
-    routes = insertion(problem, deal(problem))
-    assert routes is not None
-    return routes
+    return insertion(problem, deal(problem))
 
 
 @pytest.mark.parametrize("name", ["A", "B"])
@@ -30,9 +28,8 @@ def test_without_events_it_is_the_replay(name):
     assert ReplayedRun(problem, routes).finish() == pytest.approx(wanted, abs=1e-9)
     half = ReplayedRun(problem, routes)
     half.until(wanted / 2)
-    twin = half.copy()
-    assert twin.finish() == pytest.approx(wanted, abs=1e-9)
-    assert half.finish() == pytest.approx(wanted, abs=1e-9)
+    for one in (half.copy(), half):
+        assert one.finish() == pytest.approx(wanted, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -60,8 +57,8 @@ def test_deaths_lose_no_micro_batch_and_nobody_dead_is_asked(seed):
 
 def test_a_death_before_the_start_costs_no_more_than_a_quarter():
     problem = load("A")
-    plan = make_plan(problem, moves=3000)
-    running, _ = play(problem, plan.routes, [ReplanEvent(0.0, "death", 8)])
+    routes = make_plan(problem, moves=3000).routes
+    running, _ = play(problem, routes, [ReplanEvent(0.0, "death", 8)])
     knew = replace(
         problem, stages=tuple(tuple(n for n in stage if n != 8) for stage in problem.stages)
     )
@@ -103,11 +100,10 @@ def test_a_stall_a_drift_and_a_newcomer():
         problem, routes, [ReplanEvent(0.0, "drift", problem=lambda p: drifted(p, 2.0, 2.0))]
     )
     assert before < slower.makespan <= 2 * before + 1e-9
-    ways = [0.4] * 20
     grown, strikes = play(
         problem,
         routes,
-        [ReplanEvent(1.0, "join", 20, problem=lambda p: joined_by(p, 2, 0.1, ways, 3))],
+        [ReplanEvent(1.0, "join", 20, problem=lambda p: joined_by(p, 2, 0.1, [0.4] * 20, 3))],
     )
     assert grown.makespan <= before + 1e-9
     assert (strikes[0].affected > 0) == any(20 in route for route in grown.routes)

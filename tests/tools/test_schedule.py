@@ -7,6 +7,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.image import imread
 
 from benchmarks.scheduler import DATA, load
 from cli import main
@@ -18,9 +19,7 @@ B = str(DATA / "skippipe_B.json")
 
 
 def ask(capsys, *words):
-    code = main(["schedule", *words])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return main(["schedule", *words]), *capsys.readouterr()
 
 
 def planned(capsys, *words) -> dict:
@@ -52,8 +51,6 @@ def test_people_get_a_table_and_a_picture(capsys, tmp_path):
 
 
 def test_the_picture_may_be_a_png(capsys, tmp_path):
-    from matplotlib.image import imread
-
     png = tmp_path / "plan.PNG"
     assert ask(capsys, B, "--moves", "50", "--gantt", str(png))[0] == 0
     pixels = (imread(png)[..., :3] * 255).round().astype(int)
