@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ from typing import Any
 import psutil
 
 from benchmarks.exchange import free_ports
-from benchmarks.report import Report
+from benchmarks.report import ROOT, Report
 
 NUMBERS = 16 << 20
 CODECS = ("fp32", "fp16", "int8")
@@ -46,9 +47,10 @@ FASTER, OF_GLOO, INT8_OF_GLOO = 3.0, 0.3, 1.0
 
 
 class Crew:
-    """``world`` processes that average with each other in one way."""
+    """``world`` processes that average with each other in one way, as the program in ``tree``
+    does."""
 
-    def __init__(self, kind: str, world: int, numbers: int) -> None:
+    def __init__(self, kind: str, world: int, numbers: int, tree: Path = ROOT) -> None:
         (port,) = free_ports(1)
         self._processes = [
             subprocess.Popen(
@@ -63,8 +65,14 @@ class Crew:
                 stdout=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
+                cwd=tree,
                 env=os.environ
-                | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE", "HIVEMIND_LOGLEVEL": "ERROR"},
+                | {
+                    "PYTHONPATH": str(tree),
+                    "OMP_NUM_THREADS": "1",
+                    "GRPC_VERBOSITY": "NONE",
+                    "HIVEMIND_LOGLEVEL": "ERROR",
+                },
             )
             for rank in range(world)
         ]
@@ -149,6 +157,27 @@ def speed(
         for (kind, codec), rows in told.items():
             _one(report, kind, codec, world, numbers, rows)
         _targets(report, world, told)
+
+
+def beside(
+    before: Path, now: Path, rounds: int, worlds: tuple[int, ...] = (2, 4)
+) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+    """Rounds of ours in two trees, in turns: what was averaged, and the seconds of every pair. One
+    round differs from the next by a sixth, and an hour from the next by more than the program."""
+    for world in worlds:
+        pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        with ExitStack() as stack:
+            crews = [Crew("ours", world, NUMBERS, tree) for tree in (before, now)]
+            for crew in crews:  # all have been started
+                stack.enter_context(crew)
+            for run in range(rounds + 1):
+                for codec in CODECS:
+                    order = crews if run % 2 else crews[::-1]
+                    took = [crew.round(codec)["seconds"] for crew in order]
+                    was, is_now = took if run % 2 else took[::-1]
+                    if run:
+                        pairs[codec].append((was, is_now))
+        yield from ((f"{world} peers, {codec}", seconds) for codec, seconds in pairs.items())
 
 
 def _one(

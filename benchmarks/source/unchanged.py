@@ -12,13 +12,14 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
+from benchmarks import averaging_speed
 from benchmarks.report import ROOT, Report
 from benchmarks.source.tree import Tree
 
-PAIRS = 5
+PAIRS, ROUNDS = 5, 60
 LEAST = 0.98
 SCHEDULES, SCHEDULES_S, LARGEST = 10_000, 1200, 1000
 TESTS_S = 15 * 60
@@ -109,10 +110,14 @@ def beside(report: Report, base: Tree, commit: str) -> None:
             rates.setdefault(name, []).append((old[name], new[name]))
         said = ", ".join(f"{n} {pairs[-1][1] / pairs[-1][0]:.3f}" for n, pairs in rates.items())
         print(f"pair {run + 1} of {PAIRS}: {said}", file=sys.stderr, flush=True)
+    for what, seconds in averaging_speed.beside(was, here, ROUNDS):
+        rates[f"benchmarks.averaging, {what}, rounds"] = [
+            (1 / old, 1 / new) for old, new in seconds
+        ]
     for name, pairs in sorted(rates.items()):
-        ratio = median(new / old for old, new in pairs)
-        spread = ", ".join(f"{new / old:.2f}" for old, new in pairs)
-        beside = f"{commit}; pairs {spread}"
+        ratios = sorted(new / old for old, new in pairs)
+        low, ratio, high = quantiles(ratios)
+        beside = f"{commit}; {len(ratios)} pairs, half of them {low:.3f} to {high:.3f}"
         report.add(f"5 {name}", ratio, "x", beside, f"at least {LEAST}", ratio >= LEAST)
     for name, *options in HOLDING:
         with contextlib.suppress(subprocess.CalledProcessError):
@@ -196,9 +201,4 @@ def _rates(tree: Path) -> dict[str, float]:
     for row in _json(tree, "-m", "benchmarks.pipeline", "--runs", "1", may_fail=True)["results"]:
         if row["name"].endswith("tokens per second"):
             found["benchmarks.pipeline, tokens per second"] = row["value"]
-    # One round of two peers differs from the next by a sixth: medians of five are compared.
-    rounds = ("-m", "benchmarks.averaging", "--only", "1", "--runs", "5", "--ways", "ours")
-    for row in _json(tree, *rounds, may_fail=True)["results"]:
-        if row["unit"] == "s":
-            found[f"benchmarks.averaging, {row['name'][2:]}, rounds per second"] = 1 / row["value"]
     return found
