@@ -111,9 +111,12 @@ class SimNet:
         self.transports: dict[PeerId, SimTransport] = {}
 
     def lost(self, peer: PeerId) -> None:
-        """The process of a peer has died: whoever has a connection to it is told by a reset."""
+        """The process of a peer has died: whoever has a connection to it is told by a reset, and
+        what it has called there is cancelled."""
         dead = self.transports[peer]
         dead.lines.clear()
+        for call in dead.calls:
+            call.hang_up()
         for name, other in sorted(self.transports.items()):
             if peer in other.lines and not other.loop.dead and not self.links.cut(peer, name):
                 after = self.links.travel(peer, name, 0, self.world.now)
@@ -375,8 +378,13 @@ class Call:
             return
         self._close()
         self._answers.put_nowait(_error(code, why))
+        if not self.here.loop.dead:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Cancel the handler on the other side, when it hears of it."""
         here, there, net = self.here, self.there, self.here.net
-        if there is not None and not there.loop.dead and not here.loop.dead:
+        if there is not None and not there.loop.dead:
             cut = net.links.cut(here.peer_id, self.peer)
             after = SILENT_S if cut else net.links.travel(here.peer_id, self.peer, 0, net.world.now)
             net.world.push(after, self._gone, loop=there.loop)
