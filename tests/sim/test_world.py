@@ -201,6 +201,19 @@ def test_a_caller_that_hangs_up_ends_the_handler() -> None:
     assert b.said[-1] == ("gone", 1.3)
 
 
+@pytest.mark.parametrize("walled", [False, True])
+def test_the_handler_of_a_dead_callers_call_ends(walled: bool) -> None:
+    """Behind a wall nothing is heard of the death, until the connection counts as silent."""
+    world, links, a, b = pair()
+    b.answers = False
+    a.ask_until(0.5)
+    if walled:
+        links.walls.append(Wall(frozenset((A,)), frozenset()))
+    kill(a)
+    world.run(1.0 + SILENT_S)
+    assert b.said == [("asked by a", 0.3), ("gone", 0.5 + SILENT_S if walled else 0.6)]
+
+
 def test_who_is_banned_is_neither_called_nor_heard() -> None:
     _, _, a, b = pair()
     b.transport.fault(A, "three times as bad", 3.0)
