@@ -163,7 +163,7 @@ def beside(
     before: Path, now: Path, rounds: int, worlds: tuple[int, ...] = (2, 4)
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     """Rounds of ours in two trees, in turns: what was averaged, and the seconds of every pair. One
-    round differs from the next by a sixth, and an hour from the next by more than the program."""
+    round may take a sixth more than the next, and the machine's speed changes within an hour."""
     for world in worlds:
         pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
         with ExitStack() as stack:
@@ -174,9 +174,9 @@ def beside(
                 for codec in CODECS:
                     order = crews if run % 2 else crews[::-1]
                     took = [crew.round(codec)["seconds"] for crew in order]
-                    was, is_now = took if run % 2 else took[::-1]
+                    old, new = took if run % 2 else took[::-1]
                     if run:
-                        pairs[codec].append((was, is_now))
+                        pairs[codec].append((old, new))
         yield from ((f"{world} peers, {codec}", seconds) for codec, seconds in pairs.items())
 
 

@@ -20,7 +20,8 @@ KEEP = 64
 """Windows without a word after which a giver forgets an account that both agree on; the taker keeps
 it twice as long."""
 MOST = 128
-"""Accounts of each kind that a cell has; who would be one more is given nothing."""
+"""Accounts of takers that a cell opens; who would be one more is given nothing. Of givers it has at
+most twice as many, because it keeps them twice as long; from one more it takes nothing."""
 MOST_STAGES, MOST_UNITS = 1024, 1 << 62
 """Of books, or of a message, that is read."""
 
