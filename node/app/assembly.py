@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
-from node.core.errors import LocalFault, UsageFault, refuse
+from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
 from node.core.ids import ENDS, PeerId
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
@@ -42,7 +42,7 @@ from node.data.tokenizer import Tokenizer
 from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
-from node.model.device import Device, gpus, set_threads
+from node.model.device import Device, device_lost, gpus, set_threads
 from node.model.pretrained import Weights
 from node.model.shapes import layer_cut
 from node.model.stages import Ends, base_of, build
@@ -162,7 +162,10 @@ async def assemble(
         frozen=base_of(module) if m.adapter else None,
     )
     thread, meter = (
-        DeviceThread(backward_first=config.limits.backward_first),
+        DeviceThread(
+            backward_first=config.limits.backward_first,
+            failed=tells_of_lost(device, on_error),
+        ),
         PipelineMeter(journal, metrics),
     )
     meter.product_s = await asyncio.to_thread(device.tera_s)
@@ -246,6 +249,27 @@ class Machines:
     member: Callable[..., Member] = Member
     leader: Callable[..., Leader] = Leader
     search: Search = in_thread
+
+
+def tells_of_lost(
+    device: Device, on_error: Callable[[str, BaseException], None]
+) -> Callable[[BaseException], None]:
+    """A function for the device thread: if a job's error says that the GPU is lost, call
+    ``on_error`` on this loop with a DeviceLost."""
+    loop = asyncio.get_running_loop()
+
+    def failed(error: BaseException) -> None:
+        if not device_lost(error):
+            return
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        fault = DeviceLost(
+            f"{device.device} can no longer be used by this process: {said}",
+            "start again; if it comes back, look at nvidia-smi and the kernel's log",
+        )
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            loop.call_soon_threadsafe(on_error, "device", fault)
+
+    return failed
 
 
 @dataclass(frozen=True)

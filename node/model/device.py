@@ -20,11 +20,23 @@ warms up."""
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error of torch says that memory ran out, on a GPU or on the CPU."""
-    # cuBLAS and cuDNN, which take memory of their own, say it by a status.
-    words = "can't allocate memory", "STATUS_ALLOC_FAILED"
+    # cuBLAS and cuDNN, which take memory of their own, say it by a status. A cuBLAS that has no
+    # room for its handle says that it is not initialised; the driver says it in its own words.
+    words = (
+        "can't allocate memory",
+        "STATUS_ALLOC_FAILED",
+        "CUBLAS_STATUS_NOT_INITIALIZED",
+        "CUDA error: out of memory",
+    )
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(w in str(error) for w in words)
     )
+
+
+def device_lost(error: BaseException) -> bool:
+    """Return True if an error of torch says that a GPU is of no more use to this process: an
+    illegal access, a failed assertion, a card that is gone. Every later call would fail too."""
+    return isinstance(error, torch.AcceleratorError) and not out_of_memory(error)
 
 
 def gpus() -> int:
