@@ -138,6 +138,8 @@ async def assemble(
     main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
     verdict = check_memory(config, manifest, stage, limit, main, said)
     verdict.require()
+    if len(devices) == 1:
+        device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
     module = await asyncio.to_thread(build, m, p.stages, stage, parameters)
@@ -195,7 +197,10 @@ async def assemble(
                 manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
             ),
             parts_of_stages(manifest),
-            replace(config.limits, stash_bytes=stash_limit(config, manifest, stage, verdict)),
+            replace(
+                config.limits,
+                stash_bytes=stash_limit(config, manifest, stage, verdict, device.is_cuda),
+            ),
             text,
             partial(device.autocast, parameters),
             local.math if local else partial(StageMath, recompute=verdict.recompute),
@@ -235,20 +240,9 @@ def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
     several = len(names) == 1 and names[0] == "auto" and gpus() > 1
     if several or not devices[0].is_cuda:
         return {}
-    found = shares(config, manifest, room_on(config, devices)[0])
+    limit, _ = room_on(config, devices, processes=manifest.pipeline.stages + 1)
+    found = shares(config, manifest, limit, gpu=True)
     return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
-
-
-@dataclass(frozen=True)
-class Machines:
-    """What decides in a peer's services, and who searches paths for its leader: those of the
-    product, unless a simulation watches them."""
-
-    pipeline: Callable[[PeerId, int, bool], PipelineMachine] = PipelineMachine
-    round: Callable[[], RoundMachine] = RoundMachine
-    member: Callable[..., Member] = Member
-    leader: Callable[..., Leader] = Leader
-    search: Search = in_thread
 
 
 def tells_of_lost(
@@ -270,6 +264,18 @@ def tells_of_lost(
             loop.call_soon_threadsafe(on_error, "device", fault)
 
     return failed
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What decides in a peer's services, and who searches paths for its leader: those of the
+    product, unless a simulation watches them."""
+
+    pipeline: Callable[[PeerId, int, bool], PipelineMachine] = PipelineMachine
+    round: Callable[[], RoundMachine] = RoundMachine
+    member: Callable[..., Member] = Member
+    leader: Callable[..., Leader] = Leader
+    search: Search = in_thread
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ import torch
 
 from node.core.errors import OutOfResources, UsageFault
 
+CONTEXT = 512 << 20
+"""Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
+that are loaded. NVIDIA's runtime takes 300 to 600 MiB of a data-center card."""
 PRODUCT, PRODUCTS = 512, 3
 """Side of the product by which a device's speed is first told, and how many are made after one that
 warms up."""
@@ -83,6 +86,11 @@ class Device:
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def context(self) -> int:
+        """Bytes of the device that a process takes beside its tensors; 0 on the CPU."""
+        return CONTEXT if self.is_cuda else 0
+
     def autocast(self, parameters: str = "fp32") -> contextlib.AbstractContextManager[object]:
         """The context every forward runs in: bf16 autocast on CUDA and for bf16 ``parameters``,
         nothing for fp32 on the CPU."""
@@ -135,6 +143,13 @@ class Device:
             psutil.virtual_memory().available,
             max(0, _container_limit() - psutil.Process().memory_info().rss),
         )
+
+    def keep_within(self, limit: int) -> None:
+        """Let tensors of this process take at most ``limit`` bytes of a CUDA device: beyond, torch
+        gives back what it caches, then raises OutOfMemoryError. Does nothing on the CPU."""
+        if self.is_cuda:
+            share = limit / self.memory_limit()
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
 
     def tera_s(self) -> float:
         """Seconds that 10^12 operations of an fp32 product take here, by the middle one of a few;
