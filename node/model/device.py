@@ -22,7 +22,7 @@ warms up."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch says that memory ran out, on a GPU or on the CPU."""
+    """Return True if an error of torch says that memory ran out, on a GPU or on the CPU."""
     # cuBLAS and cuDNN, which take memory of their own, say it by a status. A cuBLAS that has no
     # room for its handle says that it is not initialised; the driver says it in its own words.
     words = (
