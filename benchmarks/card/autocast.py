@@ -28,7 +28,8 @@ SHAPE = ModelSettings(
     kv_heads=4,
     d_ff=3072,
     seq_len=512,
-    vocab=32768,
+    vocab=40_000,
+    tied=True,
     qk_norm=True,
 )
 TINY = ModelSettings(

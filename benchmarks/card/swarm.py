@@ -22,7 +22,7 @@ STAGES, EPOCHS, WARM = 2, 10, 2
 SHAPE: dict[str, Any] = {
     "model.layers": 12, "model.d_model": 768, "model.heads": 12, "model.kv_heads": 12,
     "model.d_ff": 3072, "model.seq_len": 512, "pipeline.micro_batch": 8,
-    "training.target_batch": 64,
+    "training.target_batch": 32,
 }  # fmt: skip
 TINY: dict[str, Any] = {
     "model.layers": 4, "model.d_model": 64, "model.heads": 4, "model.kv_heads": 4,
@@ -39,7 +39,7 @@ RUN: dict[str, Any] = {
 CLOSE, NEAR = 0.01, 1e-3
 """Largest relative difference of a loss: under autocast, where two orders of sums round to other
 bf16 numbers; in fp32, where daemons on a CPU may step in bf16 by a measured rule."""
-START_S, RUN_S = 60.0, 80.0
+START_S, RUN_S = 45.0, 55.0
 
 
 def rows(report: Report, device: str, rehearse: bool) -> None:
