@@ -15,7 +15,7 @@ from node.core.errors import OutOfResources, UsageFault
 
 CONTEXT = 512 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
-that are loaded. NVIDIA's runtime takes 300 to 600 MiB of a data-center card."""
+that are loaded. Not measured yet; part a of ``benchmarks.gpu`` compares it."""
 PRODUCT, PRODUCTS = 512, 3
 """Side of the product by which a device's speed is first told, and how many are made after one that
 warms up."""
