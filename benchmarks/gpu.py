@@ -37,8 +37,10 @@ from node.core.errors import ExitCode, LocalFault
 
 PARTS = {"a": "imports", "c": "autocast", "e": "muon", "d": "memory", "b": "swarm"}
 """Letter to module of `benchmarks.card`, in the order in which they run."""
-LIMIT_S, WITHIN_S = 120.0, 560.0
-"""Limit of one part; time of all parts, after which no other begins."""
+LIMIT_S = 120.0
+"""Limit of one part."""
+WITHIN_S = 560.0
+"""Time of all parts; after it no other begins."""
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL for a part; its daemons end in between."""
 TAIL = 3
@@ -82,7 +84,8 @@ def main() -> int:
     except LocalFault as fault:
         print(f"benchmarks.gpu: {fault.what}: {fault.next_step}", file=sys.stderr)
         return int(fault.code)
-    report, began = Report(), time.monotonic()
+    report = Report()
+    began = time.monotonic()
     words = ["--rehearse"] if asked.rehearse else ["--device", device]
     for letter in (letter for letter in PARTS if letter in parts):
         left = asked.within - (time.monotonic() - began)

@@ -35,10 +35,12 @@ SHAPE = ModelSettings(
 TINY = ModelSettings(
     layers=2, d_model=64, heads=4, kv_heads=2, d_ff=256, seq_len=64, vocab=300, qk_norm=True
 )
-SEQUENCES, FEW = 8, 2
+SEQUENCES = 8
+FEW = 2
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Output or loss, gradient of the input, gradients of the parameters."""
-BF16, FP32 = 0.05, 1e-4
+BF16 = 0.05
+FP32 = 1e-4
 """Bounds of |difference| / |reference|: for bf16, where each product rounds to 0.4 %, through six
 layers; for fp32 on two devices."""
 
@@ -46,7 +48,8 @@ layers; for fp32 on two devices."""
 def rows(report: Report, device: str, rehearse: bool) -> None:
     """Differences first, then times."""
     bench = Bench.on(device, rehearse)
-    shape, sequences = (TINY, FEW) if rehearse else (SHAPE, SEQUENCES)
+    shape = TINY if rehearse else SHAPE
+    sequences = FEW if rehearse else SEQUENCES
     x = bench.normal(sequences, shape.seq_len, shape.d_model)
     dy = bench.normal(sequences, shape.seq_len, shape.d_model, seed=1)
     first = x[:1], dy[:1], (shape.seq_len // 3,)

@@ -46,7 +46,9 @@ TINY: dict[str, dict[str, int]] = {
     "even": {"layers": 3, "d_model": 64, "d_ff": 256, "heads": 4, "kv_heads": 4,
              "seq_len": 64, "sequences": 4},
 }  # fmt: skip
-EPOCHS, IN_FLIGHT, MICRO_BATCHES = 2, 4, 6
+EPOCHS = 2
+IN_FLIGHT = 4
+MICRO_BATCHES = 6
 LOOSE = 2.0
 """Planned over measured: beyond, a stage that would fit is refused."""
 
@@ -90,9 +92,11 @@ def _run(shape: dict[str, int], mode: str) -> tuple[Manifest, Verdict]:
 
 
 def _train(bench: Bench, manifest: Manifest, begun: nn.Module, mode: str) -> None:
-    m, sequences = manifest.model, manifest.pipeline.micro_batch
+    m = manifest.model
+    sequences = manifest.pipeline.micro_batch
     module = deepcopy(begun).to(bench.device.device)
-    state, owner = StageState(module, 1), Owner(manifest.optimizer, 0)
+    state = StageState(module, 1)
+    owner = Owner(manifest.optimizer, 0)
     math = StageMath(module, "fp32", bench.autocast, recompute=mode)
     sums = GradientSum()
     sizes = {name: parameter.nbytes for name, parameter in state.parameters().items()}
@@ -117,7 +121,8 @@ def _train(bench: Bench, manifest: Manifest, begun: nn.Module, mode: str) -> Non
 def _shares(bench: Bench, math: StageMath, shape: tuple[int, int, int]) -> Iterator[Share]:
     """The gradients of each micro-batch, when it counts: some wait behind the one in its backward,
     in the place of activations."""
-    waiting, made = deque[Any](), deque[Share]()
+    waiting = deque[Any]()
+    made = deque[Share]()
     most = min(IN_FLIGHT, uncounted_shares(1))
     for number in range(MICRO_BATCHES):
         work = arrived(bench.normal(*shape, seed=number))

@@ -3,6 +3,7 @@ multiplying that the rule chooses between, share of a training step."""
 
 import time
 from dataclasses import replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -28,7 +29,9 @@ TIMED: tuple[tuple[int, Shape], ...] = (
 )  # fmt: skip
 SIDES = (128, 256, 512, 1024, 2048)
 ASPECTS = (1.0, 1.5, 2.0, 3.0, 4.0)
-SQUARE, MANY, STEPS = 8192, 8, 5
+SQUARE = 8192
+MANY = 8
+STEPS = 5
 TINY = {
     "compared": ((64, 64), (64, 256), (256, 64)),
     "timed": ((4, (64, 64)), (2, (64, 256))),
@@ -36,7 +39,8 @@ TINY = {
     "aspects": (1.0, 2.0),
     "square": 256,
 }
-BF16, FP32 = 0.05, 1e-3
+BF16 = 0.05
+FP32 = 1e-3
 """Largest |difference| / |reference| of a step: bf16 rounds 2 % of the norm where the polynomial
 leaves singular values up to 30 % from 1 (gram.py); fp32 on two devices."""
 MICRO_BATCHES = 16
@@ -57,18 +61,13 @@ def rows(report: Report, device: str, rehearse: bool) -> None:
     _ways(report, bench)
 
 
-def rule(bench: Bench) -> KernelRule:
-    """The rule for a GPU; a rehearsal has it too."""
-    return CUDA
-
-
 def _compared(report: Report, bench: Bench, shape: Shape) -> None:
     """One matrix, by the rule and in fp32, beside fp32 on the CPU."""
     matrix = bench.normal(*shape)
     (beside,) = newton_schulz_all([matrix], STEPS, True, rule=KernelRule())
     here = matrix.to(bench.device.device)
     for name, chosen, most in (
-        ("bf16, as on a GPU", rule(bench), BF16),
+        ("bf16, as on a GPU", CUDA, BF16),
         ("fp32", replace(CUDA, bf16_from=0), FP32),
     ):
         (found,) = newton_schulz_all([here], STEPS, True, rule=chosen)
@@ -98,7 +97,7 @@ def _timed(report: Report, bench: Bench, many: int, shape: Shape, rate: float) -
     device = bench.device.device
     parameters = {n: bench.normal(*shape, seed=i).to(device) for i, n in enumerate(names)}
     gradients = {n: bench.normal(*shape, seed=i + many).to(device) for i, n in enumerate(names)}
-    epoch = iter(range(1 << 20))
+    epoch = count()
     took = bench.seconds(lambda: step_all(owner, parameters, gradients, next(epoch)))
     done = many * flops(shape, device)[0]
     report.add(
@@ -121,7 +120,8 @@ def _share(report: Report, bench: Bench) -> None:
         _, _, share = visit(math, x, x)
     mean: dict[str, Tensor] = {name: gradient.cpu() for name, gradient in share.items()}
     live = {name: parameter.data for name, parameter in stage.named_parameters()}
-    owner, epoch = Owner(OptimSettings(warmup=0), 0), iter(range(1 << 20))
+    owner = Owner(OptimSettings(warmup=0), 0)
+    epoch = count()
 
     def step() -> None:
         for tensor in step_all(owner, live, mean, next(epoch)).values():

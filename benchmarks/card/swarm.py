@@ -18,7 +18,9 @@ from node.core.ids import ENDS
 from node.core.numbers import human
 from node.model.shapes import all_shapes, count
 
-STAGES, EPOCHS, WARM = 2, 10, 2
+STAGES = 2
+EPOCHS = 10
+WARM = 2
 SHAPE: dict[str, Any] = {
     "model.layers": 12, "model.d_model": 768, "model.heads": 12, "model.kv_heads": 12,
     "model.d_ff": 3072, "model.seq_len": 512, "pipeline.micro_batch": 8,
@@ -36,10 +38,14 @@ RUN: dict[str, Any] = {
     "training.eval_every": 0,
     "optimizer.name": "muon",
 }
-CLOSE, NEAR = 0.01, 1e-3
+CLOSE = 0.01
+NEAR = 1e-3
 """Largest relative difference of a loss: under autocast, where two orders of sums round to other
 bf16 numbers; in fp32, where daemons on a CPU may step in bf16 by a measured rule."""
-START_S, RUN_S = 45.0, 55.0
+START_S = 45.0
+"""Limit until every daemon is in a plan."""
+RUN_S = 55.0
+"""Limit from there to the end of the run."""
 
 
 def rows(report: Report, device: str, rehearse: bool) -> None:

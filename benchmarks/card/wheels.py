@@ -58,9 +58,10 @@ MODULES = {
 THERE = ("torch", "numpy")
 """Packages that are not carried: too large, and made for the machine."""
 PYTHON = "3.12"
-GLIBC, OLD = (5, 12, 17, 24, 27, 28, 31, 34), (1, 2010, 2014)
-"""Minor numbers of glibc 2 in the tags of wheels, and older names for some of them. pip compares
-them for equality."""
+GLIBC = (5, 12, 17, 24, 27, 28, 31, 34)
+"""Minor numbers of glibc 2 in the tags of wheels. pip compares them for equality."""
+OLD = (1, 2010, 2014)
+"""Older names for some of these tags."""
 SOURCE = ("varint",)
 """Packages without a wheel on the index. They are plain Python, so a wheel built here fits."""
 ENDINGS = ("x86_64.whl", "-any.whl")

@@ -212,8 +212,9 @@ def stash_limit(
     if asked := config.limits.stash_bytes:
         return asked
     m, p = manifest.model, manifest.pipeline
-    masked, cast = manifest.data.document_mask, casts(manifest, gpu)
-    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast)
+    masked = manifest.data.document_mask
+    cast = casts(manifest, gpu)
+    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
     planned = config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
     free = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
     return max(planned, min(STASH, planned + free))

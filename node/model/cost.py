@@ -149,6 +149,7 @@ def stash_bytes(
     micro_batch: int,
     recompute: str = "off",
     masked: bool = False,
+    *,
     cast: bool = False,
 ) -> int:
     """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward,
@@ -166,7 +167,7 @@ def stash_bytes(
     if recompute != "off":
         return tokens * 4 * d * (layers + 1 if recompute == "layers" else 1)
     copies = cast_bytes(settings, stages, stage) if cast else 0
-    return layers * graph_bytes(settings, tokens, masked, cast) + tokens * 4 * d + copies
+    return layers * graph_bytes(settings, tokens, masked, cast=cast) + tokens * 4 * d + copies
 
 
 def cast_bytes(settings: ModelSettings, stages: int, stage: int) -> int:
@@ -185,7 +186,7 @@ def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
 
 
 def graph_bytes(
-    settings: ModelSettings, tokens: int, masked: bool = False, cast: bool = False
+    settings: ModelSettings, tokens: int, masked: bool = False, *, cast: bool = False
 ) -> int:
     """Bytes that autograd keeps of one layer for so many tokens, fp32; where documents are kept
     apart (``masked``) attention's output twice, of each document and of all. ``cast``: under bf16
@@ -231,6 +232,7 @@ def work_bytes(
     micro_batch: int,
     recompute: str = "off",
     masked: bool = False,
+    *,
     cast: bool = False,
 ) -> int:
     """The largest passing tensors of one backward: logits and their gradients at the ends; in a
@@ -248,7 +250,7 @@ def work_bytes(
         4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
         + frames_bytes(settings, micro_batch)
         + copies
-        + again * graph_bytes(settings, tokens, masked, cast)
+        + again * graph_bytes(settings, tokens, masked, cast=cast)
     )
 
 
@@ -274,7 +276,7 @@ def stage_bytes(
     numbers = count(parameter_shapes(settings, stages, stage))
     trained = width * numbers
     kept = width * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
-    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked, cast)
+    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
     most = min(in_flight, uncounted_shares(stages if stage == ENDS else stage))
     uncounted = most if trained > waiting else 1
@@ -285,7 +287,7 @@ def stage_bytes(
         stash=(in_flight + 1 - uncounted) * waiting,
         shares=uncounted * trained,
         uncounted=uncounted,
-        work=work_bytes(settings, stages, stage, micro_batch, recompute, masked, cast),
+        work=work_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast),
         before=trained,
         rounds=rounds,
     )
