@@ -8,6 +8,7 @@ clock, and the lineage of the versions is compared instead, which covers their w
 """
 
 import random
+import re
 import shutil
 import signal
 import sys
@@ -102,12 +103,16 @@ def rows(report: Report, root: Path, quick: bool) -> None:
 
 
 def _judged(report: Report, root: Path, case: Case, moments: int) -> None:
-    box = Box(root / case.name.replace(" ", "-"), settings=case.settings, forks=Forks())
+    folder = root / re.sub(r"\W+", "-", case.name)
+    box = Box(folder, settings=case.settings, forks=Forks())
     box.root.mkdir()
     try:
         peers = _made(box, case)
         found = list(_lived(box, case, peers, moments))
         told = [e for p in peers for e in p.told()]
+    except Hang:
+        print(box.story(), file=sys.stderr, flush=True)
+        raise
     finally:
         box.clean_up()
     _say(report, case, found)
