@@ -22,6 +22,7 @@ from benchmarks.report import Report, chosen
 PARTS = {
     "1": "moments",
     "2": "disk",
+    "4": "frozen",
 }
 """Number to module of `benchmarks.kept`; each has ``rows(report, root, quick)``."""
 
