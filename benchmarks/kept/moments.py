@@ -155,8 +155,10 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
         victims = list(peers) if everybody else [dice.choice(list(peers))]
         began = time.monotonic()
         with ThreadPoolExecutor(len(victims)) as pool:
-            for ended in [pool.submit(_end, box, kind, victim) for victim in victims]:
-                ended.result()
+            for told in [pool.submit(_tell, box, kind, victim) for victim in victims]:
+                told.result()
+        for victim in victims:
+            _gone(victim, kind)
         end_s = time.monotonic() - began
         down = time.time()
         before = [e for p in peers for e in _committed(p) if e.at <= down]
@@ -169,19 +171,21 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
         yield made
 
 
-def _end(box: Box, kind: str, victim: Peer) -> None:
-    """End a machine and wait until it is gone. Raises Hang if it does not end in order."""
-    if kind == "SIGKILL":
-        victim.kill()
-        return
-    if kind in ("SIGTERM", "Ctrl-C"):
-        victim.signal(signal.SIGTERM if kind == "SIGTERM" else signal.SIGINT)
-    else:
+def _tell(box: Box, kind: str, victim: Peer) -> None:
+    """Tell a machine to end. Raises Hang if the command fails."""
+    if kind in ("stop", "drain"):
         done = box.tutti(kind, home=victim.home, timeout=END_S)
         if done.returncode:
             raise Hang(f"{kind} at {victim.label}: {done.stdout} {done.stderr}")
+        return
+    numbers = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT, "SIGKILL": signal.SIGKILL}
+    victim.signal(numbers[kind])
+
+
+def _gone(victim: Peer, kind: str) -> None:
+    """Wait until a machine is gone. Raises Hang if it did not end in order."""
     code = victim.wait(END_S)
-    if code not in (0, 130):
+    if code not in (0, 130) and kind != "SIGKILL":
         raise Hang(f"{victim.label} ended with {code} after {kind}: {victim.child.tail()}")
 
 
