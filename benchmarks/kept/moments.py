@@ -77,12 +77,14 @@ CASES = (
 @dataclass(frozen=True)
 class Moment:
     """One end and what it cost. ``lost``: committed epochs that were done again, by cell;
-    ``work_s``: seconds that these had taken; ``end_s``: until the last process was gone."""
+    ``work_s``: seconds that these had taken; ``other``: cells that went on from a version of
+    another history; ``end_s``: until the last process was gone."""
 
     kind: str
     everybody: bool
     lost: tuple[int, ...]
     work_s: float
+    other: int
     end_s: float
 
     @property
@@ -195,9 +197,9 @@ def _committed(peer: Peer) -> list[Told]:
 
 def _resumed(
     box: Box, case: Case, peers: Sequence[Peer], before: Sequence[Told], down: float
-) -> tuple[tuple[int, ...], float]:
-    """Wait until every cell goes on; the committed epochs of each that are done again, and the
-    seconds that these had taken in the worst one."""
+) -> tuple[tuple[int, ...], float, int]:
+    """Wait until every cell goes on; the committed epochs of each that are done again, the seconds
+    that these had taken in the worst one, and how many go on from another history."""
     newest = _newest(before)
 
     def going() -> dict[str, int] | None:
@@ -217,7 +219,20 @@ def _resumed(
     begun = box.wait("every cell to go on", going, 4 * START_S, tuple(peers))
     lost = tuple(max(0, newest[cell] - begun[cell]) for cell in sorted(newest))
     work_s = max(_work_s(before, cell, begun[cell], newest[cell]) for cell in newest)
-    return lost, work_s
+    after = [e for p in peers for e in p.told() if e.kind == PLANNED and e.at > down]
+    planned = {str(e.get("lineage")) for e in after}
+    # A leader may have been stopped between a commit and telling it: then plans begin later.
+    other = sum(
+        begun[cell] == newest[cell] and lineage not in planned
+        for cell, lineage in _lineages(before).items()
+    )
+    return lost, work_s, other
+
+
+def _lineages(commits: Sequence[Told]) -> dict[str, str]:
+    """The lineage that each cell committed last."""
+    ordered = sorted(commits, key=lambda e: e.at)
+    return {str(e.get("cell", "")): str(e.get("lineage")) for e in ordered}
 
 
 def _newest(commits: Sequence[Told]) -> dict[str, int]:
@@ -251,6 +266,15 @@ def _say(report: Report, case: Case, found: Sequence[Moment]) -> None:
         f"{kinds}; {sum(m.everybody for m in found)} of everybody",
         "0",
         holds=lost == 0 and bool(planned),
+    )
+    other = sum(m.other for m in planned)
+    report.add(
+        f"1 cells that went on from another history after these, {case.name}",
+        other,
+        "cells",
+        "by the lineage of versions, a hash of all plans before",
+        "0",
+        holds=other == 0 and bool(planned),
     )
     report.add(
         f"1 seconds until a planned end is over, {case.name}",
