@@ -136,13 +136,12 @@ def _made(box: Box, case: Case) -> list[Peer]:
     else:
         peers = box.swarm(case.nodes, **changes)
     box.start(*peers)
-    if case.cells > 1:
-        box.wait(
-            f"{case.cells} cells at work",
-            lambda: len({e.get("cell") for p in peers for e in _committed(p)[-3:]}) == case.cells,
-            4 * START_S,
-            tuple(peers),
-        )
+
+    def cells() -> set[str]:
+        return {str(e.get("cell", "")) for p in peers for e in _committed(p)[-3:]}
+
+    what = f"commits of {case.cells} cells"
+    box.wait(what, lambda: len(cells()) == case.cells, 4 * START_S, tuple(peers))
     return peers
 
 
