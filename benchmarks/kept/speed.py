@@ -37,4 +37,4 @@ def rows(report: Report, root: Path, quick: bool) -> None:
         holds=ratio >= LEAST,
     )
     if not quick:
-        unchanged.tests(report, item="7", limit_s=TESTS_S)
+        unchanged.all_tests(report, item="7", limit_s=TESTS_S)

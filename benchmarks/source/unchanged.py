@@ -141,7 +141,7 @@ def compiled(tree: Path) -> None:
     subprocess.run([sys.executable, "-m", "compileall", "-q", "node"], cwd=tree, check=False)
 
 
-def tests(report: Report, item: str = "6", limit_s: int = TESTS_S) -> None:
+def all_tests(report: Report, item: str = "6", limit_s: int = TESTS_S) -> None:
     """The row of all tests: on a fresh clone, after `make setup`."""
     with tempfile.TemporaryDirectory(prefix="tutti-tests-") as folder:
         clone = Path(folder) / "clone"
