@@ -155,9 +155,7 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
         time.sleep(dice.uniform(0.2, case.pause_s))
         victims = list(peers) if everybody else [dice.choice(list(peers))]
         began = time.monotonic()
-        with ThreadPoolExecutor(len(victims)) as pool:
-            for told in [pool.submit(_tell, box, kind, victim) for victim in victims]:
-                told.result()
+        _tell(box, kind, victims)
         for victim in victims:
             _gone(victim, kind)
         end_s = time.monotonic() - began
@@ -172,15 +170,19 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
         yield made
 
 
-def _tell(box: Box, kind: str, victim: Peer) -> None:
-    """Tell a machine to end. Raises Hang if the command fails."""
-    if kind in ("stop", "drain"):
-        done = box.tutti(kind, home=victim.home, timeout=END_S)
+def _tell(box: Box, kind: str, victims: Sequence[Peer]) -> None:
+    """Tell machines to end, all at once. Raises Hang if a command fails."""
+    numbers = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT, "SIGKILL": signal.SIGKILL}
+    if kind in numbers:
+        for victim in victims:
+            victim.signal(numbers[kind])
+        return
+    with ThreadPoolExecutor(len(victims)) as pool:
+        homes = [victim.home for victim in victims]
+        answers = pool.map(lambda home: box.tutti(kind, home=home, timeout=END_S), homes)
+    for victim, done in zip(victims, answers, strict=True):
         if done.returncode:
             raise Hang(f"{kind} at {victim.label}: {done.stdout} {done.stderr}")
-        return
-    numbers = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT, "SIGKILL": signal.SIGKILL}
-    victim.signal(numbers[kind])
 
 
 def _gone(victim: Peer, kind: str) -> None:

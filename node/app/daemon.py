@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -540,6 +541,9 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
     stopped it."""
     keep_freed()
+    # Of calls that end before grpc has begun to read their messages, and of what is cancelled before
+    # it has begun: nothing that a person at the terminal could act on.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
