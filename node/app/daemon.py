@@ -541,8 +541,8 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
     stopped it."""
     keep_freed()
-    # Of calls that end before grpc has begun to read their messages, and of what is cancelled before
-    # it has begun: nothing that a person at the terminal could act on.
+    # Calls may end before grpc reads their messages, and tasks be cancelled before they begin. A
+    # person at the terminal could not act on that.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
