@@ -299,7 +299,8 @@ class Exporter:
                 if loop.time() >= until:
                     raise self._missing(plan, missing)
                 names = ", ".join(stage_name(s) for s in sorted(missing)[:SAID])
-                self._progress.doing = f"waiting for {names} at {_said(plan.base)}"
+                wait = f"waiting up to {FIND_S:.0f} s for {names}"
+                self._progress.doing = f"{wait} at {_said(plan.base)}"
                 asked = plan
                 look = loop.time() + LOOK_S
             elif plan is None and loop.time() >= until:
@@ -323,11 +324,11 @@ class Exporter:
 
     def _own(self, plan: Plan) -> Mapping[str, Tensor] | None:
         """Tensors of the stage hosted here at the version that the plan starts from; None where
-        other tensors are in place."""
+        they are not here."""
         stage = self._a.stage
-        held = self._a.work.describe(stage.stage, StateKind.PARAMETERS, plan.epoch, plan.lineage)
+        held = None if stage.empty else stage.held(plan.epoch, plan.lineage)
         agreed = self._digest(plan, stage.stage)
-        return held[1] if held is not None and agreed in (None, stage.digest) else None
+        return held.parameters if held is not None and agreed in (None, held.digest) else None
 
     def _candidates(self, stage: int, plan: Plan | None = None) -> set[PeerId]:
         """Other peers that may have a stage: members that start from the plan's version, and peers
@@ -345,16 +346,21 @@ class Exporter:
         return plan.digests.get(stage)
 
     def _missing(self, plan: Plan, missing: Mapping[int, Donors]) -> NetworkFault:
-        lines = [
-            f"\n{stage_name(stage)}:{_listed(missing[stage].reasons) or ' no peer hosts it'}"
-            for stage in sorted(missing)[:SAID]
-        ]
+        lines = "\n".join(self._why(donors) for _, donors in sorted(missing.items())[:SAID])
         return NetworkFault(
             f"{len(missing)} of {self._progress.stages} stages cannot be had at "
-            f"{_said(plan.base)}{''.join(lines)}",
+            f"{_said(plan.base)}\n{lines}",
             "a stage comes back with a peer that has its checkpoint:  tutti start  there ; "
             f"tutti peers  shows who is here; {_AGAIN}",
         )
+
+    def _why(self, donors: Donors) -> str:
+        """Why nobody gives a stage at the version wanted."""
+        here = self._a.stage
+        why = _listed(donors.reasons)
+        if donors.stage == here.stage:
+            why = f"\n  this peer: holds epoch {here.version.epoch}{why}"
+        return f"{stage_name(donors.stage)}:{why or ' no peer hosts it'}"
 
     # ----------------------------------------------------------- gathering
 

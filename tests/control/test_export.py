@@ -31,6 +31,7 @@ from node.core.journey import Plan, PlanMember, Version
 from node.data.tokenizer import ByteTokenizer, Tokenizer
 from node.manifest import Manifest, amended
 from node.model.shapes import parameter_shapes
+from node.training.state.stage import Held
 from node.wire.tensors import digest
 from protos import state_pb2
 from protos.control_pb2 import ExportRequest
@@ -152,16 +153,17 @@ class Lab:
         lab = self
 
         class Stage:
-            stage = lab.stage
-            digest = property(lambda _: digest(lab.tensors(lab.stage, lab.here)))
+            stage, empty = lab.stage, False
+            version = property(lambda _: lab.here)
+
+            def held(self, epoch: int, lineage: str) -> Held | None:
+                tensors = lab.tensors(lab.stage, lab.here)
+                same = (epoch, lineage) == (lab.here.epoch, lab.here.lineage)
+                return Held(lab.here, tensors, digest(tensors)) if same else None
 
         class Work:
             engines = SimpleNamespace(store=SimpleNamespace(settings=SETTINGS))
             plan = property(lambda _: lab.plan)
-
-            def describe(self, stage: int, kind: StateKind, epoch: int, lineage: str) -> Any:
-                same = (epoch, lineage) == (lab.here.epoch, lab.here.lineage)
-                return (lab.here, lab.tensors(stage, lab.here)) if same else None
 
         a: Any = SimpleNamespace(
             manifest=self.manifest,
@@ -430,7 +432,7 @@ async def test_the_own_stage_comes_from_a_replica_where_it_is_another_version(ma
     lab.here = Version(6, "ef" * 16)
     with pytest.raises(NetworkFault, match="1 of 3 stages") as e:
         await lab.export()
-    assert "stage 1: no peer hosts it" in e.value.what
+    assert e.value.what.endswith("\nstage 1:\n  this peer: holds epoch 6")
     await lab.host(1)
     _, _, fields = await lab.export()
     assert fields["epoch"] == 7
