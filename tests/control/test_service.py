@@ -65,6 +65,22 @@ async def test_an_export_ends_with_the_command_that_asked_for_it(socket, window)
     await ended.wait()
 
 
+async def test_an_answer_that_nobody_reads_any_more_is_ended_at_once(tmp_path, window):
+    ended: list[bool] = []
+
+    async def export(request: ExportRequest) -> Any:
+        try:
+            yield Event(at=1.0, level="info", kind="export-progress", text="", fields="{}")
+        finally:
+            ended.append(True)
+
+    service = ControlService(window, tmp_path / "ctl.sock")
+    answer = service._stream(None, export, ExportRequest())
+    await anext(answer)
+    await answer.aclose()  # type: ignore[attr-defined]
+    assert ended == [True]
+
+
 async def test_generate_streams_and_is_bounded(socket, window):
     asked: list[GenerateRequest] = []
     speak = window.generate
