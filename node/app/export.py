@@ -395,8 +395,8 @@ class Exporter:
     async def _keep_on(self, donors: Mapping[int, Donors], left: set[int]) -> None:
         """Keep the version at the donors of the stages that are ``left``."""
         while True:
-            await asyncio.sleep(RENEW_S)
             await together(*(donors[stage].renew() for stage in left))
+            await asyncio.sleep(RENEW_S)
 
     async def _fetch(self, plan: Plan, donors: Donors, lasting: bool) -> Mapping[str, Tensor]:
         """The tensors of one stage. Raises _StageLost when no peer gives them any more."""

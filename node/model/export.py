@@ -179,8 +179,10 @@ class Export:
 
     def __init__(self, directory: Path, settings: ModelSettings, parameters: str = "fp32") -> None:
         """Describe an export of the model of ``settings``, its numbers in the format
-        ``parameters``, to ``directory``."""
+        ``parameters``, to ``directory``. Raises UsageFault for a path without a name."""
         self.directory = Path(directory).absolute()
+        if not self.directory.name:
+            raise UsageFault(f"{directory} cannot be an export", "choose a new directory")
         self._settings = settings
         self._wire = parameters
         self._shapes = trained_shapes(settings)

@@ -352,6 +352,24 @@ async def test_all_stages_are_of_one_version_while_the_swarm_goes_on(make, monke
     assert same(load_file(lab.out / "model.safetensors"), lab.whole(version))
 
 
+async def test_a_few_replicas_of_a_stage_keep_it_and_others_stand_in(make) -> None:
+    lab = await make()
+    for _ in range(5):
+        await lab.host(2)
+    lab.begin()
+    await lab.export()
+    replicas = [p for p in lab.peers if p.stage == 2]
+    asked = [p for p in replicas if len(p.service.pins)]
+    assert len(asked) == donors.ENOUGH < len(replicas)
+    for peer in asked:
+        peer.at = Version(99, "cd" * 16)
+        peer.service.pins._pins.clear()
+    await lab.export()
+    assert sum(len(p.service.pins) for p in replicas if p not in asked) == len(replicas) - len(
+        asked
+    )
+
+
 async def test_donors_are_asked_again_while_others_are_fetched(make, monkeypatch) -> None:
     """Donors let go of a version that nobody asked for lately."""
     lab = await make()

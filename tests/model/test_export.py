@@ -3,6 +3,7 @@ import json
 import os
 import stat
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -147,6 +148,11 @@ def test_half_a_model_is_refused(tmp_path, changes, why):
     with pytest.raises(UsageFault, match=why):
         exported(tmp_path / "out", SMALL, tensors)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_root_is_no_place(tmp_path):
+    with pytest.raises(UsageFault, match="cannot be an export"):
+        exported(Path("/"), SMALL, merged(SMALL))
 
 
 def test_a_place_that_cannot_be_looked_at_is_named(tmp_path):
