@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from node.core.journey import Version
 from node.core.version import VERSION
 from node.manifest import Manifest
@@ -68,6 +66,8 @@ def source_in(directory: str) -> Source:
 
 def _head(card: Path) -> dict[str, Any]:
     """The YAML head of a model card; empty where there is none."""
+    import yaml  # only an export needs it
+
     try:
         with card.open("rb") as file:
             text = file.read(MOST_CARD).decode()
@@ -80,6 +80,8 @@ def _head(card: Path) -> dict[str, Any]:
 
 def model_card(manifest: Manifest, result: Result, source: Source, *, tokenizer: bool) -> str:
     """The card of an export of ``manifest``'s run. ``tokenizer``: the export has one."""
+    import yaml
+
     head = yaml.safe_dump(_fields(manifest, source), sort_keys=False, allow_unicode=True)
     if not source.license:
         head += "# license: name the one you publish this model under\n"
