@@ -1183,13 +1183,32 @@ def export(
     directory: Annotated[
         Path, Argument(metavar="DIR", help="Where to write it; made if it is not there.")
     ],
+    tokenizer: Annotated[
+        Path | None,
+        Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="The run's tokenizer.json. Default: the one here, or of another peer.",
+        ),
+    ] = None,
+    without: Annotated[
+        bool, Option("--no-tokenizer", help="Write the model without a tokenizer.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Gather every stage and write a Hugging Face directory."""
     from node.control import commands
+    from protos.control_pb2 import ExportRequest
 
+    if tokenizer is not None and without:
+        raise UsageFault("--tokenizer and --no-tokenizer", "give one of the two")
+    request = ExportRequest(
+        directory=str(directory),
+        tokenizer="" if tokenizer is None else str(tokenizer),
+        without_tokenizer=without,
+    )
     with _client() as client:
-        return commands.export(client, directory, as_json=as_json)
+        return commands.export(client, request, as_json=as_json)
 
 
 # ------------------------------------------------------------ about

@@ -358,6 +358,18 @@ class NodeConfig:
         """The fetched weights of a stage beside which adapters are trained."""
         return self.swarm_dir(run_id) / "base" / f"stage-{stage}"
 
+    def export_dir(self, run_id: str) -> Path:
+        """Pieces of stages that an export has fetched and not finished with."""
+        return self.swarm_dir(run_id) / "export"
+
+    def tokenizer_path(self, run_id: str) -> Path:
+        """The run's tokenizer.json, where an export has fetched it from another peer."""
+        return self.swarm_dir(run_id) / "tokenizer.json"
+
+    def keep_tokenizer(self, run_id: str, content: bytes) -> None:
+        """Keep the run's tokenizer.json. Raises Refused and OutOfResources."""
+        _keep(self.tokenizer_path(run_id), content)
+
     def remember(self, manifest: Manifest, invite: Invite | None = None) -> Path:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.
         Returns its file."""

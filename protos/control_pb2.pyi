@@ -489,10 +489,14 @@ class Evaluated(_message.Message):
     def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("directory",)
+    __slots__ = ("directory", "tokenizer", "without_tokenizer")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     directory: str
-    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+    tokenizer: str
+    without_tokenizer: bool
+    def __init__(self, directory: _Optional[str] = ..., tokenizer: _Optional[str] = ..., without_tokenizer: _Optional[bool] = ...) -> None: ...
 
 class SwitchRequest(_message.Message):
     __slots__ = ("change",)

@@ -90,7 +90,7 @@ class CannedWindow:
                 epoch=7,
             )
 
-    async def export(self, directory: str) -> AsyncIterator[Event]:
+    async def export(self, request: pb.ExportRequest) -> AsyncIterator[Event]:
         yield Event(
             at=1.0,
             level="info",
@@ -104,7 +104,7 @@ class CannedWindow:
             level="info",
             component="checkpoint",
             kind="exported",
-            text=f"written to {directory}",
+            text=f"written to {request.directory}",
             fields="{}",
         )
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from node.app.capacity import check_memory, parts_of_stages, room_on, shares, stash_limit
 from node.app.change import read, under
+from node.app.run_files import RunFiles
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -209,6 +210,7 @@ async def assemble(
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
             weights=given,
+            files=RunFiles(config, manifest, tokenizer).read,
         ),
         state,
     )
@@ -285,7 +287,8 @@ class Ports:
     loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
     the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
     reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory;
-    ``weights`` reads any stage of the model that the run begins from, None where it is not here."""
+    ``weights`` reads any stage of the model that the run begins from, None where it is not here;
+    ``files`` reads a file of the run by its sha256."""
 
     identity: Signer
     transport: TransportPort
@@ -312,6 +315,7 @@ class Ports:
     ledger: VoteLedger | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
     weights: Given | None = None
+    files: Callable[[str], bytes | None] | None = None
 
 
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
@@ -379,6 +383,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         clock=o.clock,
         on_served=work.state_export.served,
         weights=o.weights,
+        files=o.files,
     )
     training = Training(
         o.identity,

@@ -347,8 +347,13 @@ def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
         need += max(0, (ours.checkpoint.keep + 1) * largest - there)
     if free >= need:
         return []
-    # A start makes or fetches these again: tokenised text, pieces of a state that was coming.
-    spare = [*home.glob("data/*"), *home.glob("swarms/*/incoming/*")]
+    # A start, or the next export, makes or fetches these again: tokenised text, pieces of a state
+    # that was coming.
+    spare = [
+        *home.glob("data/*"),
+        *home.glob("swarms/*/incoming/*"),
+        *home.glob("swarms/*/export/*"),
+    ]
     gain = sum(map(_bytes, spare))
     cause = f"{place} has {human(free)} free, checkpoints and logs need {human(need)}"
     step = "free some space, or choose a --home on a larger disk"

@@ -24,6 +24,7 @@ from node.control.text import (
     cells_table,
     evaluated_lines,
     event_line,
+    export_line,
     fitted,
     mean_loss,
     missing_words,
@@ -42,6 +43,7 @@ from protos.control_pb2 import (
     Evaluated,
     EvaluateRequest,
     Event,
+    ExportRequest,
     GenerateRequest,
     Missing,
     PingReport,
@@ -50,6 +52,10 @@ from protos.control_pb2 import (
 
 if TYPE_CHECKING:
     from node.control.client import ControlClient
+
+
+LINE_S = 5.0
+"""Seconds between two lines on the progress of an export, where there is no terminal."""
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -241,19 +247,54 @@ def _asked(known: str, by: str, as_json: bool) -> str:
     return by or known
 
 
-def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode:
-    # The daemon has its own working directory: it is told the whole path.
-    newest = _progress(client.export(str(expanded(directory).absolute())), as_json)
-    if newest is None:
+def export(client: ControlClient, request: ExportRequest, *, as_json: bool) -> ExitCode:
+    """Show the progress on stderr: a line that is written over on a terminal, else one every
+    :data:`LINE_S` seconds; with ``as_json`` nothing but the result, on stdout."""
+    # The daemon has its own working directory: it is told whole paths.
+    request.directory = str(expanded(request.directory).absolute())
+    if request.tokenizer:
+        request.tokenizer = str(expanded(request.tokenizer).absolute())
+    events = client.export(request)
+    newest = deque(events if as_json else _export_progress(events), maxlen=1)
+    if not newest or newest[0].kind != "exported":
         raise LocalFault("the daemon exported nothing", "see  tutti logs --level error")
-    if not as_json and event_document(newest)["fields"].get("adapter"):
+    fields = event_document(newest[0])["fields"]
+    if as_json:
+        say_json(event_document(newest[0]))
+    elif fields.get("adapter"):
         say(
             "load it on top of the model that the run began from, with  "
-            f'peft.PeftModel.from_pretrained(model, "{directory}")'
+            f'peft.PeftModel.from_pretrained(model, "{request.directory}")'
         )
-    elif not as_json:
-        say(f'load it with  transformers.AutoModelForCausalLM.from_pretrained("{directory}")')
+    else:
+        say(
+            "load it with  transformers.AutoModelForCausalLM.from_pretrained"
+            f'("{request.directory}")'
+        )
     return ExitCode.OK
+
+
+def _export_progress(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events; their progress is shown as they pass."""
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False)
+    terminal = console.is_terminal and not console.is_dumb_terminal
+    updating = Live(console=console, auto_refresh=False, transient=True)
+    told = ""
+    at = 0.0
+    with updating if terminal else contextlib.nullcontext():
+        for event in events:
+            line = Text(export_line(event), no_wrap=True, overflow="ellipsis")
+            if event.kind != "export-progress":
+                console.print(event_line(event, local_time(event.at)), soft_wrap=True)
+            elif terminal:
+                updating.update(line, refresh=True)
+            elif event.text != told or event.at - at >= LINE_S:
+                console.print(line, soft_wrap=True)
+                told = event.text
+                at = event.at
+            yield event
 
 
 def logs(

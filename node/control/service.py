@@ -67,8 +67,9 @@ class Window(Protocol):
         """One message for each choice of missing stages, that of ``leave_out`` first."""
         ...
 
-    def export(self, directory: str) -> AsyncIterator[control_pb2.Event]:
-        """Progress, then one event of kind "exported" whose fields hold the directory."""
+    def export(self, request: control_pb2.ExportRequest) -> AsyncIterator[control_pb2.Event]:
+        """Events of kind "export-progress", then one of kind "exported" whose fields hold the
+        directory."""
         ...
 
     def invite(self) -> control_pb2.InviteReply | Awaitable[control_pb2.InviteReply]: ...
@@ -194,7 +195,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Export(
         self, request: control_pb2.ExportRequest, context: Any
     ) -> AsyncIterator[control_pb2.Event]:
-        async for event in self._stream(context, self._window.export, request.directory):
+        async for event in self._stream(context, self._window.export, request):
             yield event
 
     async def Cells(
@@ -221,8 +222,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def _stream(self, context: Any, ask: Any, *args: Any) -> AsyncIterator[Any]:
         try:
-            async for item in ask(*args):
-                yield item
+            async with contextlib.aclosing(ask(*args)) as items:  # ended with its caller
+                async for item in items:
+                    yield item
         except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
 

@@ -4,6 +4,7 @@ what daemons say of themselves. For 80 columns; pure."""
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import textwrap
 from collections import Counter
@@ -438,6 +439,27 @@ def event_line(event: Event, clock: str) -> Text:
     return Text(f"{clock} ", "dim").append(
         f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, "")
     )
+
+
+def export_line(event: Event) -> str:
+    """Progress of an export as one line: the work at hand, stages, bytes, rate, time left."""
+    try:
+        figures = json.loads(event.fields or "{}")
+        stages, done = int(figures["stages"]), int(figures["stages_done"])
+        here, total = float(figures["bytes"]), float(figures["bytes_total"])
+        rate = float(figures["bytes_per_s"])
+    except (ValueError, TypeError, KeyError):
+        return clean(event.text)
+    parts = [clean(event.text)]
+    if total > 0:
+        parts += [
+            f"{done} of {several(stages, 'stage')}",
+            f"{human(here)} of {human(total)}",
+            f"{human(rate)}/s",
+        ]
+    if total > here and rate > 0:
+        parts.append(f"{span((total - here) / rate)} left")
+    return "   ".join(parts)
 
 
 def banner(

@@ -233,9 +233,10 @@ def test_a_key_that_others_can_read_is_closed_again(first, home):
 
 
 @pytest.mark.usefixtures("manifest")
-def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch):
-    text = home / "data" / "text.uint16"
-    text.parent.mkdir()
+@pytest.mark.parametrize("file", ["data/text.uint16", "swarms/9f3c21/export/stage-1/ab.piece"])
+def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch, file):
+    text = home / file
+    text.parent.mkdir(parents=True)
     text.write_bytes(b"\0" * 4096)
     monkeypatch.setattr(
         shutil,
