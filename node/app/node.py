@@ -54,6 +54,7 @@ class Node(Peer[Assembled]):
         self.started, self._since = time.monotonic(), Since(self.clock)
         self.identity = Identity.load_or_create(config.identity_path)
         self.name = config.node.name or self.identity.name
+        self.journal.names.learn(self.identity.peer_id, self.name)
         self.metrics, self.metrics_url = Metrics(), ""
         self.transport = Transport(
             self.identity,
@@ -178,6 +179,7 @@ class Node(Peer[Assembled]):
         )
 
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
+        self.journal.names.learn(peer, body.name)
         standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
         relays = [PeerId(r) for r in body.relays]
         self.transport.learn(

@@ -57,3 +57,8 @@ def short_cell(cell: str) -> str:
 def short(peer: PeerId) -> str:
     """Last six characters, enough to tell the peers of a swarm apart on a screen."""
     return peer[-6:]
+
+
+def named(peer: PeerId, name: str = "") -> str:
+    """A peer for people: ``brisk-otter (kJ4m2a)``, or the short id alone without a name."""
+    return f"{name} ({short(peer)})" if name else short(peer)

@@ -582,6 +582,7 @@ class Transport:
     def _remember(self, met: Acquaintance) -> None:
         self._incompatible.pop(met.peer, None)
         self._met[met.peer] = met
+        self._journal.names.learn(met.peer, met.name)
 
     def _on_rung(self, rung: Rung) -> int:
         """Lines of this kind now; called by the thread that answers scrapes."""
