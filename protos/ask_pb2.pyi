@@ -47,7 +47,7 @@ class AskReach(_message.Message):
     def __init__(self, ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("manifest", "peers", "ping", "refusal", "reach", "oldest_protocol", "newest_protocol", "version")
+    __slots__ = ("manifest", "peers", "ping", "refusal", "reach", "oldest_protocol", "newest_protocol", "version", "time")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Answer(_message.Message):
     OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     manifest: ManifestAnswer
     peers: PeersAnswer
     ping: PingAnswer
@@ -64,7 +65,8 @@ class Answer(_message.Message):
     oldest_protocol: int
     newest_protocol: int
     version: str
-    def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reach: _Optional[_Union[ReachAnswer, _Mapping]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    time: float
+    def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reach: _Optional[_Union[ReachAnswer, _Mapping]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., version: _Optional[str] = ..., time: _Optional[float] = ...) -> None: ...
 
 class ManifestAnswer(_message.Message):
     __slots__ = ("toml",)
