@@ -19,7 +19,7 @@ class NoWay(TuttiError):
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = tuple(pairs)
-        super().__init__("a way between " + ", or between ".join(map(_says, self.pairs[:3])))
+        super().__init__("a connection between " + ", or between ".join(map(_says, self.pairs[:3])))
 
 
 def reachable(

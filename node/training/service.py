@@ -54,8 +54,10 @@ from node.training.protocol.votes import (
     signing_domain,
     support_said,
 )
+from node.training.protocol.waiting import Lack, Wait
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
+from node.training.vitals import Life, Vitals
 from node.transport.port import TransportPort, answers, blamed
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -101,7 +103,9 @@ class Training(rpc.TrainingServicer):
         member: Callable[..., Member] = Member,
         leader: Callable[..., Leader] = Leader,
         ledger: VoteLedger | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
+        self.vitals = vitals if vitals is not None else Vitals()
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._view, self.clock, self.journal = (
             transport,
@@ -182,10 +186,12 @@ class Training(rpc.TrainingServicer):
                     timing.probed(
                         peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now()
                     )
+                self.vitals.alive(peer, self.clock.now())
                 if not known:
                     self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):
                 timing.unanswered(peer, self.clock.now())
+                self.vitals.doubt(peer, self.clock.now())
             finally:
                 measuring.discard(peer)
 
@@ -368,6 +374,7 @@ class Training(rpc.TrainingServicer):
             self._broken = None
         except PeerFault as e:
             election.shun(leader, self.clock.now())
+            self.vitals.doubt(leader, self.clock.now())
             self.journal.emit(
                 "training",
                 "leader-silent",
@@ -483,6 +490,7 @@ class Training(rpc.TrainingServicer):
     async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
         """A note from another peer. A note that does not parse counts as a fault of its sender."""
         peer = self.transport.caller(context)
+        self.vitals.alive(peer, self.clock.now())
         try:
             reason = await self._hear(peer, request)
         except WireError as e:
@@ -618,7 +626,10 @@ class Training(rpc.TrainingServicer):
         plan = self.member.plan
         if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
-        self.work.lost({PeerId(p) for p in note.dead} - {self.me})
+        dead = {PeerId(p) for p in note.dead} - {self.me}
+        for one in dead:
+            self.vitals.dead(one, self.clock.now())
+        self.work.lost(dead)
         return None
 
     async def word(
@@ -649,6 +660,7 @@ class Training(rpc.TrainingServicer):
         async with answers(peer, timeout):
             stub = rpc.TrainingStub(await self.transport.channel(peer))
             reply = await stub.Tell(note, timeout=timeout)
+        self.vitals.alive(peer, self.clock.now())
         # Answers to other notes take as long as the work that they ask for.
         if note.WhichOneof("say") in (
             None,
@@ -864,19 +876,33 @@ class Training(rpc.TrainingServicer):
         """This peer leads, and does not wait."""
         return self.leader is not None and not self.waiting_for()
 
-    def waiting_for(self) -> str:
-        """Why no epoch is under way, in a few words; empty when one is, or has been a moment
+    def waiting(self) -> Wait | None:
+        """The reason for which no epoch is under way; None when one is, or has been a moment
         ago."""
         state = self.member.state
         # A leader's own member may still be in an epoch that its leader has given up.
         if state is MemberState.FINISHED or (self.leader is None and self.member.busy):
-            return ""
+            return None
         # Who is done waits for others in the same epoch: as long as their round is expected to
         # take, nobody is late.
         done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
         if self.clock.now() - self._moved < max(PAUSE_S, done):
-            return ""
+            return None
         if self.leader is not None:
-            return self.leader.waiting_for if self.leader.phase is Phase.GATHER else ""
+            return self.leader.waiting if self.leader.phase is Phase.GATHER else None
         leader = self.leader_id()
-        return "an ends peer" if leader is None else f"a plan from {short(leader)}"
+        return Wait(Lack.PLAN, peers=(leader,)) if leader is not None else Wait(Lack.ENDS)
+
+    def waiting_for(self) -> str:
+        """:meth:`waiting` as text, empty for no reason."""
+        wait = self.waiting()
+        return str(wait) if wait is not None else ""
+
+    def standing_of(self, peer: PeerId) -> tuple[Life, float]:
+        """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
+        now = self.clock.now()
+        life, seconds = self.vitals.look(peer, now)
+        if life is Life.LIVES and self.leader is not None:
+            if (silent := self.leader.silent(now).get(peer)) is not None:
+                return Life.SILENT, silent
+        return life, seconds
