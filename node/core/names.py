@@ -34,9 +34,13 @@ class Names:
             self._by_peer[peer] = kept
             self._by_short[short(peer)] = named(peer, kept)
 
+    def known(self, peer: PeerId | None) -> str:
+        """The name that a peer told, empty if none is known."""
+        return self._by_peer.get(peer, "") if peer is not None else ""
+
     def of(self, peer: PeerId) -> str:
         """The name of a peer with its short id, or the short id alone while no name is known."""
-        return named(peer, self._by_peer.get(peer, ""))
+        return named(peer, self.known(peer))
 
     def within(self, text: str) -> str:
         """``text`` with the name of every known peer before its short id."""

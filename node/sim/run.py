@@ -152,8 +152,8 @@ def _play(swarm: SimSwarm, healed: float) -> bool:
             count, since = len(watch.commits), max(world.now, healed)
         elif world.now - since > PATIENCE_S and not swarm.troubles:
             chief = swarm.chief()
-            leads = chief is not None and chief.leader is not None
-            why = chief.leader.waiting if leads else Wait(Lack.ENDS)
+            leader = chief.leader if chief is not None else None
+            why = leader.waiting if leader is not None else Wait(Lack.ENDS)
             if why is not None and why.lack is Lack.COMMON and not _common(swarm):
                 return False
             text = f"no commit in {PATIENCE_S:.0f} s: {why or 'nothing is waited for'}"

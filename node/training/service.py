@@ -58,7 +58,7 @@ from node.training.protocol.waiting import Lack, Wait
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
 from node.training.vitals import Life, Vitals
-from node.transport.port import TransportPort, answers, blamed
+from node.transport.port import TransportPort, answers, blamed, printable
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -129,7 +129,7 @@ class Training(rpc.TrainingServicer):
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
-        self.leaving = False
+        self.leaving = self.started = False
         self.tasks, self._epoch_tasks, self._hearing = (
             Tasks("training", on_error) for _ in range(3)
         )
@@ -142,6 +142,8 @@ class Training(rpc.TrainingServicer):
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
         self._broken: PeerId | None = None
+        self.leader_waits: tuple[PeerId | None, str] = None, ""
+        """The peer that answered the last heartbeat, and its reason for planning no epoch."""
         self.standing = ChangeStatus(facts.make.read(""))
         self.lead: Callable[[Any], None] = lambda event: None
         """What feeds the leader, if this peer leads."""
@@ -162,6 +164,7 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
+        self.started = True
         self.member.stand(
             self.work.stage.version, self.work.local_checkpoints.versions(), self.work.tokens
         )
@@ -374,7 +377,6 @@ class Training(rpc.TrainingServicer):
             self._broken = None
         except PeerFault as e:
             election.shun(leader, self.clock.now())
-            self.vitals.doubt(leader, self.clock.now())
             self.journal.emit(
                 "training",
                 "leader-silent",
@@ -496,7 +498,10 @@ class Training(rpc.TrainingServicer):
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
             reason = str(e)
-        return pb.NoteReply(accepted=reason is None, reason=reason or "")
+        waits_for = ""
+        if request.WhichOneof("say") == "ready" and reason is None and self.leader is not None:
+            waits_for = self.waiting_for()
+        return pb.NoteReply(accepted=reason is None, reason=reason or "", waits_for=waits_for)
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
         match note.WhichOneof("say"):
@@ -522,6 +527,8 @@ class Training(rpc.TrainingServicer):
                     return "only the leader asks for a change of stage"
                 return self.on_move(note.move.stage) or None
         event = notes.leader_event(note, peer)
+        if isinstance(event, ev.Heartbeat):
+            self.vitals.leaves(peer, event.leaving)
         if isinstance(event, ev.Heartbeat) and event.change:
             try:
                 self.change(event.change)
@@ -646,11 +653,13 @@ class Training(rpc.TrainingServicer):
                 return await self.tell(
                     peer, note, patience.within(what, stands_s, self.clock.now())
                 )
+            self.vitals.doubt(peer, self.clock.now())
             self.transport.forget(peer)
         began = self.clock.now()
         try:
             return await self.tell(peer, note, patience.within(what, floor_s, began))
         except PeerFault as e:
+            self.vitals.doubt(peer, self.clock.now())
             raise Unheard(e, began) from e
 
     async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
@@ -661,6 +670,8 @@ class Training(rpc.TrainingServicer):
             stub = rpc.TrainingStub(await self.transport.channel(peer))
             reply = await stub.Tell(note, timeout=timeout)
         self.vitals.alive(peer, self.clock.now())
+        if note.WhichOneof("say") == "ready":
+            self.leader_waits = peer, printable(reply.waits_for)
         # Answers to other notes take as long as the work that they ask for.
         if note.WhichOneof("say") in (
             None,

@@ -5,6 +5,7 @@ often knows sooner: a connection broke, a probe was not answered, the leader cou
 dead, its record was not renewed. No decision of the protocol is made here.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,6 +28,8 @@ class Life(Enum):
     LIVES = "lives"
     SILENT = "silent"
     LOST = "lost"
+    LEFT = "left"
+    """It had said that it leaves, and is silent since."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class _Signs:
     renewals: int = 0
     """Renewals of the record since the evidence."""
     life_s: float = 0.0
+    leaves: bool = False
     started: float = 0.0
     """Unix second of its start, as its record says."""
 
@@ -72,12 +76,18 @@ class Vitals:
         if signs.dead < 0 and signs.seen <= (now if since is None else since):
             signs.dead, signs.renewals = now, 0
 
+    def leaves(self, peer: PeerId, leaves: bool) -> None:
+        """``peer`` said whether it is about to leave."""
+        self._signs(peer).leaves = leaves
+
     def record(self, peer: PeerId, seq: int, life_s: float, started: float, now: float) -> None:
         """The directory was read. ``seq``: number of the record of ``peer``; ``life_s``: seconds
         from its signature to its expiry; ``started``: when its daemon started."""
         signs = self._signs(peer)
         if seq > signs.seq:
-            signs.seq, signs.renewed, signs.life_s = seq, now, life_s
+            signs.seq, signs.renewed = seq, now
+            # A writer whose clock was set back numbers its records by the time before.
+            signs.life_s = life_s if life_s > 0 else math.inf
             signs.renewals += 1
             if started != signs.started or signs.renewals >= RENEWALS:
                 signs.doubted, signs.dead = -1.0, -1.0
@@ -89,6 +99,9 @@ class Vitals:
         signs = self._of.get(peer)
         if signs is None:
             return Life.LIVES, 0.0
+        against = max(signs.dead, signs.doubted)
+        if against >= 0 and signs.leaves:
+            return Life.LEFT, now - against
         if signs.dead >= 0:
             return Life.LOST, now - signs.dead
         if signs.doubted >= 0:

@@ -76,12 +76,15 @@ def test_a_sound_home_passes_every_check(found, name):
 
 
 @pytest.mark.usefixtures("manifest")
-def test_the_device_check_says_what_takes_the_memory(found):
-    ends, block = (one["cause"] for one in found(0, "device")[1:])
-    assert ends.startswith("the ends take ")
-    assert block.startswith("stage 1 of 3 takes ")
+def test_the_device_check_says_what_takes_the_memory(found, tutti):
+    ends, block = found(0, "device")[1:]
+    assert ends["cause"].startswith("the ends take ")
+    assert block["cause"].startswith("stage 1 of 3 takes ")
     for words in ("always parameters", "while micro-batches pass activations", "averaging"):
-        assert words in block
+        assert words not in block["cause"]
+        assert words in " ".join(block["details"])
+    assert "always parameters" not in tutti("doctor", "device").stdout
+    assert "always parameters" in tutti("doctor", "device", "-v").stdout
 
 
 def test_checks_run_in_order_and_the_first_fault_sets_the_code(tutti, found, home):

@@ -21,7 +21,7 @@ async def told(
     monkeypatch.setattr(module, "NEWS_S", 0.0)
     monkeypatch.setattr(module, "TELL_S", again_s)
     journal, left = Journal(), list(snapshots)
-    shown = SnapshotBuilder(SimpleNamespace(journal=journal))  # type: ignore[arg-type]
+    shown = SnapshotBuilder(SimpleNamespace(journal=journal, assembled=None))  # type: ignore[arg-type]
 
     def snapshot() -> Snapshot:
         if not left:
@@ -36,7 +36,7 @@ async def told(
 
 async def test_join_reports_each_step_once_and_training_repeatedly(monkeypatch):
     steps = [
-        training_snapshot(state="choosing"),
+        training_snapshot(state="choosing", cause="starting", reason="finds out which stage"),
         training_snapshot(state="joining", stage=2, progress=0.25),
         training_snapshot(state="joining", stage=2, progress=0.5),
         training_snapshot(epoch=7),
@@ -55,6 +55,7 @@ async def test_join_reports_trouble_with_the_next_step_and_its_end(monkeypatch):
     waiting = training_snapshot(
         state="waiting",
         healthy=False,
+        cause="stages",
         reason="waiting for a peer for stage 3",
         next_step="invite one",
     )
@@ -93,17 +94,15 @@ async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
     for epoch, tokens in ((-1, 0), (70, 1_000_000), (71, 1_000_500)):
         if epoch >= 0:
             plan: Any = SimpleNamespace(
-                epoch=epoch, tokens=tokens, loss=1.0, loss_val=0.0, forecast=(1.0, 1.0)
+                epoch=epoch,
+                tokens=tokens,
+                loss=1.0,
+                loss_val=0.0,
+                forecast=(1.0, 1.0),
+                cell_id="",
             )
             page.tally.planned(plan, 0.1 * epoch)
         page.measure()
         counted = {s.name: s.value for family in page.collect() for s in family.samples}
         told.append(counted["tutti_tokens_total"])
     assert told == [0, 0, 500]
-
-
-def test_routers_are_blamed_once_a_way_could_have_been_found():
-    way = "a way between 4Yx (stage 1) and 7Ab (ends)"
-    assert "router" not in module.waiting_step(way, unproven=False, found=False)
-    assert "router" in module.waiting_step(way, unproven=False, found=True)
-    assert "router" in module.waiting_step(way, unproven=True, found=False)

@@ -124,13 +124,18 @@ def test_status_fits_any_screen_and_keeps_what_is_wrong(
 
 def test_status_shows_the_plan_of_memory():
     s = training_snapshot()
-    s.memory_planned = 3 << 30
+    s.memory_planned, s.memory_process, s.memory_peak = 3 << 30, 410 << 20, 910 << 20
     for when, what in (("always", "parameters"), ("always", "gradients"), ("in steps", "groups")):
         s.memory_plan.add(when=when, what=what, bytes=1 << 30)
     text = "\n".join(shown(*status_lines(s)))
-    assert "planned at most 3.0 GiB" in text
+    assert "900.0 MiB of 4.0 GiB, at most 910.0 MiB, planned 3.4 GiB" in text
+    assert "always" not in text, "the parts are told to those only who ask"
+    text = "\n".join(shown(*status_lines(s, verbose=True)))
+    assert "this process and p2pd without the stage 410.0 MiB" in text
+    assert "planned for the stage 3.0 GiB:" in text
     assert "always parameters 1.0 GiB, gradients 1.0 GiB\n" in text
     assert "in steps groups 1.0 GiB" in text
+    assert "stash 12.0 MiB of 1.0 GiB" in text
 
 
 def test_a_truncated_screen_names_the_full_command():
@@ -148,7 +153,11 @@ def test_a_truncated_screen_names_the_full_command():
             "joining",
             "state of stage 2 from others: 45%",
         ),
-        ({"state": "choosing"}, "choosing", "which stage needs this peer"),
+        (
+            {"state": "choosing", "cause": "starting", "reason": "finds out which stage"},
+            "starting",
+            "finds out which stage",
+        ),
         (
             {"healthy": False, "reason": "waiting for an ends peer", "next_step": "start one"},
             "degraded",
@@ -288,10 +297,12 @@ def test_peers_of_another_protocol_are_named_with_what_helps():
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = PROTOCOL + 3  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    newer = f"golden-condor, quiet-ferret speak protocols {NEWER[0]} to {NEWER[1]}"
+    newer = (
+        f"golden-condor (Qm81xF), quiet-ferret (9Zt9pw) speak protocols {NEWER[0]} to {NEWER[1]}"
+    )
     assert f"{newer}, this tutti {PROTOCOLS}" in said
     assert "update this tutti" in said
-    assert "basement speak" not in said
+    assert "basement (b7Lq3d) speak" not in said
     assert f"protocol {PROTOCOL + 3}" not in said
 
 
@@ -342,7 +353,7 @@ def test_peers_of_the_own_cell_come_first_and_its_cover():
     lines = shown(peers_table(answer))
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].split()[:4] == ["PEER", "NAME", "CELL", "STATE"]
-    assert [line.lstrip("* ").split()[2] for line in lines[1:7]] == (
+    assert [line.lstrip("*+ ").split()[2] for line in lines[1:7]] == (
         ["cccccc"] * 3 + ["aaaaaa"] * 2 + ["bbbbbb"]
     )
     assert "quiet-ferret" in lines[1], "inside a cell by stage"

@@ -229,6 +229,7 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
     host = SimpleNamespace(
         pipeline=pipeline,
         work=SimpleNamespace(plan=plan),
+        training=SimpleNamespace(member=SimpleNamespace(busy=True)),
         tokenizer=Letters(),
         manifest=SimpleNamespace(model=swarm.model),
     )  # pyright: ignore

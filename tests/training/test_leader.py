@@ -590,7 +590,7 @@ def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
 def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
     lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
     leader = led(facts(prove=True), lone)
-    pair = f"{short(S1)} (stage 1) and {short(S2)} (stage 2)"
+    pair = f"{short(S1)} of stage 1 and {short(S2)} of stage 2"
     assert waits(leader, 2.0) == f"a connection between {pair}"
     one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
     assert the_plan(tell(leader, one_way, 2.5)) is None, "who is called must be able to call back"
@@ -648,9 +648,12 @@ def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
     leader = Leader(E, facts(prove=True))
     tell(leader, notes[1:], 0.0)
-    assert waits(leader, 1.0) == "a peer for the ends, stage 1, stage 2", "it has not heard itself"
+    assert waits(leader, 1.0) == "a peer for the ends and stages 1, 2", "it has not heard itself"
     tell(leader, notes, 1.5)
-    assert waits(leader, 2.0) == f"a connection between {short(S1)} (stage 1) and {short(E)} (ends)"
+    assert (
+        waits(leader, 2.0)
+        == f"a connection between {short(S1)} of stage 1 and {short(E)} of the ends"
+    )
 
 
 def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:

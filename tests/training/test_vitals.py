@@ -55,6 +55,18 @@ def test_one_renewal_may_be_old_news_and_two_are_a_sign_of_life(vitals: Vitals):
     assert vitals.look(A, 110.0)[0] is Life.LIVES
 
 
+@pytest.mark.parametrize("kind", ["doubt", "dead"])
+def test_a_peer_that_had_said_so_has_left(vitals: Vitals, kind: str):
+    vitals.leaves(A, True)
+    assert vitals.look(A, 101.0)[0] is Life.LIVES
+    getattr(vitals, kind)(A, 104.0)
+    assert vitals.look(A, 105.0) == (Life.LEFT, 1.0)
+    vitals.alive(A, 106.0)
+    vitals.leaves(A, False)
+    vitals.doubt(A, 107.0)
+    assert vitals.look(A, 107.0)[0] is Life.SILENT
+
+
 def test_a_daemon_that_was_started_again_lives(vitals: Vitals):
     vitals.dead(A, 104.0)
     vitals.record(A, 2, LIFE_S, 6.0, 105.0)
@@ -68,6 +80,12 @@ def test_a_record_that_is_not_renewed_in_time_makes_its_writer_silent(vitals: Vi
     assert vitals.look(A, 113.5) == (Life.SILENT, 13.5)
     vitals.alive(A, 112.0)
     assert vitals.look(A, 113.5)[0] is Life.LIVES
+
+
+def test_a_record_whose_number_is_ahead_of_its_life_says_nothing_of_silence(vitals: Vitals):
+    vitals.record(A, 2, -3600.0, 5.0, 101.0)
+    vitals.record(A, 2, -3600.0, 5.0, 200.0)
+    assert vitals.look(A, 200.0)[0] is Life.LIVES
 
 
 def test_a_directory_that_was_not_read_is_no_evidence(vitals: Vitals):

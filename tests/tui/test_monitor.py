@@ -82,7 +82,7 @@ async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app, 
 async def test_it_follows_the_daemon(window, app, pilot):
     await until(pilot, lambda: "TRAINING" in words(app, "#node"))
     window.said = training_snapshot(healthy=False, state="waiting", reason="no peer holds stage 3")
-    await until(pilot, lambda: "no peer holds stage 3" in words(app, "#node"))
+    await until(pilot, lambda: "no peer holds stage 3" in words(app, "#why"))
     assert app.query_one("#node").has_class("trouble")
     window.journal.emit("training", "x", "news")
     await until(

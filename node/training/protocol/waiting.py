@@ -7,7 +7,7 @@ people adds names and the next step (:mod:`node.control.causes`).
 from dataclasses import dataclass
 from enum import Enum
 
-from node.core.ids import PeerId, short, stage_name
+from node.core.ids import PeerId, short, stage_names
 
 
 class Lack(Enum):
@@ -22,7 +22,7 @@ class Lack(Enum):
     PEERS = "peers"
     """``stages`` have too few peers."""
     SETTLING = "settling"
-    """A young swarm waits a moment for peers that start together."""
+    """A new leader waits a moment, so that peers that start together can report."""
     WAYS = "ways"
     """Pairs of peers have not reached each other; ``detail`` names them."""
     EPOCH = "epoch"
@@ -52,7 +52,7 @@ class Wait:
     detail: str = ""
 
     def __str__(self) -> str:
-        stages = ", ".join(map(stage_name, self.stages))
+        stages = stage_names(self.stages)
         peer = short(self.peers[0]) if self.peers else ""
         match self.lack:
             case Lack.ENDS:
