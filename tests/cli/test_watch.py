@@ -8,7 +8,7 @@ from node.app.change import read
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
-from protos.control_pb2 import Event
+from protos.control_pb2 import Event, Piece
 from tests.cli.conftest import refused
 
 
@@ -127,6 +127,18 @@ def test_export_says_what_loads_it(tutti, daemon, fields, loads):
 
     daemon.export = export
     assert f"with  {loads}." in tutti("export", "out").stderr
+
+
+def test_few_tokens_a_second_come_with_the_reason(tutti, daemon):
+    async def generate(request):
+        yield Piece(text="A", by="12D3KooWxxxxkJ4m2a", by_name="brisk-otter")
+        yield Piece(last=True, tokens_per_s=2.0, slow="the swarm trains at the same time")
+
+    daemon.generate = generate
+    shown = tutti("generate", "a")
+    assert shown.stderr.splitlines()[-1] == "2.0 tok/s: the swarm trains at the same time"
+    assert "asked ends peer brisk-otter (kJ4m2a)" in shown.stderr
+    assert json.loads(tutti("generate", "a", "--json").stdout)["slow"]
 
 
 def test_generate_reports_missing_stages(tutti, daemon):
