@@ -25,17 +25,20 @@ from node.app.capacity import check_memory, hosted, parts_of_stages, room_on
 from node.app.joining import opened, who
 from node.config import NodeConfig
 from node.control.client import ControlClient
-from node.control.diagnose import CLOCK_S, Diagnosis, clock_of, wrong_clock
+from node.control.diagnose import Diagnosis, clock_of, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
 from node.control.text import incompatible_peers, wrapped
 from node.control.words import clean, span
+from node.core.clock import CLOCK_S
 from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
 from node.core.numbers import human
 from node.core.version import PROTOCOLS, VERSION
 from node.manifest import Manifest
 
+BEHIND_S = 60.0
+"""Seconds that this clock may be behind a file written here; a file server may have written it."""
 MIN_FREE = 256 << 20
 """Bytes of disk that every peer needs, for its log and what the system writes."""
 _FAULTS = {
@@ -480,7 +483,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     # Files whose times this machine has set: the program's own, and those of this home.
     written = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
     behind = max((f.stat().st_mtime for f in written if f.is_file()), default=0.0) - time.time()
-    if behind > CLOCK_S:
+    if behind > BEHIND_S:
         finding = wrong_clock(-behind, 0)
         cause = (
             f"the clock of this machine is {span(behind)} behind a file that this program has "

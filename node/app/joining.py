@@ -365,7 +365,7 @@ def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
     """What would go wrong right after the start, asked of a peer of ``invite`` in at most
     ``seconds``.
 
-    Raises Refused when the clock of this machine differs from theirs by more than a minute, when
+    Raises Refused when the clock of this machine differs from theirs by more than 15 s, when
     somebody else runs with the key of this home, or when none of those that answer speaks a
     protocol version that is spoken here. Nothing is raised when nobody answers.
     """

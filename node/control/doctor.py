@@ -8,7 +8,6 @@ from typing import Any
 from google.protobuf import json_format
 
 from node.control.diagnose import (
-    CLOCK_S,
     WATCH_S,
     Diagnosis,
     Machine,
@@ -19,6 +18,7 @@ from node.control.diagnose import (
     watch_identity,
 )
 from node.control.words import clean, span
+from node.core.clock import CLOCK_S
 from node.core.ids import PeerId, named
 from node.identity.invites import peer_of_address
 from protos.ask_pb2 import Ask, AskPeers, AskPing, PeersAnswer

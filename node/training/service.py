@@ -57,7 +57,7 @@ from node.training.protocol.votes import (
 from node.training.protocol.waiting import Lack, Wait
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
-from node.training.vitals import Life, Vitals
+from node.training.vitals import MOST_LOST, Life, Vitals
 from node.transport.port import TransportPort, answers, blamed, printable
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -68,6 +68,10 @@ PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
 BARS = 3.0
 """Weight of a fault that bars a peer at once."""
+ANSWER_S = 3.0
+"""A leader that has not answered a heartbeat for so many seconds is shown as silent."""
+HEARD_S = 5.0
+"""A peer that was heard here in so many seconds is not lost because its leader says so."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
 
@@ -142,6 +146,8 @@ class Training(rpc.TrainingServicer):
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
         self._broken: PeerId | None = None
+        self._unanswered: tuple[PeerId, float] | None = None
+        """The leader to which a heartbeat is on its way, and since when."""
         self.leader_waits: tuple[PeerId | None, str] = None, ""
         """The peer that answered the last heartbeat, and its reason for planning no epoch."""
         self.standing = ChangeStatus(facts.make.read(""))
@@ -371,6 +377,7 @@ class Training(rpc.TrainingServicer):
             self.lead(heard)
             return True
         election.tells(leader, self.clock.now())
+        self._unanswered = leader, self.clock.now()
         try:
             floor = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
             refused = await self.word(leader, notes.ready_note(heard), floor)
@@ -385,6 +392,8 @@ class Training(rpc.TrainingServicer):
                 peer=leader,
             )
             return False
+        finally:
+            self._unanswered = None
         if refused is not None:
             election.doubt(leader, self.clock.now())
             return False
@@ -498,10 +507,11 @@ class Training(rpc.TrainingServicer):
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
             reason = str(e)
-        waits_for = ""
+        reply = pb.NoteReply(accepted=reason is None, reason=reason or "")
         if request.WhichOneof("say") == "ready" and reason is None and self.leader is not None:
-            waits_for = self.waiting_for()
-        return pb.NoteReply(accepted=reason is None, reason=reason or "", waits_for=waits_for)
+            reply.waits_for = self.waiting_for()
+            reply.lost.extend(self.vitals.lost())
+        return reply
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
         match note.WhichOneof("say"):
@@ -672,6 +682,10 @@ class Training(rpc.TrainingServicer):
         self.vitals.alive(peer, self.clock.now())
         if note.WhichOneof("say") == "ready":
             self.leader_waits = peer, printable(reply.waits_for)
+            for lost in reply.lost[:MOST_LOST]:
+                if lost != self.me:
+                    now = self.clock.now()
+                    self.vitals.dead(PeerId(lost), now, now - HEARD_S)
         # Answers to other notes take as long as the work that they ask for.
         if note.WhichOneof("say") in (
             None,
@@ -911,9 +925,14 @@ class Training(rpc.TrainingServicer):
 
     def standing_of(self, peer: PeerId) -> tuple[Life, float]:
         """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
-        now = self.clock.now()
+        now, asked = self.clock.now(), self._unanswered
         life, seconds = self.vitals.look(peer, now)
-        if life is Life.LIVES and self.leader is not None:
-            if (silent := self.leader.silent(now).get(peer)) is not None:
-                return Life.SILENT, silent
+        if life is not Life.LIVES:
+            return life, seconds
+        if self.leader is not None:
+            silent = self.leader.silent(now).get(peer, 0.0)
+            return (Life.SILENT, silent) if silent else (life, seconds)
+        late_s = ANSWER_S + self.transport.patience.slack(now)
+        if asked is not None and asked[0] == peer and now - asked[1] > late_s:
+            return Life.SILENT, now - asked[1]
         return life, seconds

@@ -14,6 +14,8 @@ from node.core.newest import Newest
 
 MOST = 4096
 """Peers that are remembered, the newest."""
+MOST_LOST = 16
+"""Peers that a leader tells its members as lost."""
 OVERDUE = 0.6
 """A record is renewed four times in its life. After this share of it without a renewal the peer is
 silent."""
@@ -55,6 +57,8 @@ class Vitals:
 
     def __init__(self) -> None:
         self._of: Newest[PeerId, _Signs] = Newest(MOST)
+        self._dead: list[PeerId] = []
+        """Peers that were found dead, the newest last; some of them may live again."""
 
     def alive(self, peer: PeerId, now: float) -> None:
         """``peer`` said or answered something at ``now``, which may be a moment ago."""
@@ -75,6 +79,7 @@ class Vitals:
         signs = self._signs(peer)
         if signs.dead < 0 and signs.seen <= (now if since is None else since):
             signs.dead, signs.renewals = now, 0
+            self._dead = [*(p for p in self._dead if p != peer), peer][-MOST_LOST:]
 
     def leaves(self, peer: PeerId, leaves: bool) -> None:
         """``peer`` said whether it is about to leave."""
@@ -93,6 +98,11 @@ class Vitals:
                 signs.doubted, signs.dead = -1.0, -1.0
             signs.started = started
         signs.read = now
+
+    def lost(self) -> list[PeerId]:
+        """Peers that were found dead lately, at most :data:`MOST_LOST`."""
+        self._dead = [p for p in self._dead if p in self._of and self._of[p].dead >= 0]
+        return [p for p in self._dead if not self._of[p].leaves]
 
     def look(self, peer: PeerId, now: float) -> tuple[Life, float]:
         """The standing of ``peer``, and for how many seconds it has been silent or lost."""

@@ -1,6 +1,7 @@
 """The terminal of a daemon keeps telling what it does, and its metrics page how much."""
 
 import asyncio
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,11 @@ import pytest
 
 from benchmarks.lab.canned_window import training_snapshot
 from node.app import snapshot as module
+from node.app.daemon import Daemon, fault_line
 from node.app.snapshot import SnapshotBuilder
-from node.telemetry.events import Journal
+from node.core.errors import NetworkFault
+from node.manifest import Manifest
+from node.telemetry.events import Event, Journal
 from protos.control_pb2 import Snapshot
 
 
@@ -106,3 +110,47 @@ async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
         counted = {s.name: s.value for family in page.collect() for s in family.samples}
         told.append(counted["tutti_tokens_total"])
     assert told == [0, 0, 500]
+
+
+def banner_of(log_format: str) -> tuple[list[Event], Any]:
+    """The journal of a daemon that has begun, whose log has this format."""
+    journal, manifest = Journal(), Manifest.default_demo()
+    daemon: Any = SimpleNamespace(
+        journal=journal,
+        manifest=manifest,
+        name="otter",
+        identity=SimpleNamespace(peer_id="12D3KooWxxxxkJ4m2a"),
+        config=SimpleNamespace(
+            node=SimpleNamespace(log_format=log_format),
+            home="/h",
+            home_flag="",
+            identity_path="/h/identity.key",
+            transport=SimpleNamespace(host=""),
+        ),
+        transport=SimpleNamespace(reachable=SimpleNamespace(multiaddrs=lambda: ["/ip4/a"])),
+        view=SimpleNamespace(invite=lambda: SimpleNamespace(invite="tutti2x")),
+        metrics_url="http://m",
+        _new_key=False,
+    )
+    Daemon._banner(daemon, False)
+    return journal.recent(level="info"), daemon
+
+
+@pytest.mark.parametrize("log_format", ["auto", "text"])
+def test_the_banner_is_text_where_the_log_is(log_format: str, capsys):
+    told, _ = banner_of(log_format)
+    assert told == []
+    assert "tutti join tutti2x" in capsys.readouterr().out
+
+
+def test_the_banner_is_a_line_of_json_where_the_log_is(capsys):
+    (event,), _ = banner_of("json")
+    assert capsys.readouterr().out == ""
+    assert (event.kind, event.fields["invite"]) == ("banner", "tutti2x")
+    assert event.fields["addresses"] == ["/ip4/a"]
+
+
+def test_the_fault_that_ends_a_daemon_is_a_line_of_its_log():
+    line = json.loads(fault_line(NetworkFault("the port is taken", "choose another")))
+    assert (line["level"], line["kind"], line["text"]) == ("error", "fault", "the port is taken")
+    assert line["fields"] == {"next_step": "choose another", "exit_code": 4}
