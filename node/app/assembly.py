@@ -149,7 +149,8 @@ async def assemble(
     given = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
     if len(devices) == 1:
         module.to(device.device)
-    text, tokenizer = None, None
+    text = None
+    tokenizer = None
     if stage == ENDS:
         on_step("opens the text, and turns it into tokens where that was not done before")
         text, tokenizer = await asyncio.to_thread(_text, config, manifest)

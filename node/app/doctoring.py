@@ -23,7 +23,7 @@ from node.core.errors import ExitCode, LocalFault, NotRunning
 from protos.control_pb2 import ReachReport
 
 SLOW_S = 1.0
-"""A check that takes longer says what it is doing."""
+"""Seconds after which a check says on stderr what it does."""
 _DOES = {
     "versions": "compares Python and the libraries with those that are needed",
     "device": "loads torch and looks at the device",
@@ -70,7 +70,8 @@ def run(
 ) -> int:
     """Run the checks and show them. With one check alone, what keeps it from running is raised as
     LocalFault; among others it is a finding."""
-    report, width = Report(), max(40, shutil.get_terminal_size().columns)
+    report = Report()
+    width = max(40, shutil.get_terminal_size().columns)
     for name in wanted:
         with _says_when_slow(name, quiet=as_json):
             found = _check(report, ours, name, places, fix=fix, alone=len(wanted) == 1)

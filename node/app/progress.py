@@ -1,7 +1,7 @@
 """The share of a run that is done, and the time that the rest will take. Pure: epochs and times in.
 
-The speed is that of the last ten minutes, or of the last epochs where these take longer. Every cell
-of a run makes all of its epochs, so a peer counts those of its own cell.
+The speed is measured over the last ten minutes, or over the last two epochs where these take
+longer. Every cell of a run makes all of its epochs, so a peer counts the epochs of its own cell.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ OVER_S = 600.0
 LEAST = 2
 """Epochs over which it is measured at least."""
 LATE = 1.5
-"""An epoch that takes so many times the usual time slows the speed down before it has ended."""
+"""Factor over the usual time of an epoch after which one that has not ended lowers the speed."""
 
 
 class Progress:
@@ -40,7 +40,8 @@ class Progress:
         while it is not known, and at the end."""
         if len(self._marks) <= LEAST or self._marks[-1][0] >= epochs:
             return 0.0, 0.0
-        (first, began), (last, ended) = self._marks[0], self._marks[-1]
+        first, began = self._marks[0]
+        last, ended = self._marks[-1]
         each = (ended - began) / (last - first)
         if now - ended > LATE * each:
             ended = now

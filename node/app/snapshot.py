@@ -150,14 +150,18 @@ class SnapshotBuilder:
         )
         s.MergeFrom(t.shown)
         if d.place is not None:
-            s.stage, s.placed = d.place, True
+            s.stage = d.place
+            s.placed = True
         if manifest is not None:
             left_s, s.left_over_s = t.progress.left(manifest.training.epochs, time.monotonic())
-            s.left_s, s.warmup = left_s, manifest.optimizer.warmup
+            s.left_s = left_s
+            s.warmup = manifest.optimizer.warmup
         if d.assembled is not None and manifest is not None:
             s.MergeFrom(self._work(d.assembled, manifest))
         found = self._cause(s)
-        s.cause, s.reason, s.next_step = found.kind, found.what, found.step
+        s.cause = found.kind
+        s.reason = found.what
+        s.next_step = found.step
         s.healthy = not found.kind or found.usual
         return s
 
@@ -255,7 +259,8 @@ class SnapshotBuilder:
 
     def _cause(self, s: pb.Snapshot) -> Cause:
         """The reason for which this peer does not train, with names of peers."""
-        names, found = self._d.journal.names, cause(self._situation(s))
+        names = self._d.journal.names
+        found = cause(self._situation(s))
         return replace(found, what=names.within(found.what))
 
     def _situation(self, s: pb.Snapshot) -> Situation:
@@ -277,8 +282,11 @@ class SnapshotBuilder:
         )
         if a is None or d.presence is None:
             return general
-        training, view, text = a.training, d.presence.view, a.work.engines.text
-        plan, loading = training.member.plan, d.loading()
+        training = a.training
+        view = d.presence.view
+        text = a.work.engines.text
+        plan = training.member.plan
+        loading = d.loading()
         leader = plan.leader if plan is not None and training.member.busy else training.leader_id()
         told, waits_for = training.leader_waits
         voters = plan.electorate.voters if plan is not None else ()
@@ -402,7 +410,8 @@ class SnapshotBuilder:
     def _tell_silence(self) -> None:
         """Say in the journal which peers fall silent and which are heard again. A leader says what
         it decides about them instead, and a peer that leaves is expected to be silent."""
-        d, a = self._d, self._d.assembled
+        d = self._d
+        a = self._d.assembled
         if a is None or d.presence is None or a.training.leader is not None:
             return
         view = d.presence.view
@@ -487,8 +496,10 @@ class SnapshotBuilder:
 
     def peers(self) -> ask.PeersAnswer:
         """Every peer in sight, this one first, and the reason for which this one does not train."""
-        answer, s = self.peers_in_sight(), self.snapshot()
-        answer.reason, answer.next_step = s.reason, s.next_step
+        answer = self.peers_in_sight()
+        s = self.snapshot()
+        answer.reason = s.reason
+        answer.next_step = s.next_step
         return answer
 
     def peers_in_sight(self) -> ask.PeersAnswer:
@@ -509,7 +520,8 @@ class SnapshotBuilder:
             return answer
         links = d.transport.peers()
         for peer, entry in sorted(d.presence.view.everybody.items()):
-            link, body = links.get(peer, PeerLink()), entry.body
+            link = links.get(peer, PeerLink())
+            body = entry.body
             seen_s = max(0.0, now - entry.refreshed)
             life, silent_s = self._life(peer, link, now)
             if life is not Life.LIVES:
@@ -539,7 +551,8 @@ class SnapshotBuilder:
     def _life(self, peer: PeerId, link: PeerLink, wall: float) -> tuple[Life, float]:
         """The signs of life of a peer. A connection that was made after the evidence against it is
         one."""
-        d, now = self._d, time.monotonic()
+        d = self._d
+        now = time.monotonic()
         if d.presence is None:
             return Life.LIVES, 0.0
         if link.path:

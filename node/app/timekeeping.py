@@ -1,7 +1,9 @@
-"""Watches the clock of this machine: compares it with those of other peers, and notices that this
-process stood still, that the machine slept, and that the clock was set. Enters: answers of other
-peers, the machine's clocks. Leaves: facts for the record and for the status. Never: a change to a
-clock."""
+"""Watches the clock of this machine. Compares it with the clocks of other peers, and notices that
+this process stood still, that the machine slept, and that the clock was set.
+
+Enters: answers of other peers, the machine's clocks. Leaves: facts for the record and for the
+status. Never: a change to a clock.
+"""
 
 import asyncio
 import time
@@ -21,7 +23,8 @@ from protos.ask_pb2 import Answer, Ask, AskPing
 
 TICK_S = 1.0
 """Seconds between two readings of the own clocks."""
-COMPARE_S, DOUBT_S = 60.0, 5.0
+COMPARE_S = 60.0
+DOUBT_S = 5.0
 """Seconds after which a clock is compared again, and while the clocks differ."""
 ASKED = 3
 """Peers that are asked for the time at once."""
@@ -54,11 +57,15 @@ class ClockKeeper:
         journal: Journal,
         read: Callable[[], ClockReading] = ClockReading.now,
     ) -> None:
-        self._transport, self._journal, self._read = transport, journal, read
+        self._transport = transport
+        self._journal = journal
+        self._read = read
         self._clock = ClockWatch(read(), TICK_S)
         self._asked_at: dict[PeerId, float] = {}
         self._was_wrong = False
-        self.stopped_s, self.slept, self.woke_at = 0.0, False, 0.0
+        self.stopped_s = 0.0
+        self.slept = False
+        self.woke_at = 0.0
 
     def wrong(self) -> ClockOffset | None:
         """The difference to the clocks of other peers if that is too large, else None."""
@@ -72,7 +79,7 @@ class ClockKeeper:
             self.tick()
 
     async def keep_comparing(self) -> None:
-        """Compare this clock with those of others for as long as the daemon runs."""
+        """Compare this clock with others for as long as the daemon runs."""
         while True:
             await asyncio.sleep(TICK_S)
             await self.compare()
@@ -85,7 +92,8 @@ class ClockKeeper:
         self._transport.clocks.forget()
         self._asked_at.clear()
         if news.stopped_s:
-            self.stopped_s, self.slept = news.stopped_s, news.slept
+            self.stopped_s = news.stopped_s
+            self.slept = news.slept
             self.woke_at = time.monotonic()
             self._emit("woke", _woke(news), seconds=round(news.stopped_s, 1), slept=news.slept)
         if news.set_s:
@@ -95,7 +103,8 @@ class ClockKeeper:
 
     async def compare(self) -> None:
         """Ask peers for the time if no answer told it lately, and report a change."""
-        clocks, now = self._transport.clocks, time.monotonic()
+        clocks = self._transport.clocks
+        now = time.monotonic()
         every_s = DOUBT_S if self._was_wrong else COMPARE_S
         there = self._transport.connected()
         self._asked_at = {p: at for p, at in self._asked_at.items() if p in there}

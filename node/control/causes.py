@@ -16,13 +16,13 @@ from node.training.vitals import Life
 from node.transport.clocks import ClockOffset
 
 START_S = 120.0
-"""A start that takes longer is a fault."""
+"""Seconds of a start that takes no longer than usual."""
 STALL_S = 15.0
-"""Nothing was received, or done, for so many seconds: that is a fault."""
+"""Seconds in which nothing was received or done before that is a fault."""
 WOKE_S = 60.0
-"""A peer that has just woken has so many seconds to find the others."""
+"""Seconds that a peer has to find the others after it woke."""
 NEXT_PLAN_S = 120.0
-"""A leader that answers takes a peer into its next plan within so many seconds, as a rule."""
+"""Seconds within which a leader that answers takes a peer into its next plan, as a rule."""
 SHOWN = 3
 """Peers that a sentence names; the others are counted."""
 LOGS = "see tutti logs"
@@ -219,7 +219,8 @@ def _text(s: Situation) -> Cause | None:
 def _silent_leader(s: Situation) -> Cause | None:
     if s.leader is None or s.leads or s.lives(s.leader):
         return None
-    voters, living = len(s.voters), sum(map(s.lives, s.voters))
+    voters = len(s.voters)
+    living = sum(map(s.lives, s.voters))
     votes = f"; {living} of {voters} voters live" if voters else ""
     step = "nothing to do: the voters that live follow another leader within seconds"
     if voters and 2 * living <= voters:

@@ -173,13 +173,18 @@ def stop(client: ControlClient, *, now: bool) -> ExitCode:
 
 
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
-    text, speed, missing, by, slow = "", 0.0, Missing(), "", ""
+    text = ""
+    speed = 0.0
+    missing = Missing()
+    by = ""
+    slow = ""
     tokens: list[tuple[int, float]] = []
     for piece in client.generate(request):
         if piece.HasField("token"):
             tokens.append((piece.token, piece.logprob))
         text, speed = text + piece.text, piece.tokens_per_s or speed
-        by, slow = _asked(by, piece, as_json), piece.slow or slow
+        by = _asked(by, piece, as_json)
+        slow = piece.slow or slow
         if piece.HasField("missing"):
             missing = piece.missing
             if not as_json:

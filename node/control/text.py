@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -222,7 +223,7 @@ def _squeezed(head: Text, width: int) -> Text:
     if gaps:
         head = head[: gaps.pop().start()]
     if head.cell_len > width:
-        parts = head.divide([end for gap in gaps for end in gap.span()])
+        parts = head.divide(list(chain.from_iterable(gap.span() for gap in gaps)))
         head = Text(" ").join(part for part in parts if part.plain.strip())
     return _cut(head, width)
 
@@ -309,7 +310,9 @@ TITLES = ("STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH", "UP", "VER")
 SPARE = ("VER", "UP", "RTT", "PATH", "TOK/S", "EPOCH", "CELL")
 """Columns that a narrow terminal goes without, the first ones first."""
 _STYLE = {"NAME": {"overflow": "ellipsis"}} | dict.fromkeys(TITLES[3:], RIGHT)
-LEAST_NAME, USUAL_NAME, LONGEST_NAME = 8, 12, 16
+LEAST_NAME = 8
+USUAL_NAME = 12
+LONGEST_NAME = 16
 """Columns that a name has at least in a narrow terminal, at least in others, and at most."""
 NARROW = 60
 

@@ -87,11 +87,13 @@ class ClockWatch:
     """Time servers move a clock by less without anybody noticing."""
 
     def __init__(self, first: ClockReading, every_s: float) -> None:
-        self._last, self._every_s = first, every_s
+        self._last = first
+        self._every_s = every_s
 
     def read(self, reading: ClockReading) -> ClockNews | None:
         """Compare the newest reading with the one before; None if nothing happened."""
-        last, self._last = self._last, reading
+        last = self._last
+        self._last = reading
         always = reading.always - last.always
         asleep = always - (reading.running - last.running)
         stopped = always - self._every_s

@@ -196,7 +196,10 @@ async def speak(
     pipeline = a.pipeline
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked)
-    began, count, missing, trained = time.monotonic(), 0, (), 0
+    began = time.monotonic()
+    count = 0
+    missing = ()
+    trained = 0
     try:
         async for piece in sample(
             lambda turn, tokens: way.take(turn, lambda hops: pipeline.logits(hops, tokens)),

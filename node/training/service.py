@@ -925,7 +925,8 @@ class Training(rpc.TrainingServicer):
 
     def standing_of(self, peer: PeerId) -> tuple[Life, float]:
         """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
-        now, asked = self.clock.now(), self._unanswered
+        now = self.clock.now()
+        asked = self._unanswered
         life, seconds = self.vitals.look(peer, now)
         if life is not Life.LIVES:
             return life, seconds

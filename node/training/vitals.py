@@ -1,4 +1,4 @@
-"""Which peers show signs of life, for people. Pure: signs and times in, a standing out.
+"""Signs of life of other peers, for people. Pure: signs and times in, a standing out.
 
 The directory lists a peer until its record expires, 20 s after its last sign of life. This peer
 often knows sooner: a connection broke, a probe was not answered, the leader counts the peer as
@@ -65,20 +65,23 @@ class Vitals:
         signs = self._signs(peer)
         signs.seen = max(signs.seen, now)
         if now >= max(signs.doubted, signs.dead):
-            signs.doubted, signs.dead = -1.0, -1.0
+            signs.doubted = -1.0
+            signs.dead = -1.0
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """A connection to ``peer`` broke, or it did not answer."""
         signs = self._signs(peer)
         if signs.doubted < 0:
-            signs.doubted, signs.renewals = now, 0
+            signs.doubted = now
+            signs.renewals = 0
 
     def dead(self, peer: PeerId, now: float, since: float | None = None) -> None:
         """The leader counts ``peer`` as dead. ``since``: when the attempt to reach it began; a
         later sign of life counts more."""
         signs = self._signs(peer)
         if signs.dead < 0 and signs.seen <= (now if since is None else since):
-            signs.dead, signs.renewals = now, 0
+            signs.dead = now
+            signs.renewals = 0
             self._dead = [*(p for p in self._dead if p != peer), peer][-MOST_LOST:]
 
     def leaves(self, peer: PeerId, leaves: bool) -> None:
@@ -90,12 +93,14 @@ class Vitals:
         from its signature to its expiry; ``started``: when its daemon started."""
         signs = self._signs(peer)
         if seq > signs.seq:
-            signs.seq, signs.renewed = seq, now
-            # A writer whose clock was set back numbers its records by the time before.
+            signs.seq = seq
+            signs.renewed = now
+            # After a clock was set back, records are still numbered by the time before.
             signs.life_s = life_s if life_s > 0 else math.inf
             signs.renewals += 1
             if started != signs.started or signs.renewals >= RENEWALS:
-                signs.doubted, signs.dead = -1.0, -1.0
+                signs.doubted = -1.0
+                signs.dead = -1.0
             signs.started = started
         signs.read = now
 

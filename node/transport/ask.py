@@ -44,7 +44,8 @@ class Asking:
     async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
         """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes
         no sense."""
-        asked, began = time.time(), time.monotonic()
+        asked = time.time()
+        began = time.monotonic()
         raw = await converse(
             self._streams, peer, STREAM, question.SerializeToString(), ANSWER_BYTES, timeout
         )

@@ -1,4 +1,4 @@
-"""The difference between this machine's clock and those of other peers. Pure.
+"""The difference between this machine's clock and the clocks of other peers. Pure.
 
 Every answer to a question over libp2p carries the time at which it was given. The middle of the
 times at which the question left and the answer came is compared with it, so the error is at most
@@ -14,11 +14,11 @@ from node.core.ids import PeerId
 from node.core.newest import Newest
 
 MOST = 1024
-"""Peers whose clocks are remembered."""
+"""Clocks that are remembered, the newest."""
 FRESH_S = 180.0
-"""A comparison is used for so many seconds."""
+"""Seconds for which a comparison is used."""
 SLOW_S = 5.0
-"""An answer that took longer says too little about the time."""
+"""Seconds of an answer that still tells the time well enough."""
 LATEST = 2.0**40
 """No clock shows a later Unix second."""
 
@@ -52,7 +52,7 @@ class PeerClocks:
         return found is not None and self._now() - found[1] < within_s
 
     def of(self, peer: PeerId) -> float | None:
-        """Seconds by which this clock is ahead of that of ``peer``, None if unknown."""
+        """Seconds by which this clock is ahead of the clock of ``peer``, None if unknown."""
         found = self._ahead.get(peer)
         return found[0] if found is not None and self._now() - found[1] < FRESH_S else None
 

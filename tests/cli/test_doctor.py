@@ -133,7 +133,10 @@ def test_each_check_is_shown_as_it_ends_and_a_slow_one_says_what_it_does(
     tutti, monkeypatch, capsys
 ):
     """The second check looks at the output of the first, and lasts until it was said to be slow."""
-    told, printed, said, ran = threading.Event(), list[str](), list[str](), checks.run
+    told = threading.Event()
+    printed = list[str]()
+    said = list[str]()
+    ran = checks.run
 
     def says(name: str) -> None:
         said.append(name)

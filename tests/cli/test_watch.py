@@ -69,7 +69,8 @@ def test_peers(tutti, daemon):
     daemon.seen.peers[5].seen_s = 61.0
     assert "sunny-stoat" not in tutti("peers").stdout
     assert "sunny-stoat" in tutti("peers", "--all").stdout
-    daemon.seen.reason, daemon.seen.next_step = "waiting for stage 2", "invite one"
+    daemon.seen.reason = "waiting for stage 2"
+    daemon.seen.next_step = "invite one"
     assert "This peer: waiting for stage 2\n  → invite one" in tutti("peers").stdout
     assert [
         p["stage"] for p in json.loads(tutti("peers", "--json", "--stage", "1").stdout)["peers"]

@@ -31,7 +31,8 @@ class Daemon:
     """A peer of stage 1 that sees A and B at stages 1 and 2, and leads if ``silent`` is given."""
 
     def __init__(self, silent: dict[PeerId, float] | None = None) -> None:
-        self.vitals, self.links = Vitals(), dict[PeerId, PeerLink]()
+        self.vitals = Vitals()
+        self.links = dict[PeerId, PeerLink]()
         self.presence = SimpleNamespace(
             view=View({p: entry(p, s) for p, s in ((A, 1), (B, 2))}),
             lost={},
@@ -45,7 +46,8 @@ class Daemon:
             work=SimpleNamespace(fetching=1.0),
             stage=SimpleNamespace(version=SimpleNamespace(epoch=7)),
         )
-        self.manifest, self.journal = None, Journal()
+        self.manifest = None
+        self.journal = Journal()
         self.identity = SimpleNamespace(peer_id=ME)
         self.clock = SimpleNamespace(wall=lambda: NOW)
         self.started = time.monotonic()

@@ -114,7 +114,8 @@ async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
 
 def banner_of(log_format: str) -> tuple[list[Event], Any]:
     """The journal of a daemon that has begun, whose log has this format."""
-    journal, manifest = Journal(), Manifest.default_demo()
+    journal = Journal()
+    manifest = Manifest.default_demo()
     daemon: Any = SimpleNamespace(
         journal=journal,
         manifest=manifest,

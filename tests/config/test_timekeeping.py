@@ -17,7 +17,7 @@ A, B, C, D = (PeerId(f"12D3KooWxxxx{c * 6}") for c in "ABCD")
 
 
 class Others:
-    """Peers whose clocks differ from this one by so many seconds; None: does not answer."""
+    """Other peers by name: the seconds that their clock is behind, None for no answer."""
 
     def __init__(self, **behind: float | None) -> None:
         self.behind = {PeerId(f"12D3KooWxxxx{name * 6}"): by for name, by in behind.items()}

@@ -11,7 +11,8 @@ from node.training.vitals import Life
 from node.transport.clocks import ClockOffset
 
 A, B, C, D = (PeerId(f"12D3KooWxxxx{c * 6}") for c in "ABCD")
-SILENT, LOST = (Life.SILENT, 12.0), (Life.LOST, 3.0)
+SILENT = (Life.SILENT, 12.0)
+LOST = (Life.LOST, 3.0)
 STAGES = Wait(Lack.PEERS, stages=(2, 3))
 
 

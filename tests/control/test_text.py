@@ -127,7 +127,9 @@ def test_status_fits_any_screen_and_keeps_what_is_wrong(
 
 def test_status_shows_the_plan_of_memory():
     s = training_snapshot()
-    s.memory_planned, s.memory_process, s.memory_peak = 3 << 30, 410 << 20, 910 << 20
+    s.memory_planned = 3 << 30
+    s.memory_process = 410 << 20
+    s.memory_peak = 910 << 20
     for when, what in (("always", "parameters"), ("always", "gradients"), ("in steps", "groups")):
         s.memory_plan.add(when=when, what=what, bytes=1 << 30)
     text = "\n".join(shown(*status_lines(s)))
@@ -411,7 +413,8 @@ def test_peers_are_sorted_and_filtered(chosen: dict[str, Any], line: int, says: 
 def test_the_peers_table_is_whole_in_any_terminal(width: int):
     """A narrow one goes without columns; the words that are left are whole, names apart."""
     answer = some_peers()
-    answer.peers[3].state, answer.peers[3].silent_s = "silent", 4.0
+    answer.peers[3].state = "silent"
+    answer.peers[3].silent_s = 4.0
     lines = shown(peers_table(answer, width=width), width=width)
     assert all(len(line) <= width for line in lines)
     header = lines[0].split()
@@ -419,13 +422,14 @@ def test_the_peers_table_is_whole_in_any_terminal(width: int):
     assert ("VER" in header, "EPOCH" in header) == (width >= 80, True)
     assert any("b7Lq3d" in line and "silent 4s" in line for line in lines)
     assert lines[1].startswith("+ 9Zt9pw"), "the leader is marked"
-    cut = [word for line in lines[1:7] for word in line.split() if "…" in word]
+    cut = "…" in "".join(lines[1:7])
     assert not cut or width == 40
 
 
 def test_who_waits_is_told_below_the_table_why():
     answer = some_peers()
-    answer.reason, answer.next_step = "waiting for a peer for stage 3", "invite one"
+    answer.reason = "waiting for a peer for stage 3"
+    answer.next_step = "invite one"
     lines = shown(peers_table(answer))
     at = lines.index("This peer: waiting for a peer for stage 3")
     assert lines[at + 1] == "  → invite one"
@@ -445,7 +449,8 @@ def test_a_screen_without_room_shows_who_needs_a_look():
 def test_peers_without_a_sign_of_life_cover_no_stage():
     answer = some_peers()
     assert shown(peers_table(answer))[-1] == "Stage cover  ends:1 1:1 2:1 3:0"
-    answer.peers[1].state, answer.peers[2].state = "silent", "lost"
+    answer.peers[1].state = "silent"
+    answer.peers[2].state = "lost"
     assert shown(peers_table(answer))[-1] == "Stage cover  ends:0 1:0 2:1 3:0"
 
 

@@ -45,7 +45,8 @@ def test_stops_sleep_and_a_clock_that_is_set_are_told_apart(
 
 
 def test_the_clocks_of_this_machine_can_be_read() -> None:
-    first, second = ClockReading.now(), ClockReading.now()
+    first = ClockReading.now()
+    second = ClockReading.now()
     assert first.running <= second.running
     assert first.always <= second.always
 

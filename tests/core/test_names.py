@@ -4,7 +4,8 @@ from node.core.ids import PeerId, named, short
 from node.core.names import LONGEST, Names
 from node.telemetry.events import Journal
 
-OTTER, FERRET = PeerId("12D3KooWaaaakJ4m2a"), PeerId("12D3KooWbbbb9Zt9pw")
+OTTER = PeerId("12D3KooWaaaakJ4m2a")
+FERRET = PeerId("12D3KooWbbbb9Zt9pw")
 
 
 def test_a_known_peer_is_named_beside_its_short_id():

@@ -275,7 +275,8 @@ async def test_a_temperature_near_0_takes_the_likeliest_token(temperature):
 
 
 def test_slow_text_has_its_reasons() -> None:
-    relayed, direct = PeerId("r"), PeerId("d")
+    relayed = PeerId("r")
+    direct = PeerId("d")
     way = Reroute(((1, (direct,)), (2, (relayed, direct)), (4, (direct,))), (), (3,), 4)
     path = {relayed: "relayed", direct: "direct"}.__getitem__
     quick = slow_words(replace(way, live=way.live[:1]), path, training=False)

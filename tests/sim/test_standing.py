@@ -47,7 +47,7 @@ def test_a_peer_is_lost_for_all_before_its_record_expires(how: str) -> None:
         swarm.watch.one_fault.fault("pause")
         gone.loop.frozen = True
     assert swarm.until(lambda: swarm.shows(gone, Life.LOST), SOON_S)
-    # Every other peer has heard from the leader for what it waits.
+    # The leader has told every other peer the reason.
     wait = Wait(Lack.PEERS, stages=(2,))
     (chief,) = (p for p in swarm.others(gone) if p.leader is not None)
 

@@ -5,12 +5,13 @@ import pytest
 from node.core.ids import PeerId
 from node.training.vitals import Life, Vitals
 
-A, LIFE_S = PeerId("A"), 20.0
+A = PeerId("A")
+LIFE_S = 20.0
 
 
 @pytest.fixture
 def vitals() -> Vitals:
-    """A peer that was heard at 100 s, whose record was renewed then."""
+    """A peer that was heard at 100 s and renewed its record then."""
     made = Vitals()
     made.record(A, 1, LIFE_S, 5.0, 100.0)
     made.alive(A, 100.0)

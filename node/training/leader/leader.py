@@ -145,7 +145,8 @@ class Leader:
 
     def silent(self, now: float) -> dict[PeerId, float]:
         """Seconds since the last sign of life of peers that are silent for longer than usual."""
-        late_s, roster = self.facts.waits.late_s, self.roster
+        late_s = self.facts.waits.late_s
+        roster = self.roster
         return {
             peer: now - heard
             for peer, heard in roster.heard.items()

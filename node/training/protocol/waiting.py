@@ -28,7 +28,7 @@ class Lack(Enum):
     EPOCH = "epoch"
     """Nobody of ``stages`` holds the parameters of ``epoch``."""
     COMMON = "common"
-    """No version is held by every stage. ``stages`` lack the nearest one, that of ``epoch``."""
+    """No version is held by every stage. ``stages`` lack the nearest one, which is of ``epoch``."""
     SIDE = "side"
     """``peers[0]`` says that its side of a parted network has counted more tokens."""
     HISTORY = "history"
@@ -41,7 +41,7 @@ class Lack(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A reason for waiting. Which fields are set depends on ``lack``."""
+    """A reason for waiting. The other fields are set as ``lack`` says."""
 
     lack: Lack
     stages: tuple[int, ...] = ()
