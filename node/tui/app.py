@@ -298,8 +298,8 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
 
 def why_lines(s: Snapshot) -> Text:
     """The reason for which this node does not train, and the next step."""
-    text = Text(clean(s.reason, 400), "cyan" if s.healthy else "bold yellow")
-    return text.append(f"\n→ {clean(s.next_step)}", "") if s.next_step else text
+    text = Text().append(clean(s.reason, 400), "cyan" if s.healthy else "bold yellow")
+    return text.append(f"\n→ {clean(s.next_step)}") if s.next_step else text
 
 
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
