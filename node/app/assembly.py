@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
-from node.core.errors import LocalFault, UsageFault, refuse
+from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
 from node.core.ids import ENDS, PeerId, stage_name
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
@@ -42,7 +42,7 @@ from node.data.tokenizer import Tokenizer
 from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
-from node.model.device import Device, gpus, set_threads
+from node.model.device import Device, device_lost, gpus, set_threads
 from node.model.pretrained import Weights
 from node.model.shapes import layer_cut
 from node.model.stages import Ends, base_of, build
@@ -143,6 +143,8 @@ async def assemble(
     main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
     verdict = check_memory(config, manifest, stage, limit, main, said)
     verdict.require()
+    if len(devices) == 1:
+        device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
     module = await asyncio.to_thread(build, m, p.stages, stage, parameters)
@@ -169,7 +171,10 @@ async def assemble(
         frozen=base_of(module) if m.adapter else None,
     )
     thread, meter = (
-        DeviceThread(backward_first=config.limits.backward_first),
+        DeviceThread(
+            backward_first=config.limits.backward_first,
+            failed=tells_of_lost(device, on_error),
+        ),
         PipelineMeter(journal, metrics),
     )
     meter.product_s = await asyncio.to_thread(device.tera_s)
@@ -199,7 +204,10 @@ async def assemble(
                 manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
             ),
             parts_of_stages(manifest),
-            replace(config.limits, stash_bytes=stash_limit(config, manifest, stage, verdict)),
+            replace(
+                config.limits,
+                stash_bytes=stash_limit(config, manifest, stage, verdict, device.is_cuda),
+            ),
             text,
             partial(device.autocast, parameters),
             local.math if local else partial(StageMath, recompute=verdict.recompute),
@@ -240,8 +248,30 @@ def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
     several = len(names) == 1 and names[0] == "auto" and gpus() > 1
     if several or not devices[0].is_cuda:
         return {}
-    found = shares(config, manifest, room_on(config, devices)[0])
+    limit, _ = room_on(config, devices, processes=manifest.pipeline.stages + 1)
+    found = shares(config, manifest, limit, gpu=True)
     return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
+
+
+def tells_of_lost(
+    device: Device, on_error: Callable[[str, BaseException], None]
+) -> Callable[[BaseException], None]:
+    """A function for the device thread: if a job's error says that the GPU is lost, call
+    ``on_error`` on this loop with a DeviceLost."""
+    loop = asyncio.get_running_loop()
+
+    def failed(error: BaseException) -> None:
+        if not device_lost(error):
+            return
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        fault = DeviceLost(
+            f"{device.device} can no longer be used by this process: {said}",
+            "start again; if it comes back, look at nvidia-smi and the kernel's log",
+        )
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            loop.call_soon_threadsafe(on_error, "device", fault)
+
+    return failed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,9 +18,10 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
-from node.app.launch import Child, again, as_flags, for_child, stop_all
+from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
 from node.app.node import Node
 from node.app.operator_service import OperatorService
+from node.app.peer import keep
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.service import ControlService
@@ -371,22 +372,23 @@ class Daemon(Node):
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
+        a, kept = self.assembled, True
+        if a is not None:
+            # From here on nothing is committed that would have to be on disk.
+            await a.training.close()
+        ask_to_end(self.children)
         if self.lan is not None:
             await self.lan.close()
-        await asyncio.to_thread(stop_all, self.children)
         await self.tasks.close()
         # Nobody else's call may start new work in services that are being closed.
         await self.transport.server.stop(None)
-        a = self.assembled
+        if self.presence is not None:
+            await self.presence.close(stays=self.moved and self.to_cell is None)
         if a is not None:
-            for service in (
-                a.meetings,
-                a.training,
-                a.work,
-                a.pipeline,
-                a.cell,
-                a.work.engines.text,
-            ):
+            if not self.moved:
+                kept = await keep(a, self.journal)
+            services = (a.meetings, a.work, a.pipeline, a.cell, a.work.engines.text)
+            for service in services:
                 if service is not None:
                     await service.close()
             a.thread.close()
@@ -398,18 +400,35 @@ class Daemon(Node):
             except LocalFault as e:
                 text = f"{e}; {e.next_step}; begins again in the cell it was in"
                 self.journal.emit("daemon", "cell-not-left", text, "error")
-        if self.presence is not None:
-            await self.presence.close(stays=self.moved and self.to_cell is None)
         await self.transport.close()
+        hasty = await asyncio.to_thread(stop_all, self.children)
+        self._say_stopped(kept, hasty)
         await control.close()
         self.metrics.close()
         self.journal.close()
         self.identity.unlock()
 
+    def _say_stopped(self, kept: bool, hasty: Sequence[Child]) -> None:
+        """Report the end. ``kept``: what this daemon hosts is on disk; ``hasty``: children that had
+        to be killed."""
+        if hasty:
+            labels = ", ".join(child.label for child in hasty)
+            text = f"had to be killed, and may not have written what they held: {labels}"
+            self.journal.emit("daemon", "children-killed", text, "error")
+        if self.moved or not kept or hasty:
+            return
+        a = self.assembled
+        writes = a is not None and a.work.local_checkpoints.writes and a.work.plan is not None
+        held = f"epoch {a.stage.version.epoch} is on disk: " if a is not None and writes else ""
+        self.journal.emit("daemon", "stopped", f"stopped: {held}it is safe to switch off")
+
     def _signalled(self, number: int) -> None:
         if self.ending:
-            # Asked twice: skip the clean-up.
-            os._exit(int(ExitCode.INTERRUPTED))
+            if number == signal.SIGINT:
+                # Asked twice by a person: skip the clean-up.
+                os._exit(int(ExitCode.INTERRUPTED))
+            # A service manager signals every process of a group, a parent its children once more.
+            return
         self.stop(f"signal {signal.Signals(number).name}")
 
     # ----------------------------------------------------------- the swarm

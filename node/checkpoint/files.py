@@ -12,14 +12,15 @@ https://github.com/huggingface/safetensors#format
 """
 
 import errno
+import fcntl
 import hashlib
 import json
+import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -146,24 +147,97 @@ def check_name(name: str) -> None:
         raise ValueError(f"not a tensor name: {name[:80]!r}")
 
 
-def write_tensors(fd: int, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
-    """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of
-    what was written.
+class Interrupted(LocalFault):
+    """A writing was given up because it was asked to."""
 
-    Raises ValueError for a name that cannot be kept, OSError from the disk.
+    def __init__(self) -> None:
+        super().__init__("the checkpoint was given up", "an earlier one is untouched")
+
+
+class BlockWriter:
+    """Writes bytes to a new file in large aligned blocks and hashes them on the way.
+
+    Where the filesystem allows it, the blocks go past the page cache: copying gigabytes into it
+    takes several times as much processor time as everything else here.
     """
-    sha, size = hashlib.sha256(), 0
-    numbers = (
-        tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        for name in sorted(tensors)
-    )
-    for data in chain((memoryview(_header(tensors)),), numbers):
-        for at in range(0, len(data), _BLOCK):
-            piece = data[at : at + _BLOCK]
-            write(fd, piece)
-            sha.update(piece)
-        size += len(data)
-    return size, sha.hexdigest()
+
+    def __init__(self, fd: int, goes_on: Callable[[], bool]) -> None:
+        """``goes_on`` is asked before each block."""
+        self._fd, self._goes_on = fd, goes_on
+        self._block = memoryview(mmap.mmap(-1, _BLOCK))
+        self._filled = self._written = 0
+        self._sha = hashlib.sha256()
+        self._set_direct(True)
+
+    @property
+    def size(self) -> int:
+        """Bytes that were added."""
+        return self._written + self._filled
+
+    def add(self, data: memoryview) -> None:
+        """Append bytes. Raises OSError, Interrupted."""
+        while len(data):
+            piece = data[: _BLOCK - self._filled]
+            self._block[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+            data = data[len(piece) :]
+            if self._filled == _BLOCK:
+                self._flush()
+
+    def finish(self) -> str:
+        """Write what is left; returns the hex sha256 of the file. Raises OSError, Interrupted."""
+        # The end of a file is rarely a multiple of what a disk writes at once.
+        self._set_direct(False)
+        self._flush()
+        return self._sha.hexdigest()
+
+    def _flush(self) -> None:
+        if not self._goes_on():
+            raise Interrupted()
+        data = self._block[: self._filled]
+        self._sha.update(data)
+        try:
+            write(self._fd, data)
+        except OSError as e:
+            if e.errno != errno.EINVAL or not self._direct:
+                raise
+            # A filesystem that lets files be opened so, and does not write so.
+            self._set_direct(False)
+            os.lseek(self._fd, self._written, os.SEEK_SET)
+            write(self._fd, data)
+        self._written += self._filled
+        self._filled = 0
+
+    def _set_direct(self, direct: bool) -> None:
+        """Write past the page cache from now on, or not; without effect where that is not known."""
+        self._direct = False
+        flag = getattr(os, "O_DIRECT", 0)
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | flag if direct else flags & ~flag)
+        except OSError:
+            return
+        self._direct = direct and flag != 0
+
+
+def write_tensors(
+    fd: int,
+    tensors: Mapping[str, torch.Tensor],
+    goes_on: Callable[[], bool] = lambda: True,
+) -> tuple[int, str]:
+    """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of
+    what was written. ``goes_on`` is asked before each block.
+
+    Raises ValueError for a name that cannot be kept, OSError from the disk, Interrupted.
+    """
+    header = _header(tensors)
+    out = BlockWriter(fd, goes_on)
+    out.add(memoryview(header))
+    for name in sorted(tensors):
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        out.add(flat.view(torch.uint8).numpy().data)
+    digest = out.finish()
+    return out.size, digest
 
 
 def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:

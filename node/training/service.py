@@ -64,6 +64,8 @@ from protos import training_pb2_grpc as rpc
 
 SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
+CARRIED_OUT_S = 5.0
+"""A message that is being carried out when this peer stops has so long to be done."""
 PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
 BARS = 3.0
@@ -133,7 +135,9 @@ class Training(rpc.TrainingServicer):
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
-        self.leaving = self.started = False
+        self.leaving = False
+        self.started = False
+        self._closed = False
         self.tasks, self._epoch_tasks, self._hearing = (
             Tasks("training", on_error) for _ in range(3)
         )
@@ -220,8 +224,18 @@ class Training(rpc.TrainingServicer):
                 self.tasks.spawn(measure(peer), f"way {short(peer)}")
 
     async def close(self) -> None:
-        """Stop taking part at once. :meth:`leave` is the polite way."""
+        """Stop taking part at once: afterwards nothing changes the state of the stage.
+        :meth:`leave` is the polite way. Messages that are being carried out have
+        :data:`CARRIED_OUT_S` to be done."""
+        self._closed = True
+        # Others whose connections break now are no news to a leader that stops.
+        self.lead = lambda event: None
         # All are cancelled before any goes on: what ends one may begin another.
+        await asyncio.gather(self.tasks.close(), self._epoch_tasks.close())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CARRIED_OUT_S):
+                async with self._member_lock:
+                    pass
         await asyncio.gather(self.tasks.close(), self._epoch_tasks.close(), self._hearing.close())
 
     async def leave(self, reason: str) -> None:
@@ -491,6 +505,7 @@ class Training(rpc.TrainingServicer):
             await asyncio.sleep(TICK_S)
             now = self.clock.now()
             patience.woke(due, now)
+            self.work.mind_the_disk()
             if self.leader is not None:
                 self.lead(
                     ev.ClockTick(self._view().coming, self.work.colleagues.all, patience.slack(now))
@@ -743,6 +758,8 @@ class Training(rpc.TrainingServicer):
     async def happens(self, event: Any) -> str | None:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
         async with self._member_lock:
+            if self._closed:
+                return "this peer stops"
             queue, refused = [event], None
             self.member.digest = self.work.stage.digest
             while queue:

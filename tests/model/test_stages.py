@@ -1,3 +1,4 @@
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -147,3 +148,16 @@ def test_rotary_tables_follow_the_number_format():
     torch.testing.assert_close(single.double(), double, atol=1e-5, rtol=1e-5)
     tables = blocks.rope.tables(4, torch.zeros(1, dtype=torch.bfloat16))
     assert {t.dtype for t in tables} == {torch.bfloat16}
+
+
+def test_norms_of_two_formats_are_computed_in_the_wider_one():
+    settings = ModelSettings(layers=1, seq_len=8, qk_norm=True)
+    block, x = Blocks(settings, range(1)), torch.randn(2, 8, settings.d_model)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(), torch.autocast("cpu", dtype=torch.bfloat16):
+            warnings.simplefilter("error")  # torch warns where it has no fused form
+            y = block(x)
+    finally:
+        torch.set_warn_always(False)
+    assert (y - block(x)).norm() <= 0.01 * block(x).norm()

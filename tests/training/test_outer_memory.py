@@ -182,7 +182,7 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
     assert main > 0
     on_device = (
         check_memory(config, manifest, 1, ample, ample).needed
-        - check_memory(config, plain, 1, ample).needed
+        - check_memory(config, plain, 1, ample, ample).needed
     )
     assert 0 < on_device < main, "only the parameters that are given stay there"
     main -= on_device

@@ -217,7 +217,9 @@ async def test_a_checkpoint_outlives_who_waits_for_it(
 ) -> None:
     a, plan = await rig.trained("a", 1, every=1)
     write, goes_on = a.store.save, threading.Event()
-    monkeypatch.setattr(a.store, "save", lambda *about: goes_on.wait(60) and write(*about))
+    monkeypatch.setattr(
+        a.store, "save", lambda *about, **how: goes_on.wait(60) and write(*about, **how)
+    )
     await rig.begun((a,), dict.fromkeys(rig.shapes, a), plan)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):

@@ -444,7 +444,8 @@ class Leader:
             return []
         if known and e.plan is not None:
             self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
-        said = [] if known else [reports.history_lost(e.version)]
+        guessed = not known and not self.memory.knows(e.version)
+        said = [reports.history_lost(e.version)] if guessed else []
         return said + self._try_plan(now)
 
     # ----------------------------------------------------------- plan

@@ -53,6 +53,15 @@ class StageState:
         them."""
         return {name: p.data for name, p in self._live.items()}
 
+    def at(self, version: Version) -> dict[str, Tensor]:
+        """As :meth:`parameters`, of the version in place or the one before it. Raises KeyError for
+        any other version."""
+        if version == self.version:
+            return self.parameters()
+        if self._before is not None and version == self._before[2]:
+            return self._before[0]
+        raise KeyError(version)
+
     def adopt(self, fresh: Mapping[str, Tensor], version: Version) -> str:
         """Put a complete set of parameters in place as this version, keep the old ones, return the
         new digest.
