@@ -26,6 +26,7 @@ from node.core.numbers import human
 from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.manifest import Manifest
+from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
 from node.training.presence import LEAVING
 from node.training.protocol.pace import WAY_TIMEOUT_S
@@ -216,7 +217,7 @@ class SnapshotBuilder:
                 round_s=plan.forecast[1],
                 last_said_s=self.tally.last_said_s,
                 last_took_s=self.tally.last_took_s,
-                why=reasons(plan, m.pipeline.stages, leader.routing.costs if leader else None),
+                why=self._reasons(plan, m, leader.routing.costs if leader else None),
             )
             if plan is not None and plan.paths
             else None,
@@ -241,6 +242,13 @@ class SnapshotBuilder:
                 alone, waits = " in this cell", "the cell"
             s.warnings.append(f"{what} one peer only{alone}: when it leaves, {waits} waits")
         return s
+
+    def _reasons(self, plan: Plan, m: Manifest, costs: Costs | None) -> list[str]:
+        """The routes and the unequal shares of a plan. Routes have short ids alone, for they are
+        long; ``tutti peers`` has the names beside them."""
+        names = self._d.journal.names
+        lines = reasons(plan, m.pipeline.stages, costs)
+        return [names.within(line) if line.startswith("stage ") else line for line in lines]
 
     def _cell_line(self, a: Assembled, meetings: CellMeetings, m: Manifest) -> pb.CellLine:
         d, training = self._d, a.training

@@ -1,8 +1,12 @@
 """How long a run will still take, at the speed of the last ten minutes."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from node.app.progress import OVER_S, Progress
+from node.app.snapshot import Tally
 
 
 def after(*marks: tuple[int, float]) -> Progress:
@@ -39,6 +43,16 @@ def test_a_swarm_that_stands_gets_slower_and_one_that_works_does_not():
 
 def test_nothing_is_left_at_the_end():
     assert after((8, 0.0), (9, 1.0), (10, 2.0)).left(10, 2.0) == (0.0, 0.0)
+
+
+def test_a_peer_of_another_cell_counts_the_epochs_of_that_one():
+    tally = Tally()
+    for cell, epoch, now in (("a", 5, 0.0), ("a", 6, 10.0), ("a", 7, 20.0), ("b", 7, 30.0)):
+        plan: Any = SimpleNamespace(
+            cell_id=cell, epoch=epoch, tokens=0, loss=0.0, loss_val=0.0, forecast=(1.0, 1.0)
+        )
+        tally.planned(plan, now)
+        assert tally.progress.left(17, now) == ((100.0, 20.0) if now == 20.0 else (0.0, 0.0))
 
 
 def test_a_swarm_that_went_back_and_another_cell_are_measured_anew():
