@@ -948,7 +948,7 @@ class Training(rpc.TrainingServicer):
         if life is not Life.LIVES:
             return life, seconds
         if self.leader is not None:
-            silent = self.leader.silent(now).get(peer, 0.0)
+            silent = self.leader.silent_s(peer, now)
             return (Life.SILENT, silent) if silent else (life, seconds)
         late_s = ANSWER_S + self.transport.patience.slack(now)
         if asked is not None and asked[0] == peer and now - asked[1] > late_s:

@@ -690,3 +690,13 @@ def test_the_last_plan_is_sent_again_to_who_comes_and_can_serve() -> None:
     leader.handle(ev.Unreachable(S2), 6.0)
     assert the_plan(tell(leader, [with_ways(heard(S2, A)), *here(E, S1, T1)], 7.0)) is None
     assert the_plan(tell(leader, here(E, S1, S2, T1), 8.0)) is not None, "it was started again"
+
+
+def test_a_peer_is_silent_to_its_leader_when_it_would_be_asked_whether_it_lives() -> None:
+    leader, _ = begun(late_s=5.0)
+    for now in (3.0, 4.0, 5.0):
+        leader.handle(heard(S1), now)
+    assert leader.silent_s(S1, 5.5) == 0.0
+    assert leader.silent_s(S1, 9.5) == 4.5
+    assert leader.silent_s(E, 100.0) == 0.0, "the leader itself"
+    assert leader.silent_s(PeerId("stranger"), 100.0) == 0.0

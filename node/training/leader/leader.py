@@ -143,15 +143,14 @@ class Leader:
         """:attr:`waiting` as text, empty for no reason."""
         return str(self.waiting) if self.waiting is not None else ""
 
-    def silent(self, now: float) -> dict[PeerId, float]:
-        """Seconds since the last sign of life of peers that are silent for longer than usual."""
-        late_s = self.facts.waits.late_s
-        roster = self.roster
-        return {
-            peer: now - heard
-            for peer, heard in roster.heard.items()
-            if peer != self.me and now - heard > ASK_AFTER * roster.silence(peer, late_s)
-        }
+    def silent_s(self, peer: PeerId, now: float) -> float:
+        """Seconds since the last sign of life of a peer that is silent for longer than usual, 0 for
+        any other."""
+        heard = self.roster.heard.get(peer)
+        if heard is None or peer == self.me:
+            return 0.0
+        usual = ASK_AFTER * self.roster.silence(peer, self.facts.waits.late_s)
+        return now - heard if now - heard > usual else 0.0
 
     @property
     def idle(self) -> bool:
