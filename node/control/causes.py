@@ -21,6 +21,8 @@ STALL_S = 15.0
 """Seconds in which nothing was received or done before that is a fault."""
 WOKE_S = 60.0
 """Seconds that a peer has to find the others after it woke."""
+WEIGHTS_S = 30.0
+"""Seconds after its start in which a peer may still be looking for weights."""
 NEXT_PLAN_S = 120.0
 """Seconds within which a leader that answers takes a peer into its next plan, as a rule."""
 SHOWN = 3
@@ -192,6 +194,7 @@ def _weights(s: Situation) -> Cause | None:
         "weights",
         "waiting for the weights that the run begins from: no peer in sight gives them",
         "start a peer that has them (the run's owner), or give a copy:  --weights DIR",
+        usual=s.up_s < WEIGHTS_S,
     )
 
 

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from node.control.causes import NEXT_PLAN_S, NONE, ROWS, START_S, Cause, Situation, cause
+from node.control.causes import (
+    NEXT_PLAN_S,
+    NONE,
+    ROWS,
+    START_S,
+    WEIGHTS_S,
+    Cause,
+    Situation,
+    cause,
+)
 from node.core.ids import ENDS, PeerId
 from node.training.protocol.waiting import Lack, Wait
 from node.training.vitals import Life
@@ -78,7 +87,12 @@ WORDS = {
         "no state received for 20 s (25% received so far)",
         "tutti logs",
     ),
-    "weights": ({"awaits_weights": True}, "weights", "weights that the run begins", "--weights"),
+    "weights": (
+        {"awaits_weights": True, "up_s": WEIGHTS_S},
+        "weights",
+        "weights that the run begins",
+        "--weights",
+    ),
     "a child that ended": (
         {"wait": STAGES, "children": (1, 2, 3), "child_trouble": ("stage 2 ended (why)",)},
         "child-ended",
@@ -232,6 +246,7 @@ def test_a_reason_is_named_with_its_next_step(row: str):
 
 
 USUAL = {
+    "weights": ({"awaits_weights": True, "up_s": 3.0}, "the weights that the run begins from"),
     "starting": ({"starting": "builds stage 2", "up_s": 5.0}, "builds stage 2"),
     "children": (
         {"wait": STAGES, "children": (1, 2, 3), "children_s": 4.0},
