@@ -29,7 +29,7 @@ from node.control.diagnose import Diagnosis, clock_of, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
 from node.control.text import incompatible_peers, wrapped
-from node.control.words import clean, span
+from node.control.words import GONE, clean, span
 from node.core.clock import CLOCK_S
 from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
@@ -187,7 +187,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             found.append(fault("versions", cause, "tutti drain , then  tutti start", warning=True))
         answer = client.peers()
         apart = incompatible_peers(answer)
-        live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
+        live = [p for p in answer.peers if p.path != "self" and p.state not in GONE]
         for theirs, peers in apart.items():
             cause = (
                 f"{len(peers)} of {len(live)} other peers speak {theirs}, this tutti {PROTOCOLS}"

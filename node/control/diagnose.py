@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from node.control.words import clean, span
+from node.control.words import GONE, clean, span
 from node.core.addresses import Scope, scope
 from node.core.clock import CLOCK_S
 from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
@@ -328,7 +328,7 @@ def watch_identity(
     while True:
         try:
             answer = ask()
-            line = next((p for p in answer.peers if p.peer == me and p.state != "lost"), None)
+            line = next((p for p in answer.peers if p.peer == me and p.state not in GONE), None)
         except NetworkFault:
             return None
         if line is None:

@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from node.control.words import (
+    GONE,
     bits,
     chart,
     clean,
@@ -63,7 +64,7 @@ STATE_STYLE = {
     "lost": "red",
     "left": "dim",
 }
-AGED = ("silent", "lost", "left")
+AGED = ("silent", *GONE)
 """States that are shown with their age."""
 PHASES = {
     "run": "computing",
@@ -392,7 +393,7 @@ GONE_S = 60.0
 
 
 def _long_gone(p: PeerLine) -> bool:
-    return p.state in ("lost", "left") and p.seen_s > GONE_S
+    return p.state in GONE and p.seen_s > GONE_S
 
 
 def present(peers: Iterable[PeerLine]) -> list[PeerLine]:
@@ -429,7 +430,7 @@ def incompatible_peers(answer: PeersAnswer) -> dict[Protocols, list[PeerLine]]:
     for p in answer.peers:
         with contextlib.suppress(WireError):
             theirs = Protocols.said(p.oldest_protocol, p.newest_protocol)
-            if p.newest_protocol and p.state != "lost" and not PROTOCOLS.common(theirs):
+            if p.newest_protocol and p.state not in GONE and not PROTOCOLS.common(theirs):
                 found.setdefault(theirs, []).append(p)
     return found
 
@@ -913,7 +914,7 @@ def other_cells(answer: PeersAnswer) -> tuple[int, int]:
     """How many cells there are besides the own one, and in how many of them nobody works for some
     stage."""
     own = _own_cell(answer)
-    there = {p.cell for p in answer.peers if p.cell and p.cell != own and p.state != "lost"}
+    there = {p.cell for p in answer.peers if p.cell and p.cell != own and p.state not in GONE}
     held = {(p.cell, p.stage) for p in _working(answer)}
     stages = range(answer.swarm.stages + 1)
     return len(there), sum(any((cell, s) not in held for s in stages) for cell in there)

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+GONE = ("lost", "left")
+"""States of a peer that is not there any more."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 

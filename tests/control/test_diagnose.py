@@ -285,7 +285,7 @@ def test_a_record_that_a_dead_daemon_left_is_nobody() -> None:
 
 
 def test_who_is_not_listed_or_lost_is_not_watched() -> None:
-    for swarm in (Swarm([]), Swarm([99.0], state="lost")):
+    for swarm in (Swarm([]), Swarm([99.0], state="lost"), Swarm([99.0], state="left")):
         assert swarm.watch() is None
         assert swarm.asked == 1
 
