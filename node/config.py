@@ -190,7 +190,7 @@ class NodeSettings:
     metrics_port: int = 0
     """TCP port of the metrics page on loopback; 0 a free one, -1 none."""
     log_format: str = "auto"
-    """auto (text on a terminal, JSON otherwise) | text | json."""
+    """text | json: one format for all that a daemon prints. auto: text."""
     log_level: str = "info"
     """Least level shown on stderr; the event file has everything."""
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ from node.core.errors import (
     WireError,
 )
 from node.core.ids import ENDS, CellId, PeerId
-from node.core.memory import keep_freed
+from node.core.memory import keep_freed, resident
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.identity.admission import admission_token
@@ -48,9 +49,9 @@ from node.inference.forwarding import EndsService
 from node.manifest import Manifest
 from node.model.settings import DIGEST
 from node.reach.standing import Standing
-from node.telemetry.events import JournalHandler
+from node.telemetry.events import Event, JournalHandler
 from node.telemetry.sinks import say
-from node.training.presence import Presence
+from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
@@ -81,6 +82,8 @@ class Daemon(Node):
         super().__init__(config, manifest, invite)
         self.view = OperatorService(self)
         self.children: list[Child] = []
+        self._loading: dict[int, float] = {}
+        """By block stage of a solo swarm: when its daemon was started last."""
 
     # ----------------------------------------------------------- life
 
@@ -109,10 +112,13 @@ class Daemon(Node):
 
     async def _take_part(self) -> None:
         if self.manifest is None and self.invite is not None:
+            self.step = "asks the peers of the invite for the manifest of the run"
             self.manifest = await self._find_manifest(self.invite)
         solo = self._solo()
         self._banner(solo)
         self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
+        self.tasks.spawn(self.clocks.watch(), "clock watch", eternal=True)
+        self.tasks.spawn(self.clocks.keep_comparing(), "clock compare", eternal=True)
         if self.manifest is None:
             self.role = "rendezvous"
             self.journal.emit(
@@ -169,6 +175,7 @@ class Daemon(Node):
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
+        self.step = "finds out which stage needs this peer, and claims it"
         stage = await self.take(
             presence,
             self.manifest,
@@ -193,6 +200,7 @@ class Daemon(Node):
             on_error=self._failed,
             learn=lambda peer, addresses: self.transport.learn(peer, list(addresses)),
             facts=lambda facts: replace(facts, may_lead=self.may_lead),
+            on_step=self._does,
         )
         try:
             a = await build(stage)
@@ -200,6 +208,9 @@ class Daemon(Node):
             stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
+        # Torch and the libraries have done their first work, which takes memory that no stage has.
+        taken = resident(os.getpid()) + self.memory_beside()[0]
+        self.memory_process = max(0, taken - a.parameter_bytes)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         await self.transport.serve()
@@ -231,6 +242,10 @@ class Daemon(Node):
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
         self.start(a, presence, self.manifest)
+
+    def _does(self, step: str) -> None:
+        """The start has come to its next step."""
+        self.step = step
 
     def _enters(self, cell: CellId) -> None:
         """This peer is in that cell, from its start on or since its own has divided."""
@@ -327,9 +342,16 @@ class Daemon(Node):
             child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)
-            self.tasks.spawn(self._mind(child), f"children {child.label}", eternal=True)
+            self._loading[stage] = time.monotonic()
+            self.tasks.spawn(self._mind(child, stage), f"children {child.label}", eternal=True)
 
-    async def _mind(self, child: Child) -> None:
+    def loading(self) -> Mapping[int, float]:
+        """Stages of a solo swarm whose daemons do not take part yet."""
+        others = self.presence.view.others.values() if self.presence else ()
+        there = {e.body.stage for e in others if e.body.state not in COMING}
+        return {stage: since for stage, since in self._loading.items() if stage not in there}
+
+    async def _mind(self, child: Child, stage: int) -> None:
         due, pause = 0.0, RETRY_S
         while True:
             await asyncio.sleep(RETRY_S)
@@ -347,6 +369,7 @@ class Daemon(Node):
                 self.child_trouble[child.label] = text
                 self.journal.emit("daemon", "child-ended", f"{text}; starting it again", "warning")
                 child.start()
+                self._loading[stage] = now
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
@@ -516,6 +539,24 @@ class Daemon(Node):
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
+        invite = self.view.invite().invite if m and m.swarm.admission == "open" else ""
+        said_in_json = self.config.node.log_format == "json"
+        self.journal.emit(
+            "daemon",
+            "banner",
+            f"tutti {VERSION} runs as {self.name}",
+            "info" if said_in_json else "debug",
+            version=VERSION,
+            peer=self.identity.peer_id,
+            home=str(self.config.home),
+            swarm=m.swarm.name if m else "",
+            run_id=m.run_id if m else "",
+            addresses=self.transport.reachable.multiaddrs(),
+            metrics_url=self.metrics_url,
+            invite=invite,
+        )
+        if said_in_json:
+            return
         lines = banner(
             version=VERSION,
             name=self.name,
@@ -531,10 +572,16 @@ class Daemon(Node):
             run_id=m.run_id if m else "",
             listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
-            invite=self.view.invite().invite if m and m.swarm.admission == "open" else "",
+            invite=invite,
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
+
+
+def fault_line(fault: LocalFault) -> str:
+    """The fault that ended a daemon as a line of its log in JSON."""
+    fields = {"next_step": fault.next_step, "exit_code": int(fault.code)}
+    return Event(time.time(), "error", "daemon", "fault", fault.what, fields).to_json()
 
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
@@ -557,6 +604,11 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         if daemon.moved:
             again(daemon.to_stage)
         return int(ExitCode.OK)
+    except LocalFault as fault:
+        if config.node.log_format != "json":
+            raise
+        print(fault_line(fault), file=sys.stderr, flush=True)
+        return int(fault.code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:

@@ -28,7 +28,8 @@ def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str,
     said = config_document(config).items()
     given = {k: one["value"] for k, one in said if one["source"] and k not in NOT_HANDED_ON}
     own = {"name": name, "role": "stage", "stage": stage, "join": join, "threads": 1}
-    return given | own | {"metrics_port": -1} | OWN_PORTS
+    # The parent reads the last words of a child that ends.
+    return given | own | {"metrics_port": -1, "log_format": "text"} | OWN_PORTS
 
 
 def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ over libp2p."""
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeVar
 
 from node.app.assembly import Assembled
-from node.app.export import Exporter
+from node.app.export.exporter import Exporter
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
@@ -19,6 +20,7 @@ from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
+T = TypeVar("T", pb.Piece, pb.Evaluated)
 SHOWN = 16
 """Prefixes of cells, of 64, that are read for the operator."""
 CALL_S = 1.0
@@ -58,7 +60,7 @@ class OperatorService(SnapshotBuilder, Window):
         raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
 
     async def _answer_peers(self, called: str) -> ask.PeersAnswer:
-        answer = self.peers()
+        answer = self.peers_in_sight()
         listed = any(line.peer == called and line.path != "self" for line in answer.peers)
         if listed and not self._calling.locked():
             async with self._calling:
@@ -108,6 +110,7 @@ class OperatorService(SnapshotBuilder, Window):
             report.error = e.reason
         link = d.transport.peers().get(found)
         report.path, report.via = d.transport.path(found), link.via if link else ""
+        report.via_name = d.journal.names.known(link.via) if link else ""
         report.tried.update(d.transport.lines.tried(found))
         return report
 
@@ -145,14 +148,24 @@ class OperatorService(SnapshotBuilder, Window):
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
             return at_ends.speak(a, transport, request)
-        return forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request)
+        stages = a.pipeline.settings.stages
+        return self._with_name(forwarding.generate(transport, self._ends(a), stages, request))
 
     def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
             return at_ends.answer(a, transport, request)
-        return forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request)
+        stages = a.pipeline.settings.stages
+        return self._with_name(forwarding.evaluate(transport, self._ends(a), stages, request))
+
+    async def _with_name(self, answers: AsyncGenerator[T, None]) -> AsyncIterator[T]:
+        """The answers of an ends peer, with its name where its PeerId is."""
+        async with contextlib.aclosing(answers):
+            async for one in answers:
+                if one.by:
+                    one.by_name = self.journal.names.known(PeerId(one.by))
+                yield one
 
     def _assembled(self) -> Assembled:
         """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has

@@ -35,7 +35,7 @@ from node.control.text import (
 from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
 from node.core.home import expanded
-from node.core.ids import PeerId, short
+from node.core.ids import PeerId, named
 from node.telemetry.events import LEVELS
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
@@ -46,6 +46,7 @@ from protos.control_pb2 import (
     ExportRequest,
     GenerateRequest,
     Missing,
+    Piece,
     PingReport,
     Snapshot,
 )
@@ -86,15 +87,18 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> ExitCode:
+def status(
+    client: ControlClient, *, as_json: bool, bare: bool, watch: bool, verbose: bool = False
+) -> ExitCode:
     console = _console(bare)
 
     def screen(snapshot: Snapshot) -> list[Text]:
+        lines = status_lines(snapshot, verbose)
         if bare:
-            return status_lines(snapshot)
-        return fitted(
-            status_lines(snapshot), console.width, console.height - 1 if console.is_terminal else 0
-        )
+            return lines
+        # Whoever asks for more has a terminal that scrolls.
+        screenful = console.is_terminal and not verbose
+        return fitted(lines, console.width, console.height - 1 if screenful else 0)
 
     if watch and not as_json and console.is_terminal:
         from rich.console import Group
@@ -126,7 +130,8 @@ def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -
             document["peers"] = [p for p in document["peers"] if p["stage"] == stage]
         say_json(document)
     else:
-        _console().print(peers_table(answer, sort=sort, stage=stage))
+        console = _console()
+        console.print(peers_table(answer, sort=sort, stage=stage, width=console.width))
     return ExitCode.OK
 
 
@@ -174,13 +179,18 @@ def stop(client: ControlClient, *, now: bool) -> ExitCode:
 
 
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
-    text, speed, missing, by = "", 0.0, Missing(), ""
+    text = ""
+    speed = 0.0
+    missing = Missing()
+    by = ""
+    slow = ""
     tokens: list[tuple[int, float]] = []
     for piece in client.generate(request):
         if piece.HasField("token"):
             tokens.append((piece.token, piece.logprob))
         text, speed = text + piece.text, piece.tokens_per_s or speed
-        by = _asked(by, piece.by, as_json)
+        by = _asked(by, piece, as_json)
+        slow = piece.slow or slow
         if piece.HasField("missing"):
             missing = piece.missing
             if not as_json:
@@ -195,6 +205,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
                 "tokens": [token for token, _ in tokens],
                 "logprobs": [chance for _, chance in tokens],
                 "tokens_per_s": speed,
+                "slow": slow,
                 "left_out": list(missing.asked),
                 "dead": list(missing.dead),
                 **({"ends": by} if by else {}),
@@ -203,7 +214,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
     else:
         print()
         if speed:
-            say(f"{speed:.1f} tok/s")
+            say(f"{speed:.1f} tok/s" + (f": {clean(slow, 300)}" if slow else ""))
     return ExitCode.OK
 
 
@@ -212,7 +223,7 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     found: list[Evaluated] = []
     for one in client.evaluate(request):
         found.append(one)
-        _asked("", one.by, as_json)
+        _asked("", one, as_json)
         if not as_json:
             say(f"{missing_words(one.missing)}: loss {one.loss:.4f}")
     if not found:
@@ -240,11 +251,12 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     return ExitCode.OK
 
 
-def _asked(known: str, by: str, as_json: bool) -> str:
+def _asked(known: str, piece: Piece | Evaluated, as_json: bool) -> str:
     """The ends peer that runs the passes, told once on stderr."""
-    if by and not as_json:
-        say(f"this peer hosts no ends: asked ends peer {short(PeerId(clean(by, 64)))}")
-    return by or known
+    if piece.by and not as_json:
+        who = named(PeerId(clean(piece.by, 64)), clean(piece.by_name, 24))
+        say(f"this peer hosts no ends: asked ends peer {who}")
+    return piece.by or known
 
 
 def export(client: ControlClient, request: ExportRequest, *, as_json: bool) -> ExitCode:

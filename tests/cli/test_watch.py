@@ -8,7 +8,7 @@ from node.app.change import read
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
-from protos.control_pb2 import Event
+from protos.control_pb2 import Event, Piece
 from tests.cli.conftest import refused
 
 
@@ -65,8 +65,13 @@ def test_cells(tutti, daemon):
 
 
 def test_peers(tutti, daemon):
+    assert "lost 41s" in tutti("peers").stdout
+    daemon.seen.peers[5].seen_s = 61.0
     assert "sunny-stoat" not in tutti("peers").stdout
     assert "sunny-stoat" in tutti("peers", "--all").stdout
+    daemon.seen.reason = "waiting for stage 2"
+    daemon.seen.next_step = "invite one"
+    assert "This peer: waiting for stage 2\n  → invite one" in tutti("peers").stdout
     assert [
         p["stage"] for p in json.loads(tutti("peers", "--json", "--stage", "1").stdout)["peers"]
     ] == [1]
@@ -171,6 +176,18 @@ def test_export_passes_on_which_tokenizer(tutti, daemon):
     assert tutti("export", "out", "--no-tokenizer").returncode == 0
     assert (asked[1].tokenizer, asked[1].without_tokenizer) == ("", True)
     refused(tutti("export", "out", "--no-tokenizer", "--tokenizer", "x"), 2, "give one of the two")
+
+
+def test_few_tokens_a_second_come_with_the_reason(tutti, daemon):
+    async def generate(request):
+        yield Piece(text="A", by="12D3KooWxxxxkJ4m2a", by_name="brisk-otter")
+        yield Piece(last=True, tokens_per_s=2.0, slow="the swarm trains at the same time")
+
+    daemon.generate = generate
+    shown = tutti("generate", "a")
+    assert shown.stderr.splitlines()[-1] == "2.0 tok/s: the swarm trains at the same time"
+    assert "asked ends peer brisk-otter (kJ4m2a)" in shown.stderr
+    assert json.loads(tutti("generate", "a", "--json").stdout)["slow"]
 
 
 def test_generate_reports_missing_stages(tutti, daemon):

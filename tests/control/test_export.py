@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.lab.memory_net import MemoryNet
-from node.app import export
-from node.app.export import Exporter, News, Progress
+from node.app.export import exporter as export
+from node.app.export.exporter import Exporter, News, Progress
 from node.checkpoint import donors, pins
 from node.checkpoint.fetch import fetch
 from node.checkpoint.service import StateService

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from node.app.model_card import Result, Source, model_card, source_in
+from node.app.export.model_card import Result, Source, model_card, source_in
 from node.core.journey import Version
 from node.manifest import Manifest, amended
 

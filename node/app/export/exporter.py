@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from node.app.assembly import Assembled
-from node.app.model_card import Result, model_card, source_in
+from node.app.export.model_card import Result, model_card, source_in
 from node.app.run_files import RunFiles
 from node.checkpoint.donors import RENEW_S, Donors
 from node.checkpoint.fetch import Partial, fetch
