@@ -233,11 +233,14 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
     ]
 
 
-def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None) -> Group:
-    """The peers in sight, sorted, perhaps of one stage only, and the sum below."""
+def peers_table(
+    answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None, whole: bool = False
+) -> Group:
+    """The peers in sight, sorted, perhaps of one stage only, and the sum below. ``whole``: with
+    PeerIds that are not shortened."""
     cells = has_cells(answer)
     table = _table(
-        ("PEER", {"min_width": 8}),
+        ("PEER", {"min_width": 54 if whole else 8}),
         ("NAME", {"overflow": "ellipsis", "max_width": 16}),
         *([("CELL", {"min_width": 6})] if cells else ()),
         *((title, {}) for title in ("STATE", "STAGE", "PATH")),
@@ -245,7 +248,7 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
     )
     for p in in_order(answer, sort):
         if stage is None or p.stage == stage:
-            table.add_row(*peer_cells(p, answer.swarm.stages, cells=cells))
+            table.add_row(*peer_cells(p, answer.swarm.stages, cells=cells, whole=whole))
     states = Counter(p.state or "unknown" for p in answer.peers).most_common()
     seen = ", ".join(f"{n} {clean(state, 12)}" for state, n in states) or "none in sight"
     holes = Text("Stage cover  ").append_text(cover_words(answer))
@@ -333,9 +336,12 @@ def protocol_lines(answer: PeersAnswer) -> list[str]:
     return lines
 
 
-def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, ...]:
+def peer_cells(
+    p: PeerLine, stages: int, *, cells: bool = False, whole: bool = False
+) -> tuple[Text, ...]:
     """PEER NAME STATE STAGE PATH RTT TOK/S EPOCH UP VER of one peer; with ``cells`` CELL before
-    STATE."""
+    STATE, with ``whole`` the PeerId not shortened."""
+    peer = PeerId(clean(p.peer, 64))
     state = clean(p.state, 9)
     if p.state == "joining" and p.progress:
         state += f" {p.progress:.0%}"
@@ -347,7 +353,7 @@ def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, 
     path = "" if p.path == "self" else clean(p.path, 8)
     me = "* " if p.path == "self" else "  "
     return (
-        Text(me + short(PeerId(clean(p.peer, 64)))),
+        Text(me + (peer if whole else short(peer))),
         Text(clean(p.name, 16)),
         *([Text(short_cell(clean(p.cell, 16)) or "-")] if cells else ()),
         Text(state, STATE_STYLE.get(p.state, "")),
@@ -359,6 +365,15 @@ def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, 
         Text(span(p.up_s) if p.up_s else "-"),
         Text(clean(p.version, 8)),
     )
+
+
+def peer_ids(answer: PeersAnswer, sort: str = "stage", stage: int | None = None) -> list[str]:
+    """A line for each peer in sight: its short id, name and PeerId, to be copied."""
+    return [
+        f"{short(PeerId(clean(p.peer, 64)))}  {clean(p.name, 16):16}  {clean(p.peer, 64)}"
+        for p in in_order(answer, sort)
+        if stage is None or p.stage == stage
+    ]
 
 
 SORTS: dict[str, Callable[[PeerLine], tuple[Any, ...]]] = {
