@@ -2,6 +2,7 @@
 file that knows every service; it decides nothing about training."""
 
 import asyncio
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -18,6 +19,7 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
+from node.app.last import STARTED, STOPPING
 from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
 from node.app.node import Node
 from node.app.operator_service import OperatorService
@@ -26,6 +28,7 @@ from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
+from node.core import interrupts
 from node.core.addresses import Scope
 from node.core.errors import (
     ExitCode,
@@ -81,6 +84,8 @@ class Daemon(Node):
         super().__init__(config, manifest, invite)
         self.view = OperatorService(self)
         self.children: list[Child] = []
+        self.interrupted = False
+        """Ended by a Ctrl-C."""
 
     # ----------------------------------------------------------- life
 
@@ -88,8 +93,7 @@ class Daemon(Node):
         """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops
         it from starting, and for the fault."""
         self.identity.lock()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        self.journal.emit("daemon", STARTED, f"tutti {VERSION}, pid {os.getpid()}", "debug")
         control = ControlService(self.view, self.config.prepare_control_socket())
         try:
             await control.start()
@@ -102,6 +106,9 @@ class Daemon(Node):
             self.config.keep_ports(*self.transport.ports)
             self.tasks.spawn(self._take_part(), "start")
             await self._end.wait()
+        except LocalFault as fault:
+            self._why = self._why or str(fault)
+            raise
         finally:
             await self._close(control)
         if self.fault is not None:
@@ -349,7 +356,7 @@ class Daemon(Node):
                 child.start()
 
     async def _close(self, control: ControlService) -> None:
-        self.journal.emit("daemon", "stopping", self._why or "stopping")
+        self.journal.emit("daemon", STOPPING, self._why or "stopping")
         a, kept = self.assembled, True
         if a is not None:
             # From here on nothing is committed that would have to be on disk.
@@ -382,6 +389,9 @@ class Daemon(Node):
         hasty = await asyncio.to_thread(stop_all, self.children)
         self._say_stopped(kept, hasty)
         await control.close()
+        if control.path.parent != self.config.home:
+            with contextlib.suppress(OSError):
+                control.path.parent.rmdir()
         self.metrics.close()
         self.journal.close()
         self.identity.unlock()
@@ -400,13 +410,15 @@ class Daemon(Node):
         held = f"epoch {a.stage.version.epoch} is on disk: " if a is not None and writes else ""
         self.journal.emit("daemon", "stopped", f"stopped: {held}it is safe to switch off")
 
-    def _signalled(self, number: int) -> None:
+    def signalled(self, number: int) -> None:
+        """End in order; at a second Ctrl-C without clean-up."""
         if self.ending:
             if number == signal.SIGINT:
                 # Asked twice by a person: skip the clean-up.
                 os._exit(int(ExitCode.INTERRUPTED))
             # A service manager signals every process of a group, a parent its children once more.
             return
+        self.interrupted = number == signal.SIGINT
         self.stop(f"signal {signal.Signals(number).name}")
 
     # ----------------------------------------------------------- the swarm
@@ -541,13 +553,24 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
     stopped it."""
     keep_freed()
-    # Of calls that end before grpc has begun to read their messages, and of what is cancelled before
-    # it has begun: nothing that a person at the terminal could act on.
+    # Of calls that end before grpc has begun to read their messages, and of what is cancelled
+    # before it has begun: nothing that a person at the terminal could act on.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
     async def body() -> Daemon:
+        daemon: Daemon | None = None
+
+        def signalled(number: int) -> None:
+            # Not before the first await, so there is a daemon.
+            if daemon is not None:
+                daemon.signalled(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores the end of the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, signalled, number)
         daemon = Daemon(config, manifest, invite)
         await daemon.run()
         return daemon
@@ -556,9 +579,10 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         daemon = uvloop.run(body())
         if daemon.moved:
             again(daemon.to_stage)
-        return int(ExitCode.OK)
+        return int(ExitCode.INTERRUPTED if daemon.interrupted else ExitCode.OK)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:
+        interrupts.resume()
         # All is closed; searching torch for garbage would take the interpreter seconds more.
         gc.freeze()

@@ -1,4 +1,5 @@
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -8,6 +9,7 @@ from textual.widgets import DataTable, RichLog, Static
 from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
 from node.control.service import ControlService
+from node.core.errors import ExitCode
 from node.tui.app import Monitor, Question
 from protos.control_pb2 import CellLine
 
@@ -61,6 +63,12 @@ async def test_it_shows_node_swarm_curve_peers_and_events(window, app, pilot):
     assert "3:0" in words(app, "#swarm")
     assert "█" in words(app, "#loss")
     assert "epoch 120 committed" in app.query_one("#events", RichLog).lines[0].text
+
+
+async def test_a_ctrl_c_from_elsewhere_ends_it_in_order(app, pilot):
+    signal.raise_signal(signal.SIGINT)
+    await until(pilot, lambda: app.return_code is not None)
+    assert app.return_code == ExitCode.INTERRUPTED
 
 
 async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app, pilot):
