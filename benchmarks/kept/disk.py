@@ -5,9 +5,9 @@ costs. By default it is written as often as the schedule says for epochs of that
 """
 
 import os
+import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -215,8 +215,9 @@ def stop(
     """All stages of the machine stop at once, in the middle of an epoch that was not written."""
     epoch = _commits(peers)[-1].get("epoch")
     began = time.monotonic()
-    with ThreadPoolExecutor(len(peers)) as pool:
-        codes = list(pool.map(lambda p: p.end(START_S), peers))
+    for peer in peers:
+        peer.signal(signal.SIGTERM)
+    codes = [peer.wait(START_S) for peer in peers]
     seconds = time.monotonic() - began
     held = {int(e.get("epoch")) for e in _last_written(peers)}
     report.add(

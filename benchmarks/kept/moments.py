@@ -77,12 +77,14 @@ CASES = (
 @dataclass(frozen=True)
 class Moment:
     """One end and what it cost. ``lost``: committed epochs that were done again, by cell;
-    ``work_s``: seconds that these had taken; ``end_s``: until the last process was gone."""
+    ``work_s``: seconds that these had taken; ``other``: cells that went on from a version of
+    another history; ``end_s``: until the last process was gone."""
 
     kind: str
     everybody: bool
     lost: tuple[int, ...]
     work_s: float
+    other: int
     end_s: float
 
     @property
@@ -134,13 +136,12 @@ def _made(box: Box, case: Case) -> list[Peer]:
     else:
         peers = box.swarm(case.nodes, **changes)
     box.start(*peers)
-    if case.cells > 1:
-        box.wait(
-            f"{case.cells} cells at work",
-            lambda: len({e.get("cell") for p in peers for e in _committed(p)[-3:]}) == case.cells,
-            4 * START_S,
-            tuple(peers),
-        )
+
+    def cells() -> set[str]:
+        return {str(e.get("cell", "")) for p in peers for e in _committed(p)[-3:]}
+
+    what = f"commits of {case.cells} cells"
+    box.wait(what, lambda: len(cells()) == case.cells, 4 * START_S, tuple(peers))
     return peers
 
 
@@ -154,9 +155,9 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
         time.sleep(dice.uniform(0.2, case.pause_s))
         victims = list(peers) if everybody else [dice.choice(list(peers))]
         began = time.monotonic()
-        with ThreadPoolExecutor(len(victims)) as pool:
-            for ended in [pool.submit(_end, box, kind, victim) for victim in victims]:
-                ended.result()
+        _tell(box, kind, victims)
+        for victim in victims:
+            _gone(victim, kind)
         end_s = time.monotonic() - began
         down = time.time()
         before = [e for p in peers for e in _committed(p) if e.at <= down]
@@ -169,19 +170,25 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
         yield made
 
 
-def _end(box: Box, kind: str, victim: Peer) -> None:
-    """End a machine and wait until it is gone. Raises Hang if it does not end in order."""
-    if kind == "SIGKILL":
-        victim.kill()
+def _tell(box: Box, kind: str, victims: Sequence[Peer]) -> None:
+    """Tell machines to end, all at once. Raises Hang if a command fails."""
+    numbers = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT, "SIGKILL": signal.SIGKILL}
+    if kind in numbers:
+        for victim in victims:
+            victim.signal(numbers[kind])
         return
-    if kind in ("SIGTERM", "Ctrl-C"):
-        victim.signal(signal.SIGTERM if kind == "SIGTERM" else signal.SIGINT)
-    else:
-        done = box.tutti(kind, home=victim.home, timeout=END_S)
+    with ThreadPoolExecutor(len(victims)) as pool:
+        homes = [victim.home for victim in victims]
+        answers = pool.map(lambda home: box.tutti(kind, home=home, timeout=END_S), homes)
+    for victim, done in zip(victims, answers, strict=True):
         if done.returncode:
             raise Hang(f"{kind} at {victim.label}: {done.stdout} {done.stderr}")
+
+
+def _gone(victim: Peer, kind: str) -> None:
+    """Wait until a machine is gone. Raises Hang if it did not end in order."""
     code = victim.wait(END_S)
-    if code not in (0, 130):
+    if code not in (0, 130) and kind != "SIGKILL":
         raise Hang(f"{victim.label} ended with {code} after {kind}: {victim.child.tail()}")
 
 
@@ -191,9 +198,9 @@ def _committed(peer: Peer) -> list[Told]:
 
 def _resumed(
     box: Box, case: Case, peers: Sequence[Peer], before: Sequence[Told], down: float
-) -> tuple[tuple[int, ...], float]:
-    """Wait until every cell goes on; the committed epochs of each that are done again, and the
-    seconds that these had taken in the worst one."""
+) -> tuple[tuple[int, ...], float, int]:
+    """Wait until every cell goes on; the committed epochs of each that are done again, the seconds
+    that these had taken in the worst one, and how many go on from another history."""
     newest = _newest(before)
 
     def going() -> dict[str, int] | None:
@@ -213,7 +220,20 @@ def _resumed(
     begun = box.wait("every cell to go on", going, 4 * START_S, tuple(peers))
     lost = tuple(max(0, newest[cell] - begun[cell]) for cell in sorted(newest))
     work_s = max(_work_s(before, cell, begun[cell], newest[cell]) for cell in newest)
-    return lost, work_s
+    after = [e for p in peers for e in p.told() if e.kind == PLANNED and e.at > down]
+    planned = {str(e.get("lineage")) for e in after}
+    # A leader may have been stopped between a commit and telling it: then plans begin later.
+    other = sum(
+        begun[cell] == newest[cell] and lineage not in planned
+        for cell, lineage in _lineages(before).items()
+    )
+    return lost, work_s, other
+
+
+def _lineages(commits: Sequence[Told]) -> dict[str, str]:
+    """The lineage that each cell committed last."""
+    ordered = sorted(commits, key=lambda e: e.at)
+    return {str(e.get("cell", "")): str(e.get("lineage")) for e in ordered}
 
 
 def _newest(commits: Sequence[Told]) -> dict[str, int]:
@@ -247,6 +267,15 @@ def _say(report: Report, case: Case, found: Sequence[Moment]) -> None:
         f"{kinds}; {sum(m.everybody for m in found)} of everybody",
         "0",
         holds=lost == 0 and bool(planned),
+    )
+    other = sum(m.other for m in planned)
+    report.add(
+        f"1 cells that went on from another history after these, {case.name}",
+        other,
+        "cells",
+        "by the lineage of versions, a hash of all plans before",
+        "0",
+        holds=other == 0 and bool(planned),
     )
     report.add(
         f"1 seconds until a planned end is over, {case.name}",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from node.app.capacity import check_memory, parts_of_stages, room_on, shares, stash_limit
 from node.app.change import read, under
+from node.app.run_files import RunFiles
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -33,7 +34,7 @@ from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
 from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, PeerId, stage_name
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
 from node.data.sources import open_source
@@ -107,6 +108,8 @@ class Assembled(Services):
     main_memory: int
     """Bytes beside the device's own; 0 where they are the same."""
     layers: str
+    parameter_bytes: int
+    """Bytes of the parameters that were loaded."""
     thread: DeviceThread
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
@@ -125,10 +128,13 @@ async def assemble(
     on_error: Callable[[str, BaseException], None],
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
+    on_step: Callable[[str], None] = lambda step: None,
 ) -> Assembled:
-    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for
-    data that cannot be read and for local devices the model cannot be cut over."""
+    """Build everything for ``stage``. ``on_step`` is told what is done next, for people. Raises
+    OutOfResources when it does not fit, UsageFault for data that cannot be read and for local
+    devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
+    on_step(f"builds {stage_name(stage)}")
     parameters = manifest.optimizer.parameters
     devices, threads = _devices(config, manifest)
     set_threads(threads)
@@ -146,9 +152,11 @@ async def assemble(
     given = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
     if len(devices) == 1:
         module.to(device.device)
-    text, tokenizer = (
-        await asyncio.to_thread(_text, config, manifest) if stage == ENDS else (None, None)
-    )
+    text = None
+    tokenizer = None
+    if stage == ENDS:
+        on_step("opens the text, and turns it into tokens where that was not done before")
+        text, tokenizer = await asyncio.to_thread(_text, config, manifest)
     local = None
     if len(devices) > 1:
         from node.local.stage import open_stage
@@ -209,6 +217,7 @@ async def assemble(
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
             weights=given,
+            files=RunFiles(config, manifest, tokenizer).read,
         ),
         state,
     )
@@ -227,6 +236,7 @@ async def assemble(
         memory_limit=limit,
         main_memory=main,
         layers=f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head",
+        parameter_bytes=sum(p.nbytes for p in module.parameters()),
         thread=thread,
         local=local,
     )
@@ -285,7 +295,8 @@ class Ports:
     loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
     the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
     reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory;
-    ``weights`` reads any stage of the model that the run begins from, None where it is not here."""
+    ``weights`` reads any stage of the model that the run begins from, None where it is not here;
+    ``files`` reads a file of the run by its sha256."""
 
     identity: Signer
     transport: TransportPort
@@ -312,6 +323,7 @@ class Ports:
     ledger: VoteLedger | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
     weights: Given | None = None
+    files: Callable[[str], bytes | None] | None = None
 
 
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
@@ -379,6 +391,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         clock=o.clock,
         on_served=work.state_export.served,
         weights=o.weights,
+        files=o.files,
     )
     training = Training(
         o.identity,
@@ -393,6 +406,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         member=o.machines.member,
         leader=o.machines.leader,
         ledger=o.ledger,
+        vitals=o.presence.vitals,
     )
     LeaderService(training, o.machines.search)
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now

@@ -16,7 +16,7 @@ from node.averaging.coding.formats import nbytes_of
 from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
-from node.core.numbers import human, in_words
+from node.core.numbers import human
 from node.manifest import Manifest
 from node.model.cost import (
     RECOMPUTE,
@@ -193,13 +193,15 @@ def hosted(config: NodeConfig, manifest: Manifest, limit: int) -> list[int]:
     return {"ends": [ENDS], "stage": blocks}.get(config.node.role, wanted)
 
 
-def planned_memory(config: NodeConfig, manifest: Manifest) -> list[str]:
-    """What a stage takes by the plan, for who has not joined yet: a line for each of
-    :func:`hosted`, and its parts."""
-    limit, found = config.memory_limit(1 << 60), list[str]()
-    for stage in hosted(config, manifest, limit):
-        plan = check_memory(config, manifest, stage, limit)
-        found += [f"up to {human(plan.needed)} for {stage_name(stage)}:", *in_words(plan.table)]
+def planned_memory(config: NodeConfig, manifest: Manifest, verbose: bool = False) -> list[str]:
+    """The memory that each stage of :func:`hosted` takes by the plan, before anything is loaded: in
+    one line, with ``verbose`` also in its parts."""
+    limit = config.memory_limit(1 << 60)
+    plans = {s: check_memory(config, manifest, s, limit) for s in hosted(config, manifest, limit)}
+    said = [f"{human(plan.needed)} for {stage_name(stage)}" for stage, plan in plans.items()]
+    found = [f"up to {' or '.join(said)}, beside the program itself"]
+    for stage, plan in plans.items() if verbose else ():
+        found += [f"{stage_name(stage)}:", *(f"  {part}" for part in plan.parts)]
     return found
 
 

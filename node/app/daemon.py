@@ -2,13 +2,16 @@
 file that knows every service; it decides nothing about training."""
 
 import asyncio
+import contextlib
 import faulthandler
 import gc
 import logging
 import os
 import re
 import signal
+import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +20,7 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
+from node.app.last import STARTED, STOPPING
 from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
 from node.app.node import Node
 from node.app.operator_service import OperatorService
@@ -25,6 +29,7 @@ from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
+from node.core import interrupts
 from node.core.addresses import Scope
 from node.core.errors import (
     ExitCode,
@@ -37,7 +42,7 @@ from node.core.errors import (
     WireError,
 )
 from node.core.ids import ENDS, CellId, PeerId
-from node.core.memory import keep_freed
+from node.core.memory import keep_freed, resident
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.identity.admission import admission_token
@@ -47,9 +52,9 @@ from node.inference.forwarding import EndsService
 from node.manifest import Manifest
 from node.model.settings import DIGEST
 from node.reach.standing import Standing
-from node.telemetry.events import JournalHandler
+from node.telemetry.events import Event, JournalHandler
 from node.telemetry.sinks import say
-from node.training.presence import Presence
+from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
@@ -80,6 +85,10 @@ class Daemon(Node):
         super().__init__(config, manifest, invite)
         self.view = OperatorService(self)
         self.children: list[Child] = []
+        self._loading: dict[int, float] = {}
+        """By block stage of a solo swarm: when its daemon was started last."""
+        self.interrupted = False
+        """Ended by a Ctrl-C."""
 
     # ----------------------------------------------------------- life
 
@@ -87,8 +96,7 @@ class Daemon(Node):
         """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops
         it from starting, and for the fault."""
         self.identity.lock()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        self.journal.emit("daemon", STARTED, f"tutti {VERSION}, pid {os.getpid()}", "debug")
         control = ControlService(self.view, self.config.prepare_control_socket())
         try:
             await control.start()
@@ -101,6 +109,9 @@ class Daemon(Node):
             self.config.keep_ports(*self.transport.ports)
             self.tasks.spawn(self._take_part(), "start")
             await self._end.wait()
+        except LocalFault as fault:
+            self._why = self._why or str(fault)
+            raise
         finally:
             await self._close(control)
         if self.fault is not None:
@@ -108,10 +119,13 @@ class Daemon(Node):
 
     async def _take_part(self) -> None:
         if self.manifest is None and self.invite is not None:
+            self.step = "asks the peers of the invite for the manifest of the run"
             self.manifest = await self._find_manifest(self.invite)
         solo = self._solo()
         self._banner(solo)
         self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
+        self.tasks.spawn(self.clocks.watch(), "clock watch", eternal=True)
+        self.tasks.spawn(self.clocks.keep_comparing(), "clock compare", eternal=True)
         if self.manifest is None:
             self.role = "rendezvous"
             self.journal.emit(
@@ -168,6 +182,7 @@ class Daemon(Node):
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
+        self.step = "finds out which stage needs this peer, and claims it"
         stage = await self.take(
             presence,
             self.manifest,
@@ -192,6 +207,7 @@ class Daemon(Node):
             on_error=self._failed,
             learn=lambda peer, addresses: self.transport.learn(peer, list(addresses)),
             facts=lambda facts: replace(facts, may_lead=self.may_lead),
+            on_step=self._does,
         )
         try:
             a = await build(stage)
@@ -199,6 +215,9 @@ class Daemon(Node):
             stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
+        # Torch and the libraries have done their first work, which takes memory that no stage has.
+        taken = resident(os.getpid()) + self.memory_beside()[0]
+        self.memory_process = max(0, taken - a.parameter_bytes)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         await self.transport.serve()
@@ -230,6 +249,10 @@ class Daemon(Node):
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
         self.start(a, presence, self.manifest)
+
+    def _does(self, step: str) -> None:
+        """The start has come to its next step."""
+        self.step = step
 
     def _enters(self, cell: CellId) -> None:
         """This peer is in that cell, from its start on or since its own has divided."""
@@ -326,9 +349,16 @@ class Daemon(Node):
             child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)
-            self.tasks.spawn(self._mind(child), f"children {child.label}", eternal=True)
+            self._loading[stage] = time.monotonic()
+            self.tasks.spawn(self._mind(child, stage), f"children {child.label}", eternal=True)
 
-    async def _mind(self, child: Child) -> None:
+    def loading(self) -> Mapping[int, float]:
+        """Stages of a solo swarm whose daemons do not take part yet."""
+        others = self.presence.view.others.values() if self.presence else ()
+        there = {e.body.stage for e in others if e.body.state not in COMING}
+        return {stage: since for stage, since in self._loading.items() if stage not in there}
+
+    async def _mind(self, child: Child, stage: int) -> None:
         due, pause = 0.0, RETRY_S
         while True:
             await asyncio.sleep(RETRY_S)
@@ -346,9 +376,10 @@ class Daemon(Node):
                 self.child_trouble[child.label] = text
                 self.journal.emit("daemon", "child-ended", f"{text}; starting it again", "warning")
                 child.start()
+                self._loading[stage] = now
 
     async def _close(self, control: ControlService) -> None:
-        self.journal.emit("daemon", "stopping", self._why or "stopping")
+        self.journal.emit("daemon", STOPPING, self._why or "stopping")
         a, kept = self.assembled, True
         if a is not None:
             # From here on nothing is committed that would have to be on disk.
@@ -381,6 +412,9 @@ class Daemon(Node):
         hasty = await asyncio.to_thread(stop_all, self.children)
         self._say_stopped(kept, hasty)
         await control.close()
+        if control.path.parent != self.config.home:
+            with contextlib.suppress(OSError):
+                control.path.parent.rmdir()
         self.metrics.close()
         self.journal.close()
         self.identity.unlock()
@@ -399,13 +433,15 @@ class Daemon(Node):
         held = f"epoch {a.stage.version.epoch} is on disk: " if a is not None and writes else ""
         self.journal.emit("daemon", "stopped", f"stopped: {held}it is safe to switch off")
 
-    def _signalled(self, number: int) -> None:
+    def signalled(self, number: int) -> None:
+        """End in order; at a second Ctrl-C without clean-up."""
         if self.ending:
             if number == signal.SIGINT:
                 # Asked twice by a person: skip the clean-up.
                 os._exit(int(ExitCode.INTERRUPTED))
             # A service manager signals every process of a group, a parent its children once more.
             return
+        self.interrupted = number == signal.SIGINT
         self.stop(f"signal {signal.Signals(number).name}")
 
     # ----------------------------------------------------------- the swarm
@@ -515,6 +551,24 @@ class Daemon(Node):
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
+        invite = self.view.invite().invite if m and m.swarm.admission == "open" else ""
+        said_in_json = self.config.node.log_format == "json"
+        self.journal.emit(
+            "daemon",
+            "banner",
+            f"tutti {VERSION} runs as {self.name}",
+            "info" if said_in_json else "debug",
+            version=VERSION,
+            peer=self.identity.peer_id,
+            home=str(self.config.home),
+            swarm=m.swarm.name if m else "",
+            run_id=m.run_id if m else "",
+            addresses=self.transport.reachable.multiaddrs(),
+            metrics_url=self.metrics_url,
+            invite=invite,
+        )
+        if said_in_json:
+            return
         lines = banner(
             version=VERSION,
             name=self.name,
@@ -530,20 +584,40 @@ class Daemon(Node):
             run_id=m.run_id if m else "",
             listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
-            invite=self.view.invite().invite if m and m.swarm.admission == "open" else "",
+            invite=invite,
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
+
+
+def fault_line(fault: LocalFault) -> str:
+    """The fault that ended a daemon as a line of its log in JSON."""
+    fields = {"next_step": fault.next_step, "exit_code": int(fault.code)}
+    return Event(time.time(), "error", "daemon", "fault", fault.what, fields).to_json()
 
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
     stopped it."""
     keep_freed()
+    # Calls may end before grpc reads their messages, and tasks be cancelled before they begin. A
+    # person at the terminal could not act on that.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
     async def body() -> Daemon:
+        daemon: Daemon | None = None
+
+        def signalled(number: int) -> None:
+            # Not before the first await, so there is a daemon.
+            if daemon is not None:
+                daemon.signalled(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores the end of the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, signalled, number)
         daemon = Daemon(config, manifest, invite)
         await daemon.run()
         return daemon
@@ -552,9 +626,15 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         daemon = uvloop.run(body())
         if daemon.moved:
             again(daemon.to_stage)
-        return int(ExitCode.OK)
+        return int(ExitCode.INTERRUPTED if daemon.interrupted else ExitCode.OK)
+    except LocalFault as fault:
+        if config.node.log_format != "json":
+            raise
+        print(fault_line(fault), file=sys.stderr, flush=True)
+        return int(fault.code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:
+        interrupts.resume()
         # All is closed; searching torch for garbage would take the interpreter seconds more.
         gc.freeze()

@@ -5,16 +5,11 @@ the library reads it.
 Names are opened relative to a directory's descriptor, so a link planted on the way is refused and
 not walked. All that a checkpoint asks of the operating system when it writes are calls of ``os``
 here and in ``store.py``; a test rehearses a power cut after every single one.
-
-Format of tensors: 8 bytes little-endian length of the header, the header as JSON (name -> dtype,
-shape, [begin, end)), then the numbers of every tensor back to back.
-https://github.com/huggingface/safetensors#format
 """
 
 import errno
 import fcntl
 import hashlib
-import json
 import mmap
 import os
 import re
@@ -27,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from node.core.errors import DISK_FULL, LocalFault, OutOfResources, Refused
+from node.wire.tensor_file import file_header
 
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
 HEADER_LIMIT = 8 << 20
@@ -36,17 +32,6 @@ NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.:#\[\]-]{0,199}(/[a-z][a-z
 """A parameter ("model.norm.weight") or an optimizer state of a part
 ("model.norm.weight/momentum")."""
 
-_TYPES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 _BLOCK = 8 << 20
 
 
@@ -264,21 +249,12 @@ def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    entries, at = {}, 0
-    for name in sorted(tensors):
+    for name in tensors:
         check_name(name)
-        tensor = tensors[name]
-        end = at + tensor.numel() * tensor.element_size()
-        entries[name] = {
-            "dtype": _TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    body = json.dumps(entries, separators=(",", ":")).encode()
-    body += b" " * (-len(body) % 8)  # the format wants the numbers aligned
-    if len(body) > HEADER_LIMIT:
+    head, _ = file_header({name: (t.dtype, t.shape) for name, t in tensors.items()})
+    if len(head) - 8 > HEADER_LIMIT:
         raise ValueError(
-            f"{len(entries)} tensors need a header of {len(body)} bytes, more than {HEADER_LIMIT}"
+            f"{len(tensors)} tensors need a header of {len(head) - 8} bytes, more than "
+            f"{HEADER_LIMIT}"
         )
-    return len(body).to_bytes(8, "little") + body
+    return head

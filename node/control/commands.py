@@ -20,21 +20,23 @@ from rich.console import Console
 from rich.text import Text
 
 from node.control.text import (
-    SORTS,
     cells_table,
     evaluated_lines,
     event_line,
+    export_line,
     fitted,
     mean_loss,
     missing_words,
+    peer_ids,
     peers_table,
     ping_lines,
     status_lines,
 )
 from node.control.words import clean
-from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
+from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
 from node.core.home import expanded
-from node.core.ids import PeerId, short
+from node.core.ids import PeerId, named
+from node.core.interrupts import raising, telling
 from node.telemetry.events import LEVELS
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
@@ -42,14 +44,32 @@ from protos.control_pb2 import (
     Evaluated,
     EvaluateRequest,
     Event,
+    ExportRequest,
     GenerateRequest,
     Missing,
+    Piece,
     PingReport,
     Snapshot,
 )
 
 if TYPE_CHECKING:
     from node.control.client import ControlClient
+
+WIDE = 132
+"""Columns in which a list of peers has room for whole PeerIds."""
+QUIET_S, AGAIN_S = 1.5, 5.0
+"""Seconds that a stop takes without a word, and between two looks at what it does then."""
+STOP_S = 900.0
+"""Longest wait for a daemon that is stopping: it may have a large model to write."""
+EVENTS, ENDING = 50, ("daemon", "checkpoint")
+"""Newest events in which the reason of a wait is looked for, and the components that may have
+one."""
+NOW_S = 5.0
+"""Seconds that a daemon has to end before ``stop --now`` kills it."""
+
+
+LINE_S = 5.0
+"""Seconds between two lines on the progress of an export, where there is no terminal."""
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -80,21 +100,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> ExitCode:
+def status(
+    client: ControlClient, *, as_json: bool, bare: bool, watch: bool, verbose: bool = False
+) -> ExitCode:
     console = _console(bare)
 
     def screen(snapshot: Snapshot) -> list[Text]:
+        lines = status_lines(snapshot, verbose)
         if bare:
-            return status_lines(snapshot)
-        return fitted(
-            status_lines(snapshot), console.width, console.height - 1 if console.is_terminal else 0
-        )
+            return lines
+        # Whoever asks for more has a terminal that scrolls.
+        screenful = console.is_terminal and not verbose
+        return fitted(lines, console.width, console.height - 1 if screenful else 0)
 
-    if watch and not as_json and console.is_terminal:
+    if watch and not as_json and console.is_terminal and not console.is_dumb_terminal:
         from rich.console import Group
         from rich.live import Live
 
-        with Live(console=console, auto_refresh=False) as live:
+        with raising(), Live(console=console, auto_refresh=False) as live:
             while True:
                 live.update(Group(*screen(client.status())), refresh=True)
                 time.sleep(1.0)
@@ -111,16 +134,22 @@ def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> 
         time.sleep(1.0)
 
 
-def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -> ExitCode:
-    if sort not in SORTS:
-        raise UsageFault(f"--sort {sort}", f"allowed: {', '.join(SORTS)}")
+def peers(
+    answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None, verbose: bool = False
+) -> ExitCode:
+    """``verbose``: with whole PeerIds, which a wide terminal shows anyway."""
     if as_json:
         document = plain(answer)
         if stage is not None:
             document["peers"] = [p for p in document["peers"] if p["stage"] == stage]
         say_json(document)
     else:
-        _console().print(peers_table(answer, sort=sort, stage=stage))
+        console = _console()
+        whole = console.width >= WIDE
+        table = peers_table(answer, sort=sort, stage=stage, width=console.width, whole=whole)
+        console.print(table)
+        if verbose and not whole:
+            print("\n".join(peer_ids(answer, sort, stage)))
     return ExitCode.OK
 
 
@@ -141,40 +170,84 @@ def ping(report: PingReport, *, as_json: bool) -> ExitCode:
 
 
 def drain(client: ControlClient, timeout_s: float, *, as_json: bool) -> ExitCode:
-    _progress(client.drain(timeout_s), as_json)
-    if not client.wait_gone(30.0):
-        raise TimedOut(
-            "the daemon has left the swarm but does not end", "end it with  tutti stop --now"
-        )
+    with telling("the drain goes on;  tutti stop  ends the daemon now"):
+        _progress(client.drain(timeout_s), as_json)
+        _wait_gone(client)
     say("drained and stopped")
     return ExitCode.OK
 
 
 def stop(client: ControlClient, *, now: bool) -> ExitCode:
-    """Ask, and wait until nobody listens. ``now``: kill the process when it takes longer than five
+    """Ask, and wait until the process is gone. ``now``: kill it when that takes longer than five
     seconds."""
-    with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
-        client.stop(now=now)
-    if not client.wait_gone(5.0 if now else 60.0):
-        if not now or not client.pid:
-            raise TimedOut("the daemon is still there after a minute", "tutti stop --now  kills it")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(client.pid, signal.SIGKILL)
-        if not client.wait_gone(5.0):
-            raise TimedOut(f"pid {client.pid} does not die", "look at it with  ps")
-        say(f"killed pid {client.pid}")
+    with telling("the daemon goes on stopping;  tutti stop  waits for it again"):
+        with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
+            client.stop(now=now)
+        if now:
+            _kill_late(client)
+        else:
+            _wait_gone(client)
     say("stopped")
     return ExitCode.OK
 
 
+def _kill_late(client: ControlClient) -> None:
+    """Wait for a moment, then kill the process."""
+    if client.wait_gone(NOW_S):
+        return
+    if not client.pid:
+        raise TimedOut("the daemon does not end, and its process is not known here", "see  ps")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(client.pid, signal.SIGKILL)
+    if not client.wait_gone(NOW_S):
+        raise TimedOut(f"pid {client.pid} does not die", "look at it with  ps")
+    say(f"killed pid {client.pid}")
+
+
+def _wait_gone(client: ControlClient) -> None:
+    """Wait for the end of a daemon that is stopping, and say after a moment what it does. Raises
+    TimedOut after STOP_S."""
+    if client.wait_gone(QUIET_S):
+        return
+    who = f"pid {client.pid}" if client.pid else "the daemon"
+    end = time.monotonic() + STOP_S
+    said: str | None = None
+    while time.monotonic() < end:
+        does = _newest(client)
+        if does != said:
+            say(f"waiting for {who} to end" + (f": {does}" if does else ""))
+            said = does
+        if client.wait_gone(AGAIN_S):
+            return
+    raise TimedOut(
+        f"the daemon is still there after {STOP_S / 60:.0f} minutes", "tutti stop --now  kills it"
+    )
+
+
+def _newest(client: ControlClient) -> str:
+    """What a daemon that is about to end said last of its own doing, "" when it does not answer any
+    more."""
+    said = ""
+    with contextlib.suppress(LocalFault):
+        for event in client.events(last=EVENTS):
+            if event.component in ENDING:
+                said = clean(event.text)
+    return said
+
+
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
-    text, speed, missing, by = "", 0.0, Missing(), ""
+    text = ""
+    speed = 0.0
+    missing = Missing()
+    by = ""
+    slow = ""
     tokens: list[tuple[int, float]] = []
     for piece in client.generate(request):
         if piece.HasField("token"):
             tokens.append((piece.token, piece.logprob))
         text, speed = text + piece.text, piece.tokens_per_s or speed
-        by = _asked(by, piece.by, as_json)
+        by = _asked(by, piece, as_json)
+        slow = piece.slow or slow
         if piece.HasField("missing"):
             missing = piece.missing
             if not as_json:
@@ -189,6 +262,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
                 "tokens": [token for token, _ in tokens],
                 "logprobs": [chance for _, chance in tokens],
                 "tokens_per_s": speed,
+                "slow": slow,
                 "left_out": list(missing.asked),
                 "dead": list(missing.dead),
                 **({"ends": by} if by else {}),
@@ -197,7 +271,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
     else:
         print()
         if speed:
-            say(f"{speed:.1f} tok/s")
+            say(f"{speed:.1f} tok/s" + (f": {clean(slow, 300)}" if slow else ""))
     return ExitCode.OK
 
 
@@ -206,7 +280,7 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     found: list[Evaluated] = []
     for one in client.evaluate(request):
         found.append(one)
-        _asked("", one.by, as_json)
+        _asked("", one, as_json)
         if not as_json:
             say(f"{missing_words(one.missing)}: loss {one.loss:.4f}")
     if not found:
@@ -234,34 +308,68 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     return ExitCode.OK
 
 
-def _asked(known: str, by: str, as_json: bool) -> str:
+def _asked(known: str, piece: Piece | Evaluated, as_json: bool) -> str:
     """The ends peer that runs the passes, told once on stderr."""
-    if by and not as_json:
-        say(f"this peer hosts no ends: asked ends peer {short(PeerId(clean(by, 64)))}")
-    return by or known
+    if piece.by and not as_json:
+        who = named(PeerId(clean(piece.by, 64)), clean(piece.by_name, 24))
+        say(f"this peer hosts no ends: asked ends peer {who}")
+    return piece.by or known
 
 
-def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode:
-    # The daemon has its own working directory: it is told the whole path.
-    newest = _progress(client.export(str(expanded(directory).absolute())), as_json)
-    if newest is None:
+def export(client: ControlClient, request: ExportRequest, *, as_json: bool) -> ExitCode:
+    """Show the progress on stderr: a line that is written over on a terminal, else one every
+    :data:`LINE_S` seconds; with ``as_json`` nothing but the result, on stdout."""
+    # The daemon has its own working directory: it is told whole paths.
+    request.directory = str(expanded(request.directory).absolute())
+    if request.tokenizer:
+        request.tokenizer = str(expanded(request.tokenizer).absolute())
+    events = client.export(request)
+    newest = deque(events if as_json else _export_progress(events), maxlen=1)
+    if not newest or newest[0].kind != "exported":
         raise LocalFault("the daemon exported nothing", "see  tutti logs --level error")
-    if not as_json and event_document(newest)["fields"].get("adapter"):
+    fields = event_document(newest[0])["fields"]
+    if as_json:
+        say_json(event_document(newest[0]))
+    elif fields.get("adapter"):
         say(
             "load it on top of the model that the run began from, with  "
-            f'peft.PeftModel.from_pretrained(model, "{directory}")'
+            f'peft.PeftModel.from_pretrained(model, "{request.directory}")'
         )
-    elif not as_json:
-        say(f'load it with  transformers.AutoModelForCausalLM.from_pretrained("{directory}")')
+    else:
+        say(
+            "load it with  transformers.AutoModelForCausalLM.from_pretrained"
+            f'("{request.directory}")'
+        )
     return ExitCode.OK
+
+
+def _export_progress(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events; their progress is shown as they pass."""
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False)
+    terminal = console.is_terminal and not console.is_dumb_terminal
+    updating = Live(console=console, auto_refresh=False, transient=True)
+    told = ""
+    at = 0.0
+    with updating if terminal else contextlib.nullcontext():
+        for event in events:
+            line = Text(export_line(event), no_wrap=True, overflow="ellipsis")
+            if event.kind != "export-progress":
+                console.print(event_line(event, local_time(event.at)), soft_wrap=True)
+            elif terminal:
+                updating.update(line, refresh=True)
+            elif event.text != told or event.at - at >= LINE_S:
+                console.print(line, soft_wrap=True)
+                told = event.text
+                at = event.at
+            yield event
 
 
 def logs(
     client: ControlClient | None, file: Path, *, follow: bool, last: int, level: str, as_json: bool
 ) -> ExitCode:
     """From the daemon; from its event file when none runs."""
-    if level not in LEVELS:
-        raise UsageFault(f"--level {level}", f"allowed: {', '.join(LEVELS)}")
     console = _console()
     events = (
         client.events(follow=follow, last=last, level=level)
@@ -290,7 +398,7 @@ def read_events(file: Path, last: int, level: str) -> Iterator[Event]:
         )
     floor = LEVELS[level]
     newest: deque[Event] = deque(maxlen=max(0, last))
-    with file.open(errors="replace") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                 entry = json.loads(line)

@@ -124,8 +124,8 @@ class StageBytes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``spare`` what is left
-    for optimizer state, ``recompute`` one of :data:`RECOMPUTE`."""
+    """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``table`` has the
+    parts, ``spare`` is left for optimizer state, ``recompute`` is one of :data:`RECOMPUTE`."""
 
     ok: bool
     needed: int
@@ -135,6 +135,11 @@ class Verdict:
     next_step: str = ""
     recompute: str = "off"
     table: tuple[MemoryRow, ...] = ()
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the memory that is needed, a phrase for each time."""
+        return in_words(self.table)
 
     def require(self) -> None:
         """Raises OutOfResources when it does not fit."""
@@ -366,7 +371,7 @@ def fits(
     )
     text = (
         f"{where} {verbs[not ok]} {human(need.total)} of {human(available)} "
-        f"({RESERVE:.0%} kept free): {'; '.join(in_words(table))}"
+        f"({RESERVE:.0%} kept free)" + ("" if ok else f": {'; '.join(in_words(table))}")
     )
     if recompute != "off":
         text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from node.core.errors import OutOfResources, UsageFault
+from node.core.memory import most_resident
 
 CONTEXT = 512 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
@@ -124,9 +125,7 @@ class Device:
         this process began; 0 where the system does not tell."""
         if self.is_cuda:
             return torch.cuda.max_memory_allocated(self.device)
-        with contextlib.suppress(OSError), open("/proc/self/status") as file:
-            return 1024 * next((int(line.split()[1]) for line in file if "VmHWM" in line), 0)
-        return 0
+        return most_resident(os.getpid())
 
     def memory_limit(self) -> int:
         """Bytes the device has, whoever uses them; on the CPU the container's limit when that is
@@ -182,7 +181,7 @@ def _container_limit() -> int:
     """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a
     number beyond any machine."""
     try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
     except OSError:
         return 1 << 62
     return int(text) if text.isdigit() else 1 << 62

@@ -55,9 +55,11 @@ from node.training.protocol.votes import (
     signing_domain,
     support_said,
 )
+from node.training.protocol.waiting import Lack, Wait
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
-from node.transport.port import TransportPort, answers, blamed
+from node.training.vitals import MOST_LOST, Life, Vitals
+from node.transport.port import TransportPort, answers, blamed, printable
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -73,6 +75,10 @@ PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
 BARS = 3.0
 """Weight of a fault that bars a peer at once."""
+ANSWER_S = 3.0
+"""A leader that has not answered a heartbeat for so many seconds is shown as silent."""
+HEARD_S = 5.0
+"""A peer that was heard here in so many seconds is not lost because its leader says so."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
 
@@ -108,7 +114,9 @@ class Training(rpc.TrainingServicer):
         member: Callable[..., Member] = Member,
         leader: Callable[..., Leader] = Leader,
         ledger: VoteLedger | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
+        self.vitals = vitals if vitals is not None else Vitals()
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._view, self.clock, self.journal = (
             transport,
@@ -132,7 +140,9 @@ class Training(rpc.TrainingServicer):
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
-        self.leaving = self._closed = False
+        self.leaving = False
+        self.started = False
+        self._closed = False
         self.tasks, self._epoch_tasks, self._hearing = (
             Tasks("training", on_error) for _ in range(3)
         )
@@ -150,6 +160,10 @@ class Training(rpc.TrainingServicer):
         """When the connections to peers broke that have not answered since."""
         self._looking: set[PeerId] = set()
         """Ends peers that are called because nobody leads."""
+        self._unanswered: tuple[PeerId, float] | None = None
+        """The leader to which a heartbeat is on its way, and since when."""
+        self.leader_waits: tuple[PeerId | None, str] = None, ""
+        """The peer that answered the last heartbeat, and its reason for planning no epoch."""
         self.standing = ChangeStatus(facts.make.read(""))
         self.lead: Callable[[Any], None] = lambda event: None
         """What feeds the leader, if this peer leads."""
@@ -170,6 +184,7 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
+        self.started = True
         self.member.stand(
             self.work.stage.version, self.work.local_checkpoints.versions(), self.work.tokens
         )
@@ -194,10 +209,12 @@ class Training(rpc.TrainingServicer):
                     timing.probed(
                         peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now()
                     )
+                self.vitals.alive(peer, self.clock.now())
                 if not known:
                     self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):
                 timing.unanswered(peer, self.clock.now())
+                self.vitals.doubt(peer, self.clock.now())
             finally:
                 measuring.discard(peer)
 
@@ -384,6 +401,7 @@ class Training(rpc.TrainingServicer):
         except (PeerFault, TimeoutError):
             await asyncio.sleep(HEARTBEAT_S)
         else:
+            self.vitals.alive(peer, self.clock.now())
             election.forgive(peer)
             self._hurry.set()
         finally:
@@ -434,10 +452,13 @@ class Training(rpc.TrainingServicer):
             self.lead(heard)
             return True
         election.tells(leader, self.clock.now())
+        self._unanswered = leader, self.clock.now()
         try:
             refused = await self._word_to_leader(leader, notes.ready_note(heard))
         except PeerFault:
             return False
+        finally:
+            self._unanswered = None
         if refused is not None:
             election.doubt(leader, self.clock.now())
             return False
@@ -581,12 +602,17 @@ class Training(rpc.TrainingServicer):
         """A note from another peer. A note that does not parse counts as a fault of its sender."""
         peer = self.transport.caller(context)
         self._broken.pop(peer, None)
+        self.vitals.alive(peer, self.clock.now())
         try:
             reason = await self._hear(peer, request)
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
             reason = str(e)
-        return pb.NoteReply(accepted=reason is None, reason=reason or "")
+        reply = pb.NoteReply(accepted=reason is None, reason=reason or "")
+        if request.WhichOneof("say") == "ready" and reason is None and self.leader is not None:
+            reply.waits_for = self.waiting_for()
+            reply.lost.extend(self.vitals.lost())
+        return reply
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
         match note.WhichOneof("say"):
@@ -618,6 +644,8 @@ class Training(rpc.TrainingServicer):
                 self._hurry.set()
                 return None if peer == self.leader_id() else "this peer follows another leader"
         event = notes.leader_event(note, peer)
+        if isinstance(event, ev.Heartbeat):
+            self.vitals.leaves(peer, event.leaving)
         if isinstance(event, ev.Heartbeat) and event.change:
             try:
                 self.change(event.change)
@@ -735,7 +763,10 @@ class Training(rpc.TrainingServicer):
         plan = self.member.plan
         if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
-        self.work.lost({PeerId(p) for p in note.dead} - {self.me})
+        dead = {PeerId(p) for p in note.dead} - {self.me}
+        for one in dead:
+            self.vitals.dead(one, self.clock.now())
+        self.work.lost(dead)
         return None
 
     async def word(
@@ -753,6 +784,7 @@ class Training(rpc.TrainingServicer):
                 return await self.tell(
                     peer, note, patience.within(what, stands_s, self.clock.now())
                 )
+            self.vitals.doubt(peer, self.clock.now())
             self.transport.forget(peer)
             broken = True
         began = self.clock.now()
@@ -762,6 +794,7 @@ class Training(rpc.TrainingServicer):
         try:
             return await self.tell(peer, note, limit)
         except PeerFault as e:
+            self.vitals.doubt(peer, self.clock.now())
             raise Unheard(e, began) from e
 
     def _redial_s(self, peer: PeerId) -> float:
@@ -781,6 +814,13 @@ class Training(rpc.TrainingServicer):
             stub = rpc.TrainingStub(await self.transport.channel(peer))
             reply = await stub.Tell(note, timeout=timeout)
         self._broken.pop(peer, None)
+        self.vitals.alive(peer, self.clock.now())
+        if note.WhichOneof("say") == "ready":
+            self.leader_waits = peer, printable(reply.waits_for)
+            for lost in reply.lost[:MOST_LOST]:
+                if lost != self.me:
+                    now = self.clock.now()
+                    self.vitals.dead(PeerId(lost), now, now - HEARD_S)
         # Answers to other notes take as long as the work that they ask for.
         if note.WhichOneof("say") in (
             None,
@@ -816,6 +856,7 @@ class Training(rpc.TrainingServicer):
         now = self.clock.now()
         self._broken = {p: at for p, at in self._broken.items() if now - at < BROKEN_S}
         self._broken[peer] = now
+        self.vitals.doubt(peer, now)
         self.accuse(peer)
 
     def accuse(self, peer: PeerId) -> None:
@@ -1006,19 +1047,39 @@ class Training(rpc.TrainingServicer):
         """This peer leads, and does not wait."""
         return self.leader is not None and not self.waiting_for()
 
-    def waiting_for(self) -> str:
-        """Why no epoch is under way, in a few words; empty when one is, or has been a moment
+    def waiting(self) -> Wait | None:
+        """The reason for which no epoch is under way; None when one is, or has been a moment
         ago."""
         state = self.member.state
         # A leader's own member may still be in an epoch that its leader has given up.
         if state is MemberState.FINISHED or (self.leader is None and self.member.busy):
-            return ""
+            return None
         # Who is done waits for others in the same epoch: as long as their round is expected to
         # take, nobody is late.
         done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
         if self.clock.now() - self._moved < max(PAUSE_S, done):
-            return ""
+            return None
         if self.leader is not None:
-            return self.leader.waiting_for if self.leader.phase is Phase.GATHER else ""
+            return self.leader.waiting if self.leader.phase is Phase.GATHER else None
         leader = self.leader_id()
-        return "an ends peer" if leader is None else f"a plan from {short(leader)}"
+        return Wait(Lack.PLAN, peers=(leader,)) if leader is not None else Wait(Lack.ENDS)
+
+    def waiting_for(self) -> str:
+        """:meth:`waiting` as text, empty for no reason."""
+        wait = self.waiting()
+        return str(wait) if wait is not None else ""
+
+    def standing_of(self, peer: PeerId) -> tuple[Life, float]:
+        """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
+        now = self.clock.now()
+        asked = self._unanswered
+        life, seconds = self.vitals.look(peer, now)
+        if life is not Life.LIVES:
+            return life, seconds
+        if self.leader is not None:
+            silent = self.leader.silent_s(peer, now)
+            return (Life.SILENT, silent) if silent else (life, seconds)
+        late_s = ANSWER_S + self.transport.patience.slack(now)
+        if asked is not None and asked[0] == peer and now - asked[1] > late_s:
+            return Life.SILENT, now - asked[1]
+        return life, seconds

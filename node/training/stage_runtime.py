@@ -146,9 +146,8 @@ class StageRuntime:
             return None if base is None else (Version(0), base)
         if kind is not StateKind.PARAMETERS:
             return self.state_export.describe(kind, epoch, lineage)
-        here = self.stage.version
-        same = epoch in (None, here.epoch) and lineage in ("", here.lineage)
-        return (here, self.stage.parameters()) if same and not self.stage.empty else None
+        held = None if self.stage.empty else self.stage.held(epoch, lineage)
+        return None if held is None else (held.version, held.parameters)
 
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
         """Parts there is optimizer state of here, each with its version."""
