@@ -22,6 +22,9 @@ from benchmarks.report import Report, chosen
 PARTS = {
     "1": "moments",
     "2": "disk",
+    "5": "points",
+    "6": "rehearsal",
+    "7": "speed",
 }
 """Number to module of `benchmarks.kept`; each has ``rows(report, root, quick)``."""
 
