@@ -4,6 +4,7 @@ over libp2p."""
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
 from node.identity.invites import Invite, fitting_addresses, peer_of_address
 from node.inference import at_ends, forwarding
+from node.manifest import Manifest
 from node.model.export import write_adapter, write_hf
 from node.model.shapes import parameter_shapes
 from node.telemetry.events import Event, Journal
@@ -47,6 +49,8 @@ class OperatorService(SnapshotBuilder, Window):
     def __init__(self, daemon: Node) -> None:
         super().__init__(daemon)
         self._calling = asyncio.Lock()
+        # Writing a manifest takes 40 ms, and every newcomer asks for it.
+        self._text = lru_cache(1)(Manifest.to_toml)
 
     @property
     def journal(self) -> Journal:
@@ -66,7 +70,7 @@ class OperatorService(SnapshotBuilder, Window):
             # Of a private run a stranger learns nothing, not even who is in it.
             self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
-            return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
+            return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m)))
         if kind == "peers":
             return ask.Answer(peers=await self._answer_peers(question.peers.call))
         raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
