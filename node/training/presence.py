@@ -3,6 +3,7 @@ its cell, now and then."""
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
@@ -25,6 +26,11 @@ SEEK_S = 2.0
 """Between two readings, at most, while this peer waits for others, who may be in sight again."""
 HASTE_S = 0.5
 """Between two readings while nobody else is in sight, or a stage is being chosen."""
+DUE = 0.9
+"""Share of the usual time between two posts after which an unchanged record is posted again."""
+REST = 3.0
+"""The pause after a reading is at least so many times as long as the reading took: a reading asks
+several peers for all records, and is slow where many peers come at the same time."""
 COMING = ("choosing", "starting", "joining")
 """States of a peer that does not take part yet."""
 LEAVING = ("draining", "stopping", "finished-leaving")
@@ -148,6 +154,8 @@ class Presence:
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
         self._same, self._neighbours = 0, 0
+        self._posted = -math.inf
+        """When the own record was posted last, in seconds of the clock."""
         self.hasty = False
         """Read every :data:`HASTE_S`."""
         self.seeks: Callable[[], bool] = lambda: False
@@ -191,15 +199,24 @@ class Presence:
         entry = self.view.everybody.get(peer)
         return entry.body.maddrs if entry else ()
 
+    async def _post(self) -> None:
+        """Post the own record if it has changed, or the last post is a refresh old."""
+        if self._body is None:
+            return
+        body, now = self._body(), self._clock.now()
+        topic = cell_topic(self.cell) if self.cell else PEERS
+        if body == self._own and now - self._posted < DUE * self.times * self._every:
+            return
+        self._same = self._same if body == self._own else 0
+        self._own = body
+        posted = await self.directory.publish(body, self.times, topic)
+        self._posted = now if posted else -math.inf
+
     async def _watch(self) -> None:
         while True:
             self._changed.clear()  # what changes while the directory is asked is posted next
-            if self._body is not None:
-                body = self._body()
-                self._same = self._same if body == self._own else 0
-                self._own = body
-                topic = cell_topic(self.cell) if self.cell else PEERS
-                await self.directory.publish(body, self.times, topic)
+            began = self._clock.now()
+            await self._post()
             now, cell = self._clock.wall(), self.cell
             seen = await self._read()
             if cell != self.cell:
@@ -228,7 +245,7 @@ class Presence:
                 pause = min(HASTE_S, self._every)
             elif self.seeks():
                 pause = min(SEEK_S, self._every)
-            await self._pause(pause)
+            await self._pause(max(pause, REST * (self._clock.now() - began)))
 
     async def _read(self) -> dict[PeerId, PeerEntry]:
         if not self.cell:
