@@ -42,6 +42,7 @@ from multiaddr import Multiaddr
 from node.control.diagnose import (
     Diagnosis,
     Machine,
+    Unreachable,
     failed,
     incompatible,
     no_way,
@@ -49,10 +50,11 @@ from node.control.diagnose import (
     refused,
     silent,
     this_machine,
-    unreachable,
+    unanswered,
     unresolved,
     verdict,
 )
+from node.control.retries import ATTEMPT_S, busy_s
 from node.control.words import clean
 from node.core.errors import ExitCode, UsageFault, WireError
 from node.core.version import PROTOCOLS, Protocols
@@ -62,7 +64,7 @@ from protos.ask_pb2 import Answer, Ask
 PROTOCOL = TProtocol("/tutti/ask/1")
 MAX_MESSAGE = 1 << 20
 """Bytes of a question or an answer."""
-PATIENCE_S = 7.5
+PATIENCE_S = ATTEMPT_S
 """All addresses together have so long."""
 QUIC_AFTER_S = 1.5
 """QUIC is tried when no TCP address has answered after so long."""
@@ -121,8 +123,9 @@ def ask_first(
     heard = survey(multiaddrs, [question], timeout, seed, first=True)
     answered = [h for h in heard if h.answers]
     if not answered:
-        raise unreachable([h.finding for h in heard])
-    return next((h for h in answered if h.good), answered[0]).answers[0]
+        raise Unreachable([h.finding for h in heard])
+    # Of refusals one that says when to ask again.
+    return max(answered, key=lambda h: (h.good, busy_s(h.answers[0]) > 0)).answers[0]
 
 
 def survey(
@@ -174,6 +177,8 @@ class _Trial:
     host: str
     at: float
     layer: str = "connect"
+    greeted: bool = False
+    """Something that speaks libp2p has accepted a connection."""
     answers: list[Answer] = field(default_factory=list)
 
 
@@ -263,6 +268,7 @@ class _Survey:
                 finding = await self._over_quic(trial)
             elif finding is None:
                 greeting = await _connect(trial)
+                trial.greeted = greeting.startswith(_HELLO)
                 finding = other_service(address, greeting) or await self._converse(trial)
         except OSError as e:
             finding = refused(address, e)
@@ -319,9 +325,7 @@ class _Survey:
                         scope.shield = True
                         await made.close()
         except* _BROKEN as group:
-            finding = _broke(
-                trial.address, "answer" if trial.layer == "answer" else "proof", _first(group)
-            )
+            finding = _broke(trial, _first(group))
         return finding
 
 
@@ -352,15 +356,12 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagno
     return Diagnosis(address, "answer", True, cause, clock_s=clock)
 
 
-def _broke(address: str, layer: str, why: str) -> Diagnosis:
+def _broke(trial: _Trial, why: str) -> Diagnosis:
     """A conversation that ended early: while the peer was to prove who it is, or later."""
-    if layer == "answer":
-        return failed(
-            address,
-            layer,
-            ExitCode.NETWORK,
-            f"connected, but the answer did not come: {clean(why)}",
-        )
+    address, layer = trial.address, "proof"
+    if trial.layer == "answer":
+        cause = f"connected, but the answer did not come: {clean(why)}"
+        return unanswered(address, trial.layer, cause)
     if "mismatch" in why.lower() or "does not correspond" in why:
         return failed(
             address, layer, ExitCode.NETWORK, "somebody else answers there, with another PeerId"
@@ -372,12 +373,10 @@ def _broke(address: str, layer: str, why: str) -> Diagnosis:
             ExitCode.CLOCK_WRONG,
             "its certificate is not valid by the clock of this machine",
         )
-    return failed(
-        address,
-        layer,
-        ExitCode.NETWORK,
-        f"it hangs up before it has proven who it is ({clean(why)})",
-    )
+    cause = f"it hangs up before it has proven who it is ({clean(why)})"
+    if trial.greeted:
+        return unanswered(address, layer, cause)
+    return failed(address, layer, ExitCode.NETWORK, cause)
 
 
 async def _connect(trial: _Trial) -> bytes:
