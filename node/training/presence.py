@@ -66,6 +66,11 @@ class View:
         return any(e.body.leads and e.body.state in WORKING for e in self.others.values())
 
     @cached_property
+    def leaders(self) -> frozenset[PeerId]:
+        """Other peers of the cell that say they lead."""
+        return frozenset(p for p, e in self.others.items() if e.body.leads)
+
+    @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
         return {
