@@ -22,6 +22,10 @@ QUIET_AFTER, QUIET_MOST, LOOK_S = 3, 4.0, 1.0
 """After QUIET_AFTER readings without a change each further one doubles the pause, up to QUIET_MOST
 times the usual one. Newcomers are noticed meanwhile by the number of DHT neighbours, which is
 checked every LOOK_S."""
+FEW = 16
+"""With more peers in sight the pauses are longer in proportion to their number, up to QUIET_MOST
+times: each reading brings all records from several peers, so that the work of all peers together
+grows with the square of their number."""
 SEEK_S = 2.0
 """Between two readings, at most, while this peer waits for others, who may be in sight again."""
 HASTE_S = 0.5
@@ -266,8 +270,13 @@ class Presence:
     @property
     def times(self) -> float:
         """Factor by which the pauses between readings and posts are longer than at the start; 1
-        while anything changes."""
-        return min(QUIET_MOST, 2.0 ** max(0, self._same - QUIET_AFTER))
+        while anything changes among few peers."""
+        quiet = 2.0 ** min(max(0, self._same - QUIET_AFTER), 30)
+        return min(QUIET_MOST, max(quiet, self._many))
+
+    @property
+    def _many(self) -> float:
+        return min(QUIET_MOST, len(self._seen) / FEW)
 
     async def _pause(self, seconds: float) -> None:
         """So long, but no longer than until something is known to have changed."""
@@ -275,7 +284,7 @@ class Presence:
         while left > 0 and not self._changed.is_set():
             if (neighbours := self.directory.neighbours) != self._neighbours:
                 self._neighbours, self._same = neighbours, 0
-                left = min(left, self._every)
+                left = min(left, self._every * max(1.0, self._many))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, LOOK_S)):
                     await self._changed.wait()

@@ -15,7 +15,7 @@ from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, cell_topic
 from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
-from node.training.presence import HASTE_S, REST, Presence
+from node.training.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
 
 RUN, STAGES = RunId("ab" * 32), 3
 
@@ -200,3 +200,13 @@ async def test_slow_readings_are_farther_apart(tmp_path: Path) -> None:
     presence.hasty = True
     await presence.after(readings=3)
     assert presence.pauses == pytest.approx([REST * 0.4] * 3)
+
+
+async def test_among_many_peers_readings_and_posts_are_rarer(tmp_path: Path) -> None:
+    for others, pause in ((FEW - 1, 5.0), (2 * FEW - 1, 10.0), (9 * FEW - 1, 5.0 * QUIET_MOST)):
+        board = Board(tmp_path)
+        for number in range(others):
+            await board.post(f"other-{number}", 1, "stage", "ready")
+        presence = Paced(board, 0.1, board.directory("me"))
+        await presence.after(readings=2)
+        assert presence.pauses[-1] == pytest.approx(pause)
