@@ -162,9 +162,10 @@ def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -
     return Diagnosis(address, layer, False, cause, effect, fix, code)
 
 
-def not_tried(address: str) -> Diagnosis:
-    """An address that the command line cannot dial. The daemon may be able to."""
-    why = "the command line dials TCP and QUIC only"
+def not_tried(address: str, why: str = "") -> Diagnosis:
+    """An address that was not dialled. Without a reason ``why``: one that the command line cannot
+    dial, and the daemon may be able to."""
+    why = why or "the command line dials TCP and QUIC only"
     if "/p2p-circuit" in address:
         why = "it leads through a relay"
     return failed(address, "address", ExitCode.NETWORK, f"not tried: {why}")

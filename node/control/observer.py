@@ -57,6 +57,7 @@ from node.control.diagnose import (
 from node.control.retries import ATTEMPT_S, busy_s
 from node.control.words import clean
 from node.core.errors import ExitCode, UsageFault, WireError
+from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
 from node.identity.invites import Endpoint, endpoint_of, peer_of_address
 from protos.ask_pb2 import Answer, Ask
@@ -67,7 +68,8 @@ MAX_MESSAGE = 1 << 20
 PATIENCE_S = ATTEMPT_S
 """All addresses together have so long."""
 QUIC_AFTER_S = 1.5
-"""QUIC is tried when no TCP address has answered after so long."""
+"""QUIC is tried when no TCP address has answered after so long, and none of the peer's speaks
+libp2p."""
 GRACE_S = 2.0
 """In a survey the others have so long after the first address has answered."""
 NAME_S = 5.0
@@ -201,6 +203,8 @@ class _Survey:
             a for a in addresses if (place := endpoint_of(a)) is not None and not place.quic
         }
         self._tcp_failed = trio.Event()
+        self._greeted: set[PeerId] = set()
+        """Peers at whose TCP address something speaks libp2p: QUIC would only be slower."""
 
     async def run(self) -> list[AddressAnswers]:
         deadline = trio.current_time() + self._timeout
@@ -221,12 +225,16 @@ class _Survey:
             if place.quic and self._first and self._tcp:
                 with trio.move_on_after(QUIC_AFTER_S):
                     await self._tcp_failed.wait()
+                if peer_of_address(address) in self._greeted:
+                    await self._tcp_failed.wait()
             hosts = await self._hosts(address, place)
             async with trio.open_nursery() as nursery:
                 for host in hosts:
                     nursery.start_soon(
                         self._dial, _Trial(address, place, host, trio.current_time())
                     )
+        if not found and place.quic and peer_of_address(address) in self._greeted:
+            found.append(AddressAnswers(not_tried(address, "the peer listens at its TCP address")))
         if not found:  # the time was over before anything was dialled
             seconds = trio.current_time() - begin
             late = unresolved(address, place.host, f"was not resolved within {seconds:.2g} s")
@@ -269,6 +277,8 @@ class _Survey:
             elif finding is None:
                 greeting = await _connect(trial)
                 trial.greeted = greeting.startswith(_HELLO)
+                if trial.greeted:
+                    self._greeted.add(peer_of_address(address))
                 finding = other_service(address, greeting) or await self._converse(trial)
         except OSError as e:
             finding = refused(address, e)

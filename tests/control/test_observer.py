@@ -303,6 +303,19 @@ def test_quic_is_used_where_tcp_does_not_answer(
         assert ask_first([tcp, observed_places["4/udp"]], ping(), timeout=60).ping.version == "1"
 
 
+def test_quic_is_left_alone_where_libp2p_speaks_at_the_tcp_address(
+    observed_places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that is slow to answer over TCP is not asked over QUIC as well."""
+    monkeypatch.setattr(observer, "QUIC_AFTER_S", 4.0)
+    places = [observed_places["4/tcp"], observed_places["4/udp"]]
+    with pytest.raises(Unreachable) as failure:
+        ask_first(places, ping(b"silence"), timeout=6)
+    over_tcp, over_quic = failure.value.findings
+    assert over_tcp.alive
+    assert "not tried" in over_quic.cause
+
+
 @pytest.mark.usefixtures("in_time")
 def test_a_refusal_is_an_answer_but_not_a_good_one(
     observed_places: dict[str, str], mute: str
