@@ -28,6 +28,11 @@ class Contention:
         total_ns = ran_ns + waited_ns
         return waited_ns / total_ns if total_ns > LEAST_S * 1e9 else 0.0
 
+    def rest(self) -> float:
+        """Forget the last call: the next share counts from the call after it. Returns 0."""
+        self._before = {}
+        return 0.0
+
     def _read(self) -> dict[str, tuple[int, int]]:
         """Nanoseconds of running and of waiting, by thread."""
         found: dict[str, tuple[int, int]] = {}

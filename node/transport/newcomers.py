@@ -25,8 +25,9 @@ AT_ONCE = 4.0
 """Newcomers that get their turn at once after a pause."""
 TURN_S = 120.0
 """A newcomer that had its turn is answered for so long: joining takes several questions."""
-AGAIN_LEAST_S, AGAIN_MOST_S = 1.0, 10.0
-"""Bounds of the time after which a newcomer in the queue is to ask again."""
+AGAIN_LEAST_S, AGAIN_MOST_S = 1.0, 20.0
+"""Bounds of the time after which a newcomer in the queue is to ask again. Each question costs both
+sides some 50 ms of processor time, most of it for the connection."""
 ABSENT_TIMES, ABSENT_S = 2.0, 5.0
 """A newcomer loses its place if it does not ask again within so many times the time that it was
 told, and so many seconds."""

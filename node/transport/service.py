@@ -447,7 +447,8 @@ class Transport:
     def _mind_newcomers(self, due: float, now: float) -> None:
         """Let newcomers in as fast as this process bears it, and say that some wait."""
         newcomers = self.asking.newcomers
-        newcomers.measured(now - due, self._contention.share(), now)
+        contended = self._contention.share() if newcomers.waiting else self._contention.rest()
+        newcomers.measured(now - due, contended, now)
         self._metrics.newcomers_waiting.set(newcomers.waiting)
         if newcomers.waiting and now - self._queue_said >= QUEUE_SAID_S:
             self._queue_said = now

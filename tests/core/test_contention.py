@@ -20,6 +20,8 @@ def test_the_share_is_of_what_passed_since_the_last_call(tmp_path: Path) -> None
     thread(tmp_path, 1, 10.6, 90.2)
     thread(tmp_path, 2, 5.0, 0.0)
     assert contention.share() == pytest.approx(0.25), "a new thread has no before"
+    assert contention.rest() == 0.0
+    assert contention.share() == 0.0, "the time of rest counts for nothing"
     thread(tmp_path, 1, 10.7, 90.7)
     thread(tmp_path, 2, 5.1, 0.1)
     assert contention.share() == pytest.approx(0.75)
