@@ -7,7 +7,7 @@ WORKDIR /src
 # `--build-arg TORCH_INDEX=` with an index of CPU builds keeps it small.
 ARG TORCH_INDEX=
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY cli.py ./
 COPY node ./node
 COPY protos ./protos

@@ -3,7 +3,6 @@ only by the verbs that need them."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -34,7 +33,6 @@ from node.sim.names import SCENARIOS
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from node.app.checks import DoctorCheck
     from node.config import NodeConfig
     from node.control.client import ControlClient
     from node.identity.invites import Invite
@@ -55,6 +53,9 @@ id_app = App(help="Who this node is.", **STYLE)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
+Verbose = Annotated[
+    bool, Option("--verbose", "-v", help="The parts of the memory too, item by item.")
+]
 Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 Sets = Annotated[
     list[str] | None,
@@ -235,6 +236,7 @@ def join(
     ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Accept without asking.")] = False,
     no_start: Annotated[bool, Option("--no-start", help="Only remember the swarm.")] = False,
+    verbose: Verbose = False,
     name: Name = None,
     role: Annotated[str | None, Option(help="auto, ends, stage.")] = None,
     stage: Annotated[str | None, Option(help="auto, or the block stage to host.")] = None,
@@ -285,7 +287,7 @@ def join(
         )
     manifest, asked = joining.look(ours, invite)
     joining.check(ours, asked)
-    _say("\n".join(joining.sheet(ours, manifest, signed=True)))
+    _say("\n".join(joining.sheet(ours, manifest, signed=True, verbose=verbose)))
     if not yes:
         if not sys.stdin.isatty():
             raise UsageFault(
@@ -482,12 +484,13 @@ def status(
     as_json: Json = False,
     plain: Annotated[bool, Option("--plain", help="No colour, no wrapping.")] = False,
     watch: Annotated[bool, Option("--watch", "-w", help="Again every second.")] = False,
+    verbose: Verbose = False,
 ) -> int:
     """One screen about this node. Exits with 0 healthy, 9 degraded, 3 not running."""
     from node.control import commands
 
     with _client() as client:
-        return commands.status(client, as_json=as_json, bare=plain, watch=watch)
+        return commands.status(client, as_json=as_json, bare=plain, watch=watch, verbose=verbose)
 
 
 @app.command(rich_help_panel=WATCH)
@@ -515,12 +518,13 @@ def peers(
             answer = client.peers(everybody=everybody)
     else:
         from node.app import joining
+        from node.control.text import present
 
         answer = joining.ask_peers(_config({}), join)
         for line in answer.peers:
             line.path = "asked" if line.path == "self" else line.path
         if not everybody:
-            kept = [p for p in answer.peers if p.state != "lost" and p.role != "rendezvous"]
+            kept = present(answer.peers)
             del answer.peers[:]
             answer.peers.extend(kept)
     return commands.peers(answer, as_json=as_json, sort=sort, stage=stage)
@@ -626,6 +630,7 @@ def doctor(
     fix: Annotated[
         bool, Option("--fix", help="Mend what can be mended without a loss, and look again.")
     ] = False,
+    verbose: Verbose = False,
     config: ConfigFile = None,
     settings: Sets = None,
     as_json: Json = False,
@@ -636,49 +641,13 @@ def doctor(
     net looks for the swarm layer by layer. Exits with the code of the first fault;
     docs/operating.md lists them.
     """
-    import shutil
-
-    from node.app import checks as local
-    from node.app import joining
-    from node.control import doctor as net
+    from node.app import doctoring
 
     if what is not None and what not in CHECKS:
         raise UsageFault(f"there is no check {what!r}", f"choose among {', '.join(CHECKS)}")
     ours = _config(dict(config=config) | _assignments(settings))
-    wanted, checkup = CHECKS if what is None else (what,), None
-    checks: list[DoctorCheck] = []
-    for name in wanted:
-        try:
-            if checkup is None and name in ("clock", "net"):  # one look at the swarm is for both
-                checkup = joining.examined(ours, places or ())
-            if name != "net":
-                checks += local.run(name, ours, fix=fix, checkup=checkup)
-        except LocalFault as e:
-            if what is not None:
-                raise
-            checks.append(local.blocked(name, e))
-    reached, report = checkup if checkup is not None and "net" in wanted else None, None
-    if reached is not None:
-        with contextlib.suppress(NotRunning), _client(ours) as client:
-            report = client.reach()
-    code = next((one.finding.exit_code for one in checks if not one.finding.ok), ExitCode.OK)
-    code = code or (reached.verdict.exit_code if reached is not None else ExitCode.OK)
-    if as_json:
-        document = net.checkup_document(reached) if reached is not None else {}
-        document |= {"daemon": net.daemon_document(report)} if report else {}
-        _json(
-            document
-            if what == "net"
-            else {"checks": [c.document() for c in checks], "net": document, "exit_code": int(code)}
-        )
-        return code
-    if checks:
-        print("\n".join(local.lines(checks, max(40, shutil.get_terminal_size().columns))))
-    if reached is not None:
-        print(
-            "\n".join([*net.checkup_lines(reached), *(net.daemon_lines(report) if report else ())])
-        )
-    return code
+    wanted = CHECKS if what is None else (what,)
+    return doctoring.run(ours, wanted, places or (), fix=fix, verbose=verbose, as_json=as_json)
 
 
 # ------------------------------------------------------------ swarm
@@ -763,6 +732,9 @@ def swarm_init(
         changes = joining.model_fields(model) | changes
         tokenizer = tokenizer or str(model / "tokenizer.json")
         here = {"weights": os.path.abspath(model)}
+    if name is None and source is None and go_on is None:
+        content_of = str(data or changes.get("data.source", ""))
+        name = changes.pop("swarm.name", joining.run_name(model, shape, content_of))
     named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs}
     changes |= {k: v for k, v in named.items() if v is not None} | (
         {"swarm.admission": "invite"} if private else {}
@@ -866,6 +838,7 @@ def swarm_inspect(
         str | None,
         Argument(metavar="[FILE|INVITE|MULTIADDR]", help="Default: the swarm used last."),
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Show what a swarm is, without joining it."""
@@ -892,7 +865,8 @@ def swarm_inspect(
         signed = manifest.signature is not None
         _json({"run_id": manifest.run_id, "format": manifest.format, "signed": signed, **parts})
     else:
-        print("\n".join(joining.sheet(ours, manifest, signed=manifest.signature is not None)))
+        signed = manifest.signature is not None
+        print("\n".join(joining.sheet(ours, manifest, signed=signed, verbose=verbose)))
     return ExitCode.OK
 
 
@@ -1181,13 +1155,32 @@ def export(
     directory: Annotated[
         Path, Argument(metavar="DIR", help="Where to write it; made if it is not there.")
     ],
+    tokenizer: Annotated[
+        Path | None,
+        Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="The run's tokenizer.json. Default: the one here, or of another peer.",
+        ),
+    ] = None,
+    without: Annotated[
+        bool, Option("--no-tokenizer", help="Write the model without a tokenizer.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Gather every stage and write a Hugging Face directory."""
     from node.control import commands
+    from protos.control_pb2 import ExportRequest
 
+    if tokenizer is not None and without:
+        raise UsageFault("--tokenizer and --no-tokenizer", "give one of the two")
+    request = ExportRequest(
+        directory=str(directory),
+        tokenizer="" if tokenizer is None else str(tokenizer),
+        without_tokenizer=without,
+    )
     with _client() as client:
-        return commands.export(client, directory, as_json=as_json)
+        return commands.export(client, request, as_json=as_json)
 
 
 # ------------------------------------------------------------ about

@@ -64,7 +64,7 @@ def main() -> int:
         if "5" in parts:
             unchanged.beside(report, before, args.base)
         if "6" in parts:
-            unchanged.tests(report)
+            unchanged.all_tests(report)
     return report.end(args.json, base=args.base)
 
 

@@ -111,7 +111,10 @@ NODE_RULES: dict[str, FieldRule] = {
     "directory.max_record": FieldRule(256, 1 << 20),
     "directory.max_ttl_s": FieldRule(1, 86400),
     "checkpoint.every": FieldRule(0, 10**9),
+    "checkpoint.within_s": FieldRule(0, 86400),
     "checkpoint.keep": FieldRule(1, 1000),
+    "checkpoint.max_age_h": FieldRule(0, 10**6),
+    "checkpoint.max_disk": FieldRule(0, 1 << 60),
     "checkpoint.fetch_parallel": FieldRule(1, 16),
     "checkpoint.max_up": _RATE,
     "limits.stash_bytes": FieldRule(0, 1 << 50),
@@ -187,7 +190,7 @@ class NodeSettings:
     metrics_port: int = 0
     """TCP port of the metrics page on loopback; 0 a free one, -1 none."""
     log_format: str = "auto"
-    """auto (text on a terminal, JSON otherwise) | text | json."""
+    """text | json: one format for all that a daemon prints. auto: text."""
     log_level: str = "info"
     """Least level shown on stderr; the event file has everything."""
 
@@ -354,6 +357,18 @@ class NodeConfig:
     def base_dir(self, run_id: str, stage: int) -> Path:
         """The fetched weights of a stage beside which adapters are trained."""
         return self.swarm_dir(run_id) / "base" / f"stage-{stage}"
+
+    def export_dir(self, run_id: str) -> Path:
+        """Pieces of stages that an export has fetched and not finished with."""
+        return self.swarm_dir(run_id) / "export"
+
+    def tokenizer_path(self, run_id: str) -> Path:
+        """The run's tokenizer.json, where an export has fetched it from another peer."""
+        return self.swarm_dir(run_id) / "tokenizer.json"
+
+    def keep_tokenizer(self, run_id: str, content: bytes) -> None:
+        """Keep the run's tokenizer.json. Raises Refused and OutOfResources."""
+        _keep(self.tokenizer_path(run_id), content)
 
     def remember(self, manifest: Manifest, invite: Invite | None = None) -> Path:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.

@@ -47,7 +47,7 @@ class AskReach(_message.Message):
     def __init__(self, ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("manifest", "peers", "ping", "refusal", "reach", "oldest_protocol", "newest_protocol", "version")
+    __slots__ = ("manifest", "peers", "ping", "refusal", "reach", "oldest_protocol", "newest_protocol", "version", "time")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Answer(_message.Message):
     OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     manifest: ManifestAnswer
     peers: PeersAnswer
     ping: PingAnswer
@@ -64,7 +65,8 @@ class Answer(_message.Message):
     oldest_protocol: int
     newest_protocol: int
     version: str
-    def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reach: _Optional[_Union[ReachAnswer, _Mapping]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    time: float
+    def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reach: _Optional[_Union[ReachAnswer, _Mapping]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., version: _Optional[str] = ..., time: _Optional[float] = ...) -> None: ...
 
 class ManifestAnswer(_message.Message):
     __slots__ = ("toml",)
@@ -73,14 +75,18 @@ class ManifestAnswer(_message.Message):
     def __init__(self, toml: _Optional[bytes] = ...) -> None: ...
 
 class PeersAnswer(_message.Message):
-    __slots__ = ("peers", "swarm", "called")
+    __slots__ = ("peers", "swarm", "called", "reason", "next_step")
     PEERS_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     CALLED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PeerLine]
     swarm: SwarmLine
     called: bool
-    def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ..., called: _Optional[bool] = ...) -> None: ...
+    reason: str
+    next_step: str
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ..., called: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
 
 class PingAnswer(_message.Message):
     __slots__ = ("nonce", "version", "name", "time")
@@ -115,7 +121,7 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., again_s: _Optional[float] = ..., place: _Optional[int] = ...) -> None: ...
 
 class PeerLine(_message.Message):
-    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via", "oldest_protocol", "newest_protocol", "cell")
+    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via", "oldest_protocol", "newest_protocol", "cell", "silent_s", "leads")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +139,8 @@ class PeerLine(_message.Message):
     OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     state: str
@@ -150,7 +158,9 @@ class PeerLine(_message.Message):
     oldest_protocol: int
     newest_protocol: int
     cell: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ..., via: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., cell: _Optional[str] = ...) -> None: ...
+    silent_s: float
+    leads: bool
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ..., via: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., cell: _Optional[str] = ..., silent_s: _Optional[float] = ..., leads: _Optional[bool] = ...) -> None: ...
 
 class SwarmLine(_message.Message):
     __slots__ = ("name", "run_id", "epoch", "epochs", "loss", "stages")

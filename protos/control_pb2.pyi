@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes", "recompute", "memory_planned", "memory_plan", "memory_peak")
+    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes", "recompute", "memory_planned", "memory_plan", "memory_peak", "cause", "leader_name", "left_s", "left_over_s", "warmup", "memory_process", "placed", "step")
     class PathsToEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,14 @@ class Snapshot(_message.Message):
     MEMORY_PLANNED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_PLAN_FIELD_NUMBER: _ClassVar[int]
     MEMORY_PEAK_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_NAME_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OVER_S_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     version: str
@@ -143,7 +151,15 @@ class Snapshot(_message.Message):
     memory_planned: int
     memory_plan: _containers.RepeatedCompositeFieldContainer[MemoryLine]
     memory_peak: int
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ..., recompute: _Optional[str] = ..., memory_planned: _Optional[int] = ..., memory_plan: _Optional[_Iterable[_Union[MemoryLine, _Mapping]]] = ..., memory_peak: _Optional[int] = ...) -> None: ...
+    cause: str
+    leader_name: str
+    left_s: float
+    left_over_s: float
+    warmup: int
+    memory_process: int
+    placed: bool
+    step: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ..., recompute: _Optional[str] = ..., memory_planned: _Optional[int] = ..., memory_plan: _Optional[_Iterable[_Union[MemoryLine, _Mapping]]] = ..., memory_peak: _Optional[int] = ..., cause: _Optional[str] = ..., leader_name: _Optional[str] = ..., left_s: _Optional[float] = ..., left_over_s: _Optional[float] = ..., warmup: _Optional[int] = ..., memory_process: _Optional[int] = ..., placed: _Optional[bool] = ..., step: _Optional[str] = ...) -> None: ...
 
 class MemoryLine(_message.Message):
     __slots__ = ("when", "what", "bytes")
@@ -254,7 +270,7 @@ class PingPeer(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., count: _Optional[int] = ..., improve: _Optional[bool] = ...) -> None: ...
 
 class PingReport(_message.Message):
-    __slots__ = ("peer", "name", "path", "rtt_s", "error", "via", "tried")
+    __slots__ = ("peer", "name", "path", "rtt_s", "error", "via", "tried", "via_name")
     class TriedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +285,7 @@ class PingReport(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VIA_FIELD_NUMBER: _ClassVar[int]
     TRIED_FIELD_NUMBER: _ClassVar[int]
+    VIA_NAME_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     path: str
@@ -276,7 +293,8 @@ class PingReport(_message.Message):
     error: str
     via: str
     tried: _containers.ScalarMap[str, str]
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[_Iterable[float]] = ..., error: _Optional[str] = ..., via: _Optional[str] = ..., tried: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    via_name: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[_Iterable[float]] = ..., error: _Optional[str] = ..., via: _Optional[str] = ..., tried: _Optional[_Mapping[str, str]] = ..., via_name: _Optional[str] = ...) -> None: ...
 
 class ReachRequest(_message.Message):
     __slots__ = ()
@@ -435,12 +453,14 @@ class LeaveOut(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[int]] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("text", "last", "tokens_per_s", "missing", "by", "token", "logprob")
+    __slots__ = ("text", "last", "tokens_per_s", "missing", "by", "by_name", "slow", "token", "logprob")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
+    BY_NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     text: str
@@ -448,9 +468,11 @@ class Piece(_message.Message):
     tokens_per_s: float
     missing: Missing
     by: str
+    by_name: str
+    slow: str
     token: int
     logprob: float
-    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., by: _Optional[str] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., by: _Optional[str] = ..., by_name: _Optional[str] = ..., slow: _Optional[str] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("asked", "dead", "stages")
@@ -475,24 +497,30 @@ class EvaluateRequest(_message.Message):
     def __init__(self, leave_out: _Optional[_Union[LeaveOut, _Mapping]] = ..., share: _Optional[float] = ..., choices: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("missing", "loss", "tokens", "epoch", "by")
+    __slots__ = ("missing", "loss", "tokens", "epoch", "by", "by_name")
     MISSING_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
+    BY_NAME_FIELD_NUMBER: _ClassVar[int]
     missing: Missing
     loss: float
     tokens: int
     epoch: int
     by: str
-    def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
+    by_name: str
+    def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., by: _Optional[str] = ..., by_name: _Optional[str] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("directory",)
+    __slots__ = ("directory", "tokenizer", "without_tokenizer")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     directory: str
-    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+    tokenizer: str
+    without_tokenizer: bool
+    def __init__(self, directory: _Optional[str] = ..., tokenizer: _Optional[str] = ..., without_tokenizer: _Optional[bool] = ...) -> None: ...
 
 class SwitchRequest(_message.Message):
     __slots__ = ("change",)

@@ -116,3 +116,11 @@ class PartVersion(_message.Message):
     epoch: int
     lineage: str
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., lineage: _Optional[str] = ...) -> None: ...
+
+class FileRequest(_message.Message):
+    __slots__ = ("sha256", "offset")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    offset: int
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...

@@ -49,6 +49,11 @@ class StateStub:
                 request_serializer=protos_dot_state__pb2.ListRequest.SerializeToString,
                 response_deserializer=protos_dot_state__pb2.StateList.FromString,
                 _registered_method=True)
+        self.File = channel.unary_stream(
+                '/tutti.v1.State/File',
+                request_serializer=protos_dot_state__pb2.FileRequest.SerializeToString,
+                response_deserializer=protos_dot_state__pb2.StateChunk.FromString,
+                _registered_method=True)
 
 
 class StateServicer:
@@ -75,6 +80,13 @@ class StateServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def File(self, request, context):
+        """a file that the manifest names by its hash, from an offset to its end
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_StateServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=protos_dot_state__pb2.ListRequest.FromString,
                     response_serializer=protos_dot_state__pb2.StateList.SerializeToString,
+            ),
+            'File': grpc.unary_stream_rpc_method_handler(
+                    servicer.File,
+                    request_deserializer=protos_dot_state__pb2.FileRequest.FromString,
+                    response_serializer=protos_dot_state__pb2.StateChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class State:
             '/tutti.v1.State/List',
             protos_dot_state__pb2.ListRequest.SerializeToString,
             protos_dot_state__pb2.StateList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def File(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tutti.v1.State/File',
+            protos_dot_state__pb2.FileRequest.SerializeToString,
+            protos_dot_state__pb2.StateChunk.FromString,
             options,
             channel_credentials,
             insecure,

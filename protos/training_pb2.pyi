@@ -33,12 +33,16 @@ class Note(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[PlanNote, _Mapping]] = ..., finished: _Optional[_Union[FinishedNote, _Mapping]] = ..., round: _Optional[_Union[RoundNote, _Mapping]] = ..., committed: _Optional[_Union[CommittedNote, _Mapping]] = ..., incomplete: _Optional[_Union[IncompleteNote, _Mapping]] = ..., fault: _Optional[_Union[FaultNote, _Mapping]] = ..., ready: _Optional[_Union[ReadyNote, _Mapping]] = ..., dead: _Optional[_Union[DeadNote, _Mapping]] = ..., move: _Optional[_Union[MoveNote, _Mapping]] = ...) -> None: ...
 
 class NoteReply(_message.Message):
-    __slots__ = ("accepted", "reason")
+    __slots__ = ("accepted", "reason", "waits_for", "lost")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    waits_for: str
+    lost: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., waits_for: _Optional[str] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanNote(_message.Message):
     __slots__ = ("plan", "signature", "certificate", "supporters", "doubles")

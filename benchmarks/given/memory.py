@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.lab.visits import arrived, returned, visit
 from benchmarks.report import Report
-from node.app.capacity import check_memory
+from node.app.capacity import AMPLE, check_memory
 from node.config import NodeConfig
 from node.core.numbers import human
 from node.manifest import Manifest, amended
@@ -83,7 +83,7 @@ def rows(report: Report, root: Path) -> None:
     )
     config = NodeConfig(root)
     for stage in range(5):
-        verdict = check_memory(config, large, stage, CARD)
+        verdict = check_memory(config, large, stage, CARD, AMPLE)
         report.add(
             f"4 Qwen3-1.7B in 4 stages of 4 x 2,048 tokens, stage {stage}: memory planned",
             verdict.needed / CARD,

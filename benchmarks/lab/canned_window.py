@@ -90,7 +90,7 @@ class CannedWindow:
                 epoch=7,
             )
 
-    async def export(self, directory: str) -> AsyncIterator[Event]:
+    async def export(self, request: pb.ExportRequest) -> AsyncIterator[Event]:
         yield Event(
             at=1.0,
             level="info",
@@ -104,7 +104,7 @@ class CannedWindow:
             level="info",
             component="checkpoint",
             kind="exported",
-            text=f"written to {directory}",
+            text=f"written to {request.directory}",
             fields="{}",
         )
 
@@ -155,6 +155,10 @@ def training_snapshot(**changes: object) -> Snapshot:
         stash_bytes=12 << 20,
         stash_limit=1 << 30,
         leader=ME,
+        leader_name="brisk-otter",
+        placed=True,
+        left_s=11_400,
+        left_over_s=600,
         digest="ab" * 32,
         time_s={"compute": 620.0, "wire": 80.0, "wait": 240.0, "round": 60.0},
         loss_history=losses,
@@ -191,6 +195,7 @@ def some_peers() -> PeersAnswer:
             version=VERSION,
             progress=progress,
             seen_s=41.0 if state == "lost" else 1.0,
+            leads=stage == 0,
         )
         for tail, name, state, stage, path, rtt, speed, epoch, up, progress in rows
     ]

@@ -24,6 +24,8 @@ from node.optim.owner import Owner
 from node.training.state.text import Text
 from node.wire.tensors import dtype_of
 
+CPU = Device(torch.device("cpu"))
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -38,19 +40,27 @@ class Epoch:
 
 class Reference:
     """Trains ``manifest`` alone. ``home`` is where tokenised files are cached, ``weights`` the
-    directory of the model that it begins from."""
+    directory of the model that it begins from, ``device`` where it computes."""
 
-    def __init__(self, manifest: Manifest, home: Path, weights: Path | None = None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        home: Path,
+        weights: Path | None = None,
+        device: Device = CPU,
+    ) -> None:
         m, p, t = manifest.model, manifest.pipeline, manifest.training
         corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home)
         self.manifest = manifest
         parameters = manifest.optimizer.parameters
         self.model = Unsplit(m).to(dtype_of(parameters))
-        self._autocast = partial(Device(torch.device("cpu")).autocast, parameters)
+        self._autocast = partial(device.autocast, parameters)
         if weights is not None:
             files = Weights(weights, parameters)
             given = {n: t for s in (0, 1) for n, t in files.stage(m, 1, s).items()}
             self.model.load_state_dict(given)
+        self.device = device
+        self.model.to(device.device)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
         self._sampler, self.owner, self._next = (
             Sampler(),
@@ -66,8 +76,9 @@ class Reference:
             sums = dict[str, Tensor]()
             for _ in range(batch // size):
                 self.model.zero_grad(set_to_none=True)
+                tokens_BT, targets_BT = self._here(self.text.at(self._sampler.take(size)))
                 with self._autocast():
-                    loss, count = self.model.loss(*self.text.at(self._sampler.take(size)))
+                    loss, count = self.model.loss(tokens_BT, targets_BT)
                 loss.backward()
                 loss_sum, tokens = loss_sum + float(loss.detach()), tokens + count
                 for name, p in self.model.named_parameters():
@@ -75,14 +86,20 @@ class Reference:
                         sums[name] = p.grad.float() + sums[name] if name in sums else p.grad.float()
             self._step({name: total / tokens for name, total in sums.items()})
             self._next += 1
+            self.device.synchronise()
             yield Epoch(self._next - 1, loss_sum / tokens, tokens, time.perf_counter() - began)
 
     def evaluate(self) -> float:
         """Nats per token on the same held-out batches as the swarm's evaluation."""
         count = min(self.manifest.training.eval_batches, self.text.held_out_count())
         with torch.no_grad(), self._autocast():
-            pairs = [self.model.loss(*self.text.held_out(i)) for i in range(count)]
+            batches = [self._here(self.text.held_out(i)) for i in range(count)]
+            pairs = [self.model.loss(*batch) for batch in batches]
         return sum(float(loss) for loss, _ in pairs) / sum(n for _, n in pairs)
+
+    def _here(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        tokens, targets = batch
+        return tokens.to(self.device.device), targets.to(self.device.device)
 
     @torch.no_grad()
     def _step(self, mean: Mapping[str, Tensor]) -> None:

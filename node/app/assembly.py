@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from node.app.capacity import check_memory, parts_of_stages, room_on, shares, stash_limit
 from node.app.change import read, under
+from node.app.run_files import RunFiles
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -32,8 +33,8 @@ from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
-from node.core.errors import LocalFault, UsageFault, refuse
-from node.core.ids import ENDS, PeerId
+from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
+from node.core.ids import ENDS, PeerId, stage_name
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
 from node.data.sources import open_source
@@ -42,7 +43,7 @@ from node.data.tokenizer import Tokenizer
 from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
-from node.model.device import Device, gpus, set_threads
+from node.model.device import Device, device_lost, gpus, set_threads
 from node.model.pretrained import Weights
 from node.model.shapes import layer_cut
 from node.model.stages import Ends, base_of, build
@@ -107,6 +108,8 @@ class Assembled(Services):
     main_memory: int
     """Bytes beside the device's own; 0 where they are the same."""
     layers: str
+    parameter_bytes: int
+    """Bytes of the parameters that were loaded."""
     thread: DeviceThread
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
@@ -125,10 +128,13 @@ async def assemble(
     on_error: Callable[[str, BaseException], None],
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
+    on_step: Callable[[str], None] = lambda step: None,
 ) -> Assembled:
-    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for
-    data that cannot be read and for local devices the model cannot be cut over."""
+    """Build everything for ``stage``. ``on_step`` is told what is done next, for people. Raises
+    OutOfResources when it does not fit, UsageFault for data that cannot be read and for local
+    devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
+    on_step(f"builds {stage_name(stage)}")
     parameters = manifest.optimizer.parameters
     devices, threads = _devices(config, manifest)
     set_threads(threads)
@@ -138,15 +144,19 @@ async def assemble(
     main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
     verdict = check_memory(config, manifest, stage, limit, main, said)
     verdict.require()
+    if len(devices) == 1:
+        device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
     module = await asyncio.to_thread(build, m, p.stages, stage, parameters)
     given = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
     if len(devices) == 1:
         module.to(device.device)
-    text, tokenizer = (
-        await asyncio.to_thread(_text, config, manifest) if stage == ENDS else (None, None)
-    )
+    text = None
+    tokenizer = None
+    if stage == ENDS:
+        on_step("opens the text, and turns it into tokens where that was not done before")
+        text, tokenizer = await asyncio.to_thread(_text, config, manifest)
     local = None
     if len(devices) > 1:
         from node.local.stage import open_stage
@@ -162,7 +172,10 @@ async def assemble(
         frozen=base_of(module) if m.adapter else None,
     )
     thread, meter = (
-        DeviceThread(backward_first=config.limits.backward_first),
+        DeviceThread(
+            backward_first=config.limits.backward_first,
+            failed=tells_of_lost(device, on_error),
+        ),
         PipelineMeter(journal, metrics),
     )
     meter.product_s = await asyncio.to_thread(device.tera_s)
@@ -192,7 +205,10 @@ async def assemble(
                 manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
             ),
             parts_of_stages(manifest),
-            replace(config.limits, stash_bytes=stash_limit(config, manifest, stage, verdict)),
+            replace(
+                config.limits,
+                stash_bytes=stash_limit(config, manifest, stage, verdict, device.is_cuda),
+            ),
             text,
             partial(device.autocast, parameters),
             local.math if local else partial(StageMath, recompute=verdict.recompute),
@@ -201,6 +217,7 @@ async def assemble(
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
             weights=given,
+            files=RunFiles(config, manifest, tokenizer).read,
         ),
         state,
     )
@@ -219,6 +236,7 @@ async def assemble(
         memory_limit=limit,
         main_memory=main,
         layers=f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head",
+        parameter_bytes=sum(p.nbytes for p in module.parameters()),
         thread=thread,
         local=local,
     )
@@ -232,8 +250,30 @@ def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
     several = len(names) == 1 and names[0] == "auto" and gpus() > 1
     if several or not devices[0].is_cuda:
         return {}
-    found = shares(config, manifest, room_on(config, devices)[0])
+    limit, _ = room_on(config, devices, processes=manifest.pipeline.stages + 1)
+    found = shares(config, manifest, limit, gpu=True)
     return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
+
+
+def tells_of_lost(
+    device: Device, on_error: Callable[[str, BaseException], None]
+) -> Callable[[BaseException], None]:
+    """A function for the device thread: if a job's error says that the GPU is lost, call
+    ``on_error`` on this loop with a DeviceLost."""
+    loop = asyncio.get_running_loop()
+
+    def failed(error: BaseException) -> None:
+        if not device_lost(error):
+            return
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        fault = DeviceLost(
+            f"{device.device} can no longer be used by this process: {said}",
+            "start again; if it comes back, look at nvidia-smi and the kernel's log",
+        )
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            loop.call_soon_threadsafe(on_error, "device", fault)
+
+    return failed
 
 
 @dataclass(frozen=True)
@@ -255,7 +295,8 @@ class Ports:
     loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
     the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
     reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory;
-    ``weights`` reads any stage of the model that the run begins from, None where it is not here."""
+    ``weights`` reads any stage of the model that the run begins from, None where it is not here;
+    ``files`` reads a file of the run by its sha256."""
 
     identity: Signer
     transport: TransportPort
@@ -282,6 +323,7 @@ class Ports:
     ledger: VoteLedger | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
     weights: Given | None = None
+    files: Callable[[str], bytes | None] | None = None
 
 
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
@@ -349,6 +391,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         clock=o.clock,
         on_served=work.state_export.served,
         weights=o.weights,
+        files=o.files,
     )
     training = Training(
         o.identity,
@@ -363,10 +406,12 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         member=o.machines.member,
         leader=o.machines.leader,
         ledger=o.ledger,
+        vitals=o.presence.vitals,
     )
     LeaderService(training, o.machines.search)
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
     o.transport.on_lost(training.accuse)
+    o.transport.on_lost(lambda peer: training.vitals.doubt(peer, o.clock.now()))
     o.transport.on_lost(cell.gone)
     training.cell, training.on_cell = o.presence.cell, o.presence.enter
     meetings = _meetings(manifest, o, training) if manifest.outer.windows else None

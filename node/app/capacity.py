@@ -16,7 +16,7 @@ from node.averaging.coding.formats import nbytes_of
 from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
-from node.core.numbers import human, in_words
+from node.core.numbers import human
 from node.manifest import Manifest
 from node.model.cost import (
     RECOMPUTE,
@@ -36,6 +36,8 @@ from node.training.rounds.memory import outer_bytes
 if TYPE_CHECKING:
     from node.model.device import Device
 
+AMPLE = 1 << 60
+"""Bytes of a main memory that takes anything."""
 OVERHEAD = 1.05
 """Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and
 acknowledgements of what came."""
@@ -51,11 +53,14 @@ each other peer:"""
 IDLE_EACH = 300.0
 
 
-def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> tuple[int, str]:
+def room_on(
+    config: NodeConfig, devices: Sequence[Device], held: int = 0, processes: int = 1
+) -> tuple[int, str]:
     """(bytes that a stage may take of these devices together, all alike; a text that explains the
     number where it is not all of a device). Of a GPU no more is counted than is free now, so that
     memory which other programs use, a desktop for instance, is left to them; ``held`` bytes of each
-    are used by this peer itself, and count as free."""
+    are used by this peer itself, and count as free. ``processes``: daemons that share them, of
+    which each has a context on a GPU; this process's is there already."""
     gpu, reserve, said = devices[0].is_cuda, size_of(config.node.reserve), list[str]()
     free, total = min(
         (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
@@ -64,18 +69,22 @@ def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> tup
         said.append(f"{human(free)} of {human(total)} were free")
     if reserve:
         said.append(f"{human(reserve)} are reserved for others")
-    limit = max(0, min(config.memory_limit(total), free - reserve))
+    contexts = (processes - 1) * devices[0].context
+    limit = max(0, min(config.memory_limit(total), free - reserve - contexts))
     return limit * len(devices), " and ".join(said)
 
 
-def shares(config: NodeConfig, manifest: Manifest, limit: int) -> dict[int, int]:
+def shares(
+    config: NodeConfig, manifest: Manifest, limit: int, *, gpu: bool = False
+) -> dict[int, int]:
     """Bytes for each stage when all stages of a run share one device and may take ``limit``
     together: first the minimum of each, then the rest in proportion to what each takes when memory
     is ample. If ``limit`` is less than all minima together, every minimum is cut by the same
-    factor."""
+    factor. ``gpu``: the device is one; main memory is judged where a stage is built."""
+    beside = AMPLE if gpu else 0
     stages = range(manifest.pipeline.stages + 1)
-    least = [check_memory(config, manifest, s, 0).needed / (1 - RESERVE) for s in stages]
-    ample = [check_memory(config, manifest, s, limit).needed for s in stages]
+    least = [check_memory(config, manifest, s, 0, beside).needed / (1 - RESERVE) for s in stages]
+    ample = [check_memory(config, manifest, s, limit, beside).needed for s in stages]
     part, rest = min(1.0, limit / sum(least)), max(0.0, limit - sum(least))
     each = zip(stages, least, ample, strict=True)
     return {s: int(part * low + rest * high / sum(ample)) for s, low, high in each}
@@ -90,8 +99,9 @@ def check_memory(
     said: str = "",
 ) -> Verdict:
     """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
-    of it into the ``beside`` bytes of main memory, where that is not the device's (0). As little is
-    computed again for a backward as makes it fit. ``said``: explains the limit, for people."""
+    of it into the ``beside`` bytes of main memory, where that is not the device's (0): on a GPU,
+    which computes under autocast. As little is computed again for a backward as makes it fit.
+    ``said``: explains the limit, for people."""
     m, p, outer = manifest.model, manifest.pipeline, manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
@@ -112,6 +122,7 @@ def check_memory(
                 recompute=mode if mode != "auto" else "off",
                 width=manifest.optimizer.width,
                 masked=manifest.data.document_mask,
+                cast=casts(manifest, beside > 0),
             )
         )
         if tried[-1].ok:
@@ -122,6 +133,11 @@ def check_memory(
         return verdict
     found = fits_beside(stage, p.stages, kept.main, beside)
     return verdict if found.ok else found
+
+
+def casts(manifest: Manifest, gpu: bool) -> bool:
+    """Return True if a forward makes bf16 copies of the parameters: they are fp32, on a GPU."""
+    return gpu and manifest.optimizer.width == 4
 
 
 def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> RoundBytes:
@@ -177,25 +193,30 @@ def hosted(config: NodeConfig, manifest: Manifest, limit: int) -> list[int]:
     return {"ends": [ENDS], "stage": blocks}.get(config.node.role, wanted)
 
 
-def planned_memory(config: NodeConfig, manifest: Manifest) -> list[str]:
-    """What a stage takes by the plan, for who has not joined yet: a line for each of
-    :func:`hosted`, and its parts."""
-    limit, found = config.memory_limit(1 << 60), list[str]()
-    for stage in hosted(config, manifest, limit):
-        plan = check_memory(config, manifest, stage, limit)
-        found += [f"up to {human(plan.needed)} for {stage_name(stage)}:", *in_words(plan.table)]
+def planned_memory(config: NodeConfig, manifest: Manifest, verbose: bool = False) -> list[str]:
+    """The memory that each stage of :func:`hosted` takes by the plan, before anything is loaded: in
+    one line, with ``verbose`` also in its parts."""
+    limit = config.memory_limit(1 << 60)
+    plans = {s: check_memory(config, manifest, s, limit) for s in hosted(config, manifest, limit)}
+    said = [f"{human(plan.needed)} for {stage_name(stage)}" for stage, plan in plans.items()]
+    found = [f"up to {' or '.join(said)}, beside the program itself"]
+    for stage, plan in plans.items() if verbose else ():
+        found += [f"{stage_name(stage)}:", *(f"  {part}" for part in plan.parts)]
     return found
 
 
-def stash_limit(config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict) -> int:
+def stash_limit(
+    config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
+) -> int:
     """Bytes of activations that a peer keeps: as many as it was told, else what the planned
     micro-batches take with the tensors that come and go, and more of them up to :data:`STASH` where
-    ``verdict`` leaves memory."""
+    ``verdict`` leaves memory. ``gpu``: the stage is on one."""
     if asked := config.limits.stash_bytes:
         return asked
     m, p = manifest.model, manifest.pipeline
     masked = manifest.data.document_mask
-    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked)
+    cast = casts(manifest, gpu)
+    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
     planned = config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
     free = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
     return max(planned, min(STASH, planned + free))

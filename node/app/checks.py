@@ -6,6 +6,7 @@ what mends it where the program may do that itself: nothing is removed but what 
 no setting or key is changed. Never hivemind: these run in the command line, beside py-libp2p.
 """
 
+import errno
 import os
 import shutil
 import stat
@@ -24,17 +25,20 @@ from node.app.capacity import check_memory, hosted, parts_of_stages, room_on
 from node.app.joining import opened, who
 from node.config import NodeConfig
 from node.control.client import ControlClient
-from node.control.diagnose import CLOCK_S, Diagnosis, clock_of, wrong_clock
+from node.control.diagnose import Diagnosis, clock_of, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
 from node.control.text import incompatible_peers, wrapped
-from node.control.words import clean, span
-from node.core.errors import ExitCode, LocalFault
+from node.control.words import GONE, clean, span
+from node.core.clock import CLOCK_S
+from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
 from node.core.numbers import human
 from node.core.version import PROTOCOLS, VERSION
 from node.manifest import Manifest
 
+BEHIND_S = 60.0
+"""Seconds that this clock may be behind a file written here; a file server may have written it."""
 MIN_FREE = 256 << 20
 """Bytes of disk that every peer needs, for its log and what the system writes."""
 _FAULTS = {
@@ -65,6 +69,8 @@ class DoctorCheck:
     finding: Diagnosis
     mend: Mend | None = None
     mended: str = ""
+    details: tuple[str, ...] = ()
+    """More lines for an operator who asks for them."""
 
     def document(self) -> dict[str, Any]:
         """As JSON-ready values."""
@@ -78,12 +84,13 @@ class DoctorCheck:
             "code": int(f.code),
             "can_mend": self.mend is not None,
             "mended": self.mended,
+            "details": list(self.details),
         }
 
 
-def passed(name: str, said: str) -> DoctorCheck:
+def passed(name: str, said: str, details: Sequence[str] = ()) -> DoctorCheck:
     """Nothing is wrong."""
-    return DoctorCheck(Diagnosis("", name, True, said))
+    return DoctorCheck(Diagnosis("", name, True, said), details=tuple(details))
 
 
 def fault(
@@ -180,7 +187,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             found.append(fault("versions", cause, "tutti drain , then  tutti start", warning=True))
         answer = client.peers()
         apart = incompatible_peers(answer)
-        live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
+        live = [p for p in answer.peers if p.path != "self" and p.state not in GONE]
         for theirs, peers in apart.items():
             cause = (
                 f"{len(peers)} of {len(live)} other peers speak {theirs}, this tutti {PROTOCOLS}"
@@ -260,7 +267,7 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
         return [fault("device", f"{said}: {bad[-1].text}", bad[-1].next_step)]
-    found = [passed("device", said), *(passed("device", v.text) for v in verdicts if v.ok)]
+    found = [passed("device", said), *(passed("device", v.text, v.parts) for v in verdicts if v.ok)]
     if bad:
         next_step = "nothing, if somebody else holds that stage; else " + bad[0].next_step
         found.append(fault("device", bad[0].text, next_step, warning=True))
@@ -282,33 +289,49 @@ def disk(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether this home can be written, has room for checkpoints, a sound key and sound
     checkpoints."""
     home = ours.home
-    trouble = _writable(home)
-    if trouble is not None:
-        foreign = home.is_dir() and home.stat().st_uid != os.getuid()
-        mend = partial(_make_writable, home), f"made {home} a directory that you may read and write"
-        step = f"make it a directory you may write:  chmod u+rwx {home}"
-        return [fault("disk", f"{home}: {trouble}", step, None if foreign else mend)]
-    found = [*_key(ours), *_room_on_disk(ours), *_checkpoints(ours)]
+    trouble = _writing_fails(home)
+    full = trouble is not None and trouble.errno in DISK_FULL
+    if trouble is not None and not full:
+        return [_unwritable(home, trouble)]
+    found = [*_key(ours), *_room_on_disk(ours, full), *_checkpoints(ours)]
     said = f"{home}: {human(shutil.disk_usage(_existing(home)).free)} free"
     return found if any(not one.finding.ok for one in found) else [passed("disk", said), *found]
 
 
-def _writable(home: Path) -> str | None:
-    """Why nothing can be written in ``home``, or in what it would be made in; None when it can."""
+def _writing_fails(home: Path) -> OSError | None:
+    """The error of writing a file in ``home``, or in the directory in which it would be made; None
+    if there is none."""
     place = _existing(home)
     probe = place / f".tutti-probe-{os.getpid()}"
     if not place.is_dir():
-        return f"{place} is not a directory"
+        return OSError(errno.ENOTDIR, f"{place} is not a directory")
+    if place == home and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+        return OSError(errno.EACCES, "it may not be read and written")
     try:
-        if place == home and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
-            return "it may not be read and written"
         probe.write_bytes(b"\0" * 4096)
     except OSError as e:
-        return e.strerror or str(e)
+        return e
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
     return None
+
+
+def _unwritable(home: Path, why: OSError) -> DoctorCheck:
+    """The fault of a home in which nothing can be written although there is space. Only missing
+    rights can be mended here."""
+    cause = f"{home}: {why.strerror or why}"
+    if why.errno == errno.EROFS:
+        step = (
+            "it lies on a read-only file system: mount that for writing, or choose another --home"
+        )
+        return fault("disk", cause, step)
+    if why.errno not in (errno.EACCES, errno.EPERM):
+        return fault("disk", cause, "look at that disk, or choose another  --home")
+    foreign = home.is_dir() and home.stat().st_uid != os.getuid()
+    mend = partial(_make_writable, home), f"made {home} a directory that you may read and write"
+    step = f"make it a directory you may write:  chmod u+rwx {home}"
+    return fault("disk", cause, step, None if foreign else mend)
 
 
 def _existing(home: Path) -> Path:
@@ -334,9 +357,10 @@ def _key(ours: NodeConfig) -> list[DoctorCheck]:
     return []
 
 
-def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
-    """Room for the checkpoints of the largest stage of the swarm used last, beside those that are
-    kept."""
+def _room_on_disk(ours: NodeConfig, full: bool) -> list[DoctorCheck]:
+    """Check the room for the checkpoints of the largest stage of the swarm used last, beside those
+    that are kept. ``full``: a file could not be written for lack of space, which a quota causes
+    too."""
     home, manifest = ours.home, _manifest(ours)
     place = _existing(home)
     free, need = shutil.disk_usage(place).free, MIN_FREE
@@ -345,12 +369,19 @@ def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
         largest = max(sum(part.bytes + part.state for part in parts) for parts in stages)
         there = _bytes(ours.checkpoint_dir(manifest.run_id))
         need += max(0, (ours.checkpoint.keep + 1) * largest - there)
-    if free >= need:
+    if free >= need and not full:
         return []
-    # A start makes or fetches these again: tokenised text, pieces of a state that was coming.
-    spare = [*home.glob("data/*"), *home.glob("swarms/*/incoming/*")]
+    # A start, or the next export, makes or fetches these again: tokenised text, pieces of a state
+    # that was coming.
+    spare = [
+        *home.glob("data/*"),
+        *home.glob("swarms/*/incoming/*"),
+        *home.glob("swarms/*/export/*"),
+    ]
     gain = sum(map(_bytes, spare))
     cause = f"{place} has {human(free)} free, checkpoints and logs need {human(need)}"
+    if full:
+        cause = f"{place} is full: {human(free)} are free, and {human(need)} are needed"
     step = "free some space, or choose a --home on a larger disk"
     rests = listener(ours.control_socket) is None
     if gain:
@@ -457,7 +488,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     # Files whose times this machine has set: the program's own, and those of this home.
     written = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
     behind = max((f.stat().st_mtime for f in written if f.is_file()), default=0.0) - time.time()
-    if behind > CLOCK_S:
+    if behind > BEHIND_S:
         finding = wrong_clock(-behind, 0)
         cause = (
             f"the clock of this machine is {span(behind)} behind a file that this program has "
@@ -482,9 +513,9 @@ def _synchronise() -> Mend | None:
 # ------------------------------------------------------------ for people
 
 
-def lines(checks: Sequence[DoctorCheck], width: int = 80) -> list[str]:
+def lines(checks: Sequence[DoctorCheck], width: int = 80, verbose: bool = False) -> list[str]:
     """For people, wrapped at words: a line for each check, and for a fault its effect, fix and what
-    was mended."""
+    was mended. ``verbose``: with the details."""
     found = []
     for one in checks:
         f = one.finding
@@ -493,6 +524,8 @@ def lines(checks: Sequence[DoctorCheck], width: int = 80) -> list[str]:
         for label, text in (("effect", f.effect), ("fix", f.fix), ("mended", one.mended)):
             if text:
                 found += wrapped(f"{'':6}{label:10}{text}", width, 16)
+        for text in one.details if verbose else ():
+            found += wrapped(f"{'':16}{text}", width, 18)
     return found
 
 

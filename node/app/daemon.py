@@ -9,8 +9,10 @@ import os
 import random
 import re
 import signal
+import sys
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,9 +20,10 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
-from node.app.launch import Child, again, as_flags, for_child, stop_all
+from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
 from node.app.node import Node
 from node.app.operator_service import OperatorService
+from node.app.peer import keep
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.retries import (
@@ -46,7 +49,7 @@ from node.core.errors import (
     WireError,
 )
 from node.core.ids import ENDS, CellId, PeerId
-from node.core.memory import keep_freed
+from node.core.memory import keep_freed, resident
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.identity.admission import admission_token
@@ -56,9 +59,9 @@ from node.inference.forwarding import EndsService
 from node.manifest import Manifest
 from node.model.settings import DIGEST
 from node.reach.standing import Standing
-from node.telemetry.events import JournalHandler
+from node.telemetry.events import Event, JournalHandler
 from node.telemetry.sinks import say
-from node.training.presence import Presence
+from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
@@ -87,6 +90,8 @@ class Daemon(Node):
         super().__init__(config, manifest, invite)
         self.view = OperatorService(self)
         self.children: list[Child] = []
+        self._loading: dict[int, float] = {}
+        """By block stage of a solo swarm: when its daemon was started last."""
 
     # ----------------------------------------------------------- life
 
@@ -115,10 +120,13 @@ class Daemon(Node):
 
     async def _take_part(self) -> None:
         if self.manifest is None and self.invite is not None:
+            self.step = "asks the peers of the invite for the manifest of the run"
             self.manifest = await self._find_manifest(self.invite)
         solo = self._solo()
         self._banner(solo)
         self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
+        self.tasks.spawn(self.clocks.watch(), "clock watch", eternal=True)
+        self.tasks.spawn(self.clocks.keep_comparing(), "clock compare", eternal=True)
         if self.manifest is None:
             self.role = "rendezvous"
             self.journal.emit(
@@ -175,6 +183,7 @@ class Daemon(Node):
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
+        self.step = "finds out which stage needs this peer, and claims it"
         stage = await self.take(
             presence,
             self.manifest,
@@ -199,6 +208,7 @@ class Daemon(Node):
             on_error=self._failed,
             learn=lambda peer, addresses: self.transport.learn(peer, list(addresses)),
             facts=lambda facts: replace(facts, may_lead=self.may_lead),
+            on_step=self._does,
         )
         try:
             a = await build(stage)
@@ -206,6 +216,9 @@ class Daemon(Node):
             stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
+        # Torch and the libraries have done their first work, which takes memory that no stage has.
+        taken = resident(os.getpid()) + self.memory_beside()[0]
+        self.memory_process = max(0, taken - a.parameter_bytes)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         await self.transport.serve()
@@ -237,6 +250,10 @@ class Daemon(Node):
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
         self.start(a, presence, self.manifest)
+
+    def _does(self, step: str) -> None:
+        """The start has come to its next step."""
+        self.step = step
 
     def _enters(self, cell: CellId) -> None:
         """This peer is in that cell, from its start on or since its own has divided."""
@@ -333,9 +350,16 @@ class Daemon(Node):
             child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)
-            self.tasks.spawn(self._mind(child), f"children {child.label}", eternal=True)
+            self._loading[stage] = time.monotonic()
+            self.tasks.spawn(self._mind(child, stage), f"children {child.label}", eternal=True)
 
-    async def _mind(self, child: Child) -> None:
+    def loading(self) -> Mapping[int, float]:
+        """Stages of a solo swarm whose daemons do not take part yet."""
+        others = self.presence.view.others.values() if self.presence else ()
+        there = {e.body.stage for e in others if e.body.state not in COMING}
+        return {stage: since for stage, since in self._loading.items() if stage not in there}
+
+    async def _mind(self, child: Child, stage: int) -> None:
         due, pause = 0.0, RETRY_S
         while True:
             await asyncio.sleep(RETRY_S)
@@ -353,25 +377,27 @@ class Daemon(Node):
                 self.child_trouble[child.label] = text
                 self.journal.emit("daemon", "child-ended", f"{text}; starting it again", "warning")
                 child.start()
+                self._loading[stage] = now
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
+        a, kept = self.assembled, True
+        if a is not None:
+            # From here on nothing is committed that would have to be on disk.
+            await a.training.close()
+        ask_to_end(self.children)
         if self.lan is not None:
             await self.lan.close()
-        await asyncio.to_thread(stop_all, self.children)
         await self.tasks.close()
         # Nobody else's call may start new work in services that are being closed.
         await self.transport.server.stop(None)
-        a = self.assembled
+        if self.presence is not None:
+            await self.presence.close(stays=self.moved and self.to_cell is None)
         if a is not None:
-            for service in (
-                a.meetings,
-                a.training,
-                a.work,
-                a.pipeline,
-                a.cell,
-                a.work.engines.text,
-            ):
+            if not self.moved:
+                kept = await keep(a, self.journal)
+            services = (a.meetings, a.work, a.pipeline, a.cell, a.work.engines.text)
+            for service in services:
                 if service is not None:
                     await service.close()
             a.thread.close()
@@ -383,18 +409,35 @@ class Daemon(Node):
             except LocalFault as e:
                 text = f"{e}; {e.next_step}; begins again in the cell it was in"
                 self.journal.emit("daemon", "cell-not-left", text, "error")
-        if self.presence is not None:
-            await self.presence.close(stays=self.moved and self.to_cell is None)
         await self.transport.close()
+        hasty = await asyncio.to_thread(stop_all, self.children)
+        self._say_stopped(kept, hasty)
         await control.close()
         self.metrics.close()
         self.journal.close()
         self.identity.unlock()
 
+    def _say_stopped(self, kept: bool, hasty: Sequence[Child]) -> None:
+        """Report the end. ``kept``: what this daemon hosts is on disk; ``hasty``: children that had
+        to be killed."""
+        if hasty:
+            labels = ", ".join(child.label for child in hasty)
+            text = f"had to be killed, and may not have written what they held: {labels}"
+            self.journal.emit("daemon", "children-killed", text, "error")
+        if self.moved or not kept or hasty:
+            return
+        a = self.assembled
+        writes = a is not None and a.work.local_checkpoints.writes and a.work.plan is not None
+        held = f"epoch {a.stage.version.epoch} is on disk: " if a is not None and writes else ""
+        self.journal.emit("daemon", "stopped", f"stopped: {held}it is safe to switch off")
+
     def _signalled(self, number: int) -> None:
         if self.ending:
-            # Asked twice: skip the clean-up.
-            os._exit(int(ExitCode.INTERRUPTED))
+            if number == signal.SIGINT:
+                # Asked twice by a person: skip the clean-up.
+                os._exit(int(ExitCode.INTERRUPTED))
+            # A service manager signals every process of a group, a parent its children once more.
+            return
         self.stop(f"signal {signal.Signals(number).name}")
 
     # ----------------------------------------------------------- the swarm
@@ -524,6 +567,24 @@ class Daemon(Node):
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
+        invite = self.view.invite().invite if m and m.swarm.admission == "open" else ""
+        said_in_json = self.config.node.log_format == "json"
+        self.journal.emit(
+            "daemon",
+            "banner",
+            f"tutti {VERSION} runs as {self.name}",
+            "info" if said_in_json else "debug",
+            version=VERSION,
+            peer=self.identity.peer_id,
+            home=str(self.config.home),
+            swarm=m.swarm.name if m else "",
+            run_id=m.run_id if m else "",
+            addresses=self.transport.reachable.multiaddrs(),
+            metrics_url=self.metrics_url,
+            invite=invite,
+        )
+        if said_in_json:
+            return
         lines = banner(
             version=VERSION,
             name=self.name,
@@ -539,10 +600,16 @@ class Daemon(Node):
             run_id=m.run_id if m else "",
             listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
-            invite=self.view.invite().invite if m and m.swarm.admission == "open" else "",
+            invite=invite,
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
+
+
+def fault_line(fault: LocalFault) -> str:
+    """The fault that ended a daemon as a line of its log in JSON."""
+    fields = {"next_step": fault.next_step, "exit_code": int(fault.code)}
+    return Event(time.time(), "error", "daemon", "fault", fault.what, fields).to_json()
 
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
@@ -552,6 +619,9 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     # Modules stay: searching half a million objects of torch for garbage, again and again, took a
     # tenth of the processor time of a daemon.
     gc.freeze()
+    # Calls may end before grpc reads their messages, and tasks be cancelled before they begin. A
+    # person at the terminal could not act on that.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
@@ -565,6 +635,11 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         if daemon.moved:
             again(daemon.to_stage)
         return int(ExitCode.OK)
+    except LocalFault as fault:
+        if config.node.log_format != "json":
+            raise
+        print(fault_line(fault), file=sys.stderr, flush=True)
+        return int(fault.code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:

@@ -12,12 +12,13 @@ import gc
 import itertools
 import os
 import random
+import re
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from node.data.tokenizer import Tokenizer
     from node.reach.nearby import Found
 
+LONGEST_NAME = 40
+"""Characters of the name of a swarm."""
 LAN_S = 4.0
 """For peers on the LAN to answer, in seconds."""
 
@@ -202,6 +205,35 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
             path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
             fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
     return fields, places
+
+
+def run_name(model: Path | None, shape: str | None, data: str) -> str | None:
+    """The name of a new run whose owner gave none: that of the model's directory, of the published
+    shape, or of the data. None for a run on built-in data."""
+    kind, _, rest = data.partition(":")
+    if model is not None:
+        said = _model_name(Path(os.path.abspath(model)))
+    elif shape:
+        said = shape
+    elif kind in ("http", "https"):
+        said = PurePosixPath(urlsplit(data).path).parent.name
+    elif kind == "hf":
+        said = rest.partition("@")[0].partition(":")[0].rpartition("/")[2]
+    elif data and kind not in ("builtin", "synthetic"):
+        said = Path(rest if kind == "file" else data).name.partition(".")[0]
+    else:
+        return None
+    kept = re.sub(r"[^A-Za-z0-9._-]+", "-", said).strip("._-")
+    return kept[:LONGEST_NAME].strip("._-") or "run"
+
+
+def _model_name(directory: Path) -> str:
+    """The name of a model's directory; of a snapshot in the cache of the Hugging Face hub the name
+    that the model has there."""
+    parts = directory.parts
+    if len(parts) > 2 and parts[-2] == "snapshots":
+        return parts[-3].rpartition("--")[2]
+    return directory.name
 
 
 def model_fields(directory: Path) -> dict[str, Any]:
@@ -383,7 +415,7 @@ def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
     """What would go wrong right after the start, asked of a peer of ``invite`` in at most
     ``seconds``.
 
-    Raises Refused when the clock of this machine differs from theirs by more than a minute, when
+    Raises Refused when the clock of this machine differs from theirs by more than 15 s, when
     somebody else runs with the key of this home, or when none of those that answer speaks a
     protocol version that is spoken here. Nothing is raised when nobody answers.
     """
@@ -508,8 +540,11 @@ def invite_text(
     return Invite(manifest.run_id, manifest.swarm.owner, addresses, token).encode()
 
 
-def sheet(ours: NodeConfig, manifest: Manifest, *, signed: bool) -> list[str]:
-    """What joining with these settings means."""
+def sheet(
+    ours: NodeConfig, manifest: Manifest, *, signed: bool, verbose: bool = False
+) -> list[str]:
+    """Describe what joining with these settings means. ``verbose``: with the parts of the
+    memory."""
     m, t, p = manifest.model, manifest.training, manifest.pipeline
     return consent_lines(
         name=manifest.swarm.name,
@@ -526,7 +561,7 @@ def sheet(ours: NodeConfig, manifest: Manifest, *, signed: bool) -> list[str]:
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, "
         f"{manifest.optimizer.name}",
         fetched_from=_host(manifest.data.source),
-        memory=planned_memory(ours, manifest),
+        memory=planned_memory(ours, manifest, verbose),
         traffic=traffic_lines(manifest),
         width=shutil.get_terminal_size().columns,
     )

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any, NoReturn
 from node.config import MOVED, NodeConfig, config_document
 from node.transport import parent_watch
 
-PATIENCE_S = 10.0
-"""A child that was asked to end and has not ended by then is killed."""
+PATIENCE_S = 85.0
+"""A child that was asked to end and has not ended by then is killed. It writes a checkpoint first,
+for at most :data:`node.app.peer.KEEP_S`."""
 OWN_PORTS = {"transport.p2p_port": 0, "transport.grpc_port": 0, "transport.announce": ""}
 """Settings that daemons on one machine cannot share, whatever their environment says."""
 NOT_HANDED_ON = ("swarm", "data", "tokenizer", "weights", "admission")
@@ -26,7 +28,8 @@ def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str,
     said = config_document(config).items()
     given = {k: one["value"] for k, one in said if one["source"] and k not in NOT_HANDED_ON}
     own = {"name": name, "role": "stage", "stage": stage, "join": join, "threads": 1}
-    return given | own | {"metrics_port": -1} | OWN_PORTS
+    # The parent reads the last words of a child that ends.
+    return given | own | {"metrics_port": -1, "log_format": "text"} | OWN_PORTS
 
 
 def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -87,18 +90,27 @@ class Child:
             return ""
 
 
-def stop_all(children: Sequence[Child]) -> None:
-    """Ask all to end, then wait; who does not end is killed."""
+def ask_to_end(children: Sequence[Child]) -> None:
+    """Ask all to end, and do not wait."""
     for child in children:
         if child.running and child.process is not None:
             child.process.send_signal(signal.SIGTERM)
+
+
+def stop_all(children: Sequence[Child]) -> list[Child]:
+    """Ask all to end, then wait; kill and return those that do not end in :data:`PATIENCE_S`."""
+    killed: list[Child] = []
+    ask_to_end(children)
+    deadline = time.monotonic() + PATIENCE_S
     for child in children:
         if child.process is None:
             continue
         try:
-            child.process.wait(PATIENCE_S)
+            child.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
+            killed.append(child)
+    return killed
 
 
 def again(stage: int | None) -> NoReturn:

@@ -7,6 +7,8 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
@@ -14,10 +16,12 @@ from typing import TYPE_CHECKING
 from node.app.assembly import Assembled
 from node.app.capacity import check_memory
 from node.app.peer import Peer
+from node.app.timekeeping import ClockKeeper
 from node.config import NodeConfig
 from node.core.clock import Since, SystemClock
-from node.core.errors import LocalFault, ProtocolMismatch, Refused
+from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused
 from node.core.ids import PeerId, RunId
+from node.core.memory import most_resident, resident
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, VERSION, Protocols
 from node.dht.record import PeerBody
 from node.identity.admission import Gate, shown
@@ -54,6 +58,7 @@ class Node(Peer[Assembled]):
         self.started, self._since = time.monotonic(), Since(self.clock)
         self.identity = Identity.load_or_create(config.identity_path)
         self.name = config.node.name or self.identity.name
+        self.journal.names.learn(self.identity.peer_id, self.name)
         self.metrics, self.metrics_url = Metrics(), ""
         self.transport = Transport(
             self.identity,
@@ -66,12 +71,30 @@ class Node(Peer[Assembled]):
             config.reach,
             self._serves,
         )
+        self.clocks = ClockKeeper(self.transport, self.journal)
         self.lan: Nearby | None = None
+        self.step = "looks for the swarm"
+        """The step of the start that is under way."""
+        self.memory_process = 0
+        """Bytes that this process and p2pd had resident when the stage was built, without its
+        parameters."""
         self.child_trouble: dict[str, str] = {}
         self.fault: LocalFault | None = None
         self._shown = lru_cache(1)(partial(shown, me=self.identity))
         self._end = asyncio.Event()
         self._why = ""
+
+    def memory_beside(self) -> tuple[int, int]:
+        """Bytes that p2pd has resident, and the most that it had; 0 while it does not run."""
+        with suppress(NetworkFault):
+            pid = self.transport.p2p.pid
+            return resident(pid), most_resident(pid)
+        return 0, 0
+
+    def loading(self) -> Mapping[int, float]:
+        """Stages that daemons of this machine are loading for this one, and since when, by the
+        monotonic clock."""
+        return {}
 
     def stop(self, why: str) -> None:
         """End soon, in order. The first reason counts."""
@@ -178,6 +201,7 @@ class Node(Peer[Assembled]):
         )
 
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
+        self.journal.names.learn(peer, body.name)
         standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
         relays = [PeerId(r) for r in body.relays]
         self.transport.learn(

@@ -3,44 +3,31 @@ over libp2p."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TypeVar
 
 from node.app.assembly import Assembled
+from node.app.export.exporter import Exporter
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
-from node.checkpoint.fetch import fetch
-from node.checkpoint.state import NoDonor, StateKind
 from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan
-from node.core.tasks import together
-from node.data.settings import Places
-from node.data.tokenizer import open_tokenizer
 from node.identity.invites import Invite, fitting_addresses, peer_of_address
 from node.inference import at_ends, forwarding
 from node.manifest import Manifest
-from node.model.export import write_adapter, write_hf
-from node.model.shapes import parameter_shapes
 from node.telemetry.events import Event, Journal
-from node.transport.port import TransportPort
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
+T = TypeVar("T", pb.Piece, pb.Evaluated)
 SHOWN = 16
 """Prefixes of cells, of 64, that are read for the operator."""
 CALL_S = 1.0
 """For a peer that a stranger wants to be called. One call at a time, so that strangers cannot make
 this peer call others much."""
-ATTEMPTS = 5
-"""The swarm moves on while stages are gathered; a version that slipped away is tried for again this
-often."""
 
 
 class OperatorService(SnapshotBuilder, Window):
@@ -51,6 +38,7 @@ class OperatorService(SnapshotBuilder, Window):
         self._calling = asyncio.Lock()
         # Writing a manifest takes 40 ms, and every newcomer asks for it.
         self._text = lru_cache(1)(Manifest.to_toml)
+        self._exporting = asyncio.Lock()
 
     @property
     def journal(self) -> Journal:
@@ -76,7 +64,7 @@ class OperatorService(SnapshotBuilder, Window):
         raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
 
     async def _answer_peers(self, called: str) -> ask.PeersAnswer:
-        answer = self.peers()
+        answer = self.peers_in_sight()
         listed = any(line.peer == called and line.path != "self" for line in answer.peers)
         if listed and not self._calling.locked():
             async with self._calling:
@@ -126,6 +114,7 @@ class OperatorService(SnapshotBuilder, Window):
             report.error = e.reason
         link = d.transport.peers().get(found)
         report.path, report.via = d.transport.path(found), link.via if link else ""
+        report.via_name = d.journal.names.known(link.via) if link else ""
         report.tried.update(d.transport.lines.tried(found))
         return report
 
@@ -163,14 +152,24 @@ class OperatorService(SnapshotBuilder, Window):
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
             return at_ends.speak(a, transport, request)
-        return forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request)
+        stages = a.pipeline.settings.stages
+        return self._with_name(forwarding.generate(transport, self._ends(a), stages, request))
 
     def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
         a, transport = self._assembled(), self._d.transport
         if a.ends is not None:
             return at_ends.answer(a, transport, request)
-        return forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request)
+        stages = a.pipeline.settings.stages
+        return self._with_name(forwarding.evaluate(transport, self._ends(a), stages, request))
+
+    async def _with_name(self, answers: AsyncGenerator[T, None]) -> AsyncIterator[T]:
+        """The answers of an ends peer, with its name where its PeerId is."""
+        async with contextlib.aclosing(answers):
+            async for one in answers:
+                if one.by:
+                    one.by_name = self.journal.names.known(PeerId(one.by))
+                yield one
 
     def _assembled(self) -> Assembled:
         """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has
@@ -198,12 +197,23 @@ class OperatorService(SnapshotBuilder, Window):
             key=lambda p: (p not in listed, p == leader, p),
         )
 
-    async def export(self, directory: str) -> AsyncIterator[pb.Event]:
-        """Gather every stage at one epoch and write a Hugging Face directory."""
+    async def export(self, request: pb.ExportRequest) -> AsyncGenerator[pb.Event, None]:
+        """Gather one version of every stage and write it. Raises as :meth:`Exporter.run`, and
+        UsageFault while another export is under way."""
         d, a = self._d, self._assembled()
-        places = d.config.places(a.manifest.run_id)
-        async for kind, text, fields in gather(a, d.transport, Path(directory), places):
-            yield as_event(Event(d.clock.wall(), "info", "export", kind, text, fields))
+        if self._exporting.locked():
+            raise UsageFault(
+                "another export is under way at this daemon",
+                "wait for its end, or end it with Ctrl-C",
+            )
+        exporter = Exporter(a, d.transport, d.config, self._hosts, request)
+        async with self._exporting, contextlib.aclosing(exporter.run()) as news:
+            async for kind, text, fields in news:
+                yield as_event(Event(d.clock.wall(), "info", "export", kind, text, fields))
+
+    def _hosts(self, stage: int) -> list[PeerId]:
+        """Other peers that host a stage, as the directory shows them."""
+        return list(self._d.presence.view.replicas(stage)) if self._d.presence else []
 
     def switch(self, change: str) -> pb.SwitchReply:
         """A change to how cells average, to everybody. Raises Refused when the owner did not sign
@@ -234,70 +244,3 @@ class OperatorService(SnapshotBuilder, Window):
         addresses = fitting_addresses(d.transport.reachable.multiaddrs() + d.open_peers())
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)
-
-
-async def gather(
-    a: Assembled, transport: TransportPort, directory: Path, places: Places
-) -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
-    """Fetch every stage from its members and write ``directory`` as Hugging Face has it, all of one
-    epoch where the swarm allows (it is said when not). Yields what was done: a word, a sentence,
-    and figures.
-
-    Raises NetworkFault when a stage has no donor, what :func:`open_tokenizer` raises where ``a``
-    hosts a block stage, and what :func:`write_hf` raises for a place that cannot be written.
-    """
-    m, plan = a.manifest, a.work.plan
-    if plan is None:
-        raise NetworkFault(
-            "the swarm has not begun: no plan yet",
-            "wait for every stage to have a peer; see tutti status",
-        )
-    tokenizer = a.tokenizer or await asyncio.to_thread(open_tokenizer, m.data, places)
-    attempts = 0
-    while True:
-        now = a.work.plan or plan
-        # All at once: the swarm goes on meanwhile, and the model should be of one epoch.
-        got = await together(*(_stage(a, transport, now, s) for s in range(m.pipeline.stages + 1)))
-        low, high = min(epoch for _, epoch in got), max(epoch for _, epoch in got)
-        if low == high or attempts == ATTEMPTS:
-            break
-        attempts += 1
-        yield "epochs-apart", f"stages came at epochs {low} to {high}; gathering them again", {}
-    for stage, (_, epoch) in enumerate(got):
-        text = f"stage {stage} of {m.pipeline.stages} at epoch {epoch}"
-        yield "stage-gathered", text, {"stage": stage, "epoch": epoch}
-    whole = {name: tensor for tensors, _ in got for name, tensor in tensors.items()}
-    parameters = m.optimizer.parameters
-    if m.model.adapter:
-        await asyncio.to_thread(write_adapter, directory, m.model, whole, parameters)
-    else:
-        await asyncio.to_thread(
-            write_hf, directory, m.model, whole, tokenizer.to_json(), parameters
-        )
-    text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm trained on)"
-    fields = {"directory": str(directory), "epoch": high, "adapter": m.model.adapter > 0}
-    yield "exported", f"wrote {directory} from {text}", fields
-
-
-async def _stage(
-    a: Assembled, transport: TransportPort, plan: Plan, stage: int
-) -> tuple[dict[str, Tensor], int]:
-    """Parameters of a stage by name, and their epoch."""
-    if stage == a.stage.stage:
-        return a.stage.parameters(), a.stage.version.epoch
-    donors = [x.peer for x in plan.stage(stage) if x.current]
-    shapes = parameter_shapes(a.manifest.model, a.manifest.pipeline.stages, stage)
-    settings, attempts = a.work.engines.store.settings, 0
-    while True:
-        try:
-            got = await fetch(
-                transport, donors, stage, StateKind.PARAMETERS, None, shapes, settings=settings
-            )
-            return got.tensors, got.version.epoch
-        except NoDonor as e:
-            attempts += 1
-            if attempts == ATTEMPTS:
-                raise NetworkFault(
-                    f"stage {stage} could not be gathered: {e}", "see tutti peers"
-                ) from e
-        await asyncio.sleep(0.2 * attempts)

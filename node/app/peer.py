@@ -40,6 +40,9 @@ DRAIN_S = 120.0
 """For an operator's drain that names no time."""
 MOVE_S = 60.0
 """For the epoch under way and the hand-over, before a peer changes its stage all the same."""
+KEEP_S = 75.0
+"""Limit for writing the last checkpoint before the process ends: a service manager kills a process
+that has not ended 90 s after it was asked to."""
 CELL_S = 1.0
 """Between two looks at whether the own cell can go on."""
 SAMPLE_S = 10.0
@@ -356,14 +359,24 @@ class Peer(ABC, Generic[S]):
                 raise TimedOut(
                     f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop"
                 ) from e
-        self.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
+        self.journal.emit("daemon", "drained", "left the swarm")
         self.stop("drained")
+
+
+async def keep(a: Services, journal: Journal) -> bool:
+    """Write what is committed, before a process ends that takes no part any more. Return False if
+    that failed; the journal says why."""
+    epoch = a.stage.version.epoch
+    if await a.work.keep(KEEP_S):
+        return True
+    text = f"epoch {epoch} is not on disk: the next start goes on from an older one"
+    journal.emit("daemon", "not-kept", text, "error", epoch=epoch)
+    return False
 
 
 async def _leave(a: Services, why: str, seconds: float) -> None:
     async with asyncio.timeout(seconds):
         await a.training.leave(why)
-        await a.work.local_checkpoints.saved()
 
 
 # ------------------------------------------------------------ the cells of a run

@@ -3,41 +3,51 @@ peers, the page of metrics. Enters: the daemon, news of every plan. Leaves: figu
 a change to anything it looks at."""
 
 import asyncio
+import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.app.assembly import Assembled
 from node.app.node import Node
+from node.app.progress import Progress
 from node.cells.service import CellMeetings, CellTally
+from node.control.causes import STALL_S, Cause, Situation, cause
 from node.control.text import doing
-from node.core.ids import ENDS, PeerId, short, stage_name
+from node.control.words import lasting
+from node.core.ids import ENDS, CellId, PeerId, short, stage_name
 from node.core.journey import Plan
+from node.core.numbers import human
 from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.manifest import Manifest
+from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
+from node.training.presence import LEAVING
 from node.training.protocol.pace import WAY_TIMEOUT_S
+from node.training.protocol.waiting import Wait
 from node.training.service import Training
+from node.training.vitals import Life
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
 HISTORY = 256
 """Losses kept for the picture."""
-STALL_S, STALL_EPOCHS = 15.0, 3.0
-"""A peer that has done nothing useful for so many seconds, and so many times what an epoch should
-take, is not healthy."""
-START_S = 120.0
-"""For finding the swarm and building the stage."""
+STALL_EPOCHS = 3.0
+"""A peer that has done nothing useful for :data:`node.control.causes.STALL_S`, and for so many
+times the expected time of an epoch, is not healthy."""
 JOB_S = 600.0
 """A single job of the device may run so long and counts as work."""
 TELL_S, NEWS_S = 30.0, 5.0
 """Between two sentences about the same doing, and between two looks whether it has changed."""
+FULL = 16 << 20
+"""Bytes: a disk that has less is full."""
 MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
@@ -51,12 +61,18 @@ class Tally:
         self.tokens_before = 0
         self.cpu_began = -1.0
         self.forecast_s = self.last_said_s = self.last_took_s = 0.0
+        self.progress = Progress()
+        self._cell: CellId | None = None
         self._epoch, self._at = -1, 0.0
 
     def planned(self, plan: Plan, now: float) -> float:
         """Take over what a new plan reports of the epoch before it. Returns the seconds which that
         epoch took, 0 for unknown."""
         s, since = self.shown, now - self._at if self._at else 0.0
+        if plan.cell_id != self._cell:
+            self._cell = plan.cell_id
+            self.progress.restart()
+        self.progress.reached(plan.epoch, now)
         if plan.epoch <= self._epoch:
             return 0.0
         if self._epoch < 0:
@@ -96,6 +112,10 @@ class SnapshotBuilder:
         self._told, self._grown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         """Of each counter and result: its total at the last look, and what the page shows."""
         self._troubles: list[str] = []
+        self._silent: set[PeerId] = set()
+        """Peers of which the journal has said that they are silent."""
+        self._disk = ""
+        """A sentence about the disk of the home, while it is full."""
 
     # ----------------------------------------------------------- status
 
@@ -127,18 +147,30 @@ class SnapshotBuilder:
             paths_to=Counter(p.path for p in transport.peers().values() if p.path),
             reachable=transport.reachable.words(len(transport.relays.held)),
             warnings=d.child_trouble.values(),
+            step="" if d.assembled is not None else d.step,
         )
         s.MergeFrom(t.shown)
+        if d.place is not None:
+            s.stage = d.place
+            s.placed = True
+        if manifest is not None:
+            left_s, s.left_over_s = t.progress.left(manifest.training.epochs, time.monotonic())
+            s.left_s = left_s
+            s.warmup = manifest.optimizer.warmup
         if d.assembled is not None and manifest is not None:
             s.MergeFrom(self._work(d.assembled, manifest))
-        s.reason, s.next_step = self._health(s)
-        s.healthy = not s.reason
+        found = self._cause(s)
+        s.cause = found.kind
+        s.reason = found.what
+        s.next_step = found.step
+        s.healthy = not found.kind or found.usual
         return s
 
     def _work(self, a: Assembled, m: Manifest) -> pb.Snapshot:
         """What there is to say of the stage that is hosted."""
         d, work, training, here = self._d, a.work, a.training, a.stage.stage
         leader, to, plan = training.leader, d.to_stage, work.plan
+        beside, beside_peak = (0, 0) if a.device.is_cuda else d.memory_beside()
         s = pb.Snapshot(
             stage=here,
             layers=a.layers,
@@ -147,9 +179,11 @@ class SnapshotBuilder:
             digest=a.stage.digest,
             phase=training.member.state.value if to is None else f"to {stage_name(to)}",
             leader=training.leader_id() or "",
+            leader_name=d.journal.names.known(training.leader_id()),
             device=a.device_said,
-            memory_used=a.device.memory_used(),
-            memory_peak=a.device.memory_peak(),
+            memory_used=a.device.memory_used() + beside,
+            memory_peak=a.device.memory_peak() + beside_peak,
+            memory_process=0 if a.device.is_cuda else d.memory_process,
             memory_limit=a.memory_limit,
             memory_planned=a.memory.needed,
             memory_plan=[
@@ -183,7 +217,7 @@ class SnapshotBuilder:
                 round_s=plan.forecast[1],
                 last_said_s=self.tally.last_said_s,
                 last_took_s=self.tally.last_took_s,
-                why=reasons(plan, m.pipeline.stages, leader.routing.costs if leader else None),
+                why=self._reasons(plan, m, leader.routing.costs if leader else None),
             )
             if plan is not None and plan.paths
             else None,
@@ -209,6 +243,13 @@ class SnapshotBuilder:
             s.warnings.append(f"{what} one peer only{alone}: when it leaves, {waits} waits")
         return s
 
+    def _reasons(self, plan: Plan, m: Manifest, costs: Costs | None) -> list[str]:
+        """The routes and the unequal shares of a plan. Routes have short ids alone, for they are
+        long; ``tutti peers`` has the names beside them."""
+        names = self._d.journal.names
+        lines = reasons(plan, m.pipeline.stages, costs)
+        return [names.within(line) if line.startswith("stage ") else line for line in lines]
+
     def _cell_line(self, a: Assembled, meetings: CellMeetings, m: Manifest) -> pb.CellLine:
         d, training = self._d, a.training
         mates = d.presence.view.stages() if d.presence else ()
@@ -224,45 +265,74 @@ class SnapshotBuilder:
             line.next_s, line.alone = 0.0, False
         return line
 
-    def _health(self, s: pb.Snapshot) -> tuple[str, str]:
-        """What is wrong, "" for nothing, and what to do about it."""
-        d, a, now = self._d, self._d.assembled, time.monotonic()
-        if d.fault is not None:
-            return d.fault.what, d.fault.next_step
-        if d.role == "rendezvous" and not d.transport.p2p.up:
-            return "the p2p daemon is not running", "it is started again by itself; see tutti logs"
-        if d.role == "rendezvous" or s.state in ("finished", "draining", "moving", "stopping"):
-            return "", ""
-        if a is None:
-            late = s.up_s >= START_S
-            return (f"still starting after {s.up_s:.0f} s", "see tutti logs") if late else ("", "")
-        if s.state == "joining":
-            still = now - a.work.fetched_at
-            why = f"no state received for {still:.0f} s ({s.progress:.0%} received so far)"
-            return (why, "see tutti logs") if still >= STALL_S else ("", "")
-        unproven = a.training.unproven()
-        waiting = a.training.waiting_for()
-        if waiting:
-            why = f"waiting for {waiting}{self._no_way(unproven)}"
-            found = s.up_s >= 2 * WAY_TIMEOUT_S
-            return why, waiting_step(waiting, bool(unproven), found)
-        expected = max(self.tally.forecast_s, self.tally.last_took_s)
-        idle = 0.0 if 0.0 < a.thread.busy_for < JOB_S else s.last_work_s
-        if idle > max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)):
-            return f"no useful work for {idle:.0f} s{self._no_way(unproven)}", "see tutti logs"
-        return "", ""
+    def _cause(self, s: pb.Snapshot) -> Cause:
+        """The reason for which this peer does not train, with names of peers."""
+        names = self._d.journal.names
+        found = cause(self._situation(s))
+        return replace(found, what=names.within(found.what))
 
-    def _no_way(self, peers: Sequence[PeerId]) -> str:
-        if not peers or self._d.presence is None:
-            return ""
-        others = self._d.presence.view.everybody
-        names = [
-            f"{others[p].body.name} (stage {others[p].body.stage})" if p in others else short(p)
-            for p in peers[:3]
-        ]
-        return f"; no way to {', '.join(names)}" + (
-            f" and {len(peers) - 3} more" if len(peers) > 3 else ""
+    def _situation(self, s: pb.Snapshot) -> Situation:
+        """The facts from which the reason is found."""
+        d, a, now = self._d, self._d.assembled, time.monotonic()
+        clocks = d.clocks
+        general = Situation(
+            state=s.state,
+            up_s=s.up_s,
+            fault=(d.fault.what, d.fault.next_step) if d.fault is not None else ("", ""),
+            p2p_up=d.transport.p2p.up,
+            clock=clocks.wrong(),
+            stopped_s=clocks.stopped_s,
+            slept=clocks.slept,
+            woke_s=now - clocks.woke_at,
+            starting=d.step if a is None and d.role != "rendezvous" else "",
+            disk=self._disk,
+            child_trouble=tuple(d.child_trouble.values()),
         )
+        if a is None or d.presence is None:
+            return general
+        training = a.training
+        view = d.presence.view
+        text = a.work.engines.text
+        plan = training.member.plan
+        loading = d.loading()
+        leader = plan.leader if plan is not None and training.member.busy else training.leader_id()
+        told, waits_for = training.leader_waits
+        voters = plan.electorate.voters if plan is not None else ()
+        about = {*view.hosts, *voters, *([leader] if leader is not None else ())}
+        standing = {peer: training.standing_of(peer) for peer in about - {training.me}}
+        expected = max(self.tally.forecast_s, self.tally.last_took_s)
+        busy = 0.0 < a.thread.busy_for < JOB_S
+        return replace(
+            general,
+            awaits_weights=a.work.stage.empty and a.work.fetching >= 1.0,
+            fetched=a.work.fetching,
+            fetch_still_s=now - a.work.fetched_at,
+            text=text.trouble if text is not None else "",
+            wait=self._wait(a, loading),
+            leader=leader,
+            leads=training.leader is not None,
+            leader_answers=told is not None and told == leader,
+            leader_waits=waits_for if told == leader else "",
+            voters=voters,
+            life={p: found for p, found in standing.items() if found[0] is not Life.LIVES},
+            hosts=view.hosts,
+            coming=view.coming,
+            children=tuple(sorted(loading)),
+            children_s=now - max(loading.values(), default=now),
+            unreached=tuple(training.unproven()),
+            ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
+            idle_s=0.0 if busy or not training.started else s.last_work_s,
+            idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
+        )
+
+    def _wait(self, a: Assembled, loading: Mapping[int, float]) -> Wait | None:
+        """The reason for which no epoch is under way. While this machine loads stages, the leader's
+        reason is told at once and not only when it has lasted."""
+        if not a.training.started:
+            return None
+        leader = a.training.leader
+        at_once = leader.waiting if leader is not None and loading else None
+        return a.training.waiting() or at_once
 
     def _swarm(self, m: Manifest) -> ask.SwarmLine:
         return ask.SwarmLine(
@@ -337,6 +407,7 @@ class SnapshotBuilder:
         and then while it does not."""
         news, told = "", 0.0
         while True:
+            self._tell_silence()
             word, text = doing(self.snapshot())
             now = time.monotonic()
             if word != news or (now - told >= TELL_S and word != "finished"):
@@ -344,14 +415,35 @@ class SnapshotBuilder:
                 self._d.journal.emit("daemon", "doing", text, state=word)
             await asyncio.sleep(NEWS_S)
 
+    def _tell_silence(self) -> None:
+        """Say in the journal which peers fall silent and which are heard again. A leader says what
+        it decides about them instead, and a peer that leaves is expected to be silent."""
+        d = self._d
+        a = self._d.assembled
+        if a is None or d.presence is None or a.training.leader is not None:
+            return
+        view = d.presence.view
+        hosts = {p for p in view.hosts if view.others[p].body.state not in LEAVING}
+        silent = {p: s for p in hosts if (s := a.training.standing_of(p))[0] is Life.SILENT}
+        for peer, (_, seconds) in silent.items():
+            if peer not in self._silent and seconds >= NEWS_S:
+                self._silent.add(peer)
+                text = f"{short(peer)} has been silent for {lasting(seconds)}"
+                d.journal.emit("daemon", "peer-silent", text, peer=peer)
+        for peer in self._silent - silent.keys():
+            self._silent.discard(peer)
+            if peer in hosts and a.training.standing_of(peer)[0] is Life.LIVES:
+                d.journal.emit("daemon", "peer-heard", f"{short(peer)} is heard again", peer=peer)
+
     async def keep_measuring(self) -> None:
         """Bring the page that is scraped up to date with the screen, and what the screen says of
         the disk with the disk, for ever."""
         self.measure()
         self._d.metrics.registry.register(self)
         while True:
+            # A network disk may take its time to answer.
+            self._disk = await asyncio.to_thread(full_disk, self._d.config.home)
             if self._d.assembled is not None:
-                # A network disk may take its time to answer.
                 self._troubles = await asyncio.to_thread(
                     self._d.assembled.work.local_checkpoints.troubles
                 )
@@ -411,6 +503,14 @@ class SnapshotBuilder:
     # ----------------------------------------------------------- peers
 
     def peers(self) -> ask.PeersAnswer:
+        """Every peer in sight, this one first, and the reason for which this one does not train."""
+        answer = self.peers_in_sight()
+        s = self.snapshot()
+        answer.reason = s.reason
+        answer.next_step = s.next_step
+        return answer
+
+    def peers_in_sight(self) -> ask.PeersAnswer:
         """Every peer in sight, this one first."""
         d = self._d
         answer = ask.PeersAnswer(swarm=self._swarm(d.manifest) if d.manifest is not None else None)
@@ -429,21 +529,45 @@ class SnapshotBuilder:
         links = d.transport.peers()
         for peer, entry in sorted(d.presence.view.everybody.items()):
             link = links.get(peer, PeerLink())
+            body = entry.body
+            seen_s = max(0.0, now - entry.refreshed)
+            life, silent_s = self._life(peer, link, now)
+            if life is not Life.LIVES:
+                body = replace(body, state=life.value, tokens_per_s=0.0)
+            if life in (Life.LOST, Life.LEFT):
+                seen_s = silent_s
             answer.peers.append(
                 _peer_line(
                     peer,
-                    entry.body,
+                    body,
                     path=link.path,
                     via=link.via,
                     rtt_s=link.rtt,
-                    up_s=max(0.0, now - entry.body.started),
-                    seen_s=max(0.0, now - entry.refreshed),
+                    up_s=max(0.0, now - body.started),
+                    seen_s=seen_s,
+                    silent_s=silent_s,
                 )
             )
         for peer, (entry, since) in sorted(d.presence.lost.items()):
-            body = replace(entry.body, state="lost", tokens_per_s=0.0)
+            # A record that goes before it expires was taken down by its writer.
+            withdrawn = entry.not_after > since or entry.body.state in LEAVING
+            state = "left" if withdrawn else "lost"
+            body = replace(entry.body, state=state, tokens_per_s=0.0)
             answer.peers.append(_peer_line(peer, body, seen_s=max(0.0, now - since)))
         return answer
+
+    def _life(self, peer: PeerId, link: PeerLink, wall: float) -> tuple[Life, float]:
+        """The signs of life of a peer. A connection that was made after the evidence against it is
+        one."""
+        d = self._d
+        now = time.monotonic()
+        if d.presence is None:
+            return Life.LIVES, 0.0
+        if link.path:
+            d.presence.vitals.alive(peer, now - max(0.0, wall - link.since))
+        if d.assembled is not None:
+            return d.assembled.training.standing_of(peer)
+        return d.presence.vitals.look(peer, now)
 
 
 def _peer_line(peer: PeerId, body: PeerBody, **seen: Any) -> ask.PeerLine:
@@ -459,23 +583,18 @@ def _peer_line(peer: PeerId, body: PeerBody, **seen: Any) -> ask.PeerLine:
         oldest_protocol=body.protocols[0],
         newest_protocol=body.protocols[1],
         cell=body.cell,
+        leads=body.leads,
         **seen,
     )
 
 
-def waiting_step(waiting: str, unproven: bool, found: bool) -> str:
-    """``unproven``: there are peers that this one has tried to reach in vain; ``found``: it has had
-    the time to find a way to everybody."""
-    if "a peer for" in waiting:
-        return "invite one: tutti swarm invite"
-    if waiting == "an ends peer":
-        return "wait for whoever founded the run, or hold the ends here: tutti start --role ends"
-    if unproven or (found and "a way between" in waiting):
-        return (
-            "let a router map a port (UPnP), forward one by hand, or start  tutti bootstrap  on "
-            "a public machine; see tutti doctor net"
-        )
-    return "nothing to do if it comes; see tutti peers"
+def full_disk(home: Path) -> str:
+    """A sentence if the disk of ``home`` is full or does not answer, else empty."""
+    try:
+        free = shutil.disk_usage(home).free
+    except OSError as e:
+        return f"the disk of {home} does not answer: {e.strerror or e}"
+    return f"the disk of {home} is full: {human(free)} are free" if free < FULL else ""
 
 
 def change_line(training: Training) -> pb.ChangeLine:

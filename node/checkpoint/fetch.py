@@ -82,11 +82,13 @@ class Partial:
     """In memory, and in a ``directory`` of its own when one is given, where it survives a restart.
 
     ``version`` is what was under way when the last fetch ended early: the next one asks for it
-    first.
+    first. A ``lasting`` one keeps its pieces on the disk after a fetch too, for a caller that may
+    need the same state again.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, *, lasting: bool = False) -> None:
         self.directory = directory
+        self.lasting = lasting
         self._held: dict[bytes, memoryview] = {}
         self.version = None if directory is None else _version(directory)
 
@@ -141,6 +143,14 @@ class Partial:
                     if _PIECE.fullmatch(name) and name not in wanted:
                         (self.directory / name).unlink(missing_ok=True)
 
+    def finish(self) -> None:
+        """Forget the pieces, as the state is whole; a lasting one forgets only what is in memory.
+        Blocks on the disk."""
+        if self.lasting:
+            self._held.clear()
+        else:
+            self.clear()
+
     def clear(self) -> None:
         """Forget everything: the state is whole, or no longer wanted. Files of other makers in the
         directory stay."""
@@ -174,11 +184,11 @@ async def fetch(
     With ``expected_digest`` only that state is accepted. Without, the word of the largest group of
     donors that agree is taken, so give it whenever it is known. ``partial`` keeps what is verified
     across calls, and while ``version`` is None the version that was under way is asked for before
-    any other; it is cleared on success. With a ``gate`` a request at a time to each donor, begun
-    while it is set. State of an epoch beyond ``most_epoch`` is a fault of who offers it.
-    ``progress`` is told of the bytes that are here, and of how many there are. Raises NoDonor when
-    the state could not be had from anybody, OutOfResources when the disk of ``partial`` is full.
-    Donors that lied were reported to ``transport.fault`` with weight 1.
+    any other; on success it is cleared, unless it is lasting. With a ``gate`` a request at a time
+    to each donor, begun while it is set. State of an epoch beyond ``most_epoch`` is a fault of who
+    offers it. ``progress`` is told of the bytes that are here, and of how many there are. Raises
+    NoDonor when the state could not be had from anybody, OutOfResources when the disk of
+    ``partial`` is full. Donors that lied were reported to ``transport.fault`` with weight 1.
     """
     job = _Fetch(
         transport,
@@ -277,7 +287,7 @@ class _Fetch:
                 await asyncio.to_thread(self.partial.begin, offer.version, offer.pieces())
                 tensors = await self._gather(offer, groups)
                 if tensors is not None:
-                    await asyncio.to_thread(self.partial.clear)
+                    await asyncio.to_thread(self.partial.finish)
                     return StateSnapshot(offer.version, tensors, dict(self.sources))
         finally:
             await self.asks.close()

@@ -5,27 +5,24 @@ the library reads it.
 Names are opened relative to a directory's descriptor, so a link planted on the way is refused and
 not walked. All that a checkpoint asks of the operating system when it writes are calls of ``os``
 here and in ``store.py``; a test rehearses a power cut after every single one.
-
-Format of tensors: 8 bytes little-endian length of the header, the header as JSON (name -> dtype,
-shape, [begin, end)), then the numbers of every tensor back to back.
-https://github.com/huggingface/safetensors#format
 """
 
 import errno
+import fcntl
 import hashlib
-import json
+import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from node.core.errors import DISK_FULL, LocalFault, OutOfResources, Refused
+from node.wire.tensor_file import file_header
 
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
 HEADER_LIMIT = 8 << 20
@@ -35,17 +32,6 @@ NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.:#\[\]-]{0,199}(/[a-z][a-z
 """A parameter ("model.norm.weight") or an optimizer state of a part
 ("model.norm.weight/momentum")."""
 
-_TYPES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 _BLOCK = 8 << 20
 
 
@@ -146,24 +132,97 @@ def check_name(name: str) -> None:
         raise ValueError(f"not a tensor name: {name[:80]!r}")
 
 
-def write_tensors(fd: int, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
-    """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of
-    what was written.
+class Interrupted(LocalFault):
+    """A writing was given up because it was asked to."""
 
-    Raises ValueError for a name that cannot be kept, OSError from the disk.
+    def __init__(self) -> None:
+        super().__init__("the checkpoint was given up", "an earlier one is untouched")
+
+
+class BlockWriter:
+    """Writes bytes to a new file in large aligned blocks and hashes them on the way.
+
+    Where the filesystem allows it, the blocks go past the page cache: copying gigabytes into it
+    takes several times as much processor time as everything else here.
     """
-    sha, size = hashlib.sha256(), 0
-    numbers = (
-        tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        for name in sorted(tensors)
-    )
-    for data in chain((memoryview(_header(tensors)),), numbers):
-        for at in range(0, len(data), _BLOCK):
-            piece = data[at : at + _BLOCK]
-            write(fd, piece)
-            sha.update(piece)
-        size += len(data)
-    return size, sha.hexdigest()
+
+    def __init__(self, fd: int, goes_on: Callable[[], bool]) -> None:
+        """``goes_on`` is asked before each block."""
+        self._fd, self._goes_on = fd, goes_on
+        self._block = memoryview(mmap.mmap(-1, _BLOCK))
+        self._filled = self._written = 0
+        self._sha = hashlib.sha256()
+        self._set_direct(True)
+
+    @property
+    def size(self) -> int:
+        """Bytes that were added."""
+        return self._written + self._filled
+
+    def add(self, data: memoryview) -> None:
+        """Append bytes. Raises OSError, Interrupted."""
+        while len(data):
+            piece = data[: _BLOCK - self._filled]
+            self._block[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+            data = data[len(piece) :]
+            if self._filled == _BLOCK:
+                self._flush()
+
+    def finish(self) -> str:
+        """Write what is left; returns the hex sha256 of the file. Raises OSError, Interrupted."""
+        # The end of a file is rarely a multiple of what a disk writes at once.
+        self._set_direct(False)
+        self._flush()
+        return self._sha.hexdigest()
+
+    def _flush(self) -> None:
+        if not self._goes_on():
+            raise Interrupted()
+        data = self._block[: self._filled]
+        self._sha.update(data)
+        try:
+            write(self._fd, data)
+        except OSError as e:
+            if e.errno != errno.EINVAL or not self._direct:
+                raise
+            # A filesystem that lets files be opened so, and does not write so.
+            self._set_direct(False)
+            os.lseek(self._fd, self._written, os.SEEK_SET)
+            write(self._fd, data)
+        self._written += self._filled
+        self._filled = 0
+
+    def _set_direct(self, direct: bool) -> None:
+        """Write past the page cache from now on, or not; without effect where that is not known."""
+        self._direct = False
+        flag = getattr(os, "O_DIRECT", 0)
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | flag if direct else flags & ~flag)
+        except OSError:
+            return
+        self._direct = direct and flag != 0
+
+
+def write_tensors(
+    fd: int,
+    tensors: Mapping[str, torch.Tensor],
+    goes_on: Callable[[], bool] = lambda: True,
+) -> tuple[int, str]:
+    """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of
+    what was written. ``goes_on`` is asked before each block.
+
+    Raises ValueError for a name that cannot be kept, OSError from the disk, Interrupted.
+    """
+    header = _header(tensors)
+    out = BlockWriter(fd, goes_on)
+    out.add(memoryview(header))
+    for name in sorted(tensors):
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        out.add(flat.view(torch.uint8).numpy().data)
+    digest = out.finish()
+    return out.size, digest
 
 
 def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:
@@ -190,21 +249,12 @@ def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    entries, at = {}, 0
-    for name in sorted(tensors):
+    for name in tensors:
         check_name(name)
-        tensor = tensors[name]
-        end = at + tensor.numel() * tensor.element_size()
-        entries[name] = {
-            "dtype": _TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    body = json.dumps(entries, separators=(",", ":")).encode()
-    body += b" " * (-len(body) % 8)  # the format wants the numbers aligned
-    if len(body) > HEADER_LIMIT:
+    head, _ = file_header({name: (t.dtype, t.shape) for name, t in tensors.items()})
+    if len(head) - 8 > HEADER_LIMIT:
         raise ValueError(
-            f"{len(entries)} tensors need a header of {len(body)} bytes, more than {HEADER_LIMIT}"
+            f"{len(tensors)} tensors need a header of {len(head) - 8} bytes, more than "
+            f"{HEADER_LIMIT}"
         )
-    return len(body).to_bytes(8, "little") + body
+    return head

@@ -15,6 +15,7 @@ import grpc.aio
 import torch
 
 from node.checkpoint.pins import IDLE_S, Pin, PinKey, Pins
+from node.checkpoint.run_file import LARGEST_FILE
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import StateKind, StateProvider
 from node.core.clock import Clock, SystemClock
@@ -34,6 +35,8 @@ STREAMS = 16
 """Requests of one joiner served at once."""
 NAMES = 20_000
 """Tensors a question may name."""
+FILES = 4
+"""Files of the run given out at once, to all peers together: each is in memory meanwhile."""
 
 
 class _No(Exception):
@@ -48,7 +51,8 @@ class StateService(state_pb2_grpc.StateServicer):
 
     ``on_served(kind, version, name)`` is told of every tensor that has gone out whole to a peer.
     ``weights`` reads the parameters of any stage that the run begins from, where they are on the
-    disk here; it may block.
+    disk here; it may block. ``files`` reads a file of the run by its sha256, None where it is not
+    here; it may block.
     """
 
     def __init__(
@@ -60,11 +64,15 @@ class StateService(state_pb2_grpc.StateServicer):
         clock: Clock | None = None,
         on_served: Callable[[StateKind, Version, str], None] = lambda kind, version, name: None,
         weights: Callable[[int], Mapping[str, torch.Tensor]] | None = None,
+        files: Callable[[str], bytes | None] | None = None,
     ) -> None:
         self._transport, self._provider, self._on_served = transport, provider, on_served
         self._clock = clock or SystemClock()
         self.pins = Pins()
         self._weights = weights
+        self._files = files
+        self._giving = 0
+        """Files being given out."""
         self._share = Share(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()
@@ -127,6 +135,39 @@ class StateService(state_pb2_grpc.StateServicer):
                     for name, v in held
                 ]
             )
+
+    async def File(
+        self, request: state_pb2.FileRequest, context: Any
+    ) -> AsyncIterator[state_pb2.StateChunk]:
+        """A file that the manifest names by its hash, from an offset to its end: NOT_FOUND when it
+        is not here, RESOURCE_EXHAUSTED when busy."""
+        async with self._stream(context) as peer:
+            if self._giving >= FILES:
+                raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "files are given out, ask again")
+            self._giving += 1
+            try:
+                data = await self._file(request.sha256)
+                if request.offset > len(data):
+                    raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"it has {len(data)} bytes")
+                for at in range(request.offset, len(data), MESSAGE):
+                    piece = data[at : at + MESSAGE]
+                    await self._share.take(peer, len(piece))
+                    yield state_pb2.StateChunk(offset=at, data=piece)
+                    self._transport.count(peer, sent=len(piece), plane="state")
+            finally:
+                self._giving -= 1
+
+    async def _file(self, sha256: str) -> bytes:
+        """The bytes of a file of the run. Raises _No where it is not here."""
+        data = None
+        if self._files is not None and sha256:
+            try:
+                data = await asyncio.to_thread(self._files, sha256)
+            except LocalFault as e:
+                raise _No(grpc.StatusCode.NOT_FOUND, "cannot be read here") from e
+        if data is None or len(data) > LARGEST_FILE:
+            raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
+        return data
 
     def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
         now, kind = self._clock.now(), StateKind.of(request.kind)

@@ -10,6 +10,9 @@ after a power cut) finds the old one, the new one, or both, and never half of on
 is torn, garbled, of another run or of a later format is left where it is and reported: deleting
 what one cannot read is how last copies are lost. Where its name is wanted for a new checkpoint it
 is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
+
+Old checkpoints are removed by number, by age and by the bytes that all of them take. The newest one
+of a stage stays until a newer one is whole.
 """
 
 import hashlib
@@ -19,7 +22,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,10 +42,11 @@ from node.checkpoint.files import (
     write,
     write_tensors,
 )
+from node.checkpoint.schedule import kept
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import by_part
 from node.core import numbers
-from node.core.errors import LocalFault, Refused
+from node.core.errors import LocalFault, OutOfResources, Refused
 from node.wire.tensors import digest
 
 PARAMETERS, OPTIMIZER, MANIFEST = "parameters.safetensors", "optimizer.safetensors", "manifest.json"
@@ -52,6 +57,10 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})(\.replaced)?")
 _HIDDEN = re.compile(r"\.(writing|removing)-[0-9]{1,18}-[0-9a-f]{16}")
 _ASIDE = re.compile(r"epoch-[0-9]{1,18}\.aside-[0-9a-f]{8}")
+_STAGE = re.compile(r"stage-(0|[1-9][0-9]{0,8})")
+OVERHEAD = 1 << 18
+"""Bytes assumed for the manifest, headers and directory of a checkpoint, beside its tensors."""
+HOUR_S = 3600.0
 ASIDE = 8
 """Unusable directories of a stage that are renamed to make way; with so many, a person has to look
 before the next."""
@@ -158,13 +167,22 @@ class CheckpointStore:
         parameters: Mapping[str, torch.Tensor],
         optimizer: Mapping[str, Mapping[str, torch.Tensor]],
         meta: Mapping[str, Any],
+        *,
+        stride: int = 1,
+        beside: Collection[int] = (),
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> Path:
-        """Write one checkpoint and forget those beyond ``settings.keep``; returns its directory.
+        """Write one checkpoint and remove old ones; returns its directory.
 
-        The tensors must not change during the call. Saving what is already there is a no-op. Raises
-        OutOfResources when the disk is full and LocalFault when it refuses (earlier checkpoints are
-        then as they were), Refused when what is in the way cannot be read and :data:`ASIDE` others
-        were set aside before, ValueError for names that cannot be kept.
+        The tensors must not change during the call. Saving what is already there is a no-op.
+        ``stride``: other peers have the epochs that are multiples of it, so these stay before
+        others; ``beside``: epochs that stay whatever the settings say; ``goes_on`` is asked between
+        blocks of bytes and ends the writing by returning False.
+
+        Raises OutOfResources when the disk is full or ``settings.max_disk`` leaves no room, and
+        LocalFault when the disk refuses (the newest checkpoint is then as it was); Interrupted when
+        ``goes_on`` said so; Refused when what is in the way cannot be read and :data:`ASIDE` others
+        were set aside before; ValueError for names that cannot be kept.
         """
         flat = {
             f"{part}/{key}": tensor
@@ -179,9 +197,12 @@ class CheckpointStore:
                 if old is not None and (old.digest, old.meta) == (stage_digest, dict(meta)):
                     return self.path(stage, epoch)
                 files = {PARAMETERS: parameters, OPTIMIZER: flat}
+                size = sum(t.nbytes for named in files.values() for t in named.values())
+                protected = {epoch, *beside}
+                self._make_room(stage, size + OVERHEAD, protected)
                 new = CheckpointManifest(self.run_id, stage, epoch, stage_digest, {}, dict(meta))
-                self._write(at, new, files, why)
-                self._prune(at, stage, epoch)
+                self._write(at, new, files, why, goes_on)
+                self._prune(at, stage, protected, stride)
         except OSError as e:
             raise local_fault("write a checkpoint", self.root, e) from e
         return self.path(stage, epoch)
@@ -246,6 +267,7 @@ class CheckpointStore:
         manifest: CheckpointManifest,
         files: Mapping[str, Mapping[str, torch.Tensor]],
         unusable: str,
+        goes_on: Callable[[], bool],
     ) -> None:
         """``unusable``: why what has this name so far is none, empty for a whole one."""
         stage, epoch = manifest.stage, manifest.epoch
@@ -255,7 +277,7 @@ class CheckpointStore:
             with directory(hidden, at) as fd:
                 for name, tensors in files.items():
                     with new_file(name, fd) as out:
-                        manifest.files[name] = FileEntry(*write_tensors(out, tensors))
+                        manifest.files[name] = FileEntry(*write_tensors(out, tensors, goes_on))
                 page = manifest.encode()
                 if len(page) > MANIFEST_LIMIT:
                     raise ValueError(
@@ -266,7 +288,7 @@ class CheckpointStore:
                 os.fsync(fd)
             if _named(epoch) in os.listdir(at):
                 self._make_way(at, stage, epoch, unusable)
-        except (OSError, ValueError, Refused):
+        except (OSError, ValueError, LocalFault):
             remove_tree(hidden, at)
             raise
         _rename(hidden, _named(epoch), at)
@@ -296,14 +318,72 @@ class CheckpointStore:
                 self._clear(at, epoch, aside)
         _rename(name, aside, at)
 
-    def _prune(self, at: int, stage: int, written: int) -> None:
-        """Keep the one written last, and the newest of the others: a history that is not gone on
-        with may have later epochs."""
-        others = [epoch for epoch in self.epochs(stage)[::-1] if epoch != written]
-        for epoch in others[max(1, self.settings.keep) - 1 :]:
-            for name in (_named(epoch), _named(epoch) + ".replaced"):
-                if name in os.listdir(at):
-                    self._clear(at, epoch, name)
+    def _prune(self, at: int, stage: int, protected: Collection[int], stride: int) -> None:
+        """Remove checkpoints beyond ``settings.keep`` and those past ``settings.max_age_h``, of
+        of other stages too."""
+        epochs = self.epochs(stage)
+        stay = kept(epochs, protected, keep=self.settings.keep, stride=stride)
+        for epoch in epochs:
+            aged = epoch not in protected and self._aged(at, _named(epoch))
+            if aged or epoch not in stay:
+                self._remove(at, epoch)
+        for other in self._other_stages(stage):
+            with self._stage(other) as there:
+                for epoch in self.epochs(other):
+                    if self._aged(there, _named(epoch)):
+                        self._remove(there, epoch)
+
+    def _make_room(self, stage: int, size: int, protected: Collection[int]) -> None:
+        """Remove the oldest checkpoints of this run until ``size`` bytes more keep below
+        ``settings.max_disk``. Raises OutOfResources if the newest one of this stage alone is too
+        much, and then has removed nothing."""
+        limit = self.settings.max_disk
+        if not limit:
+            return
+        newest = max(self.epochs(stage), default=-1)
+        order: list[tuple[int, int, int]] = []
+        for other in (*self._other_stages(stage), stage):
+            removable = [e for e in self.epochs(other) if other != stage or e != newest]
+            order += [(other, e, self._bytes(other, e)) for e in removable]
+        order = [o for o in order if o[0] != stage or o[1] not in protected]
+        used = self._bytes()
+        if used - sum(o[2] for o in order) + size > limit:
+            raise OutOfResources(
+                f"a checkpoint has {size:,} bytes and may not stand beside the newest one: "
+                f"checkpoint.max_disk is {limit:,}",
+                f"set it to {2 * size:,} at least; the newest checkpoint is untouched",
+            )
+        for other, epoch, nbytes in order:
+            if used + size <= limit:
+                return
+            with self._stage(other) as there:
+                self._remove(there, epoch)
+            used -= nbytes
+
+    def _other_stages(self, stage: int) -> list[int]:
+        """Stages that this peer has hosted before ``stage`` and has checkpoints of."""
+        found = (_STAGE.fullmatch(name) for name in sorted(os.listdir(self.root)))
+        return [int(match[1]) for match in found if match and int(match[1]) != stage]
+
+    def _bytes(self, stage: int | None = None, epoch: int | None = None) -> int:
+        """Bytes of one checkpoint, or of everything below the root."""
+        if stage is None or epoch is None:
+            places = [self.root]
+        else:
+            places = [self.path(stage, epoch), self.path(stage, epoch).with_suffix(".replaced")]
+        return sum(f.lstat().st_size for place in places for f in place.rglob("*") if f.is_file())
+
+    def _aged(self, at: int, name: str) -> bool:
+        """Return True if the checkpoint was written longer than ``settings.max_age_h`` ago."""
+        if not self.settings.max_age_h:
+            return False
+        age_s = time.time() - os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime
+        return age_s > self.settings.max_age_h * HOUR_S
+
+    def _remove(self, at: int, epoch: int) -> None:
+        for name in (_named(epoch), _named(epoch) + ".replaced"):
+            if name in os.listdir(at):
+                self._clear(at, epoch, name)
 
     def _clear(self, at: int, epoch: int, name: str) -> None:
         gone = f".removing-{epoch}-{secrets.token_hex(8)}"

@@ -18,6 +18,8 @@ from protos.control_pb2_grpc import ControlStub
 T = TypeVar("T")
 CELLS_S = 30.0
 """For reads of the directory, each of which takes a second or two."""
+EXPORT_S = 7 * 86400.0
+"""For a large model over a slow line."""
 
 
 class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
@@ -95,8 +97,9 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     def evaluate(self, request: control_pb2.EvaluateRequest) -> Iterator[control_pb2.Evaluated]:
         return self._read(self._stub.Evaluate, request, 3600.0)
 
-    def export(self, directory: str) -> Iterator[control_pb2.Event]:
-        return self._read(self._stub.Export, control_pb2.ExportRequest(directory=directory), 3600.0)
+    def export(self, request: control_pb2.ExportRequest) -> Iterator[control_pb2.Event]:
+        """Progress and the result. The daemon ends an export that gets nothing more."""
+        return self._read(self._stub.Export, request, EXPORT_S)
 
     def wait_gone(self, timeout_s: float) -> bool:
         """True as soon as nobody listens on the socket any more, False after ``timeout_s``."""

@@ -24,6 +24,7 @@ from node.control.text import (
     cells_table,
     evaluated_lines,
     event_line,
+    export_line,
     fitted,
     mean_loss,
     missing_words,
@@ -34,7 +35,7 @@ from node.control.text import (
 from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
 from node.core.home import expanded
-from node.core.ids import PeerId, short
+from node.core.ids import PeerId, named
 from node.telemetry.events import LEVELS
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
@@ -42,14 +43,20 @@ from protos.control_pb2 import (
     Evaluated,
     EvaluateRequest,
     Event,
+    ExportRequest,
     GenerateRequest,
     Missing,
+    Piece,
     PingReport,
     Snapshot,
 )
 
 if TYPE_CHECKING:
     from node.control.client import ControlClient
+
+
+LINE_S = 5.0
+"""Seconds between two lines on the progress of an export, where there is no terminal."""
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -80,15 +87,18 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> ExitCode:
+def status(
+    client: ControlClient, *, as_json: bool, bare: bool, watch: bool, verbose: bool = False
+) -> ExitCode:
     console = _console(bare)
 
     def screen(snapshot: Snapshot) -> list[Text]:
+        lines = status_lines(snapshot, verbose)
         if bare:
-            return status_lines(snapshot)
-        return fitted(
-            status_lines(snapshot), console.width, console.height - 1 if console.is_terminal else 0
-        )
+            return lines
+        # Whoever asks for more has a terminal that scrolls.
+        screenful = console.is_terminal and not verbose
+        return fitted(lines, console.width, console.height - 1 if screenful else 0)
 
     if watch and not as_json and console.is_terminal:
         from rich.console import Group
@@ -120,7 +130,8 @@ def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -
             document["peers"] = [p for p in document["peers"] if p["stage"] == stage]
         say_json(document)
     else:
-        _console().print(peers_table(answer, sort=sort, stage=stage))
+        console = _console()
+        console.print(peers_table(answer, sort=sort, stage=stage, width=console.width))
     return ExitCode.OK
 
 
@@ -168,13 +179,18 @@ def stop(client: ControlClient, *, now: bool) -> ExitCode:
 
 
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
-    text, speed, missing, by = "", 0.0, Missing(), ""
+    text = ""
+    speed = 0.0
+    missing = Missing()
+    by = ""
+    slow = ""
     tokens: list[tuple[int, float]] = []
     for piece in client.generate(request):
         if piece.HasField("token"):
             tokens.append((piece.token, piece.logprob))
         text, speed = text + piece.text, piece.tokens_per_s or speed
-        by = _asked(by, piece.by, as_json)
+        by = _asked(by, piece, as_json)
+        slow = piece.slow or slow
         if piece.HasField("missing"):
             missing = piece.missing
             if not as_json:
@@ -189,6 +205,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
                 "tokens": [token for token, _ in tokens],
                 "logprobs": [chance for _, chance in tokens],
                 "tokens_per_s": speed,
+                "slow": slow,
                 "left_out": list(missing.asked),
                 "dead": list(missing.dead),
                 **({"ends": by} if by else {}),
@@ -197,7 +214,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
     else:
         print()
         if speed:
-            say(f"{speed:.1f} tok/s")
+            say(f"{speed:.1f} tok/s" + (f": {clean(slow, 300)}" if slow else ""))
     return ExitCode.OK
 
 
@@ -206,7 +223,7 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     found: list[Evaluated] = []
     for one in client.evaluate(request):
         found.append(one)
-        _asked("", one.by, as_json)
+        _asked("", one, as_json)
         if not as_json:
             say(f"{missing_words(one.missing)}: loss {one.loss:.4f}")
     if not found:
@@ -234,26 +251,62 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     return ExitCode.OK
 
 
-def _asked(known: str, by: str, as_json: bool) -> str:
+def _asked(known: str, piece: Piece | Evaluated, as_json: bool) -> str:
     """The ends peer that runs the passes, told once on stderr."""
-    if by and not as_json:
-        say(f"this peer hosts no ends: asked ends peer {short(PeerId(clean(by, 64)))}")
-    return by or known
+    if piece.by and not as_json:
+        who = named(PeerId(clean(piece.by, 64)), clean(piece.by_name, 24))
+        say(f"this peer hosts no ends: asked ends peer {who}")
+    return piece.by or known
 
 
-def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode:
-    # The daemon has its own working directory: it is told the whole path.
-    newest = _progress(client.export(str(expanded(directory).absolute())), as_json)
-    if newest is None:
+def export(client: ControlClient, request: ExportRequest, *, as_json: bool) -> ExitCode:
+    """Show the progress on stderr: a line that is written over on a terminal, else one every
+    :data:`LINE_S` seconds; with ``as_json`` nothing but the result, on stdout."""
+    # The daemon has its own working directory: it is told whole paths.
+    request.directory = str(expanded(request.directory).absolute())
+    if request.tokenizer:
+        request.tokenizer = str(expanded(request.tokenizer).absolute())
+    events = client.export(request)
+    newest = deque(events if as_json else _export_progress(events), maxlen=1)
+    if not newest or newest[0].kind != "exported":
         raise LocalFault("the daemon exported nothing", "see  tutti logs --level error")
-    if not as_json and event_document(newest)["fields"].get("adapter"):
+    fields = event_document(newest[0])["fields"]
+    if as_json:
+        say_json(event_document(newest[0]))
+    elif fields.get("adapter"):
         say(
             "load it on top of the model that the run began from, with  "
-            f'peft.PeftModel.from_pretrained(model, "{directory}")'
+            f'peft.PeftModel.from_pretrained(model, "{request.directory}")'
         )
-    elif not as_json:
-        say(f'load it with  transformers.AutoModelForCausalLM.from_pretrained("{directory}")')
+    else:
+        say(
+            "load it with  transformers.AutoModelForCausalLM.from_pretrained"
+            f'("{request.directory}")'
+        )
     return ExitCode.OK
+
+
+def _export_progress(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events; their progress is shown as they pass."""
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False)
+    terminal = console.is_terminal and not console.is_dumb_terminal
+    updating = Live(console=console, auto_refresh=False, transient=True)
+    told = ""
+    at = 0.0
+    with updating if terminal else contextlib.nullcontext():
+        for event in events:
+            line = Text(export_line(event), no_wrap=True, overflow="ellipsis")
+            if event.kind != "export-progress":
+                console.print(event_line(event, local_time(event.at)), soft_wrap=True)
+            elif terminal:
+                updating.update(line, refresh=True)
+            elif event.text != told or event.at - at >= LINE_S:
+                console.print(line, soft_wrap=True)
+                told = event.text
+                at = event.at
+            yield event
 
 
 def logs(

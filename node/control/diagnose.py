@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 from node.control.retries import Nobody, Unanswered
-from node.control.words import clean, span
+from node.control.words import GONE, clean, span
 from node.core.addresses import Scope, scope
+from node.core.clock import CLOCK_S
 from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
 from node.core.ids import PeerId, short
 from node.core.version import PROTOCOLS, Protocols
@@ -22,8 +23,6 @@ from protos.ask_pb2 import PeersAnswer
 
 LAYERS = ("address", "name", "family", "route", "connect", "proof", "answer")
 """What has to work before an answer comes, first to last; a finding names the one that failed."""
-CLOCK_S = 60.0
-"""Difference of clocks, in seconds, above which what others sign looks expired or not yet valid."""
 WATCH_S = 6.5
 """Longest watch for another user of this identity: records are refreshed every 5 s, those of an
 idle swarm every 20 s."""
@@ -358,7 +357,7 @@ def watch_identity(
     while True:
         try:
             answer = ask()
-            line = next((p for p in answer.peers if p.peer == me and p.state != "lost"), None)
+            line = next((p for p in answer.peers if p.peer == me and p.state not in GONE), None)
         except NetworkFault:
             return None
         if line is None:

@@ -8,7 +8,6 @@ from typing import Any
 from google.protobuf import json_format
 
 from node.control.diagnose import (
-    CLOCK_S,
     WATCH_S,
     Diagnosis,
     Machine,
@@ -19,7 +18,8 @@ from node.control.diagnose import (
     watch_identity,
 )
 from node.control.words import clean, span
-from node.core.ids import PeerId, short
+from node.core.clock import CLOCK_S
+from node.core.ids import PeerId, named
 from node.identity.invites import peer_of_address
 from protos.ask_pb2 import Ask, AskPeers, AskPing, PeersAnswer
 from protos.control_pb2 import ReachReport
@@ -103,7 +103,12 @@ def daemon_lines(report: ReachReport) -> list[str]:
     lines = [f"the daemon here: {report.reachable}", f"  {'ports':10} {ports}"]
     lines += [f"  {'address':10} {clean(address)}" for address in report.addresses]
     lines += [f"  {'seen at':10} {clean(address)}" for address in report.seen]
-    lines += [f"  {'relay':10} {short(PeerId(clean(relay, 80)))}" for relay in report.relays]
+    names = {way.peer: clean(way.name, 16) for way in report.ways}
+
+    def who(peer: str) -> str:
+        return named(PeerId(clean(peer, 80)), names.get(peer, ""))
+
+    lines += [f"  {'relay':10} {who(relay)}" for relay in report.relays]
     lines += [
         f"  {'router':10} {way}: {clean(why) or 'maps the ports'}"
         for way, why in sorted(report.mapping.items())
@@ -115,12 +120,12 @@ def daemon_lines(report: ReachReport) -> list[str]:
         for a, why in sorted(report.bootstrap.items())
     ]
     for way in report.ways:
-        via = f" by {short(PeerId(clean(way.via, 80)))}" if way.via else ""
+        via = f" by {who(way.via)}" if way.via else ""
         proven = (
             f"   {way.rtt_s * 1000:.0f} ms, proven {span(way.proven_s)} ago" if way.proven_s else ""
         )
         lines.append(
-            f"  {'peer':10} {clean(way.name, 16)} ({clean(way.standing, 8)}): "
+            f"  {'peer':10} {who(way.peer)}, {clean(way.standing, 8)}: "
             f"{way.path or 'not reached'}{via}{proven}"
         )
         lines += [

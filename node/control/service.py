@@ -11,6 +11,7 @@ from urllib.parse import quote
 import grpc
 
 from node.control.sockets import CODE_KEY, NEXT_KEY, clear_stale
+from node.control.text import present
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.tasks import Tasks
 from node.telemetry.events import LEVELS, Event, Journal, Subscription
@@ -67,8 +68,9 @@ class Window(Protocol):
         """One message for each choice of missing stages, that of ``leave_out`` first."""
         ...
 
-    def export(self, directory: str) -> AsyncIterator[control_pb2.Event]:
-        """Progress, then one event of kind "exported" whose fields hold the directory."""
+    def export(self, request: control_pb2.ExportRequest) -> AsyncIterator[control_pb2.Event]:
+        """Events of kind "export-progress", then one of kind "exported" whose fields hold the
+        directory."""
         ...
 
     def invite(self) -> control_pb2.InviteReply | Awaitable[control_pb2.InviteReply]: ...
@@ -128,8 +130,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         answer = await self._answer(context, self._window.peers)
         if request.all:
             return answer
-        present = [p for p in answer.peers if p.state != "lost" and p.role != "rendezvous"]
-        return ask_pb2.PeersAnswer(swarm=answer.swarm, peers=present)
+        return ask_pb2.PeersAnswer(
+            swarm=answer.swarm,
+            peers=present(answer.peers),
+            reason=answer.reason,
+            next_step=answer.next_step,
+        )
 
     async def Ping(self, request: control_pb2.PingPeer, context: Any) -> control_pb2.PingReport:
         count = min(max(1, request.count), MAX_PINGS)
@@ -194,7 +200,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Export(
         self, request: control_pb2.ExportRequest, context: Any
     ) -> AsyncIterator[control_pb2.Event]:
-        async for event in self._stream(context, self._window.export, request.directory):
+        async for event in self._stream(context, self._window.export, request):
             yield event
 
     async def Cells(
@@ -217,18 +223,20 @@ class ControlService(control_pb2_grpc.ControlServicer):
             value = ask(*args)
             return await value if inspect.isawaitable(value) else value
         except (LocalFault, PeerFault, WireError) as fault:
-            await refuse(context, fault)
+            await refuse(context, fault, self._window.journal.names.within(str(fault)))
 
     async def _stream(self, context: Any, ask: Any, *args: Any) -> AsyncIterator[Any]:
         try:
-            async for item in ask(*args):
-                yield item
+            async with contextlib.aclosing(ask(*args)) as items:  # ended with its caller
+                async for item in items:
+                    yield item
         except (LocalFault, PeerFault, WireError) as fault:
-            await refuse(context, fault)
+            await refuse(context, fault, self._window.journal.names.within(str(fault)))
 
 
-async def refuse(context: Any, fault: Exception) -> NoReturn:
-    """End the call with a fault the client can rebuild: sentence, next step, exit code."""
+async def refuse(context: Any, fault: Exception, text: str = "") -> NoReturn:
+    """End the call with a fault the client can rebuild: sentence, next step, exit code. ``text``
+    stands for the words of the fault where it is given."""
     code = fault.code if isinstance(fault, LocalFault) else ExitCode.NETWORK
     next_step = (
         fault.next_step
@@ -236,7 +244,7 @@ async def refuse(context: Any, fault: Exception) -> NoReturn:
         else "try again; the swarm routes around a failing peer"
     )
     metadata = ((CODE_KEY, str(int(code))), (NEXT_KEY, next_step.encode()))
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault), metadata)
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text or str(fault), metadata)
     raise AssertionError("abort raises")
 
 

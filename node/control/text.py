@@ -4,27 +4,32 @@ what daemons say of themselves. For 80 columns; pure."""
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.text import Text
 
 from node.control.words import (
+    GONE,
     bits,
     chart,
     clean,
     count,
+    lasting,
     milliseconds,
     several,
     span,
     stacked,
 )
 from node.core.errors import WireError
-from node.core.ids import ENDS, PeerId, short, short_cell, stage_name
+from node.core.ids import ENDS, PeerId, named, short, short_cell, stage_name
 from node.core.numbers import human, in_words
 from node.core.version import PROTOCOLS, Protocols
 from node.reach.ladder import Rung
@@ -56,10 +61,32 @@ STATE_STYLE = {
     "draining": "yellow",
     "moving": "yellow",
     "stopping": "yellow",
+    "silent": "yellow",
     "lost": "red",
+    "left": "dim",
 }
+AGED = ("silent", *GONE)
+"""States that are shown with their age."""
+PHASES = {
+    "run": "computing",
+    "average": "averaging",
+    "copy": "copying",
+    "done": "waiting",
+}
+"""For people: the phases of a member that trains. ``waiting``: for the others, in the same
+epoch."""
 TIME_KINDS = ("compute", "wire", "wait", "round")
-ABSENT = ("lost", "draining", "joining", "moving", "choosing", "starting", "stopping")
+ABSENT = (
+    "lost",
+    "left",
+    "silent",
+    "draining",
+    "joining",
+    "moving",
+    "choosing",
+    "starting",
+    "stopping",
+)
 """States in which a peer does no work for its stage."""
 TIME_STYLE = {"compute": "green", "wire": "blue", "wait": "bright_black", "round": "magenta"}
 TIME_GLYPH = {"compute": "█", "wire": "▓", "wait": "░", "round": "▒"}
@@ -69,22 +96,30 @@ MARK = {
     "ready": "●",
     "finished": "●",
     "lost": "✗",
+    "left": "✗",
+    "silent": "◌",
     "draining": "◐",
     "moving": "◐",
     "stopping": "◐",
 }
 
 
-def status_lines(s: Snapshot) -> list[Text]:
-    """One screen about one daemon. What is not known yet is left out, never made up."""
+def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
+    """One screen about one daemon. What is not known yet is left out, never made up. ``verbose``:
+    with the parts of its memory."""
     lines = [_headline(s)]
     if not s.healthy:
-        lines.append(_line("  cause", clean(s.reason) or "not said", "yellow"))
+        lines.append(_line("  cause", clean(s.reason, 400) or "not said", "yellow"))
+    elif s.reason:
+        lines.append(_line("  now", clean(s.reason, 400), "cyan"))
     run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
-    leader = short(PeerId(clean(s.leader))) + (" (this node)" if s.leader == s.peer else "")
+    leader = named(PeerId(clean(s.leader, 64)), clean(s.leader_name, 24))
+    leader += ", this node" if s.leader == s.peer else ""
     facts = [
-        ("  fix", "" if s.healthy else clean(s.next_step)),
+        ("  fix", clean(s.next_step)),
         ("swarm", run if s.swarm.run_id else ""),
+        ("done", done_words(s)),
+        ("warm-up", warmup_words(s)),
         ("my work", _my_work(s)),
         ("counted", _counted(s) if s.tokens or s.micro_batches else ""),
         ("rounds", _rounds(s.round) if s.round.done or s.round.failed else ""),
@@ -97,7 +132,7 @@ def status_lines(s: Snapshot) -> list[Text]:
         ("reachable", clean(s.reachable, 100)),
         ("device", clean(s.device, 66)),
         ("memory", _memory(s) if s.device else ""),
-        *(("", line) for line in _memory_plan(s)),
+        *(("", line) for line in (_memory_parts(s) if verbose else ())),
         ("metrics", clean(s.metrics_url)),
         ("leader", leader if s.leader else ""),
     ]
@@ -119,9 +154,11 @@ def _my_work(s: Snapshot) -> str:
         return "rendezvous: helps others find each other, holds no part of the model"
     if s.state == "choosing":
         return "chooses the stage that most needs a peer"
-    if not (s.role or s.layers):
+    if not (s.placed or s.layers):
         return ""
     place = stage_name(s.stage) + (f" of {s.swarm.stages}" if s.stage != ENDS else "")
+    if not s.layers:
+        return f"{place}, which it builds"
     last = (
         f"last useful work {span(s.last_work_s)} ago" if s.micro_batches else "no micro-batch yet"
     )
@@ -142,10 +179,10 @@ def _rounds(r: RoundLine) -> str:
 
 LEAST = (
     "metrics",
-    "leader",
     "memory",
     "device",
     "time",
+    "leader",
     "counted",
     "rounds",
     "cell",
@@ -168,7 +205,7 @@ def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
         if i and not label:
             facts[-1][1].extend(_wrapped(line, width))  # more about the same
         else:
-            facts.append((label, _wrapped(line, width) if i else [_cut(line, width)]))
+            facts.append((label, _wrapped(line, width) if i else [_squeezed(line, width)]))
     rows = [row for _, of in facts for row in of]
     if not height or len(rows) <= height:
         return rows
@@ -178,6 +215,19 @@ def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
         facts = [(name, of) for name, of in facts if name != label]
         rows = [row for _, of in facts for row in of]
     return [*rows[: height - 1], _cut(_line("", "more:  tutti status --plain", "dim"), width)]
+
+
+def _squeezed(head: Text, width: int) -> Text:
+    """The first line in ``width`` columns: without its right part, then with single spaces."""
+    if head.cell_len <= width:
+        return head
+    gaps = list(re.finditer(" {3,}", head.plain))
+    if gaps:
+        head = head[: gaps.pop().start()]
+    if head.cell_len > width:
+        parts = head.divide(list(chain.from_iterable(gap.span() for gap in gaps)))
+        head = Text(" ").join(part for part in parts if part.plain.strip())
+    return _cut(head, width)
 
 
 def _cut(line: Text, width: int) -> Text:
@@ -192,24 +242,20 @@ def _wrapped(line: Text, width: int) -> list[Text]:
 
 
 def doing(s: Snapshot) -> tuple[str, str]:
-    """What a daemon is doing, for the terminal it was started in: a word that changes when there is
-    news, and a sentence."""
+    """The work of a daemon for the terminal that it was started in: a word that changes when there
+    is news, and a sentence."""
     place = stage_name(s.stage)
+    if s.reason or not s.healthy:
+        step = f"; {clean(s.next_step)}" if s.next_step else ""
+        return s.cause or "degraded", f"{clean(s.reason, 400)}{step}"
     if s.state == "joining":
         return "joining", f"fetching the state of {place} from others: {s.progress:.0%} is here"
-    if not s.healthy:
-        step = f"; {clean(s.next_step)}" if s.next_step else ""
-        return "degraded", f"{clean(s.reason)}{step}"
-    if s.state in ("starting", "choosing"):
-        said = {
-            "starting": "looking for the swarm and building the stage",
-            "choosing": "finding out which stage needs this peer, and claiming it",
-        }
-        return s.state, said[s.state]
     if s.role == "rendezvous":
         return s.state, f"peers connected: {paths_words(s.paths_to) or 'none yet'}"
     said = (
         _progress(s),
+        done_words(s),
+        f"warm-up until epoch {s.warmup}" if warmup_words(s) else "",
         f"{count(s.micro_batches)} micro-batches at {place}",
         f"last work {span(s.last_work_s)} ago" if s.micro_batches else "",
         f"{count(s.tokens_per_s)} tok/s" if s.tokens_per_s else "",
@@ -233,26 +279,60 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
     ]
 
 
-def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None) -> Group:
-    """The peers in sight, sorted, perhaps of one stage only, and the sum below."""
+def peers_table(
+    answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None, width: int = 80
+) -> Group:
+    """The peers in sight, sorted, perhaps of one stage only, and the sum below. In a narrow
+    terminal the columns of :data:`SPARE` are left out, the first ones first."""
     cells = has_cells(answer)
-    table = _table(
-        ("PEER", {"min_width": 8}),
-        ("NAME", {"overflow": "ellipsis", "max_width": 16}),
-        *([("CELL", {"min_width": 6})] if cells else ()),
-        *((title, {}) for title in ("STATE", "STAGE", "PATH")),
-        *((title, RIGHT) for title in ("RTT", "TOK/S", "EPOCH", "UP", "VER")),
-    )
-    for p in in_order(answer, sort):
-        if stage is None or p.stage == stage:
-            table.add_row(*peer_cells(p, answer.swarm.stages, cells=cells))
+    titles = ["PEER", "NAME", *(["CELL"] if cells else []), *TITLES]
+    rows = [
+        dict(zip(titles, peer_cells(p, answer.swarm.stages, cells=cells), strict=True))
+        for p in in_order(answer, sort)
+        if stage is None or p.stage == stage
+    ]
+    shown = _fitting(titles, rows, width)
+    table = _table(*((title, {"width": w, **_STYLE.get(title, {})}) for title, w in shown.items()))
+    for row in rows:
+        table.add_row(*(row[title] for title in shown))
     states = Counter(p.state or "unknown" for p in answer.peers).most_common()
     seen = ", ".join(f"{n} {clean(state, 12)}" for state, n in states) or "none in sight"
     holes = Text("Stage cover  ").append_text(cover_words(answer))
     others = [Text(line) for line in (other_cells_words(answer),) if line]
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
-    total = f"{several(len(answer.peers), 'peer')}: {seen}."
-    return Group(table, Text(total), holes, *others, *apart)
+    total = Text(f"{several(len(answer.peers), 'peer')}: {seen}.   ")
+    total.append("* this node  + leader", "dim")
+    why = [Text(f"This peer: {clean(answer.reason, 400)}", "yellow")] if answer.reason else []
+    fix = [Text(f"  → {clean(answer.next_step)}")] if answer.reason and answer.next_step else []
+    return Group(table, total, *why, *fix, holes, *others, *apart)
+
+
+TITLES = ("STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH", "UP", "VER")
+"""Columns of the peers after their names."""
+SPARE = ("VER", "UP", "RTT", "PATH", "TOK/S", "EPOCH", "CELL")
+"""Columns that a narrow terminal goes without, the first ones first."""
+_STYLE = {"NAME": {"overflow": "ellipsis"}} | dict.fromkeys(TITLES[3:], RIGHT)
+LEAST_NAME = 8
+USUAL_NAME = 12
+LONGEST_NAME = 16
+"""Columns that a name has at least in a narrow terminal, at least in others, and at most."""
+NARROW = 60
+
+
+def _fitting(
+    titles: Sequence[str], rows: Sequence[Mapping[str, Text]], width: int
+) -> dict[str, int]:
+    """The columns that fit into ``width``, with their widths."""
+    wide = {t: max([len(t), *(row[t].cell_len for row in rows)]) for t in titles}
+    name = min(wide["NAME"], LONGEST_NAME)
+    wide["NAME"] = min(name, LEAST_NAME if width < NARROW else USUAL_NAME)
+    for title in SPARE:
+        if sum(wide.values()) + len(wide) - 1 <= width:
+            break
+        wide.pop(title, None)
+    spare = max(0, width - sum(wide.values()) - len(wide) + 1)
+    wide["NAME"] = min(name, wide["NAME"] + spare)
+    return wide
 
 
 def cells_table(answer: CellsAnswer) -> Group:
@@ -289,6 +369,40 @@ def in_order(answer: PeersAnswer, sort: str = "stage") -> list[PeerLine]:
     return sorted(answer.peers, key=lambda p: (first(p), then(p)))
 
 
+def by_trouble(answer: PeersAnswer) -> list[PeerLine]:
+    """The peers for a screen that may not have room for all, the own cell first: this node, the
+    leader, then those that are silent or lost, those that are coming or going, and the others by
+    stage."""
+    cell = cell_order(answer)
+
+    def urgency(p: PeerLine) -> int:
+        if p.path == "self":
+            return 0
+        if p.leads and p.state not in AGED:
+            return 1
+        if p.state in ("silent", "lost") and not _long_gone(p):
+            return 2
+        if p.state in AGED:
+            return 5
+        return 3 if p.state in ABSENT else 4
+
+    return sorted(in_order(answer), key=lambda p: (cell(p), urgency(p)))
+
+
+GONE_S = 60.0
+"""A peer that was lost or left for longer is shown to those only who ask for everybody."""
+
+
+def _long_gone(p: PeerLine) -> bool:
+    return p.state in GONE and p.seen_s > GONE_S
+
+
+def present(peers: Iterable[PeerLine]) -> list[PeerLine]:
+    """The peers that take part, and those that were lost or left a moment ago. A rendezvous takes
+    no part."""
+    return [p for p in peers if p.role != "rendezvous" and not _long_gone(p)]
+
+
 def cover_words(answer: PeersAnswer) -> Text:
     """Working replicas of every stage: "ends:1 1:2"; red for nobody, yellow for only one."""
     return Text(" ").join(
@@ -317,7 +431,7 @@ def incompatible_peers(answer: PeersAnswer) -> dict[Protocols, list[PeerLine]]:
     for p in answer.peers:
         with contextlib.suppress(WireError):
             theirs = Protocols.said(p.oldest_protocol, p.newest_protocol)
-            if p.newest_protocol and p.state != "lost" and not PROTOCOLS.common(theirs):
+            if p.newest_protocol and p.state not in GONE and not PROTOCOLS.common(theirs):
                 found.setdefault(theirs, []).append(p)
     return found
 
@@ -326,7 +440,7 @@ def protocol_lines(answer: PeersAnswer) -> list[str]:
     """One line for each window of versions that others speak and this tutti does not."""
     lines = []
     for theirs, peers in incompatible_peers(answer).items():
-        who = ", ".join(clean(p.name, 16) for p in peers[:4])
+        who = ", ".join(named(PeerId(clean(p.peer, 64)), clean(p.name, 16)) for p in peers[:4])
         who += f" and {len(peers) - 4} more" if len(peers) > 4 else ""
         says = "speaks" if len(peers) == 1 else "speak"
         lines.append(f"{who} {says} {theirs}, this tutti {PROTOCOLS}: {PROTOCOLS.advice(theirs)}")
@@ -339,15 +453,15 @@ def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, 
     state = clean(p.state, 9)
     if p.state == "joining" and p.progress:
         state += f" {p.progress:.0%}"
-    if p.state == "lost":
-        state += f" {span(p.seen_s)}"
+    if p.state in AGED:
+        state += f" {span(p.silent_s if p.state == 'silent' else p.seen_s)}"
     place = "ends" if p.stage == ENDS else f"{p.stage}/{stages}" if stages else str(p.stage)
     if p.role == "rendezvous" or p.state == "choosing":
         place = "-"
     path = "" if p.path == "self" else clean(p.path, 8)
-    me = "* " if p.path == "self" else "  "
+    mark = ("*" if p.path == "self" else "") + ("+" if p.leads and p.state not in AGED else "")
     return (
-        Text(me + short(PeerId(clean(p.peer, 64)))),
+        Text(f"{mark:<2}{short(PeerId(clean(p.peer, 64)))}"),
         Text(clean(p.name, 16)),
         *([Text(short_cell(clean(p.cell, 16)) or "-")] if cells else ()),
         Text(state, STATE_STYLE.get(p.state, "")),
@@ -381,9 +495,10 @@ def paths_words(paths: Mapping[str, int]) -> str:
 
 def ping_lines(report: PingReport) -> list[str]:
     """What was tried, one line a round trip and the sum; the reason when nothing came back."""
-    who = f"{short(PeerId(clean(report.peer, 80)))} {clean(report.name, 40)}".strip()
+    who = named(PeerId(clean(report.peer, 80)), clean(report.name, 40))
     path = clean(report.path, 10) or "unknown path"
-    path += f" by {short(PeerId(clean(report.via, 80)))}" if report.via else ""
+    if report.via:
+        path += f" by {named(PeerId(clean(report.via, 80)), clean(report.via_name, 40))}"
     lines = [f"{way}: {clean(why, 300) or 'works'}" for way, why in sorted(report.tried.items())]
     lines += [f"{who}: {path}   {t * 1000:.1f} ms" for t in report.rtt_s]
     if report.rtt_s:
@@ -438,6 +553,27 @@ def event_line(event: Event, clock: str) -> Text:
     return Text(f"{clock} ", "dim").append(
         f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, "")
     )
+
+
+def export_line(event: Event) -> str:
+    """Progress of an export as one line: the work at hand, stages, bytes, rate, time left."""
+    try:
+        figures = json.loads(event.fields or "{}")
+        stages, done = int(figures["stages"]), int(figures["stages_done"])
+        here, total = float(figures["bytes"]), float(figures["bytes_total"])
+        rate = float(figures["bytes_per_s"])
+    except (ValueError, TypeError, KeyError):
+        return clean(event.text)
+    parts = [clean(event.text)]
+    if total > 0:
+        parts += [
+            f"{done} of {several(stages, 'stage')}",
+            f"{human(here)} of {human(total)}",
+            f"{human(rate)}/s",
+        ]
+    if total > here and rate > 0:
+        parts.append(f"{span((total - here) / rate)} left")
+    return "   ".join(parts)
 
 
 def banner(
@@ -596,7 +732,18 @@ def _activity(s: Snapshot) -> str:
     state = clean(s.state, 9)
     if s.state == "joining" and s.progress:
         return f"{state} {s.progress:.0%}"
-    return f"{state} {clean(s.phase, 6)}".strip() if s.state == "training" else state
+    return PHASES.get(s.phase, state) if s.state == "training" else state
+
+
+def state_words(s: Snapshot) -> Text:
+    """The state of a peer, with its progress or what it does in the epoch."""
+    text = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
+    words = Text(text, STATE_STYLE.get(s.state, ""))
+    if s.state == "moving" and s.phase:
+        words.append(f" {clean(s.phase, 16)}", "")
+    elif s.state == "training" and s.phase in PHASES:
+        words.append(f", {PHASES[s.phase]}", "dim")
+    return words
 
 
 def time_bar(time_s: Mapping[str, float], width: int) -> Text:
@@ -637,15 +784,8 @@ def _agreement(snapshots: Sequence[Snapshot]) -> Text:
 
 
 def _headline(s: Snapshot) -> Text:
-    state = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
-    head = Text(f"{clean(s.name, 24)} ({short(PeerId(clean(s.peer, 64)))})   ", "bold").append(
-        state, STATE_STYLE.get(s.state, "")
-    )
-    if s.state in ("training", "moving") and s.phase:
-        head.append(
-            f" {clean(s.phase, 8 if s.state == 'training' else 16)}",
-            "dim" if s.state == "training" else "",
-        )
+    who = named(PeerId(clean(s.peer, 64)), clean(s.name, 24))
+    head = Text(f"{who}   ", "bold").append_text(state_words(s))
     head.append(
         "   healthy" if s.healthy else "   degraded", "green" if s.healthy else "bold yellow"
     )
@@ -661,6 +801,25 @@ def _progress(s: Snapshot) -> str:
         )
         text += f"  loss {s.loss:.3f}" + (f" {arrow} {s.loss_first:.3f}" if arrow else "")
     return text + (f"  held out {s.loss_val:.3f}" if s.loss_val else "")
+
+
+def done_words(s: Snapshot) -> str:
+    """The share of the run that is done, and how long the rest takes at the speed so far."""
+    epochs = s.swarm.epochs
+    if not epochs or s.epoch >= epochs or s.state in ("starting", "choosing", "joining"):
+        return ""
+    share = f"{100 * s.epoch // epochs} %"
+    if not s.left_s:
+        return f"{share}, the time left is not known yet"
+    over_s = s.left_over_s if s.left_over_s < 60 else 60 * round(s.left_over_s / 60)
+    return f"{share}, about {lasting(s.left_s)} left at the speed of the last {lasting(over_s)}"
+
+
+def warmup_words(s: Snapshot) -> str:
+    """A sentence while the learning rate still rises, for the loss may rise with it."""
+    if not s.warmup or s.epoch >= s.warmup or not s.swarm.epochs:
+        return ""
+    return f"epoch {s.epoch} of {s.warmup}: the learning rate rises, and the loss may too"
 
 
 def _cell(c: CellLine) -> list[tuple[str, str]]:
@@ -720,15 +879,21 @@ def _caps(s: Snapshot) -> str:
 def _memory(s: Snapshot) -> str:
     used = human(s.memory_used) + (f" of {human(s.memory_limit)}" if s.memory_limit else "")
     used += f", at most {human(s.memory_peak)}" if s.memory_peak else ""
+    if not s.memory_planned:
+        return used
+    return f"{used}, planned {human(s.memory_process + s.memory_planned)}"
+
+
+def _memory_parts(s: Snapshot) -> list[str]:
+    """The parts of the memory: the plan by its items, and what is kept now."""
+    process = f"this process and p2pd without the stage {human(s.memory_process)}"
     stash = f"   stash {human(s.stash_bytes)} of {human(s.stash_limit)}" if s.stash_limit else ""
     again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""
     owned = f"   optimizer state {human(s.optimizer_bytes)}" if s.optimizer_bytes else ""
-    return used + stash + again + owned
-
-
-def _memory_plan(s: Snapshot) -> list[str]:
     rows = in_words((clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
-    return [f"planned at most {human(s.memory_planned)}", *rows] if rows else []
+    stage = [f"planned for the stage {human(s.memory_planned)}:", *rows] if rows else []
+    now = f"now{stash}{again}{owned}"
+    return [process] * bool(s.memory_process) + stage + [now] * (now != "now")
 
 
 def _line(label: str, value: str, style: str = "") -> Text:
@@ -771,7 +936,7 @@ def other_cells(answer: PeersAnswer) -> tuple[int, int]:
     """How many cells there are besides the own one, and in how many of them nobody works for some
     stage."""
     own = _own_cell(answer)
-    there = {p.cell for p in answer.peers if p.cell and p.cell != own and p.state != "lost"}
+    there = {p.cell for p in answer.peers if p.cell and p.cell != own and p.state not in GONE}
     held = {(p.cell, p.stage) for p in _working(answer)}
     stages = range(answer.swarm.stages + 1)
     return len(there), sum(any((cell, s) not in held for s in stages) for cell in there)

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+GONE = ("lost", "left")
+"""States of a peer that is not there any more."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -54,6 +56,20 @@ def span(seconds: float) -> str:
     return (
         f"{whole // 86400}d{whole % 86400 // 3600:02d}h" if whole < 864000 else f"{whole // 86400}d"
     )
+
+
+def lasting(seconds: float) -> str:
+    """A duration inside a sentence, in at most two units: "45 s", "3 h 10 min"."""
+    whole = round(max(0.0, seconds)) if math.isfinite(seconds) else 0
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    first = next((i for i, (_, size) in enumerate(units) if whole >= size), len(units) - 1)
+    name, size = units[first]
+    text = f"{whole // size} {name}"
+    if first + 1 < len(units):
+        smaller, step = units[first + 1]
+        if rest := whole % size // step:
+            text += f" {rest} {smaller}"
+    return text
 
 
 def milliseconds(seconds: float) -> str:

@@ -2,8 +2,13 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 from math import floor
 from typing import Protocol
+
+CLOCK_S = 15.0
+"""Seconds by which the clocks of two peers may differ. Beyond that each takes the other's records
+in the directory for expired: they live 20 s and are renewed every 5 s."""
 
 
 class Clock(Protocol):
@@ -43,6 +48,62 @@ class Since:
         if abs(counted - self._wall) > self.SET_S:
             self._wall = counted
         return self._wall
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """The clocks of this machine at one moment, in seconds: ``running`` counts while the machine
+    runs, ``always`` while it sleeps too, ``wall`` is Unix time."""
+
+    running: float
+    always: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> "ClockReading":
+        """Read all three."""
+        always = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        return cls(time.monotonic(), always, time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class ClockNews:
+    """Something happened to the clocks since the last reading. ``stopped_s``: seconds in which this
+    process did not run, because it was stopped or the machine slept (``slept``); ``set_s``: seconds
+    by which the wall clock was set, negative for backwards."""
+
+    stopped_s: float = 0.0
+    slept: bool = False
+    set_s: float = 0.0
+
+
+class ClockWatch:
+    """Notice that this process stood still, that the machine slept, and that the wall clock was
+    set. Pure: readings that are ``every_s`` seconds apart go in."""
+
+    STOPPED_S = 10.0
+    """A busy machine runs a timer seconds late; only a longer pause is news."""
+    SET_S = 5.0
+    """Time servers move a clock by less without anybody noticing."""
+
+    def __init__(self, first: ClockReading, every_s: float) -> None:
+        self._last = first
+        self._every_s = every_s
+
+    def read(self, reading: ClockReading) -> ClockNews | None:
+        """Compare the newest reading with the one before; None if nothing happened."""
+        last = self._last
+        self._last = reading
+        always = reading.always - last.always
+        asleep = always - (reading.running - last.running)
+        stopped = always - self._every_s
+        was_set = (reading.wall - last.wall) - always
+        news = ClockNews(
+            stopped if stopped >= self.STOPPED_S else 0.0,
+            asleep >= self.STOPPED_S,
+            was_set if abs(was_set) >= self.SET_S else 0.0,
+        )
+        return news if news.stopped_s or news.set_s else None
 
 
 async def begins(clock: Clock, every_s: float, last: int, after_s: float = 0.0) -> int:

@@ -1,6 +1,7 @@
 """Who and which: the identifiers that travel between packages."""
 
 import hashlib
+from collections.abc import Collection
 from typing import NamedTuple, NewType
 
 PeerId = NewType("PeerId", str)
@@ -23,6 +24,15 @@ ENDS = 0
 def stage_name(stage: int) -> str:
     """A stage, for people."""
     return "the ends" if stage == ENDS else f"stage {stage}"
+
+
+def stage_names(stages: Collection[int]) -> str:
+    """Several stages, for people: "the ends and stages 1, 2"."""
+    blocks = [str(stage) for stage in stages if stage != ENDS]
+    ends = [stage_name(ENDS)] if ENDS in stages else []
+    return " and ".join(
+        ends + ([f"stage{'s' * (len(blocks) > 1)} {', '.join(blocks)}"] if blocks else [])
+    )
 
 
 class RoundId(NamedTuple):
@@ -57,3 +67,8 @@ def short_cell(cell: str) -> str:
 def short(peer: PeerId) -> str:
     """Last six characters, enough to tell the peers of a swarm apart on a screen."""
     return peer[-6:]
+
+
+def named(peer: PeerId, name: str = "") -> str:
+    """A peer for people: ``brisk-otter (kJ4m2a)``, or the short id alone without a name."""
+    return f"{name} ({short(peer)})" if name else short(peer)

@@ -1,11 +1,12 @@
-"""The C allocator of this process: what is freed is kept, because the next round takes as much
-again.
+"""The memory of processes: how much one has, and the C allocator of this one.
 
-glibc gives blocks above a threshold, and the end of its heaps, back to the system at once; taking
-them anew, a page at a time, was a quarter of the processor time of averaging 64 MiB. The price is
-memory that stays with an idle process: as much as its busiest moment took, and the holes.
+Freed memory is kept, because the next round takes as much again. glibc gives blocks above a
+threshold, and the end of its heaps, back to the system at once; taking them anew, a page at a time,
+was a quarter of the processor time of averaging 64 MiB. The price is memory that stays with an idle
+process: as much as its busiest moment took, and the holes.
 """
 
+import contextlib
 import ctypes
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
@@ -36,3 +37,19 @@ def keep_freed(below: int = LARGEST) -> bool:
             (TRIM_THRESHOLD, (1 << 31) - 1),
         )
     )
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process that are in main memory, 0 where the system does not tell."""
+    return _of_status(pid, "VmRSS")
+
+
+def most_resident(pid: int) -> int:
+    """The most bytes that a process had in main memory, 0 where the system does not tell."""
+    return _of_status(pid, "VmHWM")
+
+
+def _of_status(pid: int, row: str) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        return 1024 * next((int(line.split()[1]) for line in file if line.startswith(row)), 0)
+    return 0

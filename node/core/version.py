@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from node.core.errors import WireError
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of the software; pyproject.toml says the same."""
 OLDEST_PROTOCOL, PROTOCOL = 7, 7
 """Of what peers say to each other: the oldest and the newest version spoken here. In version 7 a

@@ -18,10 +18,13 @@ from collections.abc import (
 import torch
 
 from node.app.assembly import Assembled
+from node.control.words import several
 from node.core.errors import UsageFault, refuse
+from node.core.ids import PeerId
 from node.data.tokenizer import Tokenizer
-from node.inference.forward_router import ForwardRouter, named
+from node.inference.forward_router import ForwardRouter, Reroute, named
 from node.pipeline.service import Pipeline
+from node.reach.ladder import Rung
 from node.training.state.text import Samples
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
@@ -30,6 +33,8 @@ MOST_CHOICES, MOST_BATCHES = 1000, 10_000
 CHOICES = 8
 TOGETHER = 4
 """Batches under way at once."""
+SLOW = 10.0
+"""Tokens a second below which the reasons are told."""
 COLD = 1e-6
 """A lower temperature counts as 0: logits divided by it may be infinite."""
 
@@ -191,7 +196,10 @@ async def speak(
     pipeline = a.pipeline
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked)
-    began, count, missing = time.monotonic(), 0, ()
+    began = time.monotonic()
+    count = 0
+    missing = ()
+    trained = 0
     try:
         async for piece in sample(
             lambda turn, tokens: way.take(turn, lambda hops: pipeline.logits(hops, tokens)),
@@ -206,10 +214,29 @@ async def speak(
                     missing=pb.Missing(asked=now.asked, dead=now.dead, stages=now.stages)
                 )
             count += 1
+            trained += a.training.member.busy
             yield piece
     finally:
         await way.close()
-    yield pb.Piece(last=True, tokens_per_s=count / max(1e-9, time.monotonic() - began))
+    speed = count / max(1e-9, time.monotonic() - began)
+    slow = slow_words(way.reroute, transport.path, training=2 * trained > count)
+    yield pb.Piece(last=True, tokens_per_s=speed, slow=slow if speed < SLOW else "")
+
+
+def slow_words(reroute: Reroute, path: Callable[[PeerId], str], *, training: bool) -> str:
+    """The reasons for few tokens a second. ``path(peer)``: the way to a peer; ``training``: epochs
+    went on meanwhile."""
+    why = [f"every token is a pass through {several(len(reroute.live), 'block stage')}"]
+    if training:
+        why.append("the swarm trains at the same time")
+    relayed = [
+        f"stage {stage}"
+        for stage, peers in reroute.live
+        if any(path(peer) == Rung.RELAYED.word for peer in peers)
+    ]
+    if relayed:
+        why.append(f"{', '.join(relayed)} can be reached through a relay only")
+    return "; ".join(why)
 
 
 def check_temperature(temperature: float) -> None:

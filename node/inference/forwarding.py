@@ -128,7 +128,9 @@ def generate(
         lambda stub: stub.Generate,
         request,
         lambda piece, count: (
-            count <= most and len(piece.text) <= MAX_PIECE and _fits(piece.missing, stages)
+            count <= most
+            and max(len(piece.text), len(piece.slow)) <= MAX_PIECE
+            and _fits(piece.missing, stages)
         ),
     )
 
@@ -170,6 +172,7 @@ async def _ask(
                     if not fits(item, count):
                         raise PeerFault(peer, "answered with more than it was asked for", 1.0)
                     item.by = peer if count == 1 else ""
+                    item.by_name = ""
                     yield item
             return
         except PeerFault as e:

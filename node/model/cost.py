@@ -124,8 +124,8 @@ class StageBytes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``spare`` what is left
-    for optimizer state, ``recompute`` one of :data:`RECOMPUTE`."""
+    """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``table`` has the
+    parts, ``spare`` is left for optimizer state, ``recompute`` is one of :data:`RECOMPUTE`."""
 
     ok: bool
     needed: int
@@ -135,6 +135,11 @@ class Verdict:
     next_step: str = ""
     recompute: str = "off"
     table: tuple[MemoryRow, ...] = ()
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the memory that is needed, a phrase for each time."""
+        return in_words(self.table)
 
     def require(self) -> None:
         """Raises OutOfResources when it does not fit."""
@@ -149,13 +154,16 @@ def stash_bytes(
     micro_batch: int,
     recompute: str = "off",
     masked: bool = False,
+    *,
+    cast: bool = False,
 ) -> int:
     """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward,
     fp32.
 
     That is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU, and
     the output, or what ``recompute`` leaves of it. The ends keep token ids and the hidden states
-    they sent and got back.
+    they sent and got back. ``cast``: fp32 parameters are computed with under bf16 autocast, and
+    each micro-batch keeps the bf16 copies that its forward made.
     """
     tokens, d = micro_batch * settings.seq_len, settings.d_model
     if stage == ENDS:
@@ -163,7 +171,18 @@ def stash_bytes(
     layers = len(layer_cut(settings, stages)[stage - 1])
     if recompute != "off":
         return tokens * 4 * d * (layers + 1 if recompute == "layers" else 1)
-    return layers * graph_bytes(settings, tokens, masked) + tokens * 4 * d
+    copies = cast_bytes(settings, stages, stage) if cast else 0
+    return layers * graph_bytes(settings, tokens, masked, cast=cast) + tokens * 4 * d + copies
+
+
+def cast_bytes(settings: ModelSettings, stages: int, stage: int) -> int:
+    """Bytes of the bf16 copies that one forward under autocast makes of fp32 parameters: of the
+    head at the ends, of every layer of a block stage."""
+    if stage == ENDS:
+        return 2 * settings.vocab * settings.d_model
+    numbers = count(parameter_shapes(settings, stages, stage))
+    frozen = count(base_shapes(settings, stages, stage)) if settings.adapter else 0
+    return 2 * (numbers + frozen)
 
 
 def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
@@ -171,11 +190,23 @@ def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
     return 2 * 4 * micro_batch * settings.seq_len * settings.d_model
 
 
-def graph_bytes(settings: ModelSettings, tokens: int, masked: bool = False) -> int:
+def graph_bytes(
+    settings: ModelSettings, tokens: int, masked: bool = False, *, cast: bool = False
+) -> int:
     """Bytes that autograd keeps of one layer for so many tokens, fp32; where documents are kept
-    apart (``masked``) attention's output twice, of each document and of all."""
+    apart (``masked``) attention's output twice, of each document and of all. ``cast``: under bf16
+    autocast, without the copies of parameters."""
     d = settings.d_model
     q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
+    if cast:
+        # Norms are in fp32 and keep input, normalised input and root. Of their output each of the
+        # five projections that read it keeps a copy in bf16.
+        bytes_each = 2 * 4 * (2 * d + 1) + 5 * 2 * d
+        bytes_each += 2 * ((3 if masked else 2) * q + 2 * kv + 4 * settings.d_ff)
+        bytes_each += 4 * settings.heads
+        if settings.qk_norm:
+            bytes_each += 4 * (2 * (q + kv) + settings.heads + settings.kv_heads)
+        return tokens * bytes_each
     # Each norm keeps its input, the normalised input, its output (input of the projections) and one
     # root a token.
     per_token = 2 * (3 * d + 1)
@@ -206,19 +237,25 @@ def work_bytes(
     micro_batch: int,
     recompute: str = "off",
     masked: bool = False,
+    *,
+    cast: bool = False,
 ) -> int:
     """The largest passing tensors of one backward: logits and their gradients at the ends; in a
-    block the SwiGLU's gradients, what comes and goes, and what is computed again."""
+    block the SwiGLU's gradients, what comes and goes, and what is computed again. ``cast``: as for
+    :func:`stash_bytes`; the copies are passing tensors where no micro-batch keeps them."""
     tokens = micro_batch * settings.seq_len
+    passing = cast and (stage == ENDS or recompute != "off")
+    copies = cast_bytes(settings, stages, stage) if passing else 0
     if stage == ENDS:
         # logits, log-probabilities, gradient; pieces of the loss are bounded
         # (stages.LOGITS_AT_ONCE)
-        return 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
+        return copies + 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
     again = {"off": 0, "layers": 1, "stage": len(layer_cut(settings, stages)[stage - 1])}[recompute]
     return (
         4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
         + frames_bytes(settings, micro_batch)
-        + again * graph_bytes(settings, tokens, masked)
+        + copies
+        + again * graph_bytes(settings, tokens, masked, cast=cast)
     )
 
 
@@ -233,17 +270,18 @@ def stage_bytes(
     recompute: str = "off",
     width: int = 4,
     masked: bool = False,
+    cast: bool = False,
 ) -> StageBytes:
     """What ``stage`` takes on one peer beside and with what ``rounds`` take, with ``in_flight``
     micro-batches stashed. ``width``: bytes of a parameter, and of its gradient by one micro-batch;
-    gradients are summed in fp32.
+    gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
     numbers = count(parameter_shapes(settings, stages, stage))
     trained = width * numbers
     kept = width * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
-    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked)
+    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
     most = min(in_flight, uncounted_shares(stages if stage == ENDS else stage))
     uncounted = most if trained > waiting else 1
@@ -254,7 +292,7 @@ def stage_bytes(
         stash=(in_flight + 1 - uncounted) * waiting,
         shares=uncounted * trained,
         uncounted=uncounted,
-        work=work_bytes(settings, stages, stage, micro_batch, recompute, masked),
+        work=work_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast),
         before=trained,
         rounds=rounds,
     )
@@ -297,6 +335,7 @@ def fits(
     recompute: str = "off",
     width: int = 4,
     masked: bool = False,
+    cast: bool = False,
 ) -> Verdict:
     """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free. The rest
     as for :func:`stage_bytes`.
@@ -321,6 +360,7 @@ def fits(
             recompute=recompute,
             width=width,
             masked=masked,
+            cast=cast,
         )
 
     need, limit = size(), available * (1 - RESERVE)
@@ -331,7 +371,7 @@ def fits(
     )
     text = (
         f"{where} {verbs[not ok]} {human(need.total)} of {human(available)} "
-        f"({RESERVE:.0%} kept free): {'; '.join(in_words(table))}"
+        f"({RESERVE:.0%} kept free)" + ("" if ok else f": {'; '.join(in_words(table))}")
     )
     if recompute != "off":
         text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"

@@ -12,19 +12,35 @@ import psutil
 import torch
 
 from node.core.errors import OutOfResources, UsageFault
+from node.core.memory import most_resident
 
+CONTEXT = 512 << 20
+"""Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
+that are loaded. Not measured yet; part a of ``benchmarks.gpu`` compares it."""
 PRODUCT, PRODUCTS = 512, 3
 """Side of the product by which a device's speed is first told, and how many are made after one that
 warms up."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch says that memory ran out, on a GPU or on the CPU."""
-    # cuBLAS and cuDNN, which take memory of their own, say it by a status.
-    words = "can't allocate memory", "STATUS_ALLOC_FAILED"
+    """Return True if an error of torch says that memory ran out, on a GPU or on the CPU."""
+    # cuBLAS and cuDNN, which take memory of their own, say it by a status. A cuBLAS that has no
+    # room for its handle says that it is not initialised; the driver says it in its own words.
+    words = (
+        "can't allocate memory",
+        "STATUS_ALLOC_FAILED",
+        "CUBLAS_STATUS_NOT_INITIALIZED",
+        "CUDA error: out of memory",
+    )
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(w in str(error) for w in words)
     )
+
+
+def device_lost(error: BaseException) -> bool:
+    """Return True if an error of torch says that a GPU is of no more use to this process: an
+    illegal access, a failed assertion, a card that is gone. Every later call would fail too."""
+    return isinstance(error, torch.AcceleratorError) and not out_of_memory(error)
 
 
 def gpus() -> int:
@@ -71,6 +87,11 @@ class Device:
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def context(self) -> int:
+        """Bytes of the device that a process takes beside its tensors; 0 on the CPU."""
+        return CONTEXT if self.is_cuda else 0
+
     def autocast(self, parameters: str = "fp32") -> contextlib.AbstractContextManager[object]:
         """The context every forward runs in: bf16 autocast on CUDA and for bf16 ``parameters``,
         nothing for fp32 on the CPU."""
@@ -104,9 +125,7 @@ class Device:
         this process began; 0 where the system does not tell."""
         if self.is_cuda:
             return torch.cuda.max_memory_allocated(self.device)
-        with contextlib.suppress(OSError), open("/proc/self/status") as file:
-            return 1024 * next((int(line.split()[1]) for line in file if "VmHWM" in line), 0)
-        return 0
+        return most_resident(os.getpid())
 
     def memory_limit(self) -> int:
         """Bytes the device has, whoever uses them; on the CPU the container's limit when that is
@@ -123,6 +142,13 @@ class Device:
             psutil.virtual_memory().available,
             max(0, _container_limit() - psutil.Process().memory_info().rss),
         )
+
+    def keep_within(self, limit: int) -> None:
+        """Let tensors of this process take at most ``limit`` bytes of a CUDA device: beyond, torch
+        gives back what it caches, then raises OutOfMemoryError. Does nothing on the CPU."""
+        if self.is_cuda:
+            share = limit / self.memory_limit()
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share), self.device)
 
     def tera_s(self) -> float:
         """Seconds that 10^12 operations of an fp32 product take here, by the middle one of a few;

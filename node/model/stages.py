@@ -79,8 +79,10 @@ class RMSNorm(nn.RMSNorm):
     """x / rms(x) * weight over the last dimension (arXiv 1910.07467)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # A bf16 weight is widened: torch has no fused form for two formats.
-        weight = self.weight if self.weight.dtype is torch.float32 else self.weight.to(x.dtype)
+        # The narrower of input and weight is widened: torch has no fused form for two formats.
+        if self.weight.dtype is torch.float32:
+            return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        weight = self.weight.to(x.dtype)
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
@@ -250,7 +252,10 @@ class Ends(nn.Module):
             return self._piece(h_ND, targets_N), tokens
         total = h_ND.new_zeros((), dtype=torch.float32)
         for h, targets in zip(h_ND.split(at_once), targets_N.split(at_once), strict=True):
-            total = total + cast(Tensor, checkpoint(self._piece, h, targets, use_reentrant=False))
+            loss = checkpoint(
+                self._piece, h, targets, use_reentrant=False, preserve_rng_state=False
+            )
+            total = total + cast(Tensor, loss)
         return total, tokens
 
     def _piece(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:

@@ -176,13 +176,15 @@ class Owner:
     def after(self, name: str, epoch: int) -> dict[str, Tensor]:
         """The state that ``epoch`` leaves a part with, committed or only staged, as :meth:`state`
         gives it; empty without."""
-        return {key: value.detach().cpu() for key, value in self._after(name, epoch).items()}
+        return {key: value.detach().cpu() for key, value in self.held_after(name, epoch).items()}
 
     def keys_after(self, name: str, epoch: int) -> tuple[str, ...]:
         """The keys of :meth:`after`, of which nothing is copied from the device."""
-        return tuple(self._after(name, epoch))
+        return tuple(self.held_after(name, epoch))
 
-    def _after(self, name: str, epoch: int) -> State:
+    def held_after(self, name: str, epoch: int) -> State:
+        """As :meth:`after`, with the tensors that are held, on the device that has them. Later
+        steps replace these tensors and do not write into them."""
         staged = self._staged.get(epoch, {}).get(name)
         if staged is not None:
             return staged

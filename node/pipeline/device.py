@@ -36,11 +36,20 @@ class DeviceThread(Executor):
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s`` are
     seconds since the start. With ``backward_first`` False, everything but COMMIT is served in
-    order of arrival. One thread alone, the event loop's, queues jobs and closes it.
+    order of arrival. One thread alone, the event loop's, queues jobs and closes it. ``failed`` is
+    called, on the device thread, with the error of each job that raises one, before the waiter
+    gets it.
     """
 
-    def __init__(self, name: str = "device", *, backward_first: bool = True) -> None:
+    def __init__(
+        self,
+        name: str = "device",
+        *,
+        backward_first: bool = True,
+        failed: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
         self.backward_first = backward_first
+        self._failed = failed
         self.idle_s = 0.0
         self._running_since = 0.0
         self._queue = PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any] | None]]()
@@ -110,6 +119,7 @@ class DeviceThread(Executor):
             try:
                 result = fn()
             except BaseException as error:  # noqa: BLE001 - the waiter gets it
+                self._failed(error)
                 future.set_exception(error)
             else:
                 future.set_result(result)

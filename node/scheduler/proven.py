@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from node.core.errors import TuttiError
-from node.core.ids import ENDS, PeerId, short
+from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Hop, Path
 
 Proven = Callable[[PeerId, PeerId], bool]
@@ -19,7 +19,10 @@ class NoWay(TuttiError):
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = tuple(pairs)
-        super().__init__("a way between " + ", or between ".join(map(_says, self.pairs[:3])))
+        more = len(self.pairs) - 1
+        others = f" (and {more} other pair{'s' * (more > 1)})" if more > 0 else ""
+        first = " and ".join(map(_says, self.pairs[:1]))
+        super().__init__(f"a connection between {first}{others}")
 
 
 def reachable(
@@ -128,7 +131,4 @@ def _best(
 
 
 def _says(pair: Pair) -> str:
-    return " and ".join(
-        f"{short(hop.peer)} ({'ends' if hop.stage == ENDS else f'stage {hop.stage}'})"
-        for hop in pair
-    )
+    return " and ".join(f"{short(hop.peer)} of {stage_name(hop.stage)}" for hop in pair)

@@ -70,13 +70,21 @@ def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) 
     most = max(cell, key=lambda m: (work[m.peer], m.peer))
     return [
         f"stage {stage}: {short(m.peer)} gets {work[m.peer]} of {total}, "
-        f"{_why(plan, m, most, costs)}"
+        f"{_why(plan, m, most, costs) or _remainder(total, len(cell))}"
         for m in cell
         if work[m.peer] < work[most.peer]
     ]
 
 
+def _remainder(total: int, peers: int) -> str:
+    """The reason for unequal work among peers that are equally fast and near."""
+    if total % peers:
+        return f"{total} cannot be dealt equally to {peers} peers"
+    return "so the paths of this epoch were dealt"
+
+
 def _why(plan: Plan, member: PlanMember, most: PlanMember, costs: Costs | None) -> str:
+    """The reason for which ``member`` gets less than ``most``; empty if they are equally good."""
     here, there = (
         (costs.compute.get(m.peer) if costs else None) or (1 / m.speed if m.speed else 0.0)
         for m in (member, most)
@@ -91,4 +99,4 @@ def _why(plan: Plan, member: PlanMember, most: PlanMember, costs: Costs | None) 
         )
         if there > 0 and here >= APART * there:
             return f"it is {here / there:.1f}x farther from the ends than {short(most.peer)}"
-    return "the rest does not divide"
+    return ""

@@ -170,6 +170,25 @@ def _restart(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     victim.boot()
 
 
+def _stop(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
+    """``tutti stop``, and started again from its disk."""
+    swarm.watch.died[victim.name] = swarm.world.now
+    victim.halt()
+    yield f.seconds
+    victim.boot_when_down()
+
+
+def _stop_all(swarm: SimSwarm, f: Fault) -> Trouble:
+    """``tutti stop`` at every peer, in any order within ``size`` seconds, and all started again."""
+    victims = swarm.live()
+    _say(swarm, f, len(victims))
+    for victim in victims:
+        swarm.world.push(f.size * swarm.world.rng.random(), victim.halt)
+    yield f.size + f.seconds
+    for victim in victims:
+        swarm.world.push(swarm.world.rng.random(), victim.boot_when_down)
+
+
 def _outage(swarm: SimSwarm, f: Fault) -> Trouble:
     """Everybody of a block stage dies and comes back from its disk, if there is anything on it."""
     stage = f.stage if f.stage > 0 else 1 + f.who % swarm.setup.stages
@@ -354,6 +373,8 @@ KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble | None]] = {
     "replace": _one(_replace, SimSwarm.spare),
     "restart": _one(_restart, SimSwarm.spare),
     "restart-all": lambda swarm, f: _all_restart(swarm, f, swarm.live()),
+    "stop": _one(_stop, lambda swarm, p: not p.leaving and p.ready),
+    "stop-all": _stop_all,
     "outage": _outage,
     "pause": _one(_pause, lambda swarm, p: not p.loop.frozen),
     "join": _join,
@@ -506,6 +527,8 @@ LAYS: dict[str, Lay] = {
     "each-stage": _some("kill-each"),
     "outage": _some("outage", 1, (4, 12)),
     "restart": _some("restart-all", 1, (1, 3)),
+    "stop": _some("stop", 4, (0.5, 6)),
+    "stop-all": _some("stop-all", 2, (1, 3), (0, 2)),
     "churn": _churn,
     "random": _random,
 }

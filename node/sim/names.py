@@ -28,6 +28,8 @@ SCENARIOS: dict[str, str] = {
     "each-stage": "one replica of every stage dies at once",
     "outage": "every peer of a block stage dies, and they come back from their disks",
     "restart": "the whole swarm dies and comes back from its disks",
+    "stop": "peers are stopped in order, one after another, and started again",
+    "stop-all": "the whole swarm is stopped in order, twice, and started again",
     "churn": "peers die and are replaced, again and again",
     "random": "a mix of everything, drawn from the seed",
 }

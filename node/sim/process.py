@@ -18,7 +18,7 @@ from torch import Tensor
 from node.app.assembly import Machines as Deciding
 from node.app.assembly import Ports, Services, compose
 from node.app.catchup import catch_up
-from node.app.peer import Peer
+from node.app.peer import Peer, keep
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
@@ -64,6 +64,8 @@ colleagues."""
 MOVES = 200
 """Of a search for better paths."""
 DRAIN_S = 60.0
+SOON_S = 0.1
+"""Between two looks at whether a process has ended."""
 
 
 class SimClock(Clock):
@@ -227,7 +229,9 @@ class SimPeer(Peer[Services]):
         meter = PipelineMeter(self.journal, swarm.metrics, self.clock)
         store = DiskStore(
             self.disk,
-            CheckpointSettings(setup.checkpoint_every, setup.checkpoint_keep),
+            CheckpointSettings(
+                setup.checkpoint_within_s, setup.checkpoint_every, setup.checkpoint_keep
+            ),
             manifest.run_id,
             self.clock.now,
             partial(watch.restored, self),
@@ -321,7 +325,30 @@ class SimPeer(Peer[Services]):
         cell."""
         if not self.ending:
             self.ending = True
-            self._later(self._left)
+            self._later(lambda: self.tasks.spawn(self._rest(), "rest"))
+
+    def halt(self) -> None:
+        """``tutti stop``."""
+        if self.alive and not self.ending:
+            self.told_to_leave = True
+            self._later(self.stop, "stopped")
+
+    def boot_when_down(self) -> None:
+        """A new process begins as soon as the one that stops has ended."""
+        if self.alive:
+            self.world.push(SOON_S, self.boot_when_down)
+        else:
+            self.boot()
+
+    async def _rest(self) -> None:
+        """What a daemon does before its process ends."""
+        a = self.assembled
+        if a is not None:
+            await a.training.close()
+            self.transport.serving = False
+            if not self.moved:
+                await keep(a, self.journal)
+        self._later(self._left)
 
     def _left(self) -> None:
         swarm = self.swarm

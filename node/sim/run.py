@@ -14,7 +14,7 @@ from node.sim.setup import Setup
 from node.sim.swarm import MachineFactory, SimSwarm
 from node.sim.watch import Commit
 from node.sim.world.loop import bury, quiet
-from node.training.leader.starting_point import NOTHING_IN_COMMON
+from node.training.protocol.waiting import Lack, Wait
 
 EVERY = 24
 """Runs between two collections of what they have left."""
@@ -152,14 +152,12 @@ def _play(swarm: SimSwarm, healed: float) -> bool:
             count, since = len(watch.commits), max(world.now, healed)
         elif world.now - since > PATIENCE_S and not swarm.troubles:
             chief = swarm.chief()
-            why = (
-                chief.leader.waiting_for
-                if chief is not None and chief.leader is not None
-                else "nobody leads"
-            )
-            if why == NOTHING_IN_COMMON and not _common(swarm):
+            leader = chief.leader if chief is not None else None
+            why = leader.waiting if leader is not None else Wait(Lack.ENDS)
+            if why is not None and why.lack is Lack.COMMON and not _common(swarm):
                 return False
-            raise watch.violation("liveness", f"no commit in {PATIENCE_S:.0f} s: {why}")
+            text = f"no commit in {PATIENCE_S:.0f} s: {why or 'nothing is waited for'}"
+            raise watch.violation("liveness", text)
         world.run(world.now + 5.0, lambda seen=count: len(watch.commits) > seen or _finished(swarm))
     return True
 

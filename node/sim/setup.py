@@ -92,6 +92,7 @@ class Setup:
     outer: OuterSettings = field(default_factory=OuterSettings)
     in_flight: int = 4
     stash: int = 64
+    checkpoint_within_s: float = 0.0
     checkpoint_every: int = 4
     checkpoint_keep: int = 3
     links: LinkProfile = LinkProfile()

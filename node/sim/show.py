@@ -21,6 +21,8 @@ MARKS = {
     "replace": "r",
     "restart": "r",
     "restart-all": "R",
+    "stop": "t",
+    "stop-all": "T",
     "outage": "o",
     "pause": "p",
     "join": "+",

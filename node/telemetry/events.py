@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId, short
+from node.core.names import Names
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 MAX_TEXT = 2_000
@@ -123,12 +124,13 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
 
 class Journal:
     """The record of one process. ``keep`` newest events stay readable; every event goes to every
-    sink."""
+    sink. Texts name the peers of :attr:`names` beside their short ids."""
 
     def __init__(
         self, sinks: Iterable[Sink] = (), *, clock: Clock | None = None, keep: int = 2_000
     ) -> None:
         self._clock = clock or SystemClock()
+        self.names = Names()
         self._sinks = tuple(sinks)
         self._ring: deque[Event] = deque(maxlen=keep)
         self._subscriptions = set[Subscription]()
@@ -146,7 +148,7 @@ class Journal:
             level if level in LEVELS else "info",
             component,
             kind,
-            str(text)[:MAX_TEXT],
+            self.names.within(str(text))[:MAX_TEXT],
             fields,
         )
         with self._lock:

@@ -149,8 +149,8 @@ class JsonlSink(_Threaded):
 
 
 class StreamSink(_Threaded):
-    """Lines for a terminal or a service manager. ``form``: "text", "json", or "auto" (text on a
-    terminal, else json)."""
+    """Lines for a terminal or a service manager. ``form``: "json" for one object a line; "text" and
+    "auto" for lines that people read."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class StreamSink(_Threaded):
         level: str = "info",
     ) -> None:
         self._stream = stream
-        self._json = form == "json" or (form == "auto" and not self._stream.isatty())
+        self._json = form == "json"
         super().__init__("stderr", limit, level)
 
     def _write(self, batch: list[Event]) -> int:

@@ -26,6 +26,8 @@ from node.tools.document import read as read_document
 
 MOST_BYTES = 512 << 20
 LONGEST_S = 3600.0
+LEAST_SAVED = 0.0005
+"""A smaller share of the makespan is shown as nothing."""
 WALL = 4.0
 """Seconds by the wall for one of processor time that is asked for: on a busy machine planning ends
 then."""
@@ -187,14 +189,13 @@ def picture(plan: PathPlan) -> list[str]:
         )
     if len(p.stages[0]) > 40:
         lines.append(f"  and {len(p.stages[0]) - 40} more")
-    over = plan.makespan / plan.bound if plan.bound else 1.0
+    saved = 1 - plan.bound / plan.makespan if plan.makespan else 0.0
     binding = max(plan.bounds, key=lambda name: plan.bounds[name])
     lines += [
         "",
         f"makespan     {plan.makespan:.3f} s for {p.total} micro-batches, {p.hops} of "
         f"{len(p.stages) - 1} block stages each",
-        f"lower bound  {plan.bound:.3f} s ({binding}): at most {over - 1:.1%} of it can be saved "
-        "by other paths",
+        f"lower bound  {plan.bound:.3f} s ({binding}): {_saving(saved)}",
         "bounds       " + "  ".join(f"{name} {value:.3f} s" for name, value in plan.bounds.items()),
         f"planning     {plan.planning_s:.2f} s, {plan.moves} plans tried; the first, "
         f"{plan.first_makespan:.3f} s, after "
@@ -210,6 +211,13 @@ def picture(plan: PathPlan) -> list[str]:
             f'next epoch   not every ends peer trained every stage: plan it with  "owed": {owed}'
         )
     return lines
+
+
+def _saving(share: float) -> str:
+    """The share of the makespan that a better plan could save, above the least that is shown."""
+    if share < LEAST_SAVED:
+        return "no other paths can be faster"
+    return f"other paths save at most {share:.1%} of the makespan"
 
 
 def again(

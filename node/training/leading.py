@@ -152,6 +152,7 @@ class LeaderService:
             reason = await self._training.word(peer, pb.Note(), PROBE_TIMEOUT_S)
             self.lead(ev.ProbeAnswered(peer, reason is None))
         except Unheard as e:
+            self._training.vitals.dead(peer, self._training.clock.now(), e.since)
             self.lead(ev.Unreachable(peer, e.since))
         finally:
             self._probing.discard(peer)

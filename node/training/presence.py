@@ -15,6 +15,7 @@ from node.dht.topics import PEERS, cell_topic
 from node.reach.standing import Standing
 from node.scheduler.choosing import Placed, able
 from node.training.election import Sighting
+from node.training.vitals import Vitals
 
 LOST_FOR_S = 300.0
 """A peer whose record has expired is still shown, as lost, for so long."""
@@ -167,6 +168,8 @@ class Presence:
         """When the own record was posted last, in seconds of the clock."""
         self.hasty = False
         """Read every :data:`HASTE_S`."""
+        self.vitals = Vitals()
+        """Signs of life of the peers in the directory."""
         self.seeks: Callable[[], bool] = lambda: False
         """Whether this peer waits for others, whom it should see as soon as they are back."""
 
@@ -247,6 +250,9 @@ class Presence:
             )
             for peer, entry in self.view.everybody.items():
                 self._learn(peer, entry.body)
+                life_s = entry.not_after - entry.refreshed
+                now_s = self._clock.now()
+                self.vitals.record(peer, entry.seq, life_s, entry.body.started, now_s)
             if self.view.everybody:
                 self.company.set()
             pause = self.times * self._every

@@ -54,18 +54,26 @@ from node.training.protocol.votes import (
     signing_domain,
     support_said,
 )
+from node.training.protocol.waiting import Lack, Wait
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
-from node.transport.port import TransportPort, answers, blamed
+from node.training.vitals import MOST_LOST, Life, Vitals
+from node.transport.port import TransportPort, answers, blamed, printable
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
 SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
+CARRIED_OUT_S = 5.0
+"""A message that is being carried out when this peer stops has so long to be done."""
 PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
 BARS = 3.0
 """Weight of a fault that bars a peer at once."""
+ANSWER_S = 3.0
+"""A leader that has not answered a heartbeat for so many seconds is shown as silent."""
+HEARD_S = 5.0
+"""A peer that was heard here in so many seconds is not lost because its leader says so."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
 
@@ -101,7 +109,9 @@ class Training(rpc.TrainingServicer):
         member: Callable[..., Member] = Member,
         leader: Callable[..., Leader] = Leader,
         ledger: VoteLedger | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
+        self.vitals = vitals if vitals is not None else Vitals()
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._view, self.clock, self.journal = (
             transport,
@@ -126,6 +136,8 @@ class Training(rpc.TrainingServicer):
         self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
         self.leaving = False
+        self.started = False
+        self._closed = False
         self.tasks, self._epoch_tasks, self._hearing = (
             Tasks("training", on_error) for _ in range(3)
         )
@@ -138,6 +150,10 @@ class Training(rpc.TrainingServicer):
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
         self._broken: PeerId | None = None
+        self._unanswered: tuple[PeerId, float] | None = None
+        """The leader to which a heartbeat is on its way, and since when."""
+        self.leader_waits: tuple[PeerId | None, str] = None, ""
+        """The peer that answered the last heartbeat, and its reason for planning no epoch."""
         self.standing = ChangeStatus(facts.make.read(""))
         self.lead: Callable[[Any], None] = lambda event: None
         """What feeds the leader, if this peer leads."""
@@ -158,6 +174,7 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
+        self.started = True
         self.member.stand(
             self.work.stage.version, self.work.local_checkpoints.versions(), self.work.tokens
         )
@@ -182,10 +199,12 @@ class Training(rpc.TrainingServicer):
                     timing.probed(
                         peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now()
                     )
+                self.vitals.alive(peer, self.clock.now())
                 if not known:
                     self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):
                 timing.unanswered(peer, self.clock.now())
+                self.vitals.doubt(peer, self.clock.now())
             finally:
                 measuring.discard(peer)
 
@@ -205,8 +224,18 @@ class Training(rpc.TrainingServicer):
                 self.tasks.spawn(measure(peer), f"way {short(peer)}")
 
     async def close(self) -> None:
-        """Stop taking part at once. :meth:`leave` is the polite way."""
+        """Stop taking part at once: afterwards nothing changes the state of the stage.
+        :meth:`leave` is the polite way. Messages that are being carried out have
+        :data:`CARRIED_OUT_S` to be done."""
+        self._closed = True
+        # Others whose connections break now are no news to a leader that stops.
+        self.lead = lambda event: None
         # All are cancelled before any goes on: what ends one may begin another.
+        await asyncio.gather(self.tasks.close(), self._epoch_tasks.close())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CARRIED_OUT_S):
+                async with self._member_lock:
+                    pass
         await asyncio.gather(self.tasks.close(), self._epoch_tasks.close(), self._hearing.close())
 
     async def leave(self, reason: str) -> None:
@@ -362,6 +391,7 @@ class Training(rpc.TrainingServicer):
             self.lead(heard)
             return True
         election.tells(leader, self.clock.now())
+        self._unanswered = leader, self.clock.now()
         try:
             floor = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
             refused = await self.word(leader, notes.ready_note(heard), floor)
@@ -376,6 +406,8 @@ class Training(rpc.TrainingServicer):
                 peer=leader,
             )
             return False
+        finally:
+            self._unanswered = None
         if refused is not None:
             election.doubt(leader, self.clock.now())
             return False
@@ -473,6 +505,7 @@ class Training(rpc.TrainingServicer):
             await asyncio.sleep(TICK_S)
             now = self.clock.now()
             patience.woke(due, now)
+            self.work.mind_the_disk()
             if self.leader is not None:
                 self.lead(
                     ev.ClockTick(self._view().coming, self.work.colleagues.all, patience.slack(now))
@@ -483,12 +516,17 @@ class Training(rpc.TrainingServicer):
     async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
         """A note from another peer. A note that does not parse counts as a fault of its sender."""
         peer = self.transport.caller(context)
+        self.vitals.alive(peer, self.clock.now())
         try:
             reason = await self._hear(peer, request)
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
             reason = str(e)
-        return pb.NoteReply(accepted=reason is None, reason=reason or "")
+        reply = pb.NoteReply(accepted=reason is None, reason=reason or "")
+        if request.WhichOneof("say") == "ready" and reason is None and self.leader is not None:
+            reply.waits_for = self.waiting_for()
+            reply.lost.extend(self.vitals.lost())
+        return reply
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
         match note.WhichOneof("say"):
@@ -514,6 +552,8 @@ class Training(rpc.TrainingServicer):
                     return "only the leader asks for a change of stage"
                 return self.on_move(note.move.stage) or None
         event = notes.leader_event(note, peer)
+        if isinstance(event, ev.Heartbeat):
+            self.vitals.leaves(peer, event.leaving)
         if isinstance(event, ev.Heartbeat) and event.change:
             try:
                 self.change(event.change)
@@ -618,7 +658,10 @@ class Training(rpc.TrainingServicer):
         plan = self.member.plan
         if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
-        self.work.lost({PeerId(p) for p in note.dead} - {self.me})
+        dead = {PeerId(p) for p in note.dead} - {self.me}
+        for one in dead:
+            self.vitals.dead(one, self.clock.now())
+        self.work.lost(dead)
         return None
 
     async def word(
@@ -635,11 +678,13 @@ class Training(rpc.TrainingServicer):
                 return await self.tell(
                     peer, note, patience.within(what, stands_s, self.clock.now())
                 )
+            self.vitals.doubt(peer, self.clock.now())
             self.transport.forget(peer)
         began = self.clock.now()
         try:
             return await self.tell(peer, note, patience.within(what, floor_s, began))
         except PeerFault as e:
+            self.vitals.doubt(peer, self.clock.now())
             raise Unheard(e, began) from e
 
     async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
@@ -649,6 +694,13 @@ class Training(rpc.TrainingServicer):
         async with answers(peer, timeout):
             stub = rpc.TrainingStub(await self.transport.channel(peer))
             reply = await stub.Tell(note, timeout=timeout)
+        self.vitals.alive(peer, self.clock.now())
+        if note.WhichOneof("say") == "ready":
+            self.leader_waits = peer, printable(reply.waits_for)
+            for lost in reply.lost[:MOST_LOST]:
+                if lost != self.me:
+                    now = self.clock.now()
+                    self.vitals.dead(PeerId(lost), now, now - HEARD_S)
         # Answers to other notes take as long as the work that they ask for.
         if note.WhichOneof("say") in (
             None,
@@ -706,6 +758,8 @@ class Training(rpc.TrainingServicer):
     async def happens(self, event: Any) -> str | None:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
         async with self._member_lock:
+            if self._closed:
+                return "this peer stops"
             queue, refused = [event], None
             self.member.digest = self.work.stage.digest
             while queue:
@@ -864,19 +918,39 @@ class Training(rpc.TrainingServicer):
         """This peer leads, and does not wait."""
         return self.leader is not None and not self.waiting_for()
 
-    def waiting_for(self) -> str:
-        """Why no epoch is under way, in a few words; empty when one is, or has been a moment
+    def waiting(self) -> Wait | None:
+        """The reason for which no epoch is under way; None when one is, or has been a moment
         ago."""
         state = self.member.state
         # A leader's own member may still be in an epoch that its leader has given up.
         if state is MemberState.FINISHED or (self.leader is None and self.member.busy):
-            return ""
+            return None
         # Who is done waits for others in the same epoch: as long as their round is expected to
         # take, nobody is late.
         done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
         if self.clock.now() - self._moved < max(PAUSE_S, done):
-            return ""
+            return None
         if self.leader is not None:
-            return self.leader.waiting_for if self.leader.phase is Phase.GATHER else ""
+            return self.leader.waiting if self.leader.phase is Phase.GATHER else None
         leader = self.leader_id()
-        return "an ends peer" if leader is None else f"a plan from {short(leader)}"
+        return Wait(Lack.PLAN, peers=(leader,)) if leader is not None else Wait(Lack.ENDS)
+
+    def waiting_for(self) -> str:
+        """:meth:`waiting` as text, empty for no reason."""
+        wait = self.waiting()
+        return str(wait) if wait is not None else ""
+
+    def standing_of(self, peer: PeerId) -> tuple[Life, float]:
+        """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
+        now = self.clock.now()
+        asked = self._unanswered
+        life, seconds = self.vitals.look(peer, now)
+        if life is not Life.LIVES:
+            return life, seconds
+        if self.leader is not None:
+            silent = self.leader.silent_s(peer, now)
+            return (Life.SILENT, silent) if silent else (life, seconds)
+        late_s = ANSWER_S + self.transport.patience.slack(now)
+        if asked is not None and asked[0] == peer and now - asked[1] > late_s:
+            return Life.SILENT, now - asked[1]
+        return life, seconds

@@ -23,7 +23,7 @@ from node.scheduler.settings import SchedulerSettings
 from node.training.election import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
-from node.training.protocol.plan_context import makes
+from node.training.protocol.plan_context import PlanContext, makes
 from node.training.protocol.plan_validation import objection
 from node.training.protocol.rules import Read
 from node.training.protocol.settings import TrainingSettings
@@ -33,8 +33,10 @@ from node.training.rounds.window import WindowRound
 from node.training.state.engines import Engines
 from node.training.state.local_checkpoints import (
     LocalCheckpoints,
+    StageSnapshot,
     colleagues_of,
     copies_of,
+    outer_step_of,
 )
 from node.training.state.stage import StageState
 from node.training.state.state_export import StateExport
@@ -91,6 +93,8 @@ class StageRuntime:
         self._made, self._counted, self._copied = self.stage.version, 0, False
         """That version by the leader's last word, the tokens that count in it, and whether it came
         whole from others."""
+        self._round: ev.RoundArrived | None = None
+        """That word."""
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
         self.fetching, self.fetched_at = 1.0, 0.0
@@ -142,9 +146,8 @@ class StageRuntime:
             return None if base is None else (Version(0), base)
         if kind is not StateKind.PARAMETERS:
             return self.state_export.describe(kind, epoch, lineage)
-        here = self.stage.version
-        same = epoch in (None, here.epoch) and lineage in ("", here.lineage)
-        return (here, self.stage.parameters()) if same and not self.stage.empty else None
+        held = None if self.stage.empty else self.stage.held(epoch, lineage)
+        return None if held is None else (held.version, held.parameters)
 
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
         """Parts there is optimizer state of here, each with its version."""
@@ -174,6 +177,7 @@ class StageRuntime:
             self.engines.owner.abort(plan.epoch)
             self.engines.cell.void(plan.epoch)
         self._fresh, self._copied, self.plan = {}, False, plan
+        self._round = None
         self._inner.begin()
         self.windows.begin(plan, self.read(plan.change).outer, listener)
         if listener:
@@ -215,6 +219,7 @@ class StageRuntime:
         """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
         came of a window."""
         self._made, self._counted, self._copied = makes(plan, r.dropped), r.tokens, False
+        self._round = r
         rounds = self.windows if plan.outer else self._inner
         ended, self._fresh = await rounds.attempt(plan, r, listener)
         return ended
@@ -222,6 +227,7 @@ class StageRuntime:
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
         self._made, self._counted = makes(plan, r.dropped), r.tokens
+        self._round = r
         try:
             found = await self._fetch(r.sources, self._made, r.digest or None)
             if plan.outer:
@@ -251,10 +257,26 @@ class StageRuntime:
         self.stage.settle()
         self.anchor.settled()
         self.state_export.settled(epoch, plan)
+        due = self.local_checkpoints.settled(epoch)
         # Of a stage that was left out it is an older version than the plan's that becomes final,
         # and nothing to go with it is known.
-        if self.local_checkpoints.due(epoch) and (plan is None or plan.epoch == epoch):
-            self._save(epoch, plan)
+        if plan is None or plan.base != self.stage.settled:
+            return
+        # Where a cell divides, an older checkpoint has the samples of both cells.
+        divides = bool(plan.parent or plan.founds) and self.local_checkpoints.writes
+        if due or divides:
+            self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
+
+    def mind_the_disk(self) -> None:
+        """Write the newest final version in the middle of an epoch, if it would come too late
+        afterwards."""
+        plan = self.plan
+        if (
+            plan is not None
+            and plan.base == self.stage.settled
+            and self.local_checkpoints.overdue()
+        ):
+            self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
 
     async def go_to(self, version: Version, how: str) -> None:
         """Go to another version: undo the last one (``how``: roll-back), load one from the disk
@@ -296,23 +318,46 @@ class StageRuntime:
         # A peer that was still catching up holds something else, and must not write it down under
         # this name.
         if self.local_checkpoints.writes and self.stage.version == plan.base:
-            await (
-                self.local_checkpoints.saved()
-            )  # the last checkpoint is the one that must not be skipped
-            self._save(plan.epoch, plan)
+            # The last checkpoint is the one that must not be skipped.
+            await self.local_checkpoints.saved()
+            self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
 
-    def _save(self, epoch: int, plan: Plan | None) -> None:
-        own, copies = (
-            self.state_export.state_at(self.stage.settled),
-            dict(self.state_export.spares),
-        )
-        self.local_checkpoints.save(
-            epoch,
-            plan,
-            self.stage.parameters(),
-            own | self.anchor.saved(),
-            {n: s for n, s in copies.items() if n not in own},
+    async def keep(self, limit_s: float) -> bool:
+        """Write what is committed, before the process ends: the version that is final, and the one
+        in place if it can still be undone, because others may know it to be committed. Return
+        False if that failed or took longer than ``limit_s`` seconds.
+
+        Nothing may change the state meanwhile.
+        """
+        if not self.local_checkpoints.writes:
+            return True
+        # An adoption whose caller was cancelled still goes on there.
+        await self.engines.aside(lambda: None)
+        plan, r, stage = self.plan, self._round, self.stage
+        if plan is None:
+            return True  # whatever is here came from the disk or from others
+        kept: list[StageSnapshot] = []
+        if plan.base == stage.settled:
+            kept.append(self._snapshot(plan.base, PlanContext.before(plan)))
+        if r is not None and stage.version != stage.settled and stage.version == self._made:
+            owners = plan.owners if plan.outer else plan.owners | r.owners
+            tokens = plan.tokens + self._counted
+            context = PlanContext.after(plan, r.dropped, owners, tokens)
+            kept.append(self._snapshot(stage.version, context))
+        return await self.local_checkpoints.keep(kept, limit_s)
+
+    def _snapshot(self, version: Version, context: PlanContext) -> StageSnapshot:
+        """The content of a checkpoint of the version in place or the one before."""
+        own = self.state_export.held_at(version)
+        copies = dict(self.state_export.spares)
+        return StageSnapshot(
+            version,
+            context,
+            self.stage.at(version),
+            own | self.anchor.saved(version),
+            {n: copy for n, copy in copies.items() if n not in own},
             self.colleagues.all,
+            self.anchor.step_at(version),
         )
 
     # ----------------------------------------------------------- state
@@ -329,7 +374,7 @@ class StageRuntime:
         await self.engines.aside(self.stage.adopt, found.parameters, version)
         self.stage.settle()
         self._holds_nothing(version)
-        self.anchor.restored(found.optimizer)
+        self.anchor.restored(found.optimizer, outer_step_of(found.meta))
         self.colleagues.recall(colleagues_of(found.meta))
         copies = copies_of(found.meta)
         for name, state in found.optimizer.items():
@@ -441,6 +486,7 @@ class StageRuntime:
         """Let a checkpoint that is being written finish, end the rest."""
         await self.local_checkpoints.saved()
         await self._tasks.close()
+        self.local_checkpoints.close()
 
     # ----------------------------------------------------------- forward only
 

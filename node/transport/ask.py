@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from node.core.errors import ExitCode, LocalFault, PeerFault, WireError
 from node.core.ids import PeerId
 from node.identity.faults import TokenBucket
+from node.transport.clocks import PeerClocks
 from node.transport.frames import Streams, converse, parsed, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
 from node.transport.newcomers import Newcomers, Place
@@ -45,19 +46,25 @@ class Asking:
         self._known = known
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self.newcomers = Newcomers()
+        self.clocks = PeerClocks(time.monotonic)
         self.answerer: Callable[[PeerId, Ask], Awaitable[Answer]] | None = None
         """A LocalFault that it raises becomes a Refusal."""
 
     async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
         """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes
         no sense."""
+        asked = time.time()
+        began = time.monotonic()
         raw = await converse(
             self._streams, peer, STREAM, question.SerializeToString(), ANSWER_BYTES, timeout
         )
+        took = time.monotonic() - began
         try:
-            return parsed(Answer, raw, "an answer")
+            answer = parsed(Answer, raw, "an answer")
         except WireError as e:
             raise PeerFault(peer, "an answer that does not fit the question", 1.0) from e
+        self.clocks.told(peer, answer.time or answer.ping.time, asked, took)
+        return answer
 
     async def serve(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -69,6 +76,7 @@ class Asking:
             versions = Answer(**self._facts().versions())
             answer = await self._answer(peer, question)
             answer.MergeFrom(versions)
+            answer.time = time.time()
             if answer.ByteSize() > ANSWER_BYTES:
                 answer = _refuse(ExitCode.RESOURCES, "the answer is too long")
                 answer.MergeFrom(versions)

@@ -84,7 +84,7 @@ async def converse(
                 # second try makes a new one.
                 return await _once(streams, peer, name, message, limit, timeout)
     except TimeoutError as e:
-        raise PeerFault(peer, f"no answer on {name} in {timeout:g} s") from e
+        raise PeerFault(peer, f"no answer on {name} in {timeout:.3g} s") from e
     except (OSError, StreamEnded) as e:
         raise PeerFault(peer, f"{name} broke off: {e}") from e
     except WireError as e:

@@ -39,6 +39,7 @@ from node.transport import ask, handshake
 from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
 from node.transport.ask import Asking
 from node.transport.auth import AuthInterceptor
+from node.transport.clocks import PeerClocks
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
 from node.transport.p2p import P2pDaemon
@@ -217,6 +218,15 @@ class Transport:
             ("grpc.so_reuseport", 0),
         ]
         return grpc.aio.server(interceptors=[self._auth], options=options)
+
+    @property
+    def clocks(self) -> PeerClocks:
+        """This clock beside those of the peers that answered questions."""
+        return self.asking.clocks
+
+    def connected(self) -> list[PeerId]:
+        """Peers with a libp2p connection, which a question reaches at once."""
+        return sorted(self.p2p.links)
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -605,6 +615,7 @@ class Transport:
     def _remember(self, met: Acquaintance) -> None:
         self._incompatible.pop(met.peer, None)
         self._met[met.peer] = met
+        self._journal.names.learn(met.peer, met.name)
 
     def _on_rung(self, rung: Rung) -> int:
         """Lines of this kind now; called by the thread that answers scrapes."""

@@ -17,25 +17,29 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 from node.control.client import ControlClient
 from node.control.commands import local_time
 from node.control.text import (
-    STATE_STYLE,
+    TITLES,
+    by_trouble,
     cover_words,
     event_line,
     has_cells,
-    in_order,
     paths_words,
     peer_cells,
+    state_words,
     time_bar,
+    warmup_words,
 )
-from node.control.words import chart, clean, count, span
+from node.control.words import chart, clean, count, several, span
 from node.core.errors import LocalFault
-from node.core.ids import ENDS, PeerId, short, short_cell
+from node.core.ids import ENDS, PeerId, named, short_cell
 from node.core.numbers import human
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import CellLine, Event, Snapshot
 
 SMALLEST = (64, 20)
 """Columns and rows below which the boxes would lie."""
-COLUMNS = ("PEER", "NAME", "STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH")
+LOW = 24
+"""Rows below which there is no room for the curve."""
+COLUMNS = ("PEER", "NAME", *TITLES[:-2])
 WITH_CELLS = (*COLUMNS[:2], "CELL", *COLUMNS[2:])
 """Where cells lead themselves."""
 HELP = """[b]tutti monitor[/b]
@@ -44,6 +48,7 @@ q   detach: the node goes on training
 d   drain: finish, hand over, leave the swarm, stop the node
 ?   this help          arrows, page keys: scroll peers and events
 
+[b]peers[/b]   * this node  + the leader; first these two, then who needs a look
 [b]time[/b]    [green]█[/] compute  [blue]▓[/] wire  [bright_black]░[/] wait  [magenta]▒[/] round
 [b]cover[/b]   live peers of every stage (of this cell); red: nobody, yellow: only one
 
@@ -87,6 +92,7 @@ class Monitor(App[str]):
         with Horizontal(id="top"):
             yield Static(id="node", classes="box")
             yield Static(id="swarm", classes="box")
+        yield Static(id="why")
         yield Static(id="loss", classes="box")
         yield DataTable(id="peers", classes="box", cursor_type="none", zebra_stripes=False)
         yield RichLog(id="events", classes="box", max_lines=1000, wrap=False, min_width=20)
@@ -219,17 +225,25 @@ class Monitor(App[str]):
             return
         self.query_one("#top").set_class(s.HasField("cell"), "cells")
         node = self.query_one("#node", Static)
-        node.border_title = f"this node {short(PeerId(clean(s.peer, 64)))} {clean(s.name, 20)}"
+        node.border_title = f"this node {named(PeerId(clean(s.peer, 64)), clean(s.name, 20))}"
         node.border_subtitle = clean(s.device, 30)
         node.set_class(not s.healthy, "trouble")
         node.update(_stack(node_lines(s, node.content_size.width)))
+        why = self.query_one("#why", Static)
+        why.display = bool(s.reason)
+        rows = self.size.height
+        # The curve makes room for the reason and the peers.
+        self.screen_stack[0].set_class(rows < LOW or (bool(s.reason) and rows < LOW + 4), "low")
+        why.update(why_lines(s))
         swarm = self.query_one("#swarm", Static)
-        swarm.border_title = "swarm " + ("healthy" if s.healthy else "degraded")
+        health = "healthy" if s.healthy else "degraded"
+        swarm.border_title = f"{clean(s.swarm.name, 14)} {s.swarm.run_id[:6]} {health}"
         swarm.update(_stack(swarm_lines(s, answer)))
         loss = self.query_one("#loss", Static)
         loss.border_title = (
             f"loss {s.loss:.3f}, last {len(s.loss_history)} epochs" if s.loss_history else "loss"
         )
+        loss.border_subtitle = f"warm-up, {warmup}" if (warmup := warmup_words(s)) else ""
         loss.update(
             loss_rows(s, max(10, loss.content_size.width), max(1, loss.content_size.height))
         )
@@ -237,14 +251,16 @@ class Monitor(App[str]):
 
     def _draw_peers(self, answer: PeersAnswer, trouble: str) -> None:
         table = self.query_one("#peers", DataTable)
-        table.border_title = f"peers ({len(answer.peers)})"
+        hidden = len(answer.peers) - max(0, table.size.height - 1)
+        more = f", +{hidden} more: arrow keys" if hidden > 0 else ""
+        table.border_title = f"peers ({len(answer.peers)}{more})"
         table.border_subtitle = trouble[:70]
         at, cells = table.scroll_y, has_cells(answer)
         columns = WITH_CELLS if cells else COLUMNS
         table.clear(columns=len(columns) != len(table.columns))
         if not table.columns:
             table.add_columns(*columns)
-        for line in in_order(answer):
+        for line in by_trouble(answer):
             table.add_row(*peer_cells(line, answer.swarm.stages, cells=cells)[: len(columns)])
         table.scroll_to(y=at, animate=False)
 
@@ -259,32 +275,18 @@ def _stack(lines: list[Text]) -> Group:
 
 
 def node_lines(s: Snapshot, width: int) -> list[Text]:
-    """This node in five lines; why it is not healthy comes before everything else."""
-    state = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
-    lines = [
-        _row("state", "")
-        .append(state, STATE_STYLE.get(s.state, ""))
-        .append(f" {clean(s.phase, 8)}", "dim")
-        .append(f"  up {span(s.up_s)}")
-    ]
-    if not s.healthy:
-        lines.append(Text(clean(s.reason, 200) or "degraded", "bold yellow"))
-        if s.next_step:
-            lines.append(Text("→ " + clean(s.next_step, 200)))
-    place = (
-        "rendezvous"
-        if s.role == "rendezvous"
-        else "ends"
-        if s.stage == ENDS
-        else f"{s.stage}/{s.swarm.stages}"
-    )
+    """This node in five lines."""
+    place = "ends" if s.stage == ENDS else f"{s.stage}/{s.swarm.stages}"
+    if s.role == "rendezvous":
+        place = "rendezvous"
+    elif not s.placed and not s.layers:
+        place = "not chosen yet"
+    replicas = f"  {several(s.replicas, 'replica')}" if s.replicas else ""
     last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
     return [
-        *lines,
-        _row(
-            "stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"
-        ),
-        _row("work", f"{count(s.micro_batches)} mb here{last}"),
+        _row("state", "").append_text(state_words(s)).append(f"  up {span(s.up_s)}"),
+        _row("stage", f"{place} {clean(s.layers, 18)}{replicas}"),
+        _row("work", f"{count(s.micro_batches)} micro-batches{last}"),
         _row(
             "net",
             f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} "
@@ -294,22 +296,36 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
     ]
 
 
+def why_lines(s: Snapshot) -> Text:
+    """The reason for which this node does not train, and the next step."""
+    text = Text().append(clean(s.reason, 400), "cyan" if s.healthy else "bold yellow")
+    return text.append(f"\n→ {clean(s.next_step)}") if s.next_step else text
+
+
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
     """The swarm in five lines, or six where cells lead themselves."""
     loss = f"{s.loss:.3f}" if s.loss else "-"
     if s.loss and s.loss_first:
         loss += f" {'↓' if s.loss < s.loss_first else '↑'} {s.loss_first:.3f}"
     return [
-        _row(
-            "epoch",
-            f"{s.epoch:,} of {s.swarm.epochs:,}   {clean(s.swarm.name, 14)} {s.swarm.run_id[:6]}",
-        ),
+        _row("epoch", _done(s)),
         _row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")),
         _row("speed", f"{count(s.tokens_per_s)} tok/s   {count(s.tokens)} tokens"),
         _row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed"),
         _row("cover", "").append_text(cover_words(answer)),
         *([_row("cell", _cell(s.cell))] if s.HasField("cell") else ()),
     ]
+
+
+def _done(s: Snapshot) -> str:
+    """The epoch, the share of the run that is done, and the time that is left."""
+    said = f"{s.epoch:,} of {s.swarm.epochs:,}"
+    if not s.swarm.epochs:
+        return said
+    said += f"  {100 * s.epoch // s.swarm.epochs} %"
+    if s.epoch >= s.swarm.epochs:
+        return said
+    return said + (f", {span(s.left_s)} left" if s.left_s else ", time left unknown")
 
 
 def _cell(c: CellLine) -> str:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from node.checkpoint import files
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.store import ASIDE, CheckpointStore, _hash
+from node.checkpoint.store import ASIDE, OVERHEAD, CheckpointStore, _hash
 from node.core.errors import ExitCode, LocalFault, OutOfResources, Refused
 from node.wire.tensors import digest
 
@@ -355,7 +355,7 @@ def test_any_write_may_find_the_disk_full(
     monkeypatch.setattr(files, "os", disk)
     store = CheckpointStore(tmp_path, CheckpointSettings(keep=1), RUN)
     store.save(1, 1, *state(1))
-    for left in range(9):
+    for left in range(3):  # the two files of tensors, and the manifest
         disk.left = left
         with pytest.raises(OutOfResources) as caught:
             store.save(1, 2, *state(2))
@@ -396,3 +396,108 @@ def test_a_checkpoint_of_format_1_is_still_read(store: CheckpointStore) -> None:
     flip(path)
     with pytest.raises(Refused, match="not the file"):
         store.load(1, 2)
+
+
+def sized(root: Path, **limits: Any) -> CheckpointStore:
+    return CheckpointStore(root, CheckpointSettings(**limits), RUN)
+
+
+def below(root: Path) -> int:
+    return sum(f.stat().st_size for f in root.rglob("*") if f.is_file())
+
+
+def large(value: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((1 << 18,), value)}
+
+
+def test_checkpoints_stay_below_their_limit(tmp_path: Path) -> None:
+    """One has 1 MiB, and three fit."""
+    limit = 3 * ((1 << 20) + OVERHEAD)
+    store = sized(tmp_path, keep=10, max_disk=limit)
+    most = 0
+    for epoch in range(1, 30):
+        store.save(1, epoch, large(float(epoch)), {}, {})
+        most = max(most, below(tmp_path))
+        assert store.epochs(1)[-1] == epoch
+    assert most <= limit
+    assert len(store.epochs(1)) >= 2
+    assert store.load(1, 29).parameters["w"][0] == 29
+
+
+def test_a_limit_for_less_than_two_leaves_the_newest(tmp_path: Path) -> None:
+    store = sized(tmp_path, max_disk=3 << 19)
+    store.save(1, 1, large(1.0), {}, {})
+    with pytest.raises(OutOfResources, match=r"checkpoint.max_disk is 1,572,864") as refused:
+        store.save(1, 2, large(2.0), {}, {})
+    assert f"{2 * ((1 << 20) + OVERHEAD):,}" in refused.value.next_step
+    assert store.epochs(1) == [1]
+    assert store.load(1, 1).parameters["w"][0] == 1
+
+
+def test_stages_that_were_left_make_room_first(tmp_path: Path) -> None:
+    store = sized(tmp_path, max_disk=3 * ((1 << 20) + OVERHEAD))
+    store.save(2, 7, large(7.0), {}, {})
+    for epoch in (8, 9, 10):
+        store.save(1, epoch, large(float(epoch)), {}, {})
+    assert (store.epochs(2), store.epochs(1)) == ([], [8, 9, 10][-len(store.epochs(1)) :])
+    assert len(store.epochs(1)) >= 2
+
+
+def test_old_checkpoints_are_removed_but_for_the_newest(tmp_path: Path) -> None:
+    store = sized(tmp_path, keep=5, max_age_h=10.0)
+    for stage, epoch in ((2, 3), (1, 4), (1, 5)):
+        store.save(stage, epoch, *state(epoch))
+    long_ago = os.stat(store.path(1, 5)).st_mtime - 11 * 3600
+    for stage, epoch in ((2, 3), (1, 4)):
+        os.utime(store.path(stage, epoch), (long_ago, long_ago))
+    assert (store.epochs(1), store.epochs(2)) == ([4, 5], [3]), "nothing goes before the next"
+    store.save(1, 6, *state(6))
+    assert (store.epochs(1), store.epochs(2)) == ([5, 6], [])
+
+
+def test_what_stays_beside_is_named(tmp_path: Path) -> None:
+    store = store_in(tmp_path, keep=2)
+    for epoch in (1, 2, 3, 4, 5, 6):
+        store.save(1, epoch, *state(epoch), stride=4)
+    assert store.epochs(1) == [4, 6], "the multiple of four, and the newest"
+    store.save(1, 7, *state(7), stride=4, beside=(6, 7))
+    assert store.epochs(1) == [6, 7]
+
+
+def test_a_writing_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.save(1, 1, *state(1))
+    for blocks in range(2):  # of two files
+        asked = iter([True] * blocks + [False] * 9)
+        with pytest.raises(files.Interrupted):
+            store.save(1, 2, *state(2), goes_on=lambda asked=asked: next(asked))
+        assert names(tmp_path) == {"epoch-1"}
+    assert store.load(1, 1).epoch == 1
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_filesystem_that_writes_no_blocks_directly_gets_them_otherwise(
+    tmp_path: Path, refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three blocks, of which one is refused after a part of it was taken."""
+    monkeypatch.setattr(files, "_BLOCK", 1 << 16)
+    true, blocks = files.write, list[int]()
+
+    def write(fd: int, data: memoryview) -> None:
+        blocks.append(len(data))
+        if len(blocks) == refused + 1:
+            os.write(fd, data[: 1 << 12])
+            raise OSError(errno.EINVAL, "no direct writing")
+        true(fd, data)
+
+    def set_direct(writer: files.BlockWriter, direct: bool) -> None:
+        writer._direct = direct
+
+    monkeypatch.setattr(files, "write", write)
+    monkeypatch.setattr(files.BlockWriter, "_set_direct", set_direct)
+    numbers = torch.arange(40_000, dtype=torch.float32)
+    with open(tmp_path / "file", "w+b", buffering=0) as file:
+        size, sha = files.write_tensors(file.fileno(), {"w": numbers})
+        assert size == os.fstat(file.fileno()).st_size == (tmp_path / "file").stat().st_size
+        assert sha == files.sha256_of(file.fileno())
+        assert torch.equal(files.read_tensors(file.fileno(), size)["w"], numbers)

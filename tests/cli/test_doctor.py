@@ -1,9 +1,12 @@
 """Each check of ``tutti doctor`` seen failing with an exit code of its own, passing, and mended
 where it can be."""
 
+import errno
 import json
 import os
+import re
 import shutil
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from node.app import checks
+from node.app import checks, doctoring
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
@@ -76,12 +79,15 @@ def test_a_sound_home_passes_every_check(found, name):
 
 
 @pytest.mark.usefixtures("manifest")
-def test_the_device_check_says_what_takes_the_memory(found):
-    ends, block = (one["cause"] for one in found(0, "device")[1:])
-    assert ends.startswith("the ends take ")
-    assert block.startswith("stage 1 of 3 takes ")
+def test_the_device_check_says_what_takes_the_memory(found, tutti):
+    ends, block = found(0, "device")[1:]
+    assert ends["cause"].startswith("the ends take ")
+    assert block["cause"].startswith("stage 1 of 3 takes ")
     for words in ("always parameters", "while micro-batches pass activations", "averaging"):
-        assert words in block
+        assert words not in block["cause"]
+        assert words in " ".join(block["details"])
+    assert "always parameters" not in tutti("doctor", "device").stdout
+    assert "always parameters" in tutti("doctor", "device", "-v").stdout
 
 
 def test_checks_run_in_order_and_the_first_fault_sets_the_code(tutti, found, home):
@@ -121,6 +127,36 @@ def test_a_stage_that_the_run_does_not_have_is_a_fault(found, manifest):
 
 def test_an_unknown_check_is_a_usage_error(tutti):
     refused(tutti("doctor", "weather"), 2, "versions, device, disk")
+
+
+def test_each_check_is_shown_as_it_ends_and_a_slow_one_says_what_it_does(
+    tutti, monkeypatch, capsys
+):
+    """The second check looks at the output of the first, and lasts until it was said to be slow."""
+    told = threading.Event()
+    printed = list[str]()
+    said = list[str]()
+    ran = checks.run
+
+    def says(name: str) -> None:
+        said.append(name)
+        if name == "device":
+            told.set()
+
+    def run(name, *args, **how):
+        if name == "device":
+            printed.append(capsys.readouterr().out)
+            assert told.wait(60.0)
+        return ran(name, *args, **how)
+
+    monkeypatch.setattr(doctoring, "SLOW_S", 0.01)
+    monkeypatch.setattr(doctoring, "_say_does", says)
+    monkeypatch.setattr(checks, "run", run)
+    tutti("doctor")
+    assert re.search(r"^(ok|fault) +versions ", printed[0], re.M)
+    said.clear()
+    tutti("doctor", "--json")
+    assert said == []
 
 
 # ------------------------------------------------------------ versions
@@ -233,9 +269,10 @@ def test_a_key_that_others_can_read_is_closed_again(first, home):
 
 
 @pytest.mark.usefixtures("manifest")
-def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch):
-    text = home / "data" / "text.uint16"
-    text.parent.mkdir()
+@pytest.mark.parametrize("file", ["data/text.uint16", "swarms/9f3c21/export/stage-1/ab.piece"])
+def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch, file):
+    text = home / file
+    text.parent.mkdir(parents=True)
     text.write_bytes(b"\0" * 4096)
     monkeypatch.setattr(
         shutil,
@@ -245,6 +282,28 @@ def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch):
     assert "1.0 MiB free" in first(ExitCode.DISK_UNFIT, "disk")["cause"]
     assert "4.0 KiB" in first(0, "disk", "--fix")["mended"]
     assert (home / "identity.key").exists()
+
+
+@pytest.mark.usefixtures("manifest")
+@pytest.mark.parametrize(
+    ("number", "says", "advises"),
+    [
+        (errno.ENOSPC, "is full: ", "free some space"),
+        (errno.EDQUOT, "is full: ", "free some space"),
+        (errno.EROFS, "Read-only file system", "mount that for writing"),
+        (errno.EIO, "Input/output error", "look at that disk"),
+        (errno.EACCES, "Permission denied", "chmod u+rwx"),
+    ],
+)
+def test_a_write_that_fails_is_answered_by_its_reason(first, monkeypatch, number, says, advises):
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", fails)
+    said = first(ExitCode.DISK_UNFIT, "disk")
+    assert says in said["cause"]
+    assert advises in said["fix"]
+    assert ("chmod" in said["fix"]) == (number == errno.EACCES)
 
 
 @pytest.mark.usefixtures("manifest")

@@ -3,11 +3,13 @@ wrong with it."""
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 import tokenizers
 
 from benchmarks.given import directories
+from node.app.joining import run_name
 from node.config import NodeConfig
 from node.data.readers import pydoc
 from node.data.settings import Places
@@ -162,6 +164,43 @@ def test_a_place_is_remembered_until_it_is_gone(home, ours, corpus):
         assert ours.places("f" * 64) == Places()
 
 
+@pytest.mark.parametrize(
+    ("model", "shape", "data", "name"),
+    [
+        (None, None, "", None),
+        (None, None, "builtin:pydoc", None),
+        (None, None, "synthetic:7", None),
+        ("/models/Qwen3-0.6B/", None, "book.txt", "Qwen3-0.6B"),
+        ("/h/models--Qwen--Qwen3-0.6B/snapshots/" + "a1" * 20, None, "", "Qwen3-0.6B"),
+        (None, "qwen3-0.6b", "book.txt", "qwen3-0.6b"),
+        (None, None, "/texts/my book, part 1.jsonl.zst", "my-book-part-1"),
+        (None, None, "file:book.txt", "book"),
+        (None, None, "hf:allenai/c4@" + "b" * 40 + ":en:train", "c4"),
+        (None, None, "https://host/some/corpus/SHA256SUMS", "corpus"),
+        (None, None, "книга.txt", "run"),
+    ],
+)
+def test_a_run_of_ones_own_is_not_called_demo(model, shape, data, name):
+    said = run_name(Path(model) if model else None, shape, data)
+    assert said == name
+    if said is not None:
+        amended(Manifest.default_demo(), {"swarm.name": said})
+
+
+def test_a_name_that_was_given_stays(tutti, home):
+    for words, name in (
+        (("--shape", "qwen3-0.6b"), "qwen3-0.6b"),
+        (("--shape", "qwen3-0.6b", "--name", "mine"), "mine"),
+        (("--shape", "qwen3-0.6b", "--set", "swarm.name=ours"), "ours"),
+        ((), "demo"),
+    ):
+        tutti("swarm", "init", "--force", "--no-open", *words).good()
+        assert read_manifest(home.parent / "swarm.toml").swarm.name == name
+    tutti("swarm", "init", "--no-open", "--name", "base", "base.toml").good()
+    tutti("swarm", "init", "--no-open", "--from", "base.toml", "again.toml").good()
+    assert read_manifest(home.parent / "again.toml").swarm.name == "base"
+
+
 def test_init_begins_from_the_model_in_a_directory(tutti, home, ours, tmp_path):
     model = directories.made("qwen3", tmp_path / "model")
     words = ["swarm", "init", "--from", str(model), "--data", "synthetic:7", "--stages", "2"]
@@ -172,6 +211,7 @@ def test_init_begins_from_the_model_in_a_directory(tutti, home, ours, tmp_path):
     refused(tutti(*words, "--shape", "qwen3-0.6b"), 2, "--from DIR and --shape")
     assert "begins from weights" in tutti(*words).good()
     made = read_manifest(home.parent / "swarm.toml")
+    assert made.swarm.name == "model"
     assert made.model.weights == Weights(model).digests(made.model, 2)
     assert (made.model.vocab, made.model.head_width, made.model.seq_len) == (300, 24, 64)
     assert ours.places(made.run_id) == Places(weights=str(model))

@@ -8,7 +8,7 @@ from node.app.change import read
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
-from protos.control_pb2 import Event
+from protos.control_pb2 import Event, Piece
 from tests.cli.conftest import refused
 
 
@@ -65,8 +65,13 @@ def test_cells(tutti, daemon):
 
 
 def test_peers(tutti, daemon):
+    assert "lost 41s" in tutti("peers").stdout
+    daemon.seen.peers[5].seen_s = 61.0
     assert "sunny-stoat" not in tutti("peers").stdout
     assert "sunny-stoat" in tutti("peers", "--all").stdout
+    daemon.seen.reason = "waiting for stage 2"
+    daemon.seen.next_step = "invite one"
+    assert "This peer: waiting for stage 2\n  → invite one" in tutti("peers").stdout
     assert [
         p["stage"] for p in json.loads(tutti("peers", "--json", "--stage", "1").stdout)["peers"]
     ] == [1]
@@ -110,19 +115,79 @@ def test_generate_and_export(tutti, daemon):
     shown = tutti("generate", "hello", "--json", "--max-tokens", "2")
     assert json.loads(shown.stdout)["text"] == "HE"
     shown = tutti("export", "out", "--json")
-    assert json.loads(shown.stdout)["kind"] == "exported"
-    assert "/out" in shown.stderr  # the daemon was told a whole path
+    document = json.loads(shown.stdout)
+    assert document["kind"] == "exported"
+    assert document["text"].endswith("/out")  # the daemon was told a whole path
+    assert shown.stderr == ""
 
 
 @pytest.mark.parametrize(
     ("fields", "loads"), [("{}", "transformers"), ('{"adapter": true}', "peft")]
 )
 def test_export_says_what_loads_it(tutti, daemon, fields, loads):
-    async def export(directory):
+    async def export(request):
         yield Event(at=1.0, level="info", kind="exported", text="", fields=fields)
 
     daemon.export = export
     assert f"with  {loads}." in tutti("export", "out").stderr
+
+
+def test_export_says_how_far_it_is_now_and_then(tutti, daemon):
+    def progress(at, here):
+        figures = {
+            "stages": 4,
+            "stages_done": 1,
+            "bytes": here << 20,
+            "bytes_total": 100 << 20,
+            "bytes_per_s": 2 << 20,
+        }
+        fields = json.dumps(figures)
+        text = "gathering epoch 7"
+        return Event(at=at, level="info", kind="export-progress", text=text, fields=fields)
+
+    async def export(request):
+        for second in range(12):
+            yield progress(100.0 + second, 10 + second)
+        yield Event(at=112.0, level="info", kind="exported", text="wrote it", fields="{}")
+
+    daemon.export = export
+    lines = tutti("export", "out").stderr.splitlines()
+    assert lines[:3] == [
+        f"gathering epoch 7   1 of 4 stages   {here}.0 MiB of 100.0 MiB   2.0 MiB/s   {left}s left"
+        for here, left in ((10, 45), (15, 42), (20, 40))
+    ]
+    assert lines[3].endswith("wrote it")
+    shown = tutti("export", "out", "--json")
+    assert (json.loads(shown.stdout)["kind"], shown.stderr) == ("exported", "")
+
+
+def test_export_passes_on_which_tokenizer(tutti, daemon):
+    asked = []
+
+    async def export(request):
+        asked.append(request)
+        yield Event(at=1.0, level="info", kind="exported", text="", fields="{}")
+
+    daemon.export = export
+    assert tutti("export", "out", "--tokenizer", "words.json").returncode == 0
+    assert asked[0].tokenizer.startswith("/")
+    assert asked[0].tokenizer.endswith("/words.json")
+    assert not asked[0].without_tokenizer
+    assert tutti("export", "out", "--no-tokenizer").returncode == 0
+    assert (asked[1].tokenizer, asked[1].without_tokenizer) == ("", True)
+    refused(tutti("export", "out", "--no-tokenizer", "--tokenizer", "x"), 2, "give one of the two")
+
+
+def test_few_tokens_a_second_come_with_the_reason(tutti, daemon):
+    async def generate(request):
+        yield Piece(text="A", by="12D3KooWxxxxkJ4m2a", by_name="brisk-otter")
+        yield Piece(last=True, tokens_per_s=2.0, slow="the swarm trains at the same time")
+
+    daemon.generate = generate
+    shown = tutti("generate", "a")
+    assert shown.stderr.splitlines()[-1] == "2.0 tok/s: the swarm trains at the same time"
+    assert "asked ends peer brisk-otter (kJ4m2a)" in shown.stderr
+    assert json.loads(tutti("generate", "a", "--json").stdout)["slow"]
 
 
 def test_generate_reports_missing_stages(tutti, daemon):

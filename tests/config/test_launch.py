@@ -20,4 +20,4 @@ def test_a_child_has_its_parents_settings_and_ports_of_its_own(tmp_path: Path) -
     assert (child.transport, child.checkpoint) == (alone, parent.checkpoint)
     assert (child.reach, child.node.metrics_port) == (parent.reach, -1)
     assert (child.node.name, child.stage, child.node.join) == ("anna-2", 2, (near,))
-    assert child.node.data == ""
+    assert (child.node.data, child.node.log_format) == ("", "text")

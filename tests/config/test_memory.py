@@ -11,6 +11,7 @@ from node.app.capacity import check_memory, room_on, shares
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest
+from node.model.device import CONTEXT
 
 GIB = 1 << 30
 DEMO = Manifest.default_demo()
@@ -21,6 +22,7 @@ class Card:
     free: int
     total: int = 24 * GIB
     is_cuda: bool = True
+    context: int = CONTEXT
 
     def memory_free(self) -> int:
         return self.free
@@ -95,14 +97,15 @@ def test_stages_on_one_card_share_what_is_free(
     assert split_between(config(tmp_path, device="cpu"), DEMO) == {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 4 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, 4 * GIB))
     split = {stage: int(said[:-1]) for stage, said in split_between(ours, DEMO).items()}
-    assert split == shares(ours, DEMO, GIB)
-    assert GIB - 4 <= sum(split.values()) <= GIB
-    assert sum(shares(ours, DEMO, GIB // 100).values()) <= GIB // 100
+    given = 2 * GIB - DEMO.pipeline.stages * CONTEXT
+    assert split == shares(ours, DEMO, given, gpu=True)
+    assert given - 4 <= sum(split.values()) <= given, "each other daemon has a context"
+    assert sum(shares(ours, DEMO, GIB // 100, gpu=True).values()) <= GIB // 100
     for stage, size in split.items():
         alone = config(tmp_path, memory=f"{size}B")
-        assert check_memory(alone, DEMO, stage, alone.memory_limit(4 * GIB)).ok
+        assert check_memory(alone, DEMO, stage, alone.memory_limit(4 * GIB), 8 * GIB).ok
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert split_between(ours, DEMO) == {}, "each picks a card"
     assert split_between(config(tmp_path, device="cuda:0"), DEMO).keys() == split.keys()

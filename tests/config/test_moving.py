@@ -171,7 +171,7 @@ async def test_a_move_leaves_first_and_stops_last(d: FakeDaemon) -> None:
     assert not d.moved, "nothing is over before the epoch is"
     d.calm.set()
     await d.idle()
-    assert d.log == ["leave: moves to stage 2", "saved", "stop: moving to stage 2"]
+    assert d.log == ["leave: moves to stage 2", "stop: moving to stage 2"]
     assert (d.moved, d.to_stage) == (True, 2)
 
 

@@ -1,6 +1,7 @@
 """The terminal of a daemon keeps telling what it does, and its metrics page how much."""
 
 import asyncio
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,11 @@ import pytest
 
 from benchmarks.lab.canned_window import training_snapshot
 from node.app import snapshot as module
+from node.app.daemon import Daemon, fault_line
 from node.app.snapshot import SnapshotBuilder
-from node.telemetry.events import Journal
+from node.core.errors import NetworkFault
+from node.manifest import Manifest
+from node.telemetry.events import Event, Journal
 from protos.control_pb2 import Snapshot
 
 
@@ -21,7 +25,7 @@ async def told(
     monkeypatch.setattr(module, "NEWS_S", 0.0)
     monkeypatch.setattr(module, "TELL_S", again_s)
     journal, left = Journal(), list(snapshots)
-    shown = SnapshotBuilder(SimpleNamespace(journal=journal))  # type: ignore[arg-type]
+    shown = SnapshotBuilder(SimpleNamespace(journal=journal, assembled=None))  # type: ignore[arg-type]
 
     def snapshot() -> Snapshot:
         if not left:
@@ -36,7 +40,7 @@ async def told(
 
 async def test_join_reports_each_step_once_and_training_repeatedly(monkeypatch):
     steps = [
-        training_snapshot(state="choosing"),
+        training_snapshot(state="choosing", cause="starting", reason="finds out which stage"),
         training_snapshot(state="joining", stage=2, progress=0.25),
         training_snapshot(state="joining", stage=2, progress=0.5),
         training_snapshot(epoch=7),
@@ -55,6 +59,7 @@ async def test_join_reports_trouble_with_the_next_step_and_its_end(monkeypatch):
     waiting = training_snapshot(
         state="waiting",
         healthy=False,
+        cause="stages",
         reason="waiting for a peer for stage 3",
         next_step="invite one",
     )
@@ -93,7 +98,12 @@ async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
     for epoch, tokens in ((-1, 0), (70, 1_000_000), (71, 1_000_500)):
         if epoch >= 0:
             plan: Any = SimpleNamespace(
-                epoch=epoch, tokens=tokens, loss=1.0, loss_val=0.0, forecast=(1.0, 1.0)
+                epoch=epoch,
+                tokens=tokens,
+                loss=1.0,
+                loss_val=0.0,
+                forecast=(1.0, 1.0),
+                cell_id="",
             )
             page.tally.planned(plan, 0.1 * epoch)
         page.measure()
@@ -102,8 +112,46 @@ async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
     assert told == [0, 0, 500]
 
 
-def test_routers_are_blamed_once_a_way_could_have_been_found():
-    way = "a way between 4Yx (stage 1) and 7Ab (ends)"
-    assert "router" not in module.waiting_step(way, unproven=False, found=False)
-    assert "router" in module.waiting_step(way, unproven=False, found=True)
-    assert "router" in module.waiting_step(way, unproven=True, found=False)
+def banner_of(log_format: str) -> tuple[list[Event], Any]:
+    """The journal of a daemon that has begun, whose log has this format."""
+    journal = Journal()
+    manifest = Manifest.default_demo()
+    daemon: Any = SimpleNamespace(
+        journal=journal,
+        manifest=manifest,
+        name="otter",
+        identity=SimpleNamespace(peer_id="12D3KooWxxxxkJ4m2a"),
+        config=SimpleNamespace(
+            node=SimpleNamespace(log_format=log_format),
+            home="/h",
+            home_flag="",
+            identity_path="/h/identity.key",
+            transport=SimpleNamespace(host=""),
+        ),
+        transport=SimpleNamespace(reachable=SimpleNamespace(multiaddrs=lambda: ["/ip4/a"])),
+        view=SimpleNamespace(invite=lambda: SimpleNamespace(invite="tutti2x")),
+        metrics_url="http://m",
+        _new_key=False,
+    )
+    Daemon._banner(daemon, False)
+    return journal.recent(level="info"), daemon
+
+
+@pytest.mark.parametrize("log_format", ["auto", "text"])
+def test_the_banner_is_text_where_the_log_is(log_format: str, capsys):
+    told, _ = banner_of(log_format)
+    assert told == []
+    assert "tutti join tutti2x" in capsys.readouterr().out
+
+
+def test_the_banner_is_a_line_of_json_where_the_log_is(capsys):
+    (event,), _ = banner_of("json")
+    assert capsys.readouterr().out == ""
+    assert (event.kind, event.fields["invite"]) == ("banner", "tutti2x")
+    assert event.fields["addresses"] == ["/ip4/a"]
+
+
+def test_the_fault_that_ends_a_daemon_is_a_line_of_its_log():
+    line = json.loads(fault_line(NetworkFault("the port is taken", "choose another")))
+    assert (line["level"], line["kind"], line["text"]) == ("error", "fault", "the port is taken")
+    assert line["fields"] == {"next_step": "choose another", "exit_code": 4}

@@ -27,7 +27,7 @@ def view(private: bool) -> tuple[OperatorService, Manifest]:
     daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=gate)
     made = OperatorService(daemon)
     line = PeerLine(peer="12D3KooWHidden", name="shy-otter")
-    made.peers = lambda: PeersAnswer(peers=[line])  # type: ignore[method-assign]
+    made.peers_in_sight = lambda: PeersAnswer(peers=[line])  # type: ignore[method-assign]
     return made, manifest
 
 

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.control import diagnose, doctor
 from node.control.diagnose import (
-    CLOCK_S,
     Diagnosis,
     Machine,
     failed,
@@ -29,6 +28,7 @@ from node.control.diagnose import (
     verdict,
     watch_identity,
 )
+from node.core.clock import CLOCK_S
 from node.core.errors import ExitCode, NetworkFault, Refused
 from node.core.ids import PeerId
 from node.identity.keys import Identity
@@ -285,7 +285,7 @@ def test_a_record_that_a_dead_daemon_left_is_nobody() -> None:
 
 
 def test_who_is_not_listed_or_lost_is_not_watched() -> None:
-    for swarm in (Swarm([]), Swarm([99.0], state="lost")):
+    for swarm in (Swarm([]), Swarm([99.0], state="lost"), Swarm([99.0], state="left")):
         assert swarm.watch() is None
         assert swarm.asked == 1
 

@@ -13,7 +13,7 @@ from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import GenerateRequest
+from protos.control_pb2 import Event, ExportRequest, GenerateRequest
 from tests.control.conftest import ask
 
 
@@ -34,13 +34,51 @@ async def test_a_refusal_keeps_its_sentence_next_step_and_exit_code(socket, wind
     assert (fault.value.what, fault.value.code) == ("no peer nobody in sight", ExitCode.REFUSED)
     assert fault.value.next_step == "see  tutti peers --all"
 
-    def full(directory: str) -> Any:
+    def full(request: ExportRequest) -> Any:
         raise OutOfResources("disk is full: ünïcode", "free some")
 
     window.export = full
     with pytest.raises(LocalFault) as fault:
-        await ask(socket, lambda c: list(c.export("/x")))
+        await ask(socket, lambda c: list(c.export(ExportRequest(directory="/x"))))
     assert (fault.value.what, fault.value.code) == ("disk is full: ünïcode", ExitCode.RESOURCES)
+
+
+async def test_an_export_ends_with_the_command_that_asked_for_it(socket, window):
+    ended = asyncio.Event()
+
+    async def export(request: ExportRequest) -> Any:
+        try:
+            yield Event(at=1.0, level="info", kind="export-progress", text="", fields="{}")
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    window.export = export
+
+    def interrupted(client: ControlClient) -> str:
+        events = client.export(ExportRequest(directory="/x"))
+        kind = next(events).kind
+        events.close()
+        return kind
+
+    assert await ask(socket, interrupted) == "export-progress"
+    await ended.wait()
+
+
+async def test_an_answer_that_nobody_reads_any_more_is_ended_at_once(tmp_path, window):
+    ended: list[bool] = []
+
+    async def export(request: ExportRequest) -> Any:
+        try:
+            yield Event(at=1.0, level="info", kind="export-progress", text="", fields="{}")
+        finally:
+            ended.append(True)
+
+    service = ControlService(window, tmp_path / "ctl.sock")
+    answer = service._stream(None, export, ExportRequest())
+    await anext(answer)
+    await answer.aclose()  # type: ignore[attr-defined]
+    assert ended == [True]
 
 
 async def test_generate_streams_and_is_bounded(socket, window):

@@ -10,12 +10,14 @@ from benchmarks.lab.canned_window import ME, some_peers, training_snapshot
 from node.control.commands import plain, say_json
 from node.control.text import (
     banner,
+    by_trouble,
     compare_digests,
     consent_lines,
     doing,
     fitted,
     peers_table,
     ping_lines,
+    present,
     status_lines,
     swarm_picture,
 )
@@ -69,6 +71,7 @@ def test_status_shows_the_facts_in_eighty_columns():
         "41.2M tokens",
         "118 ok, 2 repaired, 0 failed",
         "compute 62%",
+        "leader    brisk-otter (kJ4m2a), this node",
         "5 direct, 1 relayed",
     ):
         assert fact in text
@@ -125,12 +128,19 @@ def test_status_fits_any_screen_and_keeps_what_is_wrong(
 def test_status_shows_the_plan_of_memory():
     s = training_snapshot()
     s.memory_planned = 3 << 30
+    s.memory_process = 410 << 20
+    s.memory_peak = 910 << 20
     for when, what in (("always", "parameters"), ("always", "gradients"), ("in steps", "groups")):
         s.memory_plan.add(when=when, what=what, bytes=1 << 30)
     text = "\n".join(shown(*status_lines(s)))
-    assert "planned at most 3.0 GiB" in text
+    assert "900.0 MiB of 4.0 GiB, at most 910.0 MiB, planned 3.4 GiB" in text
+    assert "always" not in text, "the parts are told to those only who ask"
+    text = "\n".join(shown(*status_lines(s, verbose=True)))
+    assert "this process and p2pd without the stage 410.0 MiB" in text
+    assert "planned for the stage 3.0 GiB:" in text
     assert "always parameters 1.0 GiB, gradients 1.0 GiB\n" in text
     assert "in steps groups 1.0 GiB" in text
+    assert "stash 12.0 MiB of 1.0 GiB" in text
 
 
 def test_a_truncated_screen_names_the_full_command():
@@ -148,7 +158,11 @@ def test_a_truncated_screen_names_the_full_command():
             "joining",
             "state of stage 2 from others: 45%",
         ),
-        ({"state": "choosing"}, "choosing", "which stage needs this peer"),
+        (
+            {"state": "choosing", "cause": "starting", "reason": "finds out which stage"},
+            "starting",
+            "finds out which stage",
+        ),
         (
             {"healthy": False, "reason": "waiting for an ends peer", "next_step": "start one"},
             "degraded",
@@ -258,6 +272,70 @@ def test_the_owners_change_is_shown_with_what_is_still_to_come():
     assert "comes into force" not in "\n".join(shown(*status_lines(snapshot)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "done      80 %, about 3 h 10 min left at the speed of the last 10 min"),
+        (
+            {"left_over_s": 42.0, "left_s": 70.0},
+            "80 %, about 1 min 10 s left at the speed of the last 42 s",
+        ),
+        ({"left_s": 0.0}, "done      80 %, the time left is not known yet"),
+        ({"epoch": 149}, "done      99 %"),
+    ],
+)
+def test_status_says_how_long_the_run_will_take(changes: dict[str, object], says: str):
+    lines = shown(*status_lines(training_snapshot(**changes)))
+    assert any(says in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)
+    assert says[10:20] in doing(training_snapshot(**changes))[1]
+
+
+def test_a_run_that_is_complete_has_no_time_left():
+    done = training_snapshot(epoch=150, state="finished")
+    assert not any(line.startswith("done") for line in shown(*status_lines(done)))
+
+
+def test_warm_up_is_said_until_it_is_over():
+    young = training_snapshot(epoch=4, warmup=10)
+    warm = "warm-up   epoch 4 of 10: the learning rate rises, and the loss may too"
+    assert warm in shown(*status_lines(young))
+    assert "warm-up until epoch 10" in doing(young)[1]
+    old = training_snapshot(epoch=10, warmup=10)
+    assert not any("warm-up" in line for line in shown(*status_lines(old)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"placed": True, "stage": 2, "layers": ""}, "my work   stage 2 of 3, which it builds"),
+        ({"placed": True, "stage": 0, "layers": ""}, "my work   the ends, which it builds"),
+        ({"placed": False, "stage": 0, "layers": ""}, ""),
+    ],
+)
+def test_a_stage_that_is_being_built_is_named_once_it_is_known(
+    changes: dict[str, object], says: str
+):
+    lines = shown(*status_lines(training_snapshot(state="starting", **changes)))
+    assert [line for line in lines if line.startswith("my work")] == [says] * bool(says)
+
+
+@pytest.mark.parametrize(
+    ("phase", "says"),
+    [("run", "TRAINING, computing"), ("average", "TRAINING, averaging"), ("done", "waiting")],
+)
+def test_phases_are_words_for_people(phase: str, says: str):
+    assert says in shown(*status_lines(training_snapshot(phase=phase)))[0]
+
+
+def test_what_is_usual_is_told_without_alarm():
+    loads = training_snapshot(state="waiting", cause="children", reason="stage 2 loads here")
+    lines = shown(*status_lines(loads))
+    assert "healthy" in lines[0]
+    assert lines[1] == "  now     stage 2 loads here"
+    assert doing(loads) == ("children", "stage 2 loads here")
+
+
 def test_a_degraded_node_shows_the_reason_and_next_step_first():
     snapshot = training_snapshot(
         healthy=False,
@@ -288,10 +366,12 @@ def test_peers_of_another_protocol_are_named_with_what_helps():
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = PROTOCOL + 3  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    newer = f"golden-condor, quiet-ferret speak protocols {NEWER[0]} to {NEWER[1]}"
+    newer = (
+        f"golden-condor (Qm81xF), quiet-ferret (9Zt9pw) speak protocols {NEWER[0]} to {NEWER[1]}"
+    )
     assert f"{newer}, this tutti {PROTOCOLS}" in said
     assert "update this tutti" in said
-    assert "basement speak" not in said
+    assert "basement (b7Lq3d) speak" not in said
     assert f"protocol {PROTOCOL + 3}" not in said
 
 
@@ -329,6 +409,51 @@ def test_peers_are_sorted_and_filtered(chosen: dict[str, Any], line: int, says: 
     assert says in shown(peers_table(some_peers(), **chosen))[line]
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_peers_table_is_whole_in_any_terminal(width: int):
+    """A narrow one goes without columns; the words that are left are whole, names apart."""
+    answer = some_peers()
+    answer.peers[3].state = "silent"
+    answer.peers[3].silent_s = 4.0
+    lines = shown(peers_table(answer, width=width), width=width)
+    assert all(len(line) <= width for line in lines)
+    header = lines[0].split()
+    assert header[:4] == ["PEER", "NAME", "STATE", "STAGE"]
+    assert ("VER" in header, "EPOCH" in header) == (width >= 80, True)
+    assert any("b7Lq3d" in line and "silent 4s" in line for line in lines)
+    assert lines[1].startswith("+ 9Zt9pw"), "the leader is marked"
+    cut = "…" in "".join(lines[1:7])
+    assert not cut or width == 40
+
+
+def test_who_waits_is_told_below_the_table_why():
+    answer = some_peers()
+    answer.reason = "waiting for a peer for stage 3"
+    answer.next_step = "invite one"
+    lines = shown(peers_table(answer))
+    at = lines.index("This peer: waiting for a peer for stage 3")
+    assert lines[at + 1] == "  → invite one"
+
+
+def test_a_screen_without_room_shows_who_needs_a_look():
+    answer = some_peers()
+    answer.peers[1].state = "silent"
+    order = [p.name for p in by_trouble(answer)]
+    assert order[:3] == ["brisk-otter", "quiet-ferret", "golden-condor"]
+    assert order[3:] == ["sunny-stoat", "basement", "mac-m2"]
+    answer.peers[5].seen_s = 3600.0
+    assert [p.name for p in by_trouble(answer)][-1] == "sunny-stoat"
+    assert "sunny-stoat" not in [p.name for p in present(answer.peers)]
+
+
+def test_peers_without_a_sign_of_life_cover_no_stage():
+    answer = some_peers()
+    assert shown(peers_table(answer))[-1] == "Stage cover  ends:1 1:1 2:1 3:0"
+    answer.peers[1].state = "silent"
+    answer.peers[2].state = "lost"
+    assert shown(peers_table(answer))[-1] == "Stage cover  ends:0 1:0 2:1 3:0"
+
+
 def cells_of_peers(*cells: str) -> PeersAnswer:
     """The canned peers, each in one of these cells."""
     answer = some_peers()
@@ -342,7 +467,7 @@ def test_peers_of_the_own_cell_come_first_and_its_cover():
     lines = shown(peers_table(answer))
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].split()[:4] == ["PEER", "NAME", "CELL", "STATE"]
-    assert [line.lstrip("* ").split()[2] for line in lines[1:7]] == (
+    assert [line.lstrip("*+ ").split()[2] for line in lines[1:7]] == (
         ["cccccc"] * 3 + ["aaaaaa"] * 2 + ["bbbbbb"]
     )
     assert "quiet-ferret" in lines[1], "inside a cell by stage"

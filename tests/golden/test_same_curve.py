@@ -109,7 +109,7 @@ class Peer:
             self.thread,
             self.thread,
             PipelineMeter(self.journal, metrics),
-            CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id),
+            CheckpointStore(home / identity.peer_id, CheckpointSettings(0.0, 3), m.run_id),
             Owner(m.optimizer, m.training.epochs),
             parts_of_stages(m),
             limits or PipelineLimits(),

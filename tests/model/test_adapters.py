@@ -12,11 +12,11 @@ from benchmarks.given.directories import made
 from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.model.cost import flops_per_token, stage_bytes
-from node.model.export import write_adapter
 from node.model.pretrained import Weights, keep_weights, model_of
 from node.model.settings import ModelSettings
 from node.model.shapes import base_shapes, check_settings, count, parameter_shapes
 from node.model.stages import base_of, build
+from tests.model.conftest import exported
 
 SMALL = ModelSettings(layers=3, d_model=32, d_ff=48, qkv_bias=True)
 LORA = replace(SMALL, adapter=4, adapter_targets=("q_proj", "down_proj"))
@@ -90,18 +90,18 @@ def test_exported_adapters_load_in_peft(saved: Path, tmp_path: Path) -> None:
         for parameter in lora.parameters():
             parameter.normal_(0.0, 0.1)
     adapters = {name: p.data for name, p in lora.named_parameters()}
-    out = write_adapter(tmp_path / "out", settings, adapters)
-    assert write_adapter(out, settings, adapters) == out, "an earlier export is replaced"
+    out = exported(tmp_path / "out", settings, adapters)
+    assert exported(out, settings, adapters) == out, "an earlier export is replaced"
     base = transformers.AutoModelForCausalLM.from_pretrained(saved)
     loaded = peft.PeftModel.from_pretrained(base, str(out))
     with torch.no_grad():
         assert float((loaded(TOKENS).logits - lora(TOKENS)).abs().max()) < 1e-5
     with pytest.raises(UsageFault, match="not the whole model"):
-        write_adapter(tmp_path / "half", settings, dict(list(adapters.items())[1:]))
+        exported(tmp_path / "half", settings, dict(list(adapters.items())[1:]))
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "notes.txt").write_text("mine")
     with pytest.raises(Refused):
-        write_adapter(tmp_path / "own", settings, adapters)
+        exported(tmp_path / "own", settings, adapters)
 
 
 def test_fetched_weights_are_kept_and_read_again(tmp_path: Path) -> None:

@@ -1,24 +1,33 @@
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.lab.visits import visit
 from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
 from node.core.numbers import human
 from node.model.cost import (
+    RECOMPUTE,
     RoundBytes,
+    cast_bytes,
     fits,
     fits_beside,
     flops_per_token,
+    graph_bytes,
     stage_bytes,
     stash_bytes,
 )
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count
-from node.model.stages import Blocks
+from node.model.stages import Blocks, build
+from node.pipeline.visit_buffers import StageMath
+
+HALF = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+"""The context of a GPU, on the CPU."""
 
 
 @pytest.mark.parametrize(
@@ -166,3 +175,41 @@ def test_human():
         "10.0 GiB",
         "5120.0 TiB",
     ]
+
+
+@pytest.mark.parametrize("mode", RECOMPUTE)
+@pytest.mark.parametrize(
+    "change",
+    [{"qkv_bias": True}, {"qk_norm": True}, {"d_model": 256, "d_ff": 1024, "seq_len": 8}],
+    ids=["biases", "norms", "few tokens"],
+)
+def test_the_stash_has_room_for_what_autocast_copies(change, mode):
+    settings = ModelSettings(**{"seq_len": 32, "layers": 2, **change})
+    math = StageMath(build(settings, 1, 1), "fp32", HALF, recompute=mode)
+    x = torch.randn(2, settings.seq_len, settings.d_model)
+    visit(math, x, torch.randn_like(x))
+    kept = math.graph_bytes[tuple(x.shape)]
+    planned, plain = (stash_bytes(settings, 1, 1, 2, mode, cast=cast) for cast in (True, False))
+    assert kept <= planned
+    if mode == "off":
+        assert planned <= 1.2 * kept
+    else:
+        assert planned == plain, "what is computed again keeps no copies"
+    if mode == "off" and "d_model" in change:
+        assert kept > 2 * plain, "the copies are most of it"
+
+
+def test_copies_that_no_micro_batch_keeps_are_work_space():
+    settings = ModelSettings(qk_norm=True)
+    tokens = 16 * settings.seq_len
+    kept, again, ends = (
+        [stage_bytes(settings, 3, s, recompute=mode, cast=cast) for cast in (False, True)]
+        for s, mode in ((1, "off"), (1, "layers"), (ENDS, "off"))
+    )
+    copies, head = cast_bytes(settings, 3, 1), cast_bytes(settings, 3, ENDS)
+    layer = [graph_bytes(settings, tokens, cast=cast) for cast in (False, True)]
+    assert kept[1].stash == kept[1].stashed * stash_bytes(settings, 3, 1, 16, cast=True)
+    assert kept[1].work == kept[0].work
+    assert again[1].stash == again[0].stash
+    assert again[1].work - again[0].work == copies + layer[1] - layer[0]
+    assert (ends[1].stash, ends[1].work) == (ends[0].stash, ends[0].work + head)

@@ -5,7 +5,7 @@ import torch
 
 from node.core.errors import OutOfResources, UsageFault
 from node.model import device as module
-from node.model.device import Device, out_of_memory, set_threads
+from node.model.device import Device, device_lost, out_of_memory, set_threads
 
 
 def test_auto_without_a_gpu_is_the_cpu_in_fp32(monkeypatch):
@@ -75,9 +75,38 @@ def test_threads():
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate"), True),
+        (torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
         (ValueError("can't allocate memory"), False),
     ],
 )
 def test_errors_that_say_that_memory_ran_out(error, short):
     assert out_of_memory(error) == short
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_errors_after_which_a_gpu_is_of_no_more_use(error, lost):
+    assert device_lost(error) == lost
+
+
+def test_a_share_of_a_card_is_a_bound_for_torch(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 1000))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append(share)
+    )
+    for limit in (250, 1000, 2000):
+        Device(torch.device("cuda", 0)).keep_within(limit)
+    assert told == [0.25, 1.0, 1.0]
+    Device.pick("cpu").keep_within(1)
+    assert len(told) == 3, "main memory has no such bound"

@@ -1,19 +1,24 @@
 import errno
 import json
+import os
+import stat
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from benchmarks.reference.unsplit import Unsplit
-from node.core.errors import OutOfResources, Refused, UsageFault
+from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
 from node.model import export
-from node.model.export import write_hf
+from node.model.export import Export
 from node.model.settings import ModelSettings
 from node.model.stages import build
+from tests.model.conftest import exported
 
 SMALL = ModelSettings(
     layers=3, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=259, seq_len=16, init_std=0.1
@@ -72,7 +77,7 @@ def test_transformers_loads_it_with_equal_logits(tmp_path, kind, tied):
         if parameter.dim() == 1:  # away from what it begins with, so that one left out would show
             parameter.data.uniform_(0.5, 1.5)
     tensors = ours.ends.state_dict() | ours.blocks.state_dict()
-    where = write_hf(tmp_path / "out", settings, tensors, TOKENIZER)
+    where = exported(tmp_path / "out", settings, tensors, TOKENIZER)
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
         where, output_loading_info=True
     )
@@ -94,7 +99,7 @@ def test_transformers_loads_it_with_equal_logits(tmp_path, kind, tied):
 
 
 def test_the_export_carries_the_torch_format_and_no_extra_files(tmp_path):
-    where = write_hf(tmp_path / "a" / "out", SMALL, merged(SMALL))
+    where = exported(tmp_path / "a" / "out", SMALL, merged(SMALL))
     with safe_open(where / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert set(file.keys()) == set(merged(SMALL))
@@ -109,9 +114,9 @@ def test_the_export_carries_the_torch_format_and_no_extra_files(tmp_path):
 def test_an_earlier_export_is_replaced_and_strangers_are_not(tmp_path):
     where = tmp_path / "out"
     where.mkdir()
-    write_hf(where, SMALL, merged(SMALL), TOKENIZER)
+    exported(where, SMALL, merged(SMALL), TOKENIZER)
     other = replace(SMALL, init_seed=2)
-    write_hf(where, other, merged(other))
+    exported(where, other, merged(other))
     assert not (where / "tokenizer.json").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -124,10 +129,10 @@ def test_an_earlier_export_is_replaced_and_strangers_are_not(tmp_path):
         stranger.mkdir()
         (stranger / name).write_text(content)
         with pytest.raises(Refused):
-            write_hf(stranger, SMALL, merged(SMALL))
+            exported(stranger, SMALL, merged(SMALL))
         assert (stranger / name).read_text() == content
     with pytest.raises(Refused):
-        write_hf(stranger / "notes.txt", SMALL, merged(SMALL))
+        exported(stranger / "notes.txt", SMALL, merged(SMALL))
 
 
 @pytest.mark.parametrize(
@@ -141,37 +146,137 @@ def test_an_earlier_export_is_replaced_and_strangers_are_not(tmp_path):
 def test_half_a_model_is_refused(tmp_path, changes, why):
     tensors = {n: t for n, t in (merged(SMALL) | changes).items() if t is not None}
     with pytest.raises(UsageFault, match=why):
-        write_hf(tmp_path / "out", SMALL, tensors)
+        exported(tmp_path / "out", SMALL, tensors)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_root_is_no_place(tmp_path):
+    with pytest.raises(UsageFault, match="cannot be an export"):
+        exported(Path("/"), SMALL, merged(SMALL))
 
 
 def test_a_place_that_cannot_be_looked_at_is_named(tmp_path):
     with pytest.raises(UsageFault, match="File name too long"):
-        write_hf(tmp_path / ("x" * 300), SMALL, merged(SMALL))
+        exported(tmp_path / ("x" * 300), SMALL, merged(SMALL))
 
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
-NO_TENSORS = export.SafetensorError(
-    "Error while serializing: I/O error: No space left on device (os error 28)"
-)
 
 
-@pytest.mark.parametrize(
-    ("where", "fault"), [("_json", NO_SPACE), ("sync", NO_SPACE), ("save_file", NO_TENSORS)]
-)
-def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch, where, fault):
-    out = write_hf(tmp_path / "out", SMALL, merged(SMALL))
+@pytest.mark.parametrize("writes", [0, 1, 5, 31, 32])
+def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch, writes):
+    out = exported(tmp_path / "out", SMALL, merged(SMALL))
     before = (out / "model.safetensors").read_bytes()
-    monkeypatch.setattr(export, where, Mock(side_effect=fault))
     other = replace(SMALL, init_seed=9)
+    tensors = merged(other)
+    real = export._write_at
+    left = [writes]
+
+    def full(fd, data, offset):
+        if not left[0]:
+            raise NO_SPACE
+        left[0] -= 1
+        real(fd, data, offset)
+
+    monkeypatch.setattr(export, "_write_at", full)
     with pytest.raises(OutOfResources):
-        write_hf(out, other, merged(other))
+        exported(out, other, tensors)
     assert (out / "model.safetensors").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_export(tmp_path, monkeypatch):
+    out = exported(tmp_path / "out", SMALL, merged(SMALL))
+    before = (out / "model.safetensors").read_bytes()
+    monkeypatch.setattr(export, "sync", Mock(side_effect=NO_SPACE))
+    with pytest.raises(OutOfResources):
+        exported(out, SMALL, merged(SMALL))
+    assert (out / "model.safetensors").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    usage = Mock(return_value=Mock(total=1 << 40, free=1 << 20))
+    monkeypatch.setattr(export.shutil, "disk_usage", usage)
+    with pytest.raises(OutOfResources, match=r"needs 64\.2 MiB, and 1\.0 MiB are free"):
+        exported(tmp_path / "a" / "out", SMALL, merged(SMALL))
+    assert list(tmp_path.iterdir()) == []
+    usage.return_value.total = 0  # a file system that does not tell
+    exported(tmp_path / "a" / "out", SMALL, merged(SMALL))
+
+
+def test_a_file_that_is_short_is_noticed(tmp_path, monkeypatch):
+    real = export._write_at
+    monkeypatch.setattr(export, "_write_at", lambda fd, data, at: real(fd, data[:-1], at))
+    with pytest.raises(LocalFault, match="not written whole"):
+        exported(tmp_path / "out", SMALL, merged(SMALL))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_all_files_have_one_mode(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        out = exported(tmp_path / "out", SMALL, merged(SMALL), TOKENIZER, card="# card")
+    finally:
+        os.umask(before)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in out.iterdir()}
+    assert modes == dict.fromkeys(modes, 0o644 & ~mask)
+    assert len(modes) == 6
+    assert stat.S_IMODE(out.stat().st_mode) == 0o755 & ~mask
+
+
+def test_stages_come_in_any_order_and_once(tmp_path):
+    stages = [build(SMALL, 2, stage).state_dict() for stage in (2, 0, 1)]
+    out = Export(tmp_path / "out", SMALL)
+    out.open()
+    for tensors in stages:
+        out.put(tensors)
+    with pytest.raises(UsageFault, match="given twice"):
+        out.put(stages[0])
+    out.publish()
+    out.discard()
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == merged(SMALL).keys()
+    assert all(torch.equal(found[name], t) for name, t in merged(SMALL).items())
+
+
+def test_an_export_that_is_given_up_leaves_nothing(tmp_path):
+    out = Export(tmp_path / "deep" / "out", SMALL)
+    out.open()
+    out.put(build(SMALL, 2, 1).state_dict())
+    assert [p.name for p in (tmp_path / "deep").iterdir()] != ["out"]
+    out.discard()
+    out.discard()
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_what_somebody_added_to_an_export_is_not_lost(tmp_path):
+    out = exported(tmp_path / "out", SMALL, merged(SMALL), card="# card")
+    assert exported(out, SMALL, merged(SMALL), card="# newer card") == out
+    assert (out / "README.md").read_text() == "# newer card"
+    (out / "README.md").write_text("# newer card\nlicense: mine")
+    with pytest.raises(Refused, match=r"README\.md was changed"):
+        exported(out, SMALL, merged(SMALL), card="# third")
+    (out / "README.md").unlink()
+    (out / "results.txt").write_text("mine")
+    with pytest.raises(Refused, match=r"holds results\.txt"):
+        exported(out, SMALL, merged(SMALL), card="# third")
+    assert (out / "results.txt").read_text() == "mine"
+    (out / "results.txt").unlink()
+    exported(out, SMALL, merged(SMALL), card="# third")
+
+
+def test_an_export_of_before_there_were_cards_is_replaced(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text('{"model_type": "llama", "tutti": {"format": 1}}')
+    exported(out, SMALL, merged(SMALL), card="# card")
+    assert (out / "README.md").read_text() == "# card"
+
+
 def test_when_the_new_cannot_take_its_place_the_old_comes_back(tmp_path, monkeypatch):
-    out = write_hf(tmp_path / "out", SMALL, merged(SMALL))
+    out = exported(tmp_path / "out", SMALL, merged(SMALL))
     before, real = (out / "model.safetensors").read_bytes(), export.Path.rename
 
     def once_refused(self, target):
@@ -185,12 +290,12 @@ def test_when_the_new_cannot_take_its_place_the_old_comes_back(tmp_path, monkeyp
 
     monkeypatch.setattr(export.Path, "rename", once_refused)
     with pytest.raises(UsageFault):
-        write_hf(out, SMALL, merged(SMALL))
+        exported(out, SMALL, merged(SMALL))
     assert (out / "model.safetensors").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_tokenizer_that_is_none_is_refused(tmp_path):
     with pytest.raises(UsageFault, match="tokenizer"):
-        write_hf(tmp_path / "out", SMALL, merged(SMALL), b"[]")
+        exported(tmp_path / "out", SMALL, merged(SMALL), b"[]")
     assert list(tmp_path.iterdir()) == []

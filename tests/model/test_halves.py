@@ -14,12 +14,12 @@ from benchmarks.lab.visits import visit
 from node.core.ids import ENDS
 from node.model.cost import stage_bytes
 from node.model.device import Device
-from node.model.export import write_adapter, write_hf
 from node.model.pretrained import Weights, model_of
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath
+from tests.model.conftest import exported
 
 SMALL = ModelSettings(layers=2, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=16, qk_norm=True)
 LORA = replace(SMALL, adapter=2)
@@ -90,7 +90,7 @@ def test_given_weights_are_those_that_are_rounded(tmp_path: Path) -> None:
         torch.equal(t, whole.stage(settings, 2, 1)[name].bfloat16()) for name, t in found.items()
     )
     tensors = half.stage(settings, 1, 0) | half.stage(settings, 1, 1)
-    out = write_hf(tmp_path / "out", settings, tensors, parameters="bf16")
+    out = exported(tmp_path / "out", settings, tensors, parameters="bf16")
     # Numbers that bf16 can say have one name, whoever reads them.
     assert Weights(out).digests(settings, 2) == named
     size = sum(t.numel() for t in tensors.values())
@@ -99,12 +99,12 @@ def test_given_weights_are_those_that_are_rounded(tmp_path: Path) -> None:
 
 def test_transformers_loads_an_export_in_bf16(tmp_path: Path) -> None:
     tensors = {n: t for s in (0, 1) for n, t in build(SMALL, 1, s, "bf16").state_dict().items()}
-    out = write_hf(tmp_path / "out", SMALL, tensors, parameters="bf16")
+    out = exported(tmp_path / "out", SMALL, tensors, parameters="bf16")
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     assert model.dtype is torch.bfloat16
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, tensors[name]), name
     lora = dict(build(LORA, 1, 1, "bf16").named_parameters())
-    write_adapter(tmp_path / "lora", LORA, lora, "bf16")
+    exported(tmp_path / "lora", LORA, lora, parameters="bf16")
     saved = load_file(tmp_path / "lora" / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -161,3 +162,16 @@ def test_a_stage_is_built_without_torchs_compiler():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_norms_of_two_formats_are_computed_in_the_wider_one():
+    settings = ModelSettings(layers=1, seq_len=8, qk_norm=True)
+    block, x = Blocks(settings, range(1)), torch.randn(2, 8, settings.d_model)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(), torch.autocast("cpu", dtype=torch.bfloat16):
+            warnings.simplefilter("error")  # torch warns where it has no fused form
+            y = block(x)
+    finally:
+        torch.set_warn_always(False)
+    assert (y - block(x)).norm() <= 0.01 * block(x).norm()

@@ -2,7 +2,11 @@ import asyncio
 import threading
 
 import pytest
+import torch
 
+from node.app.assembly import tells_of_lost
+from node.core.errors import DeviceLost, ExitCode
+from node.model.device import Device
 from node.pipeline.device import DeviceThread, Priority
 
 
@@ -75,3 +79,45 @@ def test_the_end_comes_after_all_that_waits_and_nothing_after_it(device, cancel)
     device.close()
     assert [f.cancelled() for f in waiting] == [cancel] * len(Priority)
     assert sorted(ran) == ([] if cancel else list(Priority))
+
+
+async def test_errors_of_jobs_are_told_before_the_waiter_gets_them():
+    told = []
+    device = DeviceThread(failed=told.append)
+    try:
+        with pytest.raises(ZeroDivisionError) as caught:
+            await device.run(lambda: 1 / 0)
+        assert told == [caught.value]
+        assert await device.run(lambda: 5) == 5
+        assert len(told) == 1
+    finally:
+        device.close()
+
+
+async def test_a_lost_gpu_ends_the_daemon_and_a_full_one_does_not():
+    told: list[tuple[str, BaseException]] = []
+    ended = asyncio.Event()
+
+    def on_error(name: str, error: BaseException) -> None:
+        told.append((name, error))
+        ended.set()
+
+    gpu = Device(torch.device("cuda", 0))
+    device = DeviceThread(failed=tells_of_lost(gpu, on_error))
+
+    def failing(text: str):
+        raise torch.AcceleratorError(text)
+
+    try:
+        for text in ("CUDA error: out of memory", "CUDA error: device-side assert triggered\n..."):
+            with pytest.raises(torch.AcceleratorError):
+                await device.run(lambda text=text: failing(text))
+        await ended.wait()
+    finally:
+        device.close()
+    ((_, fault),) = told
+    assert isinstance(fault, DeviceLost)
+    assert fault.code is ExitCode.RESTART_WANTED
+    assert "cuda:0" in fault.what
+    assert "device-side assert triggered" in fault.what
+    assert "..." not in fault.what

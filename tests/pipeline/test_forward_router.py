@@ -3,6 +3,7 @@ and what is said of it."""
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,8 @@ from node.core.errors import NetworkFault, PeerFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
-from node.inference.at_ends import choose, evaluate, sample, speak
-from node.inference.forward_router import ForwardRouter, decide, named
+from node.inference.at_ends import choose, evaluate, sample, slow_words, speak
+from node.inference.forward_router import ForwardRouter, Reroute, decide, named
 from node.pipeline.settings import PipelineSettings
 from protos.control_pb2 import GenerateRequest, LeaveOut
 
@@ -229,6 +230,7 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
     host = SimpleNamespace(
         pipeline=pipeline,
         work=SimpleNamespace(plan=plan),
+        training=SimpleNamespace(member=SimpleNamespace(busy=True)),
         tokenizer=Letters(),
         manifest=SimpleNamespace(model=swarm.model),
     )  # pyright: ignore
@@ -270,3 +272,16 @@ async def test_a_temperature_near_0_takes_the_likeliest_token(temperature):
     request = GenerateRequest(prompt="abc", max_tokens=2, temperature=temperature)
     said = [piece.token async for piece in sample(forward, ByteTokenizer(), request, 8)]
     assert said == [1, 1]
+
+
+def test_slow_text_has_its_reasons() -> None:
+    relayed = PeerId("r")
+    direct = PeerId("d")
+    way = Reroute(((1, (direct,)), (2, (relayed, direct)), (4, (direct,))), (), (3,), 4)
+    path = {relayed: "relayed", direct: "direct"}.__getitem__
+    quick = slow_words(replace(way, live=way.live[:1]), path, training=False)
+    assert quick == "every token is a pass through 1 block stage"
+    assert slow_words(way, path, training=True) == (
+        "every token is a pass through 3 block stages; the swarm trains at the same time; stage 2 "
+        "can be reached through a relay only"
+    )

@@ -18,6 +18,7 @@ from node.data.tokenizer import ByteTokenizer
 from node.inference import forwarding
 from node.inference.forwarding import MAX_PROMPT, EndsService
 from node.pipeline.settings import PipelineSettings
+from node.telemetry.events import Journal
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
 
@@ -75,6 +76,7 @@ class Peers:
                 host: Any = SimpleNamespace(
                     pipeline=self.pipelines[member.peer],
                     work=SimpleNamespace(plan=self.plan),
+                    training=SimpleNamespace(member=SimpleNamespace(busy=False)),
                     tokenizer=ByteTokenizer(),
                     manifest=SimpleNamespace(model=SimpleNamespace(seq_len=8)),
                 )
@@ -264,6 +266,7 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
         role="stage",
         transport=peers.net.transports[ME],
         identity=SimpleNamespace(peer_id=ME),
+        journal=Journal(),
         presence=SimpleNamespace(view=SimpleNamespace(ends=seen)),
         assembled=SimpleNamespace(
             ends=None,
@@ -275,8 +278,11 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
     request = pb.GenerateRequest(prompt="a", max_tokens=2)
 
     async def by() -> str:
-        return [p async for p in view.generate(request)][0].by
+        first = [p async for p in view.generate(request)][0]
+        assert first.by_name == daemon.journal.names.known(PeerId(first.by))
+        return first.by
 
+    daemon.journal.names.learn(A, "brisk-otter")
     assert await by() == A  # B leads
     del seen[A]  # its record has ended: the plan still knows it, after those that are in sight
     assert await by() == B

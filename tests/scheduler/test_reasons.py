@@ -22,7 +22,10 @@ def test_skips_swaps_and_slow_or_far_replicas_are_named() -> None:
     assert lines[-1] == f"stage 1: {short(A)} gets 1 of 3, it is 2.1x slower than {short(B)}"
     far = Costs({A: 1.0, B: 1.0}, ways={(E, A): 0.4, (E, B): 0.1})
     assert reasons(p, 3, far)[-1].endswith(f"it is 4.0x farther from the ends than {short(B)}")
-    assert reasons(p, 3, Costs({A: 1.0, B: 1.0}))[-1].endswith("the rest does not divide")
+    equal = Costs({A: 1.0, B: 1.0})
+    assert reasons(p, 3, equal)[-1].endswith("1 of 3, 3 cannot be dealt equally to 2 peers")
+    uneven = plan([[(1, B)], [(1, B)], [(1, A)], [(1, B)]], members)
+    assert reasons(uneven, 3, equal)[-1].endswith("so the paths of this epoch were dealt")
 
 
 def test_micro_batches_of_one_way_share_a_line() -> None:

@@ -157,9 +157,9 @@ def _saves_too_late(peer: SimPeer) -> None:
     store, stage = peer.work.engines.store, peer.work.stage
     true, last = store.save, dict[int, Any]()
 
-    def save(number: int, epoch: int, parameters: Any, optimizer: Any, meta: Any) -> Any:
+    def save(number: int, epoch: int, parameters: Any, *about: Any, **how: Any) -> Any:
         before, last[number] = last.get(number, parameters), dict(stage.parameters())
-        return true(number, epoch, before, optimizer, meta)
+        return true(number, epoch, before, *about, **how)
 
     setattr(store, "save", save)  # noqa: B010 - a bug is planted
 

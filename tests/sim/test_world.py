@@ -342,7 +342,7 @@ def test_simulated_postings_end_and_junk_is_refused() -> None:
 
 
 def store(disk: SimDisk, now: list[float]) -> DiskStore:
-    return DiskStore(disk, CheckpointSettings(1, 2), "run", lambda: now[0], lambda found: None)
+    return DiskStore(disk, CheckpointSettings(0.0, 1, 2), "run", lambda: now[0], lambda found: None)
 
 
 def test_a_disk_keeps_the_newest_and_no_half_written_checkpoint() -> None:

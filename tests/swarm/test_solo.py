@@ -22,8 +22,22 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     image = {f"TUTTI_{kind}_PORT": str(free_port()) for kind in ("P2P", "GRPC")}
     first.environment = {**first.environment, "TUTTI_LISTEN": "0.0.0.0", **image}
     first.start()
-    box.wait("the first epoch", lambda: first.status().epoch >= 1, 120.0, (first,))
+    reasons = dict[str, bool]()
+
+    def trains() -> bool:
+        now = first.status()
+        if now.peer:
+            reasons[now.cause] = reasons.get(now.cause, True) and now.healthy
+        return now.epoch >= 1
+
+    box.wait("the first epoch", trains, 120.0, (first,))
     said, status = first.said(), first.status()
+    assert "children" in reasons
+    assert all(reasons.values()), "its own stages load: nobody has to be invited for them"
+    # The plan counts the process, so that it can be compared.
+    planned = status.memory_process + status.memory_planned
+    assert 0.5 < planned / status.memory_used < 1.5
+    assert status.memory_process > 10 * status.memory_planned
     assert "solo" in said
     assert status.stage == 0
     assert status.healthy

@@ -159,8 +159,12 @@ def test_a_peer_without_ends_lets_an_ends_peer_run_the_passes(swarm):
 def test_export_is_the_model_of_the_swarm(swarm, tmp_path: Path, through: str):
     from transformers import AutoModelForCausalLM
 
+    peers = swarm.made.values()
+    swarm.wait("the end of the run", lambda: all(p.status().state == "finished" for p in peers))
     done = swarm.tutti("export", str(tmp_path / "out"), "--json", home=through)
-    assert document(done)["kind"] == "exported"
+    said = document(done)
+    assert (said["kind"], said["fields"]["epoch"]) == ("exported", EPOCHS)
+    assert f"| Version | epoch {EPOCHS} of {EPOCHS}" in (tmp_path / "out" / "README.md").read_text()
     assert (tmp_path / "out" / "tokenizer.json").is_file(), (
         "also from a peer that needs none itself"
     )

@@ -161,10 +161,13 @@ def test_text_is_for_people_and_cannot_repaint_the_terminal() -> None:
     assert as_text(event("a", text="é 漢")).endswith("é 漢")
 
 
-def test_auto_is_json_away_from_a_terminal() -> None:
+@pytest.mark.parametrize("form", ["auto", "text", "json"])
+def test_away_from_a_terminal_the_format_is_the_one_that_was_asked_for(form: str) -> None:
     stream = io.StringIO()
-    through(StreamSink(stream), event("a"))
-    assert json.loads(stream.getvalue())["kind"] == "a"
+    through(StreamSink(stream, form), event("a"))
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("{") is (form == "json")
+    assert form != "json" or json.loads(line)["kind"] == "a"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")

@@ -3,6 +3,7 @@ impossible."""
 
 import io
 import json
+import re
 import sys
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ from benchmarks.scheduler import DATA, load
 from cli import main
 from node.scheduler.planning.problem import parse
 from node.scheduler.planning.replay import replay
+from node.tools import schedule
 from node.tools.gantt import COLOURS
 
 B = str(DATA / "skippipe_B.json")
@@ -38,11 +40,24 @@ def test_json_can_be_replayed(capsys):
     assert said["deadlock_free"] is True
 
 
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        (-1e-12, "no other paths can be faster"),
+        (0.0, "no other paths can be faster"),
+        (0.25, "other paths save at most 25.0% of the makespan"),
+    ],
+)
+def test_what_other_paths_could_save_is_no_negative_number(share: float, says: str):
+    assert schedule._saving(share) == says
+
+
 def test_people_get_a_table_and_a_picture(capsys, tmp_path):
     svg = tmp_path / "plan.svg"
     code, out, _ = ask(capsys, B, "--moves", "200", "--gantt", str(svg), "--slots-ends", "6")
     assert code == 0
-    assert "lower bound" in out
+    (bound,) = (line for line in out.splitlines() if line.startswith("lower bound"))
+    assert re.search(r"other paths save at most [0-9.]+% of the makespan$", bound)
     assert "Australia" in out
     assert len([line for line in out.splitlines() if line.endswith("%")]) == 20
     drawn = ElementTree.parse(svg).getroot()

@@ -22,6 +22,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
+from node.core.clock import SystemClock
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember, lineage_after
 from node.core.journey import Path as Way
@@ -83,6 +84,7 @@ class Gradients:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.settings = PipelineSettings()
+        self.clock = SystemClock()
 
     def reset(self, epoch: int) -> None: ...
 
@@ -102,7 +104,7 @@ class Peer:
         self.transport = rig.net.transport(name)
         self.journal, metrics = Journal(), Metrics()
         self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=rig.deadline_s))
-        self.store = CheckpointStore(rig.home / name, CheckpointSettings(every=every), "run")
+        self.store = CheckpointStore(rig.home / name, CheckpointSettings(0.0, every), "run")
         self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
         engines = Engines(

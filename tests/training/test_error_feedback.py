@@ -96,7 +96,7 @@ def test_what_is_owed_fades_in_formats_that_leave_numbers_out(codec: str, share:
 def test_rounding_errors_of_another_shape_are_not_restored(giver: Giver, anchor: Anchor) -> None:
     own = {"anchor": numbers(0), "momentum": numbers(0), WORDS: dict(giver.words)}
     own[WORDS]["b"] = torch.zeros(3, 3)
-    anchor.restored({n + SAVED: {part: of[n] for part, of in own.items()} for n in "ab"})
+    anchor.restored({n + SAVED: {part: of[n] for part, of in own.items()} for n in "ab"}, 0)
     assert anchor.state is not None
     assert anchor.words.keys() == {"a"}
 

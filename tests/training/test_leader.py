@@ -17,11 +17,12 @@ from node.scheduler.costs import LinkCost, Measured
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 from node.training.leader.leader import Leader, Phase
-from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
+from node.training.leader.starting_point import COURTESY_S, LOST_S
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules, mark
+from node.training.protocol.waiting import Lack
 from tests.training.run_facts import facts
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
@@ -59,6 +60,13 @@ def waits(leader: Leader, now: float) -> str:
     """What is waited for; there must be no plan."""
     assert the_plan(leader.handle(ev.ClockTick(), now)) is None
     return leader.waiting_for
+
+
+def lacks(leader: Leader, now: float) -> Lack:
+    """The kind of thing that is waited for; there must be no plan."""
+    waits(leader, now)
+    assert leader.waiting is not None
+    return leader.waiting.lack
 
 
 def kinds(actions: Iterable[Any]) -> list[str]:
@@ -128,7 +136,8 @@ def test_of_two_histories_the_one_with_more_tokens_goes_on(
 def test_stages_of_different_histories_make_no_version() -> None:
     lost = [heard(E, A, 500), heard(S1, Version(5, "bb" * 16), 600), heard(S2, A, 500)]
     leader = led(facts(recall=recalled, patience_s=5.0, late_s=1e9), lost)
-    assert waits(leader, 30.0) == "stages that hold one version in common"
+    assert lacks(leader, 30.0) is Lack.COMMON
+    assert str(leader.waiting).endswith("nobody at stage 1 has epoch 5 as the others have it")
 
 
 def test_peers_of_a_richer_side_get_time_to_bring_the_rest() -> None:
@@ -220,8 +229,8 @@ def test_an_undone_version_counts_where_nobody_can_go_back() -> None:
         if m.peer == T2:
             leader.handle(ev.Unreachable(S2), 4.0)
     assert (leader.phase, leader.mismatches) == (Phase.GATHER, 1)
-    assert waits(leader, 5.0) == NOTHING_IN_COMMON
-    assert waits(leader, 13.0) == NOTHING_IN_COMMON, "who can go back may come"
+    assert lacks(leader, 5.0) is Lack.COMMON
+    assert lacks(leader, 13.0) is Lack.COMMON, "who can go back may come"
     done = leader.handle(ev.ClockTick(), 15.5)
     following = next_plan(done)
     assert kinds(done)[0] == "undone-counted"
@@ -490,7 +499,8 @@ def test_a_stage_falls_back_to_its_newest_remaining_parameters(
     done = waits(6.0, older if early else heard(T1))
     if not early:
         assert the_plan(done) is None, "what a run begins with is nothing to go on from"
-        assert leader.waiting_for == NOTHING_IN_COMMON
+        assert leader.waiting is not None
+        assert leader.waiting.lack is Lack.COMMON
         done = tell(leader, [older], 70.0)
     plan = next_plan(done)
     assert (plan.base, plan.stood) == (third.base, {1: second.base})
@@ -580,7 +590,8 @@ def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
 def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
     lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
     leader = led(facts(prove=True), lone)
-    assert waits(leader, 2.0) == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
+    pair = f"{short(S1)} of stage 1 and {short(S2)} of stage 2"
+    assert waits(leader, 2.0) == f"a connection between {pair}"
     one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
     assert the_plan(tell(leader, one_way, 2.5)) is None, "who is called must be able to call back"
     next_plan(tell(leader, [with_ways(heard(S2), E, S1)], 3.0) + leader.handle(ev.ClockTick(), 3.5))
@@ -601,9 +612,9 @@ def test_going_back_is_said_though_no_path_is_found_at_first() -> None:
     ]
     leader.handle(ev.Unreachable(S1), 4.0)
     tell(leader, [*here, with_ways(heard(S1), E)], 4.5)
-    assert not waits(leader, 4.6).startswith("a way between"), "patience is not over"
+    assert not waits(leader, 4.6).startswith("a connection between"), "patience is not over"
     done = leader.handle(ev.ClockTick(), 6.0)
-    assert leader.waiting_for.startswith("a way between")
+    assert leader.waiting_for.startswith("a connection between")
     done += tell(leader, [with_ways(heard(S1), E, S2)], 6.5)
     assert next_plan(done + leader.handle(ev.ClockTick(), 7.0)).base == YOUNG
     assert kinds(done).count("went-back") == 1
@@ -637,9 +648,12 @@ def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
     leader = Leader(E, facts(prove=True))
     tell(leader, notes[1:], 0.0)
-    assert waits(leader, 1.0) == "a peer for the ends, stage 1, stage 2", "it has not heard itself"
+    assert waits(leader, 1.0) == "a peer for the ends and stages 1, 2", "it has not heard itself"
     tell(leader, notes, 1.5)
-    assert waits(leader, 2.0) == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
+    assert (
+        waits(leader, 2.0)
+        == f"a connection between {short(S1)} of stage 1 and {short(E)} of the ends"
+    )
 
 
 def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
@@ -676,3 +690,13 @@ def test_the_last_plan_is_sent_again_to_who_comes_and_can_serve() -> None:
     leader.handle(ev.Unreachable(S2), 6.0)
     assert the_plan(tell(leader, [with_ways(heard(S2, A)), *here(E, S1, T1)], 7.0)) is None
     assert the_plan(tell(leader, here(E, S1, S2, T1), 8.0)) is not None, "it was started again"
+
+
+def test_a_peer_is_silent_to_its_leader_when_it_would_be_asked_whether_it_lives() -> None:
+    leader, _ = begun(late_s=5.0)
+    for now in (3.0, 4.0, 5.0):
+        leader.handle(heard(S1), now)
+    assert leader.silent_s(S1, 5.5) == 0.0
+    assert leader.silent_s(S1, 9.5) == 4.5
+    assert leader.silent_s(E, 100.0) == 0.0, "the leader itself"
+    assert leader.silent_s(PeerId("stranger"), 100.0) == 0.0

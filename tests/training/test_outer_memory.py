@@ -154,7 +154,7 @@ def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
     ends = check_memory(config, manifest, 0, 1 << 40)
     assert ends.ok
     assert {row.what for row in ends.table if row.when == "always" and row.nbytes} == {"parameters"}
-    assert "for the ends:" in planned_memory(config, manifest)[0]
+    assert " for the ends or " in planned_memory(config, manifest)[0]
 
 
 def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
@@ -163,10 +163,13 @@ def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
     needed = {s: check_memory(config, manifest, s, 1 << 60).needed for s in range(1, 9)}
     most = max(needed, key=lambda s: needed[s])
     assert hosted(config, manifest, 1 << 60) == [0, most]
-    told = [line for line in planned_memory(config, manifest) if line.startswith("up to")]
-    assert told[1] == f"up to {human(needed[most])} for stage {most}:"
+    (told,) = planned_memory(config, manifest)
+    assert f" or {human(needed[most])} for stage {most}, " in told
     chosen = replace(config, node=replace(config.node, stage="2"))
-    assert planned_memory(chosen, manifest)[0] == f"up to {human(needed[2])} for stage 2:"
+    told, *parts = planned_memory(chosen, manifest, verbose=True)
+    assert told == f"up to {human(needed[2])} for stage 2, beside the program itself"
+    assert parts[0] == "stage 2:"
+    assert parts[1].startswith("  always parameters")
 
 
 def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
     assert main > 0
     on_device = (
         check_memory(config, manifest, 1, ample, ample).needed
-        - check_memory(config, plain, 1, ample).needed
+        - check_memory(config, plain, 1, ample, ample).needed
     )
     assert 0 < on_device < main, "only the parameters that are given stay there"
     main -= on_device

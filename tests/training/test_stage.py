@@ -44,6 +44,24 @@ def test_an_update_can_be_undone_once_until_it_is_settled() -> None:
         s.roll_back()
 
 
+def test_the_version_before_is_given_by_its_name_until_the_new_one_is_settled() -> None:
+    s = state()
+    first, before = s.digest, s.parameters()
+    s.adopt(plus(s, 1.0), NEXT)
+    for epoch, lineage in ((None, ""), (1, ""), (1, NEXT.lineage)):
+        held = s.held(epoch, lineage)
+        assert held is not None
+        assert (held.version, held.digest) == (NEXT, s.digest)
+    for epoch, lineage in ((2, ""), (1, "cd" * 16)):
+        assert s.held(epoch, lineage) is None
+    held = s.held(0, "")
+    assert held is not None
+    assert (held.version, held.digest) == (Version(0), first)
+    assert all(torch.equal(t, before[n]) for n, t in held.parameters.items())
+    s.settle()
+    assert s.held(0, "") is None
+
+
 def test_a_set_that_does_not_fit_changes_nothing() -> None:
     s = state()
     before = s.digest

@@ -6,6 +6,7 @@ from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
 from node.training.leader.starting_point import ALONE_S, FEW, RIPE, Voting, without
 from node.training.protocol.votes import decide, is_majority
+from node.training.protocol.waiting import Lack, Wait
 
 A, B, C, D, E, F, G, H = (PeerId(name) for name in "ABCDEFGH")
 ALL = (A, B, C, D, E, F)
@@ -84,13 +85,15 @@ def test_who_leaves_takes_no_votes_along() -> None:
 
 def test_who_waits_in_vain_goes_on_as_an_orphan() -> None:
     voting, e = Voting(D), Electorate(ALL, ALL)
-    assert voting.lacks(e, {D, E, F}, 5.0, 0.0) == "more than half of the voters (3 of 6 are here)"
-    assert isinstance(voting.lacks(e, {D, E, F}, 4.9 + ALONE_S, 0.0), str)
+    wait = voting.lacks(e, {D, E, F}, 5.0, 0.0)
+    assert wait == Wait(Lack.VOTERS, peers=(A, B, C), here=3, of=6)
+    assert str(wait) == "more than half of the voters (3 of 6 are here; without A, B, C)"
+    assert isinstance(voting.lacks(e, {D, E, F}, 4.9 + ALONE_S, 0.0), Wait)
     for later in (0.0, 1.0):  # no plan could be made yet
         alone = voting.lacks(e, {D, E, F}, 5.0 + ALONE_S + later, 0.0)
         assert alone == Electorate((D, E, F), ALL, True)
     voting.planned()
-    assert isinstance(voting.lacks(e, {D}, 7.0 + ALONE_S, 0.0), str)
+    assert isinstance(voting.lacks(e, {D}, 7.0 + ALONE_S, 0.0), Wait)
     made = plan(alone, (D, E, F))
     assert voting.committed(made, {D, E, F})
     still = voting.electorate(made, (D, E, F), ())
@@ -103,6 +106,6 @@ def test_who_waits_in_vain_goes_on_as_an_orphan() -> None:
 
 def test_a_slow_swarm_waits_longer_for_its_voters() -> None:
     voting, e = Voting(D), Electorate(ALL)
-    assert isinstance(voting.lacks(e, {D}, 0.0, 100.0), str)
-    assert isinstance(voting.lacks(e, {D}, 499.0, 100.0), str)
+    assert isinstance(voting.lacks(e, {D}, 0.0, 100.0), Wait)
+    assert isinstance(voting.lacks(e, {D}, 499.0, 100.0), Wait)
     assert voting.lacks(e, {D}, 500.0, 100.0) == Electorate((D,), ALL, True)

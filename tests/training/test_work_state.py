@@ -206,10 +206,18 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     ):
         assert a.work.describe(*nowhere) is None, nowhere
     assert a.work.describe(1, StateKind.PARAMETERS, None, "")[0] == here
+    # The version that the plan starts from is given until the next plan comes.
+    at, found = a.work.describe(1, StateKind.PARAMETERS, before.epoch, before.lineage)
+    assert at == before
+    assert found.keys() == a.work.stage.shapes.keys()
+    newest = a.work.stage.parameters()
+    assert not any(torch.equal(tensor, newest[name]) for name, tensor in found.items())
     assert a.work.listing(1, StateKind.OPTIMIZER) == dict.fromkeys(
         ("layers.0.a", "layers.0.norm"), before
     )
     assert (a.work.listing(2, StateKind.OPTIMIZER), plan.epoch) == ({}, before.epoch)
+    a.work.stage.settle()
+    assert a.work.describe(1, StateKind.PARAMETERS, before.epoch, before.lineage) is None
 
 
 async def test_a_checkpoint_outlives_who_waits_for_it(
@@ -217,7 +225,9 @@ async def test_a_checkpoint_outlives_who_waits_for_it(
 ) -> None:
     a, plan = await rig.trained("a", 1, every=1)
     write, goes_on = a.store.save, threading.Event()
-    monkeypatch.setattr(a.store, "save", lambda *about: goes_on.wait(60) and write(*about))
+    monkeypatch.setattr(
+        a.store, "save", lambda *about, **how: goes_on.wait(60) and write(*about, **how)
+    )
     await rig.begun((a,), dict.fromkeys(rig.shapes, a), plan)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):

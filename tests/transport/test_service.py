@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
-from node.core.ids import PeerId
+from node.core.ids import PeerId, short
 from node.identity.faults import PEERS_KEPT
 from node.identity.keys import Identity
 from node.inference.forwarding import LIMIT_S
@@ -231,6 +231,12 @@ async def test_a_lost_peer_is_forgotten_and_found_after_its_restart(swarm):
     await b.close()
     await asyncio.wait_for(lost.wait(), 10)
     assert a.path(b.peer_id) == ""
+    # Whether the peer is lost or has left is for others to say.
+    (broke,) = (e for e in a._journal.recent() if e.kind == "line-lost")
+    assert (broke.level, broke.text) == (
+        "debug",
+        f"the connection to test ({short(b.peer_id)}) broke",
+    )
     with pytest.raises(PeerFault):
         await a.channel(b.peer_id)
     # The restarted peer announces itself, as its directory record would; a connection it makes

@@ -14,7 +14,7 @@ from protos.control_pb2 import CellLine
 
 @pytest.fixture
 async def window():
-    return CannedWindow()
+    return CannedWindow(training_snapshot(phase="run"))
 
 
 @pytest.fixture
@@ -63,6 +63,25 @@ async def test_it_shows_node_swarm_curve_peers_and_events(window, app, pilot):
     assert "epoch 120 committed" in app.query_one("#events", RichLog).lines[0].text
 
 
+async def test_a_crowd_shows_who_needs_a_look_and_counts_the_others(window, app, pilot):
+    for i in range(9):
+        window.seen.peers.add(peer=f"crowd{i}", name=f"peer-{i}", state="training", stage=1)
+    window.seen.peers[-1].state = "silent"
+    table = app.query_one("#peers", DataTable)
+    await until(pilot, lambda: table.row_count == 15)
+    names = [str(table.get_row_at(i)[1]) for i in range(3)]
+    assert names == ["brisk-otter", "quiet-ferret", "peer-8"]
+    hidden = 15 - (table.size.height - 1)
+    assert 0 < hidden < 11, "more than four rows are there"
+    await until(pilot, lambda: f"+{hidden} more" in str(table.border_title))
+
+
+async def test_it_says_micro_batches_the_share_done_and_the_time_left(app, pilot):
+    await until(pilot, lambda: "TRAINING, computing" in words(app, "#node"))
+    assert "1,204 micro-batches" in words(app, "#node")
+    assert "epoch  120 of 150  80 %, 3h10m left" in words(app, "#swarm")
+
+
 async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app, pilot):
     table = app.query_one("#peers", DataTable)
     await until(pilot, lambda: table.row_count == 6)
@@ -82,7 +101,7 @@ async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app, 
 async def test_it_follows_the_daemon(window, app, pilot):
     await until(pilot, lambda: "TRAINING" in words(app, "#node"))
     window.said = training_snapshot(healthy=False, state="waiting", reason="no peer holds stage 3")
-    await until(pilot, lambda: "no peer holds stage 3" in words(app, "#node"))
+    await until(pilot, lambda: "no peer holds stage 3" in words(app, "#why"))
     assert app.query_one("#node").has_class("trouble")
     window.journal.emit("training", "x", "news")
     await until(

@@ -153,6 +153,8 @@ class Stream:
         self._working = 0
         self._pause, self._looked = 0.0, -LOOK_AGAIN_S
         self._warned = False
+        self.trouble = ""
+        """The reason for which text cannot be had, empty for none."""
         self._replaced = Newest[str, None](1000)
         """Why pieces were taken from elsewhere, as far as it was said."""
         self._workers = min(WORKERS, os.cpu_count() or 1)
@@ -276,6 +278,7 @@ class Stream:
                     self._pause = 0.0
                     if self._warned and not self._waiting_again:
                         self._warned = False
+                        self.trouble = ""
                         _log.info("text for training can be had again")
                     del self._urgency[number]
                     self._sound[number] = None
@@ -289,9 +292,10 @@ class Stream:
 
     async def _failed(self, e: Exception) -> None:
         loop = asyncio.get_running_loop()
+        step = f"; {e.next_step}" if isinstance(e, LocalFault) else ""
+        self.trouble = f"{e}{step}"
         if not self._warned:
             self._warned = True
-            step = f"; {e.next_step}" if isinstance(e, LocalFault) else ""
             _log.warning("text for training cannot be had: %s%s; tried again", e, step)
         if isinstance(e, UsageFault) and loop.time() - self._looked > LOOK_AGAIN_S:
             # The server has other shards, or only other names for the versions of the same ones.

@@ -6,7 +6,7 @@ exact, and a mean tells of whom and of what it is one. Parameters are stepped by
 optimizer: two peers hold the same bits only if the very same steps reached both.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from node.checkpoint.schedule import kept
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import Checkpoint, CheckpointStore
 from node.core.errors import Refused, StepFault
@@ -279,13 +280,18 @@ class DiskStore(CheckpointStore):
         parameters: Mapping[str, Tensor],
         optimizer: Mapping[str, Mapping[str, Tensor]],
         meta: Mapping[str, Any],
+        *,
+        stride: int = 1,
+        beside: Collection[int] = (),
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> Path:
         state = {n: dict(s) for n, s in optimizer.items()}
         made = Checkpoint(stage, epoch, dict(parameters), state, dict(meta), digest(parameters))
         before = self._on.places
         self._on.places = {**before, (stage, epoch): made}
-        others = [e for e in self.epochs(stage)[::-1] if e != epoch]
-        for old in others[self.settings.keep - 1 :]:
+        epochs, keep = self.epochs(stage), self.settings.keep
+        stay = kept(epochs, {epoch, *beside}, keep=keep, stride=stride)
+        for old in set(epochs) - stay:
             del self._on.places[stage, old]
         self._blocked = self._on.seconds
         self._on.writing = self._now() + self._blocked, before

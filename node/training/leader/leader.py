@@ -17,7 +17,7 @@ from statistics import median_high
 from typing import Any
 
 from node.core.errors import OutOfResources
-from node.core.ids import ENDS, NO_CELL, CellId, PeerId, stage_name
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Hop, Plan, Version, Window
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
@@ -36,6 +36,7 @@ from node.training.protocol.pace import ASK_AFTER, RECALL_FROM, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
 from node.training.protocol.votes import Certificate, Trust, Vote
+from node.training.protocol.waiting import Lack, Wait
 
 PROOF_AGAIN_S = 60.0
 """When nobody had a certificate for a claimed version, no other certificate is asked for during so
@@ -88,7 +89,9 @@ class Leader:
         self._terms = Terms(term)
         self.phase = Phase.GATHER
         self.roster = Roster(facts.stages, me, facts.prove, known)
-        self.waiting_for, self._lacking = "peers", ""
+        self.waiting: Wait | None = Wait(Lack.SETTLING)
+        """The reason for which no epoch is planned; None when one is."""
+        self._lacking = ""
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
@@ -134,6 +137,20 @@ class Leader:
     def plan(self) -> Plan | None:
         """The plan in force, if an epoch is under way."""
         return self._epoch.plan if self._epoch else None
+
+    @property
+    def waiting_for(self) -> str:
+        """:attr:`waiting` as text, empty for no reason."""
+        return str(self.waiting) if self.waiting is not None else ""
+
+    def silent_s(self, peer: PeerId, now: float) -> float:
+        """Seconds since the last sign of life of a peer that is silent for longer than usual, 0 for
+        any other."""
+        heard = self.roster.heard.get(peer)
+        if heard is None or peer == self.me:
+            return 0.0
+        usual = ASK_AFTER * self.roster.silence(peer, self.facts.waits.late_s)
+        return now - heard if now - heard > usual else 0.0
 
     @property
     def idle(self) -> bool:
@@ -307,16 +324,17 @@ class Leader:
     def _try_plan(self, now: float) -> list[Any]:
         facts = self.facts
         if self.resigning:
-            self.waiting_for = "the next leader"
+            self.waiting = Wait(Lack.NEXT_LEADER)
             return []
         stages = self.roster.replicas()
         takes_part = [self.roster.candidates[p] for peers in stages.values() for p in peers]
         young = self.roster.base is None and all(c.at == GENESIS for c in takes_part)
         need = facts.min_replicas if young else 1
         thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
-        nobody = "a peer for " + ", ".join(map(stage_name, thin)) if thin else ""
+        nobody = Wait(Lack.PEERS, stages=tuple(thin)) if thin else None
         if thin and (young or ENDS in thin or len(thin) > facts.spare):
-            self.waiting_for, self._complete = self._not_joined(thin, need) or nobody, None
+            self.waiting = self._not_joined(thin, need) or nobody
+            self._complete = None
             return self._mend(thin, now)
         self._complete = now if self._complete is None else self._complete
         self._mend((), now)
@@ -328,11 +346,11 @@ class Leader:
             and now - self._changed < facts.waits.settle_s
             and now - self._complete < SETTLES * facts.waits.settle_s
         ):
-            self.waiting_for = "more peers"
+            self.waiting = Wait(Lack.SETTLING)
             return []
         base = self._choose(now)
-        if isinstance(base, str):
-            self.waiting_for = nobody or base
+        if isinstance(base, Wait):
+            self.waiting = nobody or base
             if lost := self._starting.drop_agreement(self.roster, now):
                 return [reports.agreement_lost(lost), *self._try_plan(now)]
             if self._starting.count_undone(self.roster, now):
@@ -350,10 +368,10 @@ class Leader:
         if past is None or unknown or self._doubts(base, now):
             return self._recall(base, now)
         votes = self._electorate(base, now)
-        if isinstance(votes, str):
-            self.waiting_for = votes
+        if isinstance(votes, Wait):
+            self.waiting = votes
             return []
-        self.waiting_for = ""
+        self.waiting = None
         self._starting.found()
         # What is said once must not be lost with a plan that cannot be made.
         done = [*self._rebalance(now), *self._change_history(base, past)]
@@ -362,30 +380,33 @@ class Leader:
         except OutOfResources as e:
             self.planning.postpone(now)
             said, self._lacking = self._lacking, str(e)
-            self.waiting_for = f"memory for the optimizer's state: {e}"
+            self.waiting = Wait(Lack.MEMORY, detail=f"memory for the optimizer's state: {e}")
             return done + ([reports.out_of_room(e)] if said != self._lacking else [])
         except NoWay as e:
             self.planning.postpone(now)
-            self.waiting_for = str(e)
+            self.waiting = Wait(Lack.WAYS, detail=str(e))
             return done
 
-    def _not_joined(self, thin: Sequence[int], need: int) -> str:
-        """Of stages that have enough peers, but not enough that reach the others: the pairs that
-        are missing."""
+    def _not_joined(self, thin: Sequence[int], need: int) -> Wait | None:
+        """The wait for pairs that have not reached each other, where stages have enough peers but
+        not enough that reach the others; None where that is not the reason."""
         here = self.roster.present()
         full = [s for s in thin if len(here[s]) >= (need if s != ENDS else 1)]
         pairs = [(a, b) for a, b in self.roster.apart() if self.roster.candidates[a].stage in full]
         stage = {p: c.stage for p, c in self.roster.candidates.items()}
-        return str(NoWay([(Hop(stage[a], a), Hop(stage[b], b)) for a, b in pairs])) if pairs else ""
+        if not pairs:
+            return None
+        no_way = NoWay([(Hop(stage[a], a), Hop(stage[b], b)) for a, b in pairs])
+        return Wait(Lack.WAYS, detail=str(no_way))
 
-    def _choose(self, now: float) -> Version | str:
-        """The version to start from, or what is waited for. One that few can have committed is
+    def _choose(self, now: float) -> Version | Wait:
+        """The version to start from, or the reason for waiting. One that few can have committed is
         asked about first, and passed over where nobody could show a certificate a moment ago."""
         r = self.roster
         r.unproven = {v for v in r.unproven if self._doubts(v, now) and r.holders(v)}
         while True:
             base = self._starting.choose(r, self.tokens, now)
-            if isinstance(base, str) or now >= self._no_proof_until or not self._doubts(base, now):
+            if isinstance(base, Wait) or now >= self._no_proof_until or not self._doubts(base, now):
                 return base
             r.unproven.add(base)
 
@@ -398,7 +419,7 @@ class Leader:
         )
 
     def _recall(self, base: Version, now: float) -> list[Any]:
-        self.waiting_for = f"the history of epoch {base.epoch}"
+        self.waiting = Wait(Lack.HISTORY, epoch=base.epoch)
         match self.memory.asking(base, now, self.facts.waits.recall_s):
             case "ask":
                 holders = tuple(p for p in self.roster.holders(base) if p != self.me)
@@ -422,13 +443,14 @@ class Leader:
             return []
         if known and e.plan is not None:
             self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
-        said = [] if known else [reports.history_lost(e.version)]
+        guessed = not known and not self.memory.knows(e.version)
+        said = [reports.history_lost(e.version)] if guessed else []
         return said + self._try_plan(now)
 
     # ----------------------------------------------------------- plan
 
-    def _electorate(self, base: Version, now: float) -> Electorate | str:
-        """Who votes on what is planned next; a few words where too few of them are here."""
+    def _electorate(self, base: Version, now: float) -> Electorate | Wait:
+        """The voters on the next version, or the wait for voters where too few are here."""
         h, r = self.memory.history, self.roster
         self.after = h.hash if h is not None else ""
         if h is not None and h.last:

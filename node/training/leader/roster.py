@@ -245,6 +245,15 @@ class Roster:
             reverse=True,
         )
 
+    def nearest(self) -> tuple[Version | None, list[int]]:
+        """The version that the fewest stages lack, the newest of several, and these stages; (None,
+        []) when nobody holds one."""
+        held = {self.candidates[p].at for p in self._present()}
+        known = held - self.undone - self.unproven
+        lacking = {v: self.bare(v) for v in known}
+        best = min(lacking, key=lambda v: (len(lacking[v]), -v.epoch), default=None)
+        return best, lacking[best] if best is not None else []
+
     def is_own(self, version: Version) -> bool:
         """Whether it was agreed on last, or the leader can put it in place itself."""
         own = self.candidates.get(self._leader)

@@ -13,16 +13,16 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from node.core.ids import PeerId, short
+from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, Version
 from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.votes import decide, is_majority
+from node.training.protocol.waiting import Lack, Wait
 
 COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
 """Planning waits for peers that claim a better history at most once in so many seconds; the
 interval grows to the second value while such claims come to nothing."""
-NOTHING_IN_COMMON = "stages that hold one version in common"
 MISSED_S = 3.0
 """A stage without anybody for so long is left out, where the run allows it: a new leader may not
 have heard of all yet."""
@@ -52,9 +52,9 @@ class StartingPoint:
         self._courtesy = -math.inf
         self._courtesy_every = COURTESY_S / 2
 
-    def choose(self, roster: Roster, tokens: int, now: float) -> Version | str:
-        """The version to start from, the best of :meth:`Roster.startable`; else, in a few words,
-        what the leader waits for. ``tokens``: counted in our history.
+    def choose(self, roster: Roster, tokens: int, now: float) -> Version | Wait:
+        """The version to start from, the best of :meth:`Roster.startable`; else the reason for
+        which the leader waits. ``tokens``: counted in our history.
 
         Peers that claim a better history get a moment to bring the rest of their side.
         """
@@ -71,12 +71,18 @@ class StartingPoint:
         # Going back costs epochs, so a swarm that has lost a whole stage first gives it a chance to
         # return.
         if tokens and now - self._stuck_since < self._facts.waits.patience_s:
-            return (
-                f"a peer that holds epoch {roster.base.epoch}"
-                if roster.base
-                else "peers that hold the newest epoch"
-            )
-        return best or NOTHING_IN_COMMON
+            if roster.base is not None:
+                lacking = tuple(roster.bare(roster.base))
+                return Wait(Lack.EPOCH, stages=lacking, epoch=roster.base.epoch)
+            return self._nothing_in_common(roster)
+        return best or self._nothing_in_common(roster)
+
+    @staticmethod
+    def _nothing_in_common(roster: Roster) -> Wait:
+        """Name the stages that lack the version which the fewest stages lack."""
+        nearest, lacking = roster.nearest()
+        epoch = nearest.epoch if nearest is not None else 0
+        return Wait(Lack.COMMON, stages=tuple(lacking), epoch=epoch)
 
     @staticmethod
     def _ends_orphan(roster: Roster, best: Version) -> bool:
@@ -149,11 +155,11 @@ class StartingPoint:
         # A run that is complete has all of its stages.
         return base if base.epoch < facts.epochs or not roster.bare(base) else None
 
-    def _richer(self, roster: Roster, best: Version, tokens: int, now: float) -> str:
-        """Whose side of a parted network is waited for; empty for nobody's."""
+    def _richer(self, roster: Roster, best: Version, tokens: int, now: float) -> Wait | None:
+        """The wait for the side of a parted network that claims more tokens; None without one."""
         claims = roster.richer(max(counted(roster, best, tokens), tokens), best)
         if not claims:
-            return ""
+            return None
         # A claim costs nothing to make: whoever repeats one that comes to nothing is waited for
         # ever more rarely.
         if now - self._courtesy > self._courtesy_every:
@@ -162,11 +168,7 @@ class StartingPoint:
                 min(2 * self._courtesy_every, COURTESY_MOST_S),
             )
         waits = now - self._courtesy < self._facts.waits.patience_s
-        return (
-            f"the side of {short(claims[0])}, which says it has counted more tokens"
-            if waits
-            else ""
-        )
+        return Wait(Lack.SIDE, peers=(claims[0],)) if waits else None
 
 
 def counted(roster: Roster, version: Version, tokens: int) -> int:
@@ -234,9 +236,9 @@ class Voting:
 
     def lacks(
         self, e: Electorate, here: Collection[PeerId], now: float, epoch_s: float
-    ) -> str | Electorate:
+    ) -> Wait | Electorate:
         """The electorate to plan with: ``e`` if enough of its voters are ``here``, or an orphan one
-        after :data:`ALONE_S`; until then, in words, what is waited for. ``epoch_s``: seconds of an
+        after :data:`ALONE_S`; until then the wait for the others. ``epoch_s``: seconds of an
         epoch, 0 for unknown."""
         if decide(e, here):
             self._lacking = math.inf
@@ -246,5 +248,6 @@ class Voting:
             voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
             return Electorate(voters, e.elders if e.orphan else e.voters, True)
         lacking = e.voters if not is_majority(e.voters, here) else e.elders
-        count = sum(p in here for p in lacking)
-        return f"more than half of the voters ({count} of {len(lacking)} are here)"
+        absent = tuple(p for p in lacking if p not in here)
+        present = len(lacking) - len(absent)
+        return Wait(Lack.VOTERS, peers=absent, here=present, of=len(lacking))

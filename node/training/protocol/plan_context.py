@@ -6,7 +6,7 @@ another peer that remembers the plan behind the version; a version whose plan no
 on from a guess, and says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -31,6 +31,33 @@ class PlanContext:
     change: str = ""
     founded: bool = False
     books: Books | None = None
+
+    @classmethod
+    def before(cls, plan: Plan) -> "PlanContext":
+        """The context of the version that ``plan`` starts from."""
+        return cls(
+            plan.cursor,
+            dict(plan.owners),
+            plan.tokens,
+            plan.change,
+            founded=bool(plan.parent),
+            books=plan.window.books,
+        )
+
+    @classmethod
+    def after(
+        cls, plan: Plan, dropped: Sequence[int], owners: Mapping[str, PeerId], tokens: int
+    ) -> "PlanContext":
+        """The context of the version that ``plan`` makes: its samples are taken, and those of
+        ``dropped`` micro-batches returned."""
+        sampler = Sampler(plan.cursor)
+        lost = set(dropped)
+        for path in plan.paths:
+            sampler.take(len(path.samples))
+        sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
+        return cls(
+            sampler.cursor(), dict(owners), tokens, plan.change, books=plan.window.books_after
+        )
 
 
 class Memory:
@@ -64,7 +91,7 @@ class Memory:
     ) -> None:
         """``plan`` made ``version``, with these owners in the end."""
         self.history, self._dropped = plan, tuple(dropped)
-        self._next = version, _after(plan, dropped, owners, tokens)
+        self._next = version, PlanContext.after(plan, dropped, owners, tokens)
 
     def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
         """What goes with ``base``, None when this peer does not know. ``tokens``: counted, as other
@@ -74,16 +101,9 @@ class Memory:
             return self._next[1]
         h = self.history
         if h is not None and base == h.base:
-            return PlanContext(
-                h.cursor,
-                dict(h.owners),
-                h.tokens,
-                h.change,
-                founded=bool(h.parent),
-                books=h.window.books,
-            )
+            return PlanContext.before(h)
         if h is not None and base == makes(h, self._dropped):
-            return _after(h, self._dropped, dict(h.owners), max(tokens, h.tokens))
+            return PlanContext.after(h, self._dropped, h.owners, max(tokens, h.tokens))
         if base == GENESIS:
             return PlanContext(WHOLE, {}, 0)
         found = self._from_checkpoint(base)
@@ -91,6 +111,10 @@ class Memory:
             guess = SampleClass(0, 0, base.epoch * batch)
             return PlanContext((guess,), {}, max(0, tokens))
         return found
+
+    def knows(self, version: Version) -> bool:
+        """True if a checkpoint of this peer has the context of ``version``."""
+        return self._from_checkpoint(version) is not None
 
     def stood(self, version: Version) -> dict[int, Version]:
         """Stages whose parameters at ``version`` are those of an older one, as far as the newest
@@ -145,15 +169,3 @@ class Memory:
 def makes(plan: Plan, dropped: Sequence[int]) -> Version:
     """The version that ``plan`` makes when these micro-batches do not count."""
     return Version(plan.epoch + 1, lineage_after(plan, dropped))
-
-
-def _after(
-    plan: Plan, dropped: Sequence[int], owners: dict[str, PeerId], tokens: int
-) -> PlanContext:
-    """What goes with the version that ``plan`` makes: its samples are taken, and those of dropped
-    micro-batches handed back."""
-    sampler, lost = Sampler(plan.cursor), set(dropped)
-    for path in plan.paths:
-        sampler.take(len(path.samples))
-    sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
-    return PlanContext(sampler.cursor(), owners, tokens, plan.change, books=plan.window.books_after)

@@ -133,11 +133,8 @@ class Anchor(Giver):
 
     def describe(self, epoch: int | None, history: str) -> tuple[Version, dict[str, Tensor]] | None:
         """Anchor and momentum that go with a version that is here, as "<part>/<which>"."""
-        now = (self.state, self.words, self.step)
-        for version, (state, owed, _) in (
-            (self.stage.version, now),
-            (self.stage.settled, self._before or now),
-        ):
+        for version in (self.stage.version, self.stage.settled):
+            state, owed, _ = self._at(version)
             if (
                 state is not None
                 and epoch in (None, version.epoch)
@@ -151,23 +148,35 @@ class Anchor(Giver):
                 return version, _flat(state) | words
         return None
 
-    def saved(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint keeps of it, part by part; empty where there is nothing."""
-        state = self.state
+    def _at(self, version: Version) -> tuple[OuterState | None, Named, int]:
+        """State, error feedback and step that go with the version in place or the one before."""
+        now = (self.state, self.words, self.step)
+        return now if version == self.stage.version else self._before or now
+
+    def saved(self, version: Version) -> dict[str, dict[str, Tensor]]:
+        """The part of a checkpoint of ``version``, which is in place or the one before: by part;
+        empty where the run has no anchor."""
+        state, words, _ = self._at(version)
         if state is None:
             return {}
         return {
             name + SAVED: {
                 "anchor": state.anchor[name],
                 "momentum": state.momentum[name],
-                **({WORDS: self.words[name]} if name in self.words else {}),
+                **({WORDS: words[name]} if name in words else {}),
             }
             for name in state.anchor
         }
 
-    def restored(self, found: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """What a checkpoint had of it; one that lacks a part has none."""
+    def step_at(self, version: Version) -> int:
+        """The server's step that goes with the version in place or the one before."""
+        return self._at(version)[2]
+
+    def restored(self, found: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+        """Take what a checkpoint has: anchor, momentum and error feedback by part, and the server's
+        ``step``. Without one of the parts there is no anchor."""
         self.forget()
+        self.step = step
         names = self.stage.parameters()
         if self.kept and all(
             found.get(name + SAVED, {}).keys() >= {"anchor", "momentum"} for name in names

@@ -1,16 +1,23 @@
-"""This peer's own checkpoints of its stage: written in the background, read back by version; what
-is wrong with them and with their disk, for the operator."""
+"""This peer's own checkpoints of its stage: written beside training and by a stop, read back by
+version; what is wrong with them and with their disk, for the operator."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+import os
+import sys
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from node.checkpoint.files import Interrupted
+from node.checkpoint.schedule import CheckpointSchedule
 from node.checkpoint.store import Checkpoint
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
-from node.core.journey import Plan, Version, lineage
+from node.core.journey import Version, lineage
 from node.core.mass import parse_books
 from node.core.samples import parse_cursor, rows
 from node.core.tasks import Tasks
@@ -21,11 +28,70 @@ from node.training.state.engines import Engines
 
 TOLD = 3
 """Checkpoints that cannot be used are named in the status up to so many, the others are counted."""
+PRIORITY = 19
+"""Niceness of the thread that writes beside training, on systems whose threads have their own."""
+
+
+@dataclass(frozen=True)
+class StageSnapshot:
+    """Content of a checkpoint: a stage at one version. Later epochs replace the tensors and do not
+    write into them.
+
+    ``optimizer``: state of the parts that this peer owns, by part; ``copies``: of other owners'
+    parts, so that a swarm which comes back without some of its peers has their state;
+    ``colleagues``: peers that this one has worked with; ``outer_step``: the step of the server of
+    pushes that the anchor is of.
+    """
+
+    version: Version
+    context: PlanContext
+    parameters: Mapping[str, Tensor]
+    optimizer: Mapping[str, Mapping[str, Tensor]]
+    copies: Mapping[str, StateReplica]
+    colleagues: Collection[PeerId] = ()
+    outer_step: int = 0
+
+    @property
+    def state(self) -> dict[str, Mapping[str, Tensor]]:
+        """Optimizer state of all parts, own and copied."""
+        return dict(self.optimizer) | {n: c.state for n, c in self.copies.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(t.nbytes for p in (self.parameters, *self.state.values()) for t in p.values())
+
+    def on_cpu(self) -> "StageSnapshot":
+        """The same with its tensors in main memory. Blocks on the device that has them."""
+        return replace(
+            self,
+            parameters=_on_cpu(self.parameters),
+            optimizer={name: _on_cpu(state) for name, state in self.optimizer.items()},
+        )
+
+    def meta(self) -> dict[str, Any]:
+        """The part of a checkpoint's manifest that is this module's, as JSON."""
+        context = self.context
+        meta: dict[str, Any] = {
+            "epoch": self.version.epoch,
+            "lineage": self.version.lineage,
+            "copies": {n: [c.version.epoch, c.version.lineage] for n, c in self.copies.items()},
+            "tokens": context.tokens,
+            "cursor": rows(context.cursor),
+            "owners": context.owners,
+            "change": context.change,
+            "colleagues": sorted(self.colleagues),
+        }
+        if context.books is not None:
+            meta["books"] = context.books.rows()
+        if self.outer_step:
+            meta["outer_step"] = self.outer_step
+        return meta
 
 
 class LocalCheckpoints:
-    """One at a time is written, and a disk that is full stops nobody: once it has room again, the
-    next epoch is written."""
+    """One checkpoint at a time is written. A full disk does not stop training: when it has room
+    again, the next epoch is written."""
 
     def __init__(
         self,
@@ -38,18 +104,38 @@ class LocalCheckpoints:
         """``size``: bytes that a checkpoint has at least."""
         self._engines, self._stage, self._tasks, self._bounds = engines, stage, tasks, bounds
         self._store, self._journal = engines.store, engines.journal
-        self._saving: asyncio.Task[None] | None = None
+        self._schedule = CheckpointSchedule(engines.store.settings)
+        self._saving: asyncio.Task[bool] | None = None
+        self._written: Version | None = None
+        """Version that is being written or was written last."""
+        self._goes_on = threading.Event()
+        """Cleared to give up the writing under way."""
+        self._writer = ThreadPoolExecutor(1, "checkpoint", initializer=_yield_to_others)
         self._metas: dict[int, dict[str, Any]] | None = None
         self._bad: list[tuple[str, str]] = []
         self._told: set[tuple[str, str]] = set()
         self._failed, self._residual = "", False
         self._size = size
 
-    def due(self, epoch: int) -> bool:
-        """Whether a checkpoint of this epoch is to be written: it is its turn, or the last one
-        found no room and now there is."""
-        every = self._store.settings.every
-        return bool(every) and (epoch % every == 0 or (self._residual and self._lacks() == ""))
+    def settled(self, epoch: int) -> bool:
+        """The version of ``epoch`` is settled. Return True if it is to be written: by the schedule,
+        or because the last one found no room and now there is."""
+        if not self.writes:
+            return False
+        scheduled = self._schedule.settled(epoch, self._now())
+        return not self._busy and (scheduled or (self._residual and self._lacks() == ""))
+
+    def overdue(self) -> bool:
+        """Return True if the newest settled version is to be written in the middle of an epoch."""
+        return self.writes and not self._busy and self._schedule.overdue(self._now())
+
+    @property
+    def _busy(self) -> bool:
+        """True while a checkpoint is being written."""
+        return self._saving is not None and not self._saving.done()
+
+    def _now(self) -> float:
+        return self._engines.pipeline.clock.now()
 
     def troubles(self) -> list[str]:
         """Sentences for the operator: why nothing is written, which checkpoints cannot be used.
@@ -84,8 +170,8 @@ class LocalCheckpoints:
 
     @property
     def writes(self) -> bool:
-        """Whether any is ever written."""
-        return bool(self._store.settings.every)
+        """True if checkpoints are written at all."""
+        return self._store.settings.writes
 
     def versions(self) -> tuple[Version, ...]:
         """Versions on the disk, oldest first; one that was written without its lineage has none."""
@@ -141,83 +227,128 @@ class LocalCheckpoints:
             )
         return found
 
-    def save(
-        self,
-        epoch: int,
-        plan: Plan | None,
-        parameters: Mapping[str, Tensor],
-        optimizer: Mapping[str, Mapping[str, Tensor]],
-        copies: Mapping[str, StateReplica],
-        colleagues: Collection[PeerId] = (),
-    ) -> None:
-        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it,
-        ``colleagues`` with whom this peer has worked.
-
-        ``copies``: of other owners' parts, so that what comes back of a swarm has the state of
-        those who do not.
-        """
-        if self._saving is not None and not self._saving.done():
+    def save(self, snapshot: StageSnapshot) -> None:
+        """Write a checkpoint beside training, unless one is being written."""
+        if self._busy:
+            epoch = snapshot.version.epoch
             text = f"epoch {epoch}: the one before is still being written"
             self._journal.emit("checkpoint", "checkpoint-skipped", text, "warning")
             return
-        meta: dict[str, Any] = {
-            "epoch": epoch,
-            "copies": {n: [c.version.epoch, c.version.lineage] for n, c in copies.items()},
-        }
-        state = dict(optimizer) | {n: c.state for n, c in copies.items()}
-        size = sum(t.nbytes for part in (parameters, *state.values()) for t in part.values())
-        self._size = max(self._size, size)
-        if plan is not None and plan.epoch == epoch:
-            meta |= {
-                "lineage": plan.lineage,
-                "tokens": plan.tokens,
-                "cursor": rows(plan.cursor),
-                "owners": plan.owners,
-                "change": plan.change,
-                "colleagues": sorted(colleagues),
-            }
-            if plan.window.books is not None:
-                meta["books"] = plan.window.books.rows()
+        self._saving = self._tasks.spawn(self._write(snapshot, self._schedule.newest), "checkpoint")
+
+    async def keep(self, snapshots: Sequence[StageSnapshot], limit_s: float) -> bool:
+        """Write these versions before the process ends, as far as the disk does not have them, in
+        this order. Return False if that failed or was not done after ``limit_s`` seconds.
+
+        A writing under way of another version is given up.
+        """
+        settled_at, kept = self._schedule.newest, True
+        known = set(self.versions())
+        try:
+            async with asyncio.timeout(limit_s):
+                if self._saving is not None and self._busy:
+                    if self._written not in [s.version for s in snapshots]:
+                        self._goes_on.clear()
+                    await asyncio.wait([self._saving])
+                    known = set(self.versions())
+                for snapshot in snapshots:
+                    if snapshot.version in known:
+                        continue
+                    beside = [s.version.epoch for s in snapshots]
+                    writing = self._write(snapshot, settled_at, beside=beside, hurried=True)
+                    self._saving = self._tasks.spawn(writing, "checkpoint")
+                    await asyncio.wait([self._saving])
+                    kept = kept and self._saving.result()
+        except TimeoutError:
+            self._goes_on.clear()
+            text = f"the checkpoint was not on disk after {limit_s:.0f} s and is given up"
+            self._journal.emit("checkpoint", "checkpoint-late", text, "error")
+            return False
+        return kept
+
+    async def _write(
+        self,
+        snapshot: StageSnapshot,
+        settled_at: float,
+        *,
+        beside: Collection[int] = (),
+        hurried: bool = False,
+    ) -> bool:
+        """Write one checkpoint, on a thread of low priority unless ``hurried``. Return False if it
+        is not on disk."""
+        epoch = snapshot.version.epoch
+        nbytes = snapshot.nbytes
+        stride = self._schedule.stride
+        began = self._now()
+        self._size = max(self._size, nbytes)
+        self._written = snapshot.version
+        goes_on = threading.Event()
+        goes_on.set()
+        self._goes_on = goes_on
+        # A device needs its memory for the next epochs: this coroutine must not hold tensors there.
+        taken = [snapshot]
+        del snapshot
 
         def write() -> tuple[str, dict[int, dict[str, Any]], list[tuple[str, str]]]:
-            path = str(self._store.save(self._stage, epoch, parameters, state, meta))
-            return path, self._store.metas(self._stage), self._store.problems(self._stage)
+            here = taken.pop().on_cpu()
+            path = self._store.save(
+                self._stage,
+                epoch,
+                here.parameters,
+                here.state,
+                here.meta(),
+                stride=stride,
+                beside=beside,
+                goes_on=goes_on.is_set,
+            )
+            return str(path), self._store.metas(self._stage), self._store.problems(self._stage)
 
-        async def saving() -> None:
-            try:
+        try:
+            if hurried:
                 path, self._metas, bad = await asyncio.to_thread(write)
-                self._found(bad)
-                text = f"epoch {epoch} is on disk"
-                if self._failed:
-                    self._journal.emit(
-                        "checkpoint",
-                        "checkpoint-again",
-                        f"checkpoints are written again: {text}",
-                        epoch=epoch,
-                    )
-                self._failed, self._residual = "", False
-                self._journal.emit(
-                    "checkpoint", "checkpoint-written", text, "debug", epoch=epoch, path=path
-                )
-            except LocalFault as error:
-                # A quota leaves the disk itself with room: then the usual turn is waited for.
-                self._failed = error.what
-                self._residual = isinstance(error, OutOfResources) and bool(self._lacks())
-                self._journal.emit(
-                    "checkpoint",
-                    "checkpoint-failed",
-                    f"{error}; {error.next_step}",
-                    "error",
-                    epoch=epoch,
-                )
-
-        self._saving = self._tasks.spawn(saving(), "checkpoint")
+            else:
+                loop = asyncio.get_running_loop()
+                path, self._metas, bad = await loop.run_in_executor(self._writer, write)
+        except Interrupted:
+            text = f"epoch {epoch} is not written to its end"
+            self._journal.emit("checkpoint", "checkpoint-given-up", text, "debug", epoch=epoch)
+            return False
+        except LocalFault as error:
+            # A quota leaves the disk itself with room: then the usual turn is waited for.
+            self._failed = error.what
+            self._residual = isinstance(error, OutOfResources) and bool(self._lacks())
+            text = f"{error}; {error.next_step}"
+            self._journal.emit("checkpoint", "checkpoint-failed", text, "error", epoch=epoch)
+            return False
+        seconds = self._now() - began
+        self._schedule.written(settled_at, seconds)
+        self._found(bad)
+        text = f"epoch {epoch} is on disk"
+        if self._failed:
+            again = f"checkpoints are written again: {text}"
+            self._journal.emit("checkpoint", "checkpoint-again", again, epoch=epoch)
+        self._failed, self._residual = "", False
+        self._journal.emit(
+            "checkpoint",
+            "checkpoint-written",
+            text,
+            "debug",
+            epoch=epoch,
+            path=path,
+            bytes=nbytes,
+            seconds=round(seconds, 3),
+        )
+        return True
 
     async def saved(self) -> None:
         """Wait for the checkpoint that is being written, if any. Who is cancelled meanwhile leaves
         it to be written."""
         if self._saving is not None:
             await asyncio.wait([self._saving])
+
+    def close(self) -> None:
+        """End the thread that writes, once what it writes is done or given up."""
+        self._writer.shutdown(wait=False)
 
     def _said(self) -> dict[int, dict[str, Any]]:
         """What the checkpoints on the disk say of themselves; read again only after one was
@@ -245,6 +376,24 @@ class LocalCheckpoints:
                     "warning",
                     name=name,
                 )
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().cpu() for name, t in tensors.items()}
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of this thread: hashing gigabytes must not slow training down. On Linux a
+    thread has a niceness of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
+
+
+def outer_step_of(meta: Mapping[str, Any]) -> int:
+    """The step of the server of pushes that the anchor of a checkpoint is of; 0 if it does not
+    say."""
+    said = meta.get("outer_step")
+    return said if type(said) is int and said >= 0 else 0
 
 
 def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:

@@ -2,12 +2,21 @@
 settled."""
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from node.core.journey import Version
 from node.wire.tensors import digest
+
+
+class Held(NamedTuple):
+    """Parameters of a stage at one version, which stay as they are, and their digest."""
+
+    version: Version
+    parameters: dict[str, Tensor]
+    digest: str
 
 
 class StageState:
@@ -52,6 +61,30 @@ class StageState:
         """Name to tensor of the version in place, on the module's device; do not write into
         them."""
         return {name: p.data for name, p in self._live.items()}
+
+    def _in_memory(self) -> list[Held]:
+        """The version in place, then the one before it while that is kept."""
+        versions = [Held(self.version, self.parameters(), self.digest)]
+        if self._before is not None:
+            parameters, its_digest, version = self._before
+            versions.append(Held(version, parameters, its_digest))
+        return versions
+
+    def at(self, version: Version) -> dict[str, Tensor]:
+        """As :meth:`parameters`, of the version in place or the one before it. Raises KeyError for
+        any other version."""
+        for held in self._in_memory():
+            if held.version == version:
+                return held.parameters
+        raise KeyError(version)
+
+    def held(self, epoch: int | None, lineage: str) -> Held | None:
+        """The version in place (``epoch`` None), or the one of this epoch, which may be the version
+        before while it is kept; None when it is not here. An empty ``lineage`` stands for any."""
+        for held in self._in_memory():
+            if epoch in (None, held.version.epoch) and lineage in ("", held.version.lineage):
+                return held
+        return None
 
     def adopt(self, fresh: Mapping[str, Tensor], version: Version) -> str:
         """Put a complete set of parameters in place as this version, keep the old ones, return the

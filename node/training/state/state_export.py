@@ -94,6 +94,11 @@ class StateExport:
         after = self.engines.owner.after
         return {name: after(name, version.epoch - 1) for name in self._held(version)}
 
+    def held_at(self, version: Version) -> dict[str, dict[str, Tensor]]:
+        """As :meth:`state_at`, with the tensors that are held, on the device that has them."""
+        after = self.engines.owner.held_after
+        return {name: after(name, version.epoch - 1) for name in self._held(version)}
+
     def _held(self, version: Version) -> dict[str, tuple[str, ...]]:
         """The keys of :meth:`state_at`, by part."""
         owner, final = self.engines.owner, version == self.stage.settled

@@ -24,6 +24,11 @@ class Text:
     order: SampleOrder
     size: int
 
+    @property
+    def trouble(self) -> str:
+        """The reason for which text cannot be had, empty for none."""
+        return ""
+
     def at(self, samples: Sequence[int]) -> Batch:
         """(tokens, targets) of the samples at these positions: int64 [B, T] each, targets one token
         ahead."""
@@ -67,6 +72,10 @@ class StreamedText:
 
     stream: Stream
     size: int
+
+    @property
+    def trouble(self) -> str:
+        return self.stream.trouble
 
     def expect(self, samples: Iterable[int]) -> None:
         self.stream.expect(samples)

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from node.core.errors import PeerFault
-from node.core.ids import PeerId, short
+from node.core.ids import PeerId, named, short
 from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
@@ -258,7 +258,7 @@ class Lines:
         self._tasks.spawn(self._watch(line), f"watch {short(peer)}")
         if old is not None:
             self._tasks.spawn(self._retire(old), f"retire {short(peer)}")
-        name = line.met.name or short(peer)
+        name = named(peer, line.met.name)
         via = f" by {short(line.via)}" if line.via else ""
         instead = f" instead of {old.rung.word}" if old else ""
         self._journal.emit(
@@ -274,7 +274,7 @@ class Lines:
         """Close the lines on which nothing was said for the settings' ``idle_s``."""
         for peer, line in list(self.open.items()):
             if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line.channel):
-                name = line.met.name or short(peer)
+                name = named(peer, line.met.name)
                 self._journal.emit(
                     "transport",
                     "line-idle",
@@ -465,7 +465,8 @@ class Lines:
             self._journal.emit(
                 "transport",
                 "line-lost",
-                f"lost {line.met.name or short(peer)}",
+                f"the connection to {named(peer, line.met.name)} broke",
+                "debug",
                 peer=peer,
                 path=line.rung.word,
             )

@@ -1,0 +1,1 @@
+"""Parts of :mod:`benchmarks.gpu`, each with ``rows(report, device, rehearse)``."""

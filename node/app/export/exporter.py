@@ -1,0 +1,475 @@
+"""One version of the whole model, gathered from the swarm and written as a directory.
+
+Enters: the operator's request, the newest plan, the peers that may have the missing stages and the
+tokenizer. Leaves: news of the progress, a directory. Never: tensors of two versions, bytes that do
+not have the digest of the plan or the hash of the manifest.
+
+The plan names a version and the digest of each stage. All stages are asked for at once and kept at
+their donors (:mod:`node.checkpoint.donors`), then fetched one after the other and written as they
+come, while the swarm trains on. Fetched pieces stay on the disk until the export is whole. The next
+export goes on with them, if the swarm still gives that version.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from node.app.assembly import Assembled
+from node.app.export.model_card import Result, model_card, source_in
+from node.app.run_files import RunFiles
+from node.checkpoint.donors import RENEW_S, Donors
+from node.checkpoint.fetch import Partial, fetch
+from node.checkpoint.run_file import fetch_file
+from node.checkpoint.state import WIRE, NoDonor, StateKind
+from node.config import NodeConfig
+from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
+from node.core.ids import PeerId, short, stage_name
+from node.core.journey import Plan, Version
+from node.core.numbers import human
+from node.core.tasks import Tasks, together
+from node.data.settings import Places
+from node.data.tokenizer import open_tokenizer
+from node.model.export import BESIDE, Export, check_place
+from node.model.settings import DIGEST
+from node.model.shapes import parameter_shapes
+from node.transport.port import TransportPort
+from node.wire.tensors import nbytes_of
+from protos.control_pb2 import ExportRequest
+
+T = TypeVar("T")
+SHOW_S = 0.5
+"""Seconds between two words on the progress."""
+RATE_S = 5.0
+"""Seconds over which the rate is measured."""
+FIND_S = 30.0
+"""Longest wait for a version that every stage gives."""
+LOOK_S = 1.0
+"""Seconds between two questions for a version, while no new plan comes."""
+POLL_S = 0.05
+"""Seconds between two looks at whether a new plan has come."""
+TRIES, RETRY_S = 5, 1.0
+"""Fetches of a stage that may fail, and the pause after the first of them."""
+VERSIONS = 3
+"""Versions that are begun with: one may be lost while it is fetched."""
+AT_ONCE = 2
+"""Stages in memory at once."""
+ASKED = 16
+"""Peers that are asked for the tokenizer, one after the other."""
+SAID = 6
+"""Stages, and peers of each, that an error lists."""
+
+_AGAIN = "see  tutti status , and give the same command again"
+
+News = tuple[str, str, dict[str, Any]]
+"""A word, a sentence, and figures."""
+
+
+@dataclass
+class Progress:
+    """How far an export is."""
+
+    doing: str = "looking for a version that every stage has"
+    stages: int = 0
+    done: int = 0
+    """Stages written, of ``stages``."""
+    received: dict[int, int] = field(default_factory=dict)
+    """Bytes here of each stage that is fetched."""
+    total: int = 0
+    """Bytes of all stages that are fetched."""
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def figures(self, now: float) -> dict[str, Any]:
+        """Figures at monotonic time ``now``; the rate is that since the oldest call in the last
+        :data:`RATE_S` seconds."""
+        here = sum(self.received.values())
+        self._seen.append((now, here))
+        while now - self._seen[0][0] > RATE_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return {
+            "stages": self.stages,
+            "stages_done": self.done,
+            "bytes": here,
+            "bytes_total": self.total,
+            "bytes_per_s": (here - before) / (now - since) if now > since else 0.0,
+        }
+
+
+@dataclass
+class _Common:
+    """A version that every stage gives: the plan that starts from it, donors of the stages that are
+    elsewhere, and the tensors of the own stage until they are written."""
+
+    plan: Plan
+    donors: Mapping[int, Donors]
+    own: Mapping[str, Tensor]
+
+
+class _StageLost(Exception):
+    """A stage of the version can be had from nobody any more."""
+
+    def __init__(self, donors: Donors) -> None:
+        super().__init__()
+        self.donors = donors
+
+
+class Exporter:
+    """One export of the run that ``a`` takes part in. ``hosts(stage)`` lists other peers that host
+    a stage, as the directory shows them; it knows more than the plan when members are gone."""
+
+    def __init__(
+        self,
+        a: Assembled,
+        transport: TransportPort,
+        config: NodeConfig,
+        hosts: Callable[[int], Iterable[PeerId]],
+        request: ExportRequest,
+    ) -> None:
+        self._a = a
+        self._transport = transport
+        self._config = config
+        self._hosts = hosts
+        self._request = request
+        self._files = RunFiles(config, a.manifest, a.tokenizer)
+        self._progress = Progress()
+        self._partials: dict[int, Partial] = {}
+        self._disk = ThreadPoolExecutor(1, "export")
+        """The one thread that writes: a write under way ends before anything is removed."""
+        self._tasks = Tasks("export")
+
+    async def run(self) -> AsyncGenerator[News, None]:
+        """Yield news of the progress, at last "exported" with the figures of the result. Ended
+        early, by an error or by its caller, it leaves no directory.
+
+        Raises Refused, UsageFault or OutOfResources for a place that an export may not take, and
+        NetworkFault, which lists the missing stages or names the tokenizer, when no peer gives
+        them.
+        """
+        job = self._tasks.spawn(self._export(), "job")
+        loop = asyncio.get_running_loop()
+        try:
+            while not (await asyncio.wait((job,), timeout=SHOW_S))[0]:
+                yield "export-progress", self._progress.doing, self._progress.figures(loop.time())
+            yield job.result()
+        finally:
+            await self._tasks.close()
+            self._disk.shutdown(wait=False)
+
+    async def _export(self) -> News:
+        m = self._a.manifest
+        shapes = {s: self._shapes(s) for s in range(m.pipeline.stages + 1)}
+        stages = [stage for stage, of in shapes.items() if of]
+        self._progress.stages = len(stages)
+        out = Export(Path(self._request.directory), m.model, m.optimizer.parameters)
+        # A place that will not do is told before anything is fetched.
+        await self._blocking(check_place, out.directory, out.nbytes + BESIDE)
+        tokenizer = await self._tokenizer()
+        versions = 0
+        while True:
+            common = await self._common(stages)
+            versions += 1
+            try:
+                await self._gather(common, out, stages)
+                return await self._publish(common.plan, out, tokenizer)
+            except _StageLost as e:
+                lost = e.donors
+                self._progress.doing = f"{stage_name(lost.stage)} was lost; beginning again"
+            finally:
+                await self._blocking(out.discard)
+            if versions == VERSIONS:
+                raise self._missing(common.plan, {lost.stage: lost})
+            out = Export(out.directory, m.model, m.optimizer.parameters)
+
+    async def _publish(self, plan: Plan, out: Export, tokenizer: bytes | None) -> News:
+        m = self._a.manifest
+        version = plan.base
+        self._progress.doing = f"writing {out.directory}"
+        source = await self._blocking(source_in, self._config.places(m.run_id).weights)
+        result = Result(version, plan.tokens, plan.loss, plan.loss_val)
+        card = model_card(m, result, source, tokenizer=tokenizer is not None)
+        size = await self._blocking(out.publish, tokenizer, card, source.repository)
+        await self._blocking(self._forget)
+        text = (
+            f"wrote {out.directory} from {_said(version)}: all {self._progress.stages} stages, "
+            f"{human(size)}"
+        )
+        fields = {
+            "directory": str(out.directory),
+            "run_id": m.run_id,
+            "epoch": version.epoch,
+            "lineage": version.lineage,
+            "stages": self._progress.stages,
+            "bytes": size,
+            "tokens": plan.tokens,
+            "loss": plan.loss,
+            "loss_val": plan.loss_val,
+            "adapter": m.model.adapter > 0,
+            "tokenizer": tokenizer is not None,
+        }
+        return "exported", text, fields
+
+    async def _blocking(self, work: Callable[..., T], *args: Any) -> T:
+        """Call ``work`` on the thread that writes."""
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work, *args)
+
+    def _shapes(self, stage: int) -> dict[str, tuple[int, ...]]:
+        m = self._a.manifest
+        return parameter_shapes(m.model, m.pipeline.stages, stage)
+
+    # ----------------------------------------------------------- the tokenizer
+
+    async def _tokenizer(self) -> bytes | None:
+        """The run's tokenizer.json, as the manifest names it; None where the export has none.
+
+        Raises NetworkFault where it is neither here nor at another peer, UsageFault where it is not
+        here and the manifest names no hash to check another peer's copy by, and as
+        :func:`open_tokenizer` for a file that the request names.
+        """
+        m = self._a.manifest
+        request = self._request
+        if m.model.adapter or request.without_tokenizer:
+            return None
+        wanted = m.data.tokenizer_sha256
+        if request.tokenizer:
+            named = Places(tokenizer=request.tokenizer)
+            try:
+                return (await asyncio.to_thread(open_tokenizer, m.data, named)).to_json()
+            except LocalFault as e:
+                away = "leave  --tokenizer  away, and the run's own is taken, from another peer"
+                raise type(e)(e.what, f"{away} if it is not here") from e
+        if self._a.tokenizer is not None:
+            return self._a.tokenizer.to_json()
+        if wanted and (found := await asyncio.to_thread(self._files.read, wanted)) is not None:
+            return found
+        if wanted:
+            return await self._fetched(wanted)
+        try:
+            places = self._config.places(m.run_id)
+            return (await asyncio.to_thread(open_tokenizer, m.data, places)).to_json()
+        except UsageFault as e:
+            raise UsageFault(
+                f"{e.what}. The manifest names no hash of it, so a copy that another peer sends "
+                "could not be checked",
+                _tokenizer_step("export at a peer that hosts the ends ( tutti peers )"),
+            ) from e
+
+    async def _fetched(self, sha256: str) -> bytes:
+        name = self._a.manifest.data.tokenizer
+        self._progress.doing = f"fetching the tokenizer {name}"
+        stages = range(self._a.manifest.pipeline.stages + 1)
+        # The ends need it; other peers may have a copy.
+        peers = [peer for stage in stages for peer in sorted(self._candidates(stage))]
+        asked = peers[:ASKED]
+        try:
+            found = await fetch_file(self._transport, asked, "the tokenizer", sha256)
+        except NoDonor as e:
+            raise NetworkFault(
+                f"the run's tokenizer {name} (sha256 {sha256[:16]}…) is not here, and no peer gave "
+                f"it:{_listed(e.reasons)}",
+                _tokenizer_step("wait for a peer that hosts the ends ( tutti peers )"),
+            ) from e
+        with contextlib.suppress(LocalFault):  # without a copy it is fetched again the next time
+            await asyncio.to_thread(self._files.keep, found)
+        return found
+
+    # ----------------------------------------------------------- a version in common
+
+    async def _common(self, stages: list[int]) -> _Common:
+        """The version of the newest plan, kept at donors of every stage. Raises NetworkFault, which
+        lists the missing stages, when there is none for :data:`FIND_S` seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + FIND_S
+        asked: Plan | None = None
+        look = 0.0
+        while True:
+            plan = self._a.work.plan
+            if plan is not None and (plan is not asked or loop.time() >= look):
+                common = await self._keep(plan, stages)
+                missing = {s: d for s, d in common.donors.items() if not d.found}
+                if not missing:
+                    return common
+                if loop.time() >= until:
+                    raise self._missing(plan, missing)
+                names = ", ".join(stage_name(s) for s in sorted(missing)[:SAID])
+                wait = f"waiting up to {FIND_S:.0f} s for {names}"
+                self._progress.doing = f"{wait} at {_said(plan.base)}"
+                asked = plan
+                look = loop.time() + LOOK_S
+            elif plan is None and loop.time() >= until:
+                waits = self._a.training.waiting_for()
+                why = f": it waits for {waits}" if waits else ""
+                raise NetworkFault(f"this peer follows no plan yet{why}", _AGAIN)
+            await asyncio.sleep(POLL_S)
+
+    async def _keep(self, plan: Plan, stages: list[int]) -> _Common:
+        """Ask peers of every stage at once to keep the version that the plan starts from."""
+        here = self._a.stage.stage
+        own = self._own(plan)
+        donors: dict[int, Donors] = {}
+        for stage in stages:
+            if own is None or stage != here:
+                shapes = self._shapes(stage)
+                smallest = min(shapes, key=lambda name: nbytes_of(shapes[name], WIRE))
+                donors[stage] = Donors(self._transport, stage, plan.base, smallest)
+        await together(*(d.find(self._candidates(stage, plan)) for stage, d in donors.items()))
+        return _Common(plan, donors, own or {})
+
+    def _own(self, plan: Plan) -> Mapping[str, Tensor] | None:
+        """Tensors of the stage hosted here at the version that the plan starts from; None where
+        they are not here."""
+        stage = self._a.stage
+        held = None if stage.empty else stage.held(plan.epoch, plan.lineage)
+        agreed = self._digest(plan, stage.stage)
+        return held.parameters if held is not None and agreed in (None, held.digest) else None
+
+    def _candidates(self, stage: int, plan: Plan | None = None) -> set[PeerId]:
+        """Other peers that may have a stage: members that start from the plan's version, and peers
+        that the directory shows there."""
+        plan = plan or self._a.work.plan
+        members = {m.peer for m in plan.stage(stage) if m.current} if plan else set[PeerId]()
+        return (members | {*self._hosts(stage)}) - {self._transport.peer_id}
+
+    def _digest(self, plan: Plan, stage: int) -> str | None:
+        """Digest of a stage at the version that the plan starts from: what the manifest says of the
+        weights that the run begins from, else what the cell has agreed on; None for unknown."""
+        m = self._a.manifest.model
+        if plan.base == Version(0) and m.weights and not m.adapter:
+            return m.weights[stage].removeprefix(DIGEST)
+        return plan.digests.get(stage)
+
+    def _missing(self, plan: Plan, missing: Mapping[int, Donors]) -> NetworkFault:
+        lines = "\n".join(self._why(donors) for _, donors in sorted(missing.items())[:SAID])
+        return NetworkFault(
+            f"{len(missing)} of {self._progress.stages} stages cannot be had at "
+            f"{_said(plan.base)}\n{lines}",
+            "a stage comes back with a peer that has its checkpoint:  tutti start  there ; "
+            f"tutti peers  shows who is here; {_AGAIN}",
+        )
+
+    def _why(self, donors: Donors) -> str:
+        """Why nobody gives a stage at the version wanted."""
+        here = self._a.stage
+        why = _listed(donors.reasons)
+        if donors.stage == here.stage:
+            why = f"\n  this peer: holds epoch {here.version.epoch}{why}"
+        return f"{stage_name(donors.stage)}:{why or ' no peer hosts it'}"
+
+    # ----------------------------------------------------------- gathering
+
+    async def _gather(self, common: _Common, out: Export, stages: list[int]) -> None:
+        """Write every stage, fetched or the own one. Raises _StageLost."""
+        sizes = {s: self._size(s) for s in common.donors}
+        self._progress.done = len(stages) - len(sizes)
+        self._progress.received = {}
+        self._progress.total = sum(sizes.values())
+        self._progress.doing = f"gathering {_said(common.plan.base)}"
+        await self._blocking(out.open)
+        await self._blocking(out.put, common.own)
+        common.own = {}
+        # The export may be on the same disk, and checkpoints need room too.
+        lasting = await self._blocking(self._has_room, 3 * sum(sizes.values()))
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(donors: Donors) -> None:
+            async with room:
+                tensors = await self._fetch(common.plan, donors, lasting)
+                await self._blocking(out.put, tensors)
+            left.discard(donors.stage)
+            self._progress.done += 1
+
+        left = set(common.donors)
+        keeping = self._tasks.spawn(self._keep_on(common.donors, left), "keep")
+        try:
+            await together(*(one(donors) for donors in common.donors.values()))
+        finally:
+            keeping.cancel()
+
+    async def _keep_on(self, donors: Mapping[int, Donors], left: set[int]) -> None:
+        """Keep the version at the donors of the stages that are ``left``."""
+        while True:
+            await together(*(donors[stage].renew() for stage in left))
+            await asyncio.sleep(RENEW_S)
+
+    async def _fetch(self, plan: Plan, donors: Donors, lasting: bool) -> Mapping[str, Tensor]:
+        """The tensors of one stage. Raises _StageLost when no peer gives them any more."""
+        stage = donors.stage
+        kept = self._config.export_dir(self._a.manifest.run_id) / f"stage-{stage}"
+        partial = self._partials.setdefault(
+            stage, Partial(kept if lasting else None, lasting=lasting)
+        )
+
+        def progress(done: int, total: int) -> None:
+            self._progress.received[stage] = done
+
+        reasons: Mapping[PeerId, str] = {}
+        for tried in range(1, TRIES + 1):
+            try:
+                found = await fetch(
+                    self._transport,
+                    donors.found,
+                    stage,
+                    StateKind.PARAMETERS,
+                    plan.base,
+                    self._shapes(stage),
+                    progress=progress,
+                    expected_digest=self._digest(plan, stage),
+                    settings=self._a.work.engines.store.settings,
+                    partial=partial,
+                )
+                self._progress.received[stage] = self._size(stage)
+                return found.tensors
+            except NoDonor as e:
+                reasons = e.reasons
+            except OutOfResources:
+                await self._blocking(self._forget)
+                partial = self._partials[stage] = Partial()
+            if tried < TRIES:
+                await asyncio.sleep(RETRY_S * tried)
+                await donors.find(self._candidates(stage, plan))
+        donors.reasons |= reasons
+        raise _StageLost(donors)
+
+    def _size(self, stage: int) -> int:
+        """Bytes of a stage on the wire."""
+        return sum(nbytes_of(shape, WIRE) for shape in self._shapes(stage).values())
+
+    # ----------------------------------------------------------- pieces on the disk
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Return True if the disk of the home has ``nbytes`` free."""
+        try:
+            return shutil.disk_usage(self._config.home).free >= nbytes
+        except OSError:
+            return False
+
+    def _forget(self) -> None:
+        """Remove the pieces that were kept."""
+        shutil.rmtree(self._config.export_dir(self._a.manifest.run_id), ignore_errors=True)
+
+
+def _said(version: Version) -> str:
+    line = f" (lineage {version.lineage[:8]})" if version.lineage else ""
+    return f"epoch {version.epoch}{line}"
+
+
+def _listed(reasons: Mapping[PeerId, str]) -> str:
+    """Why each of several peers gave nothing, a line each."""
+    lines = [f"\n  {short(peer)}: {reason}" for peer, reason in list(reasons.items())[:SAID]]
+    if len(reasons) > SAID:
+        lines.append(f"\n  and {len(reasons) - SAID} more")
+    return "".join(lines)
+
+
+def _tokenizer_step(wait: str) -> str:
+    return (
+        f"{wait}, or name a copy with  tutti export DIR --tokenizer FILE , or leave it out with  "
+        "--no-tokenizer"
+    )

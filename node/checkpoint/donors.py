@@ -1,0 +1,91 @@
+"""Donors of one version of a stage, kept from letting go of it until it has been fetched.
+
+A donor gives out the version that is in place there. It keeps one that it has described, for a
+minute after the last question (:mod:`node.checkpoint.pins`), although training goes on. So a peer
+that needs several stages of one version asks for all of them at once, keeps asking, and fetches one
+after the other.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import grpc.aio
+
+from node.checkpoint.pins import IDLE_S
+from node.checkpoint.state import StateKind
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.core.journey import Version
+from node.core.tasks import together
+from node.transport.port import TransportPort, answers
+from protos import state_pb2, state_pb2_grpc
+
+RENEW_S = IDLE_S / 3
+"""Seconds between two questions that keep a version."""
+DESCRIBE_S = 30.0
+"""Longest wait for an answer about one tensor."""
+ENOUGH = 4
+"""Donors that are asked to keep a stage: each has the parameters twice in memory meanwhile."""
+
+
+class Donors:
+    """Donors of the parameters of ``stage`` at ``version``. ``name`` is one of its tensors, the
+    smallest by preference: donors hash it when they are asked."""
+
+    def __init__(self, transport: TransportPort, stage: int, version: Version, name: str) -> None:
+        self._transport = transport
+        self.stage = stage
+        self.version = version
+        self._name = name
+        self.found: list[PeerId] = []
+        self.reasons: dict[PeerId, str] = {}
+        """Why each other peer that was asked is none."""
+
+    async def find(self, candidates: Iterable[PeerId]) -> list[PeerId]:
+        """Ask candidates, a few at a time, until :data:`ENOUGH` of them keep the version. Returns
+        these peers; ``reasons`` then says why the others that were asked do not."""
+        self.reasons = {}
+        self.found = []
+        # Each caller begins with other donors.
+        ring = sorted(
+            set(candidates),
+            key=lambda p: hashlib.sha256(f"{self._transport.peer_id}{p}".encode()).digest(),
+        )
+        while ring and len(self.found) < ENOUGH:
+            few = ring[: ENOUGH - len(self.found)]
+            ring = ring[len(few) :]
+            self.found += await self._keepers(few)
+        return self.found
+
+    async def renew(self) -> None:
+        """Ask the donors again, so that they keep the version; one that does not is left out."""
+        self.found = await self._keepers(self.found)
+
+    async def _keepers(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Ask peers to keep the version. Returns those that do."""
+        said = await together(*(self._ask(peer) for peer in peers))
+        refusals = {peer: why for peer, why in zip(peers, said, strict=True) if why}
+        self.reasons |= refusals
+        return [peer for peer in peers if peer not in refusals]
+
+    async def _ask(self, peer: PeerId) -> str:
+        """Ask one peer to keep the version. Returns "" when it does, else the reason."""
+        request = state_pb2.DescribeRequest(
+            stage=self.stage,
+            kind=StateKind.PARAMETERS.code,
+            epoch=self.version.epoch,
+            lineage=self.version.lineage,
+            names=[self._name],
+        )
+        try:
+            async with answers(peer, DESCRIBE_S):
+                stub = state_pb2_grpc.StateStub(await self._transport.channel(peer))
+                try:
+                    await stub.Describe(request, timeout=DESCRIBE_S)
+                except grpc.aio.AioRpcError as e:
+                    if e.code() is grpc.StatusCode.NOT_FOUND:
+                        return "holds another version"
+                    raise
+        except PeerFault as e:
+            return e.reason
+        return ""

@@ -1,0 +1,101 @@
+"""Schedule of checkpoints, and which of them stay. Pure.
+
+A crash may cost :attr:`CheckpointSettings.within_s` seconds of committed work, so a checkpoint has
+to be complete by then. All stages have to go on from one version, but nobody coordinates the peers.
+Therefore each peer writes the epochs that are multiples of a power of two, its *stride*, which
+follows from the length of an epoch and of its own writing. Strides of different peers divide each
+other, so the multiples of the largest one are on every disk.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable
+from statistics import median
+
+from node.checkpoint.settings import CheckpointSettings
+
+SHARE = 0.75
+"""Share of the time left beside writing that a stride takes: the rest is for epochs that become
+slower."""
+REMEMBERED = 5
+"""Epochs, and writings, that an estimate is made of."""
+FIRST_WRITE_S = 5.0
+"""Assumed length of a writing before the first one was measured."""
+
+
+class CheckpointSchedule:
+    """Decides which settled versions are written. Times are seconds of one steady clock."""
+
+    def __init__(self, settings: CheckpointSettings) -> None:
+        self._settings = settings
+        self._epochs: deque[float] = deque(maxlen=REMEMBERED)
+        self._writings: deque[float] = deque(maxlen=REMEMBERED)
+        self._newest: float | None = None
+        """When the newest version was settled."""
+        self._safe: float | None = None
+        """When the newest version on disk was settled; before the first one, when the first version
+        was."""
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds of an epoch, by the last few and no less than the last one; 0 before the
+        first."""
+        return max(median(self._epochs), self._epochs[-1]) if self._epochs else 0.0
+
+    @property
+    def write_s(self) -> float:
+        """Seconds that a checkpoint takes from its beginning until it is safe, by the slowest of
+        the last few."""
+        return max(self._writings, default=FIRST_WRITE_S)
+
+    @property
+    def stride(self) -> int:
+        """Epochs between two checkpoints, a power of two."""
+        room = SHARE * (self._settings.within_s - self.write_s)
+        if self.epoch_s <= 0 or room <= self.epoch_s:
+            return 1
+        return 1 << int(math.log2(room / self.epoch_s))
+
+    def settled(self, epoch: int, now: float) -> bool:
+        """The version of ``epoch`` is settled. Return True if it is to be written."""
+        if self._newest is not None:
+            self._epochs.append(max(0.0, now - self._newest))
+        self._newest = now
+        if self._safe is None:
+            self._safe = now
+        every = self._settings.every
+        if every and epoch % every == 0:
+            return True
+        if not self._settings.within_s or not self._epochs:
+            return False
+        return epoch % self.stride == 0 or self._late(now + self.epoch_s)
+
+    def overdue(self, now: float) -> bool:
+        """Return True if the newest settled version is to be written in the middle of an epoch,
+        because that takes longer than epochs did."""
+        return bool(self._settings.within_s) and self._newest != self._safe and self._late(now)
+
+    def _late(self, begin: float) -> bool:
+        """Return True if a checkpoint that begins at ``begin`` is complete too late."""
+        at_risk = begin + self.write_s - (self._safe or 0.0)
+        return at_risk > self._settings.within_s
+
+    @property
+    def newest(self) -> float:
+        """When the version that would be written now was settled."""
+        return self._newest or 0.0
+
+    def written(self, settled_at: float, seconds: float) -> None:
+        """A version that was settled at ``settled_at`` is on disk after ``seconds`` of writing."""
+        self._writings.append(seconds)
+        self._safe = max(settled_at, self._safe or settled_at)
+
+
+def kept(
+    epochs: Iterable[int], protected: Collection[int], *, keep: int, stride: int
+) -> frozenset[int]:
+    """The checkpoints that stay: those of ``protected`` epochs, and of the others the newest until
+    ``keep`` are left. Multiples of ``stride`` come first, because other peers have them too."""
+    others = sorted((e for e in set(epochs) if e not in protected), reverse=True)
+    others.sort(key=lambda epoch: epoch % stride != 0)
+    return frozenset([*protected, *others[: max(0, keep - len(protected))]])

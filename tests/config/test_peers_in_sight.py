@@ -1,0 +1,139 @@
+"""The list of peers shows the dead as dead, before their records expire, and covers only the
+living."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.app.snapshot import SnapshotBuilder, full_disk
+from node.control.text import cover
+from node.core.ids import PeerId
+from node.dht.record import DirectoryEntry, PeerBody, PeerEntry
+from node.telemetry.events import Journal
+from node.training.presence import View
+from node.training.vitals import Life, Vitals
+from node.transport.port import PeerLink
+
+ME, A, B, C = (PeerId(f"12D3KooWxxxx{c * 6}") for c in "MABC")
+NOW = 1_800_000_000.0
+
+
+def entry(peer: PeerId, stage: int, state: str = "training", left_s: float = 15.0) -> PeerEntry:
+    body = PeerBody(
+        stage, "stage" if stage else "ends", state, 7, f"peer-{stage}", "0", started=5.0
+    )
+    return DirectoryEntry(peer, body, int(1000 * (NOW - 5.0)), NOW + left_s)
+
+
+class Daemon:
+    """A peer of stage 1 that sees A and B at stages 1 and 2, and leads if ``silent`` is given."""
+
+    def __init__(self, silent: dict[PeerId, float] | None = None) -> None:
+        self.vitals = Vitals()
+        self.links = dict[PeerId, PeerLink]()
+        self.presence = SimpleNamespace(
+            view=View({p: entry(p, s) for p, s in ((A, 1), (B, 2))}),
+            lost={},
+            vitals=self.vitals,
+        )
+        leader = None if silent is None else object()
+        training = SimpleNamespace(leader=leader, standing_of=self.standing_of)
+        self.silent = silent or {}
+        self.assembled = SimpleNamespace(
+            training=training,
+            work=SimpleNamespace(fetching=1.0),
+            stage=SimpleNamespace(version=SimpleNamespace(epoch=7)),
+        )
+        self.manifest = None
+        self.journal = Journal()
+        self.identity = SimpleNamespace(peer_id=ME)
+        self.clock = SimpleNamespace(wall=lambda: NOW)
+        self.started = time.monotonic()
+        self.transport = SimpleNamespace(peers=lambda: self.links)
+
+    def standing_of(self, peer: PeerId) -> tuple[Life, float]:
+        return self.vitals.look(peer, time.monotonic())
+
+    def body(self) -> PeerBody:
+        return entry(ME, 1).body
+
+
+def shown(daemon: Daemon) -> dict[str, Any]:
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    return {line.peer: line for line in builder.peers_in_sight().peers}
+
+
+def test_a_peer_that_fell_silent_is_shown_so_and_covers_nothing():
+    daemon = Daemon()
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    assert cover(builder.peers_in_sight()) == {0: 0, 1: 2, 2: 1}
+    daemon.vitals.alive(B, time.monotonic() - 4.0)
+    daemon.vitals.doubt(B, time.monotonic())
+    line = shown(daemon)[B]
+    assert (line.state, round(line.silent_s)) == ("silent", 4)
+    assert cover(builder.peers_in_sight()) == {0: 0, 1: 2}, "nobody at stage 2"
+
+
+def test_a_peer_that_the_leader_found_dead_is_lost_and_one_that_said_so_has_left():
+    daemon = Daemon()
+    daemon.vitals.dead(A, time.monotonic() - 3.0)
+    daemon.vitals.leaves(B, True)
+    daemon.vitals.dead(B, time.monotonic())
+    lines = shown(daemon)
+    assert (lines[A].state, round(lines[A].seen_s)) == ("lost", 3)
+    assert lines[B].state == "left"
+
+
+def test_a_connection_that_was_made_since_is_a_sign_of_life():
+    daemon = Daemon()
+    daemon.vitals.doubt(A, time.monotonic() - 5.0)
+    daemon.links[A] = PeerLink(path="direct", since=NOW - 60.0)
+    assert shown(daemon)[A].state == "silent"
+    daemon.links[A] = PeerLink(path="direct", since=NOW - 1.0)
+    assert shown(daemon)[A].state == "training"
+
+
+@pytest.mark.parametrize(
+    ("state", "left_s", "says"),
+    [("training", -1.0, "lost"), ("training", 10.0, "left"), ("draining", -1.0, "left")],
+)
+def test_a_record_that_was_taken_down_is_of_a_peer_that_left(state: str, left_s: float, says: str):
+    daemon = Daemon()
+    daemon.presence.lost = {C: (entry(C, 2, state, left_s), NOW)}
+    assert shown(daemon)[C].state == says
+
+
+def silence(daemon: Daemon, builder: Any) -> list[str]:
+    before = len(daemon.journal.recent())
+    builder._tell_silence()
+    return [event.text for event in daemon.journal.recent()[before:]]
+
+
+def test_the_log_says_who_falls_silent_and_is_heard_again():
+    daemon = Daemon()
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    daemon.journal.names.learn(A, "brisk-otter")
+    now = time.monotonic()
+    daemon.vitals.doubt(A, now - 2.0)
+    assert silence(daemon, builder) == [], "it may be a moment"
+    daemon.vitals = Vitals()
+    daemon.vitals.doubt(A, now - 8.0)
+    assert silence(daemon, builder) == ["brisk-otter (AAAAAA) has been silent for 8 s"]
+    assert silence(daemon, builder) == []
+    daemon.vitals.alive(A, now)
+    assert silence(daemon, builder) == ["brisk-otter (AAAAAA) is heard again"]
+
+
+def test_a_leader_says_what_it_decides_instead():
+    daemon = Daemon(silent={A: 8.0})
+    daemon.vitals.doubt(A, time.monotonic() - 8.0)
+    assert silence(daemon, SnapshotBuilder(daemon)) == []  # type: ignore[arg-type]
+
+
+def test_a_disk_that_is_full_or_gone_is_said(tmp_path, monkeypatch):
+    assert full_disk(tmp_path) == ""
+    assert "does not answer" in full_disk(tmp_path / "gone")
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1 << 20))
+    assert full_disk(tmp_path) == f"the disk of {tmp_path} is full: 1.0 MiB are free"
