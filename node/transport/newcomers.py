@@ -17,7 +17,7 @@ LATE_S = 0.5
 CONTENDED = 0.5
 """A process whose threads wait for a processor for more than this share of the time in which they
 could run is busy."""
-FIRST_PACE_S, FASTEST_PACE_S, SLOWEST_PACE_S = 1.0, 0.1, 2.0
+FIRST_PACE_S, FASTEST_PACE_S, SLOWEST_PACE_S = 1.0, 0.1, 1.5
 """Seconds between two newcomers that get their turn: at first, at least, at most."""
 SLOWER, FASTER = 1.5, 0.8
 """Factors of the pace for each second in which this process is busy, and in which it is not."""
