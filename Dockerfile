@@ -8,7 +8,7 @@ WORKDIR /src
 ARG TORCH_INDEX=
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY cli.py ./
+COPY cli.py tutti.py ./
 COPY node ./node
 COPY protos ./protos
 RUN pip install --no-deps -r constraints.txt && pip install --no-deps .

@@ -3,11 +3,13 @@ only by the verbs that need them."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
 import time
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -15,12 +17,16 @@ import click
 import typer
 from typer import Argument, Option
 
+from node.control import terminal
 from node.control.sockets import clear_stale
-from node.control.usage import PANELS, App, what_was_wrong
+from node.control.usage import PANELS, App, OneOf, what_was_wrong
+from node.core import interrupts
 from node.core.errors import (
+    DISK_FULL,
     ExitCode,
     LocalFault,
     NotRunning,
+    OutOfResources,
     PeerFault,
     UsageFault,
     WireError,
@@ -28,10 +34,10 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
-from node.sim.names import SCENARIOS
+from node.sim.names import AVERAGING, SCENARIOS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from node.config import NodeConfig
     from node.control.client import ControlClient
@@ -41,15 +47,28 @@ if TYPE_CHECKING:
     from node.training.protocol.rules import Rules
 
 RUN, WATCH, OWN, MODEL, ABOUT = PANELS
+ROLES = ("auto", "ends", "stage", "rendezvous")
+LOG_FORMATS = ("auto", "text", "json")
+PEER_SORTS = ("stage", "name", "state", "rtt", "speed", "epoch", "up")
+EVENT_LEVELS = ("debug", "info", "warning", "error")
+"""Words of options, here so that a wrong one is refused before anything is loaded."""
+CHECKS = ("versions", "device", "disk", "data", "clock", "net")
+"""Of ``tutti doctor``, in the order in which they run; the first fault gives the exit code."""
 STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 app = App(
     help="Train one language model together, peer to peer.",
-    epilog="--home DIR, anywhere in the line: directory of this node's files (or TUTTI_HOME).",
+    epilog="--home DIR, anywhere in the line: directory of this node's files (or TUTTI_HOME). "
+    "--version, -V: as the verb version.",
     add_completion=False,  # its two options would load pydantic at every start
     **STYLE,
 )
 swarm_app = App(help="Make, check and hand out swarms.", **STYLE)
-id_app = App(help="Who this node is.", **STYLE)
+id_app = App(
+    help="Who this node is. Without a verb: show.",
+    no_args_is_help=False,
+    invoke_without_command=True,
+    **STYLE,
+)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
@@ -68,6 +87,34 @@ Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N.")]
 LocalDevices = Annotated[
     int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")
+]
+Threads = Annotated[
+    int | None, Option("--threads", help="CPU threads of a device; 0 for all cores.")
+]
+Memory = Annotated[str | None, Option("--memory", help="Most device memory: 80% or 20GiB.")]
+Reserve = Annotated[str | None, Option("--reserve", help="Device memory left to others: 2GiB.")]
+Role = Annotated[
+    str | None,
+    Option(
+        "--role", click_type=OneOf(ROLES), metavar="ROLE", help="auto, ends, stage, rendezvous."
+    ),
+]
+StageToHost = Annotated[str | None, Option("--stage", help="auto, or the block stage to host.")]
+ForceTunnel = Annotated[
+    bool | None, Option("--force-tunnel", help="Be reached through libp2p only.")
+]
+MetricsPort = Annotated[
+    int | None, Option("--metrics-port", help="Port of the metrics page; 0 picks one, -1 none.")
+]
+LogFormat = Annotated[
+    str | None,
+    Option(
+        "--log-format", click_type=OneOf(LOG_FORMATS), metavar="FORMAT", help="auto, text, json."
+    ),
+]
+Background = Annotated[
+    bool,
+    Option("--background", "-d", help="Return as soon as the daemon answers; it goes on."),
 ]
 Listen = Annotated[
     str | None, Option("--listen", metavar="HOST", help="Address to listen on; default: all.")
@@ -132,8 +179,6 @@ First = Annotated[
 ]
 RENDEZVOUS_PORT = 31337
 """Where others find a rendezvous that is set to no port."""
-CHECKS = ("versions", "device", "disk", "data", "clock", "net")
-"""Of ``tutti doctor``, in the order in which they run; the first fault gives the exit code."""
 HOME: dict[str, str] = {}
 """``--home``, which may stand anywhere on the command line."""
 
@@ -155,36 +200,33 @@ def start(
             metavar="[INVITE|swarm.toml]", help="Default: the swarm used last, else a solo one."
         ),
     ] = None,
+    background: Background = False,
     name: Name = None,
-    role: Annotated[str | None, Option(help="auto, ends, stage, rendezvous.")] = None,
-    stage: Annotated[str | None, Option(help="auto, or the block stage to host.")] = None,
+    role: Role = None,
+    stage: StageToHost = None,
     device: Device = None,
     local_devices: LocalDevices = None,
-    threads: Annotated[int | None, Option(help="CPU threads of a device; 0 for all cores.")] = None,
-    memory: Annotated[str | None, Option(help="Most device memory: 80% or 20GiB.")] = None,
-    reserve: Annotated[str | None, Option(help="Device memory left to others: 2GiB.")] = None,
+    threads: Threads = None,
+    memory: Memory = None,
+    reserve: Reserve = None,
     listen: Listen = None,
     p2p_port: P2pPort = None,
     grpc_port: GrpcPort = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
     announce: Announce = None,
-    force_tunnel: Annotated[
-        bool | None, Option("--force-tunnel", help="Be reached through libp2p only.")
-    ] = None,
+    force_tunnel: ForceTunnel = None,
     join: Joins = None,
     data: Data = None,
     tokenizer: TokenizerPath = None,
     weights: WeightsPath = None,
-    metrics_port: Annotated[
-        int | None, Option(help="Port of the metrics page; 0 picks one, -1 none.")
-    ] = None,
-    log_format: Annotated[str | None, Option(help="auto, text, json.")] = None,
+    metrics_port: MetricsPort = None,
+    log_format: LogFormat = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
-    """Run a node in the foreground. With nothing configured: a solo swarm on built-in data that
-    others can join."""
+    """Run a node, in the foreground unless --background. With nothing configured: a solo swarm on
+    built-in data that others can join."""
     flags = dict(
         name=name,
         role=role,
@@ -209,10 +251,12 @@ def start(
         log_format=log_format,
         config=config,
     ) | _assignments(settings)
-    from node.app import joining
-
     ours = _config(flags)
     clear_stale(ours.control_socket)  # refuses a second daemon
+    if background:
+        return _in_background(ours, ["start", *([what] if what else [])], flags)
+    from node.app import joining
+
     manifest, invite = joining.choose(ours, what)
     if "libp2p" in sys.modules and manifest is not None and invite is not None:
         _again(ours.manifest_path(manifest.run_id), flags | {"join": invite.addresses})
@@ -237,19 +281,27 @@ def join(
     yes: Annotated[bool, Option("--yes", "-y", help="Accept without asking.")] = False,
     no_start: Annotated[bool, Option("--no-start", help="Only remember the swarm.")] = False,
     verbose: Verbose = False,
+    background: Background = False,
     name: Name = None,
-    role: Annotated[str | None, Option(help="auto, ends, stage.")] = None,
-    stage: Annotated[str | None, Option(help="auto, or the block stage to host.")] = None,
+    role: Role = None,
+    stage: StageToHost = None,
     device: Device = None,
     local_devices: LocalDevices = None,
+    threads: Threads = None,
+    memory: Memory = None,
+    reserve: Reserve = None,
     listen: Listen = None,
     p2p_port: P2pPort = None,
     grpc_port: GrpcPort = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
+    announce: Announce = None,
+    force_tunnel: ForceTunnel = None,
     data: Data = None,
     tokenizer: TokenizerPath = None,
     weights: WeightsPath = None,
-    max_up: MaxUp = None,
-    max_down: MaxDown = None,
+    metrics_port: MetricsPort = None,
+    log_format: LogFormat = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
@@ -260,22 +312,29 @@ def join(
         role=role,
         stage=stage,
         device=device,
+        threads=threads,
+        memory=memory,
+        reserve=reserve,
         listen=listen,
         p2p_port=p2p_port,
         grpc_port=grpc_port,
+        announce=announce,
+        force_tunnel=force_tunnel,
         local_devices=local_devices,
         data=data,
         tokenizer=tokenizer,
         weights=weights,
         max_up=max_up,
         max_down=max_down,
+        metrics_port=metrics_port,
+        log_format=log_format,
         config=config,
     ) | _assignments(settings)
-    from node.app import joining
-
     ours = _config(flags)
     if not no_start:
         clear_stale(ours.control_socket)  # refuses a second daemon
+    from node.app import joining
+
     if lan:
         found = joining.on_the_lan()
         _say("\n".join(joining.lan_lines(found)))
@@ -293,15 +352,19 @@ def join(
             raise UsageFault(
                 "joining needs your consent", "look at the above and repeat with  --yes"
             )
-        if not typer.confirm("Join this swarm?", err=True):
-            return ExitCode.REFUSED
+        with interrupts.raising():  # the prompt leaves the terminal as it was
+            if not typer.confirm("Join this swarm?", err=True):
+                return ExitCode.REFUSED
     path = ours.remember(manifest, asked)
     _say(f"remembered in {path}")
     if no_start:
         _say("start it with  tutti start")
         return ExitCode.OK
     # Not the invite, which is remembered: others can read command lines, and it may have a token.
-    _again(path, flags | {"join": asked.addresses})
+    flags |= {"join": asked.addresses}
+    if background:
+        return _in_background(ours, ["start", str(path)], flags)
+    _again(path, flags)
 
 
 @app.command(rich_help_panel=RUN)
@@ -336,14 +399,15 @@ def demo(
 ) -> int:
     """A whole swarm on this machine, real daemons and real sockets, training in front of your
     eyes."""
-    from node.app.demo import DemoOptions, run, spread
     from node.manifest import read_manifest
 
     chosen = read_manifest(manifest) if manifest else None
+    from node.app.demo import DemoOptions, run, spread
+
     if chosen and chosen.model.weights:
         raise UsageFault(
             f"{manifest} begins from a model, which the homes of the demo do not have",
-            f"host every stage on this machine:  tutti start {manifest}",
+            f"host every stage on this machine:  tutti start {quote(str(manifest))}",
         )
     nodes = spread(ends, chosen.pipeline.stages if chosen else stages, replicas, peers)
     home = Path(HOME["home"]) if "home" in HOME else None
@@ -368,7 +432,13 @@ def simulate(
     stages: Annotated[int, Option(min=0, max=512, help="Block stages; 0: the manifest's.")] = 0,
     epochs: Annotated[int, Option(min=0, help="Epochs of the run; 0: the manifest's.")] = 0,
     scenario: Annotated[
-        list[str] | None, Option("--scenario", help="Faults to simulate; may be repeated.")
+        list[str] | None,
+        Option(
+            "--scenario",
+            click_type=OneOf(SCENARIOS),
+            metavar="NAME",
+            help="Faults to simulate; may be repeated.",
+        ),
     ] = None,
     seed: Annotated[int, Option(min=0, help="Seed of all random choices.")] = 0,
     replay: Annotated[
@@ -385,7 +455,13 @@ def simulate(
         bool, Option("--small", help="The small swarm of the tests; of sizes only --epochs counts.")
     ] = False,
     averaging: Annotated[
-        str | None, Option(metavar="NAME|all", help="Simulate averaging alone, by this strategy.")
+        str | None,
+        Option(
+            "--averaging",
+            click_type=OneOf((*AVERAGING, "all")),
+            metavar="NAME|all",
+            help="Simulate averaging alone, by this strategy.",
+        ),
     ] = None,
     grid: Annotated[
         str, Option(metavar="M,M[,M]", help="With --averaging: axes of the Moshpit grid.")
@@ -400,6 +476,15 @@ def simulate(
 ) -> int:
     """A swarm of any size in virtual time: the daemon's own decisions, simulated lines and faults,
     every invariant checked."""
+    from node.manifest import read_manifest
+    from node.telemetry.pictures import check
+
+    if picture:
+        check(picture)
+    if swarm and not small:
+        read_manifest(swarm)  # wrong ones are refused before the simulator is loaded
+    if replay and not os.path.exists(replay):
+        raise UsageFault(f"there is no {replay}", "name a file that --save has written")
     from node.sim.command import run_averaging, run_command, setup_of
 
     if averaging:
@@ -424,6 +509,7 @@ def bootstrap(
     swarm: Annotated[
         Path | None, Option("--swarm", help="swarm.toml this rendezvous serves.")
     ] = None,
+    background: Background = False,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
     config: ConfigFile = None,
@@ -441,12 +527,15 @@ def bootstrap(
         max_down=max_down,
         config=config,
     ) | _assignments(settings)
-    from node.app import joining
-
     ours = _config(flags)
     if "transport.p2p_port" not in ours.sources:
-        ours = _config(flags | {"p2p_port": RENDEZVOUS_PORT})
+        flags |= {"p2p_port": RENDEZVOUS_PORT}
+        ours = _config(flags)
     clear_stale(ours.control_socket)  # refuses a second daemon
+    if background:
+        return _in_background(ours, ["start"], flags)
+    from node.app import joining
+
     manifest, invite = joining.choose(ours, None)
     return _run_daemon(ours, manifest, invite)
 
@@ -469,11 +558,38 @@ def stop(
         bool, Option("--now", help="Kill it when it takes longer than five seconds.")
     ] = False,
 ) -> int:
-    """Stop the daemon and wait until it is gone."""
+    """Stop the daemon and wait until its process is gone. A longer wait is explained."""
     from node.control import commands
 
     with _client() as client:
         return commands.stop(client, now=now)
+
+
+@app.command(rich_help_panel=RUN)
+def restart(
+    background: Annotated[
+        bool | None,
+        Option(
+            "--background/--foreground",
+            "-d/-f",
+            help="Default: in the background if the daemon has no terminal now.",
+        ),
+    ] = None,
+) -> int:
+    """Stop the daemon, wait until it is gone, and start it with the arguments, the directory and
+    the TUTTI_* settings that it was started with."""
+    from node.app.launch import PROGRAM, Started, become
+    from node.control import commands
+
+    ours = _config({})
+    with _client(ours) as client:
+        before = Started.of(client.pid)
+        commands.stop(client, now=False)
+    with interrupts.telling("the daemon has ended and is not started again"):
+        before.enter()
+        if before.background if background is None else background:
+            return _launched(ours, before.arguments)
+        become([PROGRAM, *before.arguments])
 
 
 # ------------------------------------------------------------ watch
@@ -489,8 +605,28 @@ def status(
     """One screen about this node. Exits with 0 healthy, 9 degraded, 3 not running."""
     from node.control import commands
 
-    with _client() as client:
+    try:
+        client = _client()
+    except NotRunning as fault:
+        raise _with_last_known(fault) from None
+    with client:
         return commands.status(client, as_json=as_json, bare=plain, watch=watch, verbose=verbose)
+
+
+@app.command(rich_help_panel=WATCH)
+def ps(as_json: Json = False) -> int:
+    """The daemons of this machine: home, run, process id, state. Each daemon of a solo swarm and of
+    a demo has a line."""
+    from node.control import daemons
+    from node.core.home import home_named, user_dir
+
+    known = [home_named(HOME.get("home")) or user_dir("data"), user_dir("data")]
+    found = daemons.found(known)
+    if as_json:
+        _json([one.document() for one in found])
+    else:
+        print("\n".join(daemons.lines(found)))
+    return ExitCode.OK
 
 
 @app.command(rich_help_panel=WATCH)
@@ -499,7 +635,12 @@ def peers(
         bool, Option("--all", "-a", help="Lost peers and rendezvous too.")
     ] = False,
     stage: Annotated[int | None, Option(min=0, help="Only this stage; 0 is the ends.")] = None,
-    sort: Annotated[str, Option(help="stage, name, state, rtt, speed, epoch, up.")] = "stage",
+    sort: Annotated[
+        str, Option("--sort", click_type=OneOf(PEER_SORTS), help=f"{', '.join(PEER_SORTS)}.")
+    ] = "stage",
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Whole PeerIds, as in a wide terminal.")
+    ] = False,
     join: Annotated[
         str | None,
         Option(
@@ -527,7 +668,7 @@ def peers(
             kept = present(answer.peers)
             del answer.peers[:]
             answer.peers.extend(kept)
-    return commands.peers(answer, as_json=as_json, sort=sort, stage=stage)
+    return commands.peers(answer, as_json=as_json, sort=sort, stage=stage, verbose=verbose)
 
 
 @app.command(rich_help_panel=WATCH)
@@ -542,7 +683,10 @@ def cells(as_json: Json = False) -> int:
 @app.command(rich_help_panel=WATCH)
 def ping(
     peer: Annotated[
-        str, Argument(metavar="PEER|MULTIADDR", help="A PeerId, its last letters, or an address.")
+        str,
+        Argument(
+            metavar="PEER|MULTIADDR", help="A name, a PeerId, its last letters, or an address."
+        ),
     ],
     count: Annotated[int, Option("--count", "-c", min=1, max=1000, help="Round trips.")] = 3,
     as_json: Json = False,
@@ -575,14 +719,19 @@ def ping(
 def monitor() -> int:
     """Full screen view of the running node. Leaving it with q leaves the node running."""
     with _client() as client:
-        if not sys.stdout.isatty():
-            raise UsageFault("monitor needs a terminal", "use  tutti status --watch --plain")
+        if not terminal.full_screen():
+            raise UsageFault(
+                "monitor needs a terminal on which it can move the cursor",
+                "use  tutti status --watch",
+            )
         from node.tui.app import Monitor
 
-        last_word = Monitor(client).run()
+        monitor = Monitor(client)
+        with interrupts.raising():
+            last_word = monitor.run()
         if last_word:
             _say(last_word)
-    return ExitCode.OK
+    return monitor.return_code or ExitCode.OK
 
 
 @app.command(rich_help_panel=WATCH)
@@ -591,7 +740,14 @@ def logs(
     last: Annotated[
         int, Option("--lines", "-n", min=0, max=10_000, help="The newest so many.")
     ] = 50,
-    level: Annotated[str, Option(help="Least level: debug, info, warning, error.")] = "info",
+    level: Annotated[
+        str,
+        Option(
+            "--level",
+            click_type=OneOf(EVENT_LEVELS),
+            help=f"Least level: {', '.join(EVENT_LEVELS)}.",
+        ),
+    ] = "info",
     as_json: Json = False,
 ) -> int:
     """What happened. Without a running daemon: from its event file."""
@@ -618,6 +774,7 @@ def doctor(
         str | None,
         Argument(
             metavar="[CHECK]",
+            click_type=OneOf(CHECKS),
             help="versions, device, disk, data, clock or net. Default: all of them.",
         ),
     ] = None,
@@ -643,8 +800,6 @@ def doctor(
     """
     from node.app import doctoring
 
-    if what is not None and what not in CHECKS:
-        raise UsageFault(f"there is no check {what!r}", f"choose among {', '.join(CHECKS)}")
     ours = _config(dict(config=config) | _assignments(settings))
     wanted = CHECKS if what is None else (what,)
     return doctoring.run(ours, wanted, places or (), fix=fix, verbose=verbose, as_json=as_json)
@@ -719,8 +874,8 @@ def swarm_init(
     if os.path.exists(out) and not force:
         raise UsageFault(
             f"{out} exists already",
-            f"give another name:  tutti swarm init {joining.beside(out)}  , or replace it with  "
-            "--force",
+            f"give another name:  tutti swarm init {quote(str(joining.beside(out)))}  , or replace "
+            "it with  --force",
         )
     changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
     changes |= _assignments(settings)
@@ -786,7 +941,7 @@ def swarm_init(
     if model is not None:
         print(f"model    {manifest.model_said()}")
     print(f"data     {joining.content_line(manifest, corpus)}")
-    print(f"start    tutti start {out}")
+    print(f"start    tutti start {quote(str(out))}")
     print(
         f"join     tutti join {invite}"
         if invite
@@ -797,7 +952,13 @@ def swarm_init(
 
 @swarm_app.command("validate")
 def swarm_validate(
-    file: Annotated[Path, Argument(metavar="FILE", help="The manifest to check.")],
+    file: Annotated[
+        Path | None,
+        Argument(
+            metavar="[FILE]",
+            help="The manifest to check. Default: ./swarm.toml, else that of the swarm used last.",
+        ),
+    ] = None,
     data: Data = None,
     tokenizer: TokenizerPath = None,
     no_open: NoOpen = False,
@@ -809,6 +970,7 @@ def swarm_validate(
     from node.manifest import left_out, read_manifest
 
     ours = _config(dict(data=data, tokenizer=tokenizer))
+    file = file or _usual_manifest(ours)
     manifest = read_manifest(file)
     signed = manifest.signature is not None
     if signed:
@@ -818,7 +980,7 @@ def swarm_validate(
         document = {"valid": True, "signed": signed, "run_id": manifest.run_id}
         _json(document | joining.content_document(manifest, corpus))
         return ExitCode.OK
-    note = "" if signed else f"   not signed yet:  tutti swarm init --from {file}"
+    note = "" if signed else f"   not signed yet:  tutti swarm init --from {quote(str(file))}"
     print(
         f"ok   {file}   run {manifest.run_id[:12]}   "
         f"{'signature good' if signed else ''}{note}".rstrip()
@@ -874,11 +1036,19 @@ def swarm_inspect(
 def swarm_invite(
     peer: Annotated[
         str | None,
-        Option("--for", "--peer", metavar="PEERID", help="Of a private swarm: for this peer only."),
+        Option(
+            "--for",
+            "--peer",
+            metavar="PEER",
+            help="Of a private swarm: for this peer only. A PeerId, or a peer in sight.",
+        ),
     ] = None,
     days: Annotated[
         float, Option(min=0.001, max=366, help="Of a private swarm: how long it is good.")
     ] = 30.0,
+    code: Annotated[
+        bool, Option("--qr", help="As a QR code as well, for a telephone to read.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Print the string that brings another machine into the swarm this node runs."""
@@ -886,9 +1056,9 @@ def swarm_invite(
     from node.identity.invites import Invite
     from node.identity.keys import Identity
 
-    guest = _peer_id(peer, "tutti id show  prints it on that machine") if peer else None
     ours = _config({})
     with _client(ours) as client:
+        guest = _meant(client, [peer])[0][0] if peer else None
         reply = client.invite()
     invite = Invite.decode(reply.invite)
     known = ours.remembered(invite.run_id)
@@ -900,6 +1070,8 @@ def swarm_invite(
     if as_json:
         _json({"invite": text, "addresses": list(invite.addresses), "run_id": invite.run_id})
     else:
+        if code:
+            _print_code(text)
         print(text)
     return ExitCode.OK
 
@@ -928,7 +1100,10 @@ def swarm_switch(
 @swarm_app.command("revoke")
 def swarm_revoke(
     peers: Annotated[
-        list[str], Argument(metavar="PEERID...", help="As  tutti peers --json  shows them.")
+        list[str],
+        Argument(
+            metavar="PEER...", help="A PeerId, its last letters, or a name, as  tutti peers  shows."
+        ),
     ],
     back: Annotated[bool, Option("--back", help="Let them take part again.")] = False,
     as_json: Json = False,
@@ -936,12 +1111,17 @@ def swarm_revoke(
     """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
     that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
+    from node.control.naming import called
     from node.identity.keys import Identity
     from node.training.protocol.rules import mark
 
-    revoked = [_peer_id(peer, "see  tutti peers --json") for peer in peers]
-    if Identity.load(_config({}).identity_path).peer_id in peers:
+    ours = _config({})
+    with _client(ours) as client:
+        revoked, known = _meant(client, peers)
+    if Identity.load(ours.identity_path).peer_id in revoked:
         raise UsageFault("that is this node itself", "an owner cannot revoke the own key")
+    for peer in revoked:
+        _say(f"{'lets in' if back else 'revokes'}  {called(peer, known)}")
     marks = frozenset(map(mark, revoked))
     return _sign_change(
         as_json,
@@ -1197,6 +1377,17 @@ def version(as_json: Json = False) -> int:
     return ExitCode.OK
 
 
+@app.command("help", rich_help_panel=ABOUT)
+def help_of(
+    verb: Annotated[
+        list[str] | None, Argument(metavar="[VERB...]", help="Default: all verbs.")
+    ] = None,
+) -> int:
+    """Explain a verb, as its option --help does."""
+    words = [*(verb or ()), "--help"]
+    return app.built(words).main(args=words, prog_name="tutti", standalone_mode=False) or 0
+
+
 @app.command(rich_help_panel=ABOUT)
 def config(file: ConfigFile = None, settings: Sets = None, as_json: Json = False) -> int:
     """Every setting of this node with its meaning and its value, as a config.toml to begin with:
@@ -1207,8 +1398,15 @@ def config(file: ConfigFile = None, settings: Sets = None, as_json: Json = False
     if as_json:
         _json(config_document(ours))
     else:
+        terminal.as_file(sys.stdout)
         print(config_toml(ours), end="")
     return ExitCode.OK
+
+
+@id_app.callback()
+def _id(ctx: typer.Context) -> int:
+    """Show it when no verb is given."""
+    return ExitCode.OK if ctx.invoked_subcommand else id_show()
 
 
 @id_app.command("new")
@@ -1248,6 +1446,85 @@ def _client(ours: NodeConfig | None = None) -> ControlClient:
     return ControlClient(control_socket(home), home=home)
 
 
+def _in_background(ours: NodeConfig, words: list[str], flags: dict[str, Any]) -> int:
+    """Start a daemon with these words and settings, and return when it answers."""
+    from node.app.launch import as_flags
+
+    home = ["--home", HOME["home"]] if "home" in HOME else []
+    return _launched(ours, [*home, *words, *as_flags(_given(flags))])
+
+
+def _launched(ours: NodeConfig, words: Sequence[str]) -> int:
+    from node.app.launch import LOG, in_background
+
+    def answers() -> bool:
+        with contextlib.suppress(LocalFault), _client(ours) as client:
+            return bool(client.status().addresses)
+        return False
+
+    log = ours.home / LOG
+    pid = in_background(words, log, answers)
+    about = ours.home_flag
+    print(f"started  pid {pid}, in the background")
+    print(f"log      {log}, or  tutti logs -f{about}")
+    print(f"see      tutti status{about} ,  tutti monitor{about}")
+    print(f"stop     tutti stop{about}")
+    return ExitCode.OK
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _with_last_known(fault: NotRunning) -> NotRunning:
+    """The fault of ``tutti status`` without a daemon, with what this home knows."""
+    from node.app.last import last_known
+
+    try:
+        last = last_known(_config({}))
+    except LocalFault:  # settings that cannot be read are no reason to say less than before
+        return fault
+    lines = last.lines(time.time())
+    details = {"last": last.document()} if lines else {}
+    return NotRunning("\n".join([fault.what, *lines]), fault.next_step, details=details)
+
+
+def _usual_manifest(ours: NodeConfig) -> Path:
+    """``swarm.toml`` in the working directory, else the manifest of the swarm used last. Raises
+    UsageFault."""
+    here = Path("swarm.toml")
+    if here.exists():
+        return here
+    if (run_id := ours.current()) and (file := ours.manifest_path(run_id)).exists():
+        return file
+    raise UsageFault(
+        "there is no swarm.toml here, and no swarm is remembered",
+        "name a manifest:  tutti swarm validate FILE",
+    )
+
+
+def _meant(
+    client: ControlClient, peers: Sequence[str]
+) -> tuple[list[PeerId], Mapping[PeerId, str]]:
+    """The peers that were typed, by PeerId, last letters or name; and the names of all peers in
+    sight. Raises UsageFault."""
+    from node.control.naming import resolve
+
+    known = {PeerId(p.peer): p.name for p in client.peers(everybody=True).peers}
+    return [resolve(peer, known) for peer in peers], known
+
+
+def _print_code(text: str) -> None:
+    import shutil
+
+    from node.control import qr
+
+    halves = terminal.shows("█▀▄", sys.stdout)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    width = shutil.get_terminal_size().columns
+    print("\n".join(qr.lines(text, width, halves=halves, colour=colour)))
+
+
 def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
     if sys.stderr.isatty():
         _say(f"tutti {VERSION}   loading torch and hivemind, a few seconds")
@@ -1264,17 +1541,6 @@ def _show_identity(identity: Identity, *, as_json: bool) -> None:
             f"{identity.peer_id}   {identity.name}\nkey   {identity.path}   (keep a backup; never "
             "share it)"
         )
-
-
-def _peer_id(text: str, next_step: str) -> PeerId:
-    """A PeerId that was typed. Raises UsageFault."""
-    from node.identity.keys import public_key_of
-
-    try:
-        public_key_of(PeerId(text))
-    except WireError as e:
-        raise UsageFault(f"{text[:80]} is no PeerId", next_step) from e
-    return PeerId(text)
 
 
 def _stages(text: str) -> list[int]:
@@ -1296,22 +1562,18 @@ def _assignments(pairs: list[str] | None) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise UsageFault(f"--set {pair}", "write  --set section.key=value")
-        found[key.strip()] = value.strip()
+        # "name = anna" is written as in TOML; else a blank may belong to a path.
+        found[key.strip()] = value.strip() if value[:1].isspace() else value
     return found
 
 
 def _again(manifest: Path, flags: dict[str, Any]) -> NoReturn:
     """Become a fresh ``tutti start`` of this swarm, whichever the settings name: the observer's
     libp2p and the daemon's hivemind cannot live in one process."""
-    from node.app.launch import as_flags
+    from node.app.launch import PROGRAM, as_flags, become
 
-    sys.stdout.flush()
-    sys.stderr.flush()
-    words = [sys.executable, str(Path(__file__).resolve())]
-    words += ["--home", HOME["home"]] if "home" in HOME else []
-    words += ["start", str(manifest)]
-    words += as_flags({k: v for k, v in flags.items() if v is not None})
-    os.execv(sys.executable, words)
+    home = ["--home", HOME["home"]] if "home" in HOME else []
+    become([PROGRAM, *home, "start", str(manifest), *as_flags(_given(flags))])
 
 
 def _say(text: str) -> None:
@@ -1352,7 +1614,7 @@ def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackTy
     try:
         (folder / "log").mkdir(parents=True, exist_ok=True)
         path = folder / "log" / "crash.log"
-        path.write_text(story)
+        path.write_text(story, encoding="utf-8", errors="backslashreplace")
         where = f"the traceback is in {path}; please send it with your report"
     except OSError:
         where = story
@@ -1365,13 +1627,28 @@ def main(argv: list[str] | None = None) -> int:
     # Read by grpc when it is first imported: its own log lines would land between ours.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.excepthook = _crashed
+    terminal.prepare()
     HOME.clear()
+    code = _run(words)
     try:
-        line = _hoist_home(words)
-        code = app.built(line).main(args=line, prog_name="tutti", standalone_mode=False)
         sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError as error:
+        terminal.mute(sys.stdout, sys.stderr)
+        return _unwritten(error, words)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    """Run one command; its exit code, after every fault has been shown."""
+    try:
+        _check_text(words)
+        line = _hoist_home(words)
+        if line[:1] in (["--version"], ["-V"]):
+            line[0] = "version"
+        code = app.built(line).main(args=line, prog_name="tutti", standalone_mode=False)
         if code == ExitCode.INTERRUPTED:  # typer has caught the Ctrl-C already
-            _say("interrupted")
+            _say(interrupts.LAST_WORDS)
         return int(code or 0)
     except LocalFault as fault:
         return _fail(fault, words)
@@ -1382,20 +1659,62 @@ def main(argv: list[str] | None = None) -> int:
         return ExitCode.USAGE
     except click.ClickException as error:
         return _fail(UsageFault(*what_was_wrong(error)), words)
-    except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
+    except (KeyboardInterrupt, typer.Abort) as end:
+        asked = isinstance(end, typer.Abort) and sys.stderr.isatty()  # behind a question
+        _say(("\n" if asked else "") + interrupts.LAST_WORDS)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough; the interpreter must not try to flush into the
-        # closed pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
+    except SystemExit as end:
+        # rich and typer make one of a broken pipe.
+        if not _caused(end, BrokenPipeError):
+            raise
+        terminal.mute(sys.stdout, sys.stderr)
+        return ExitCode.READER_GONE
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and error.errno not in DISK_FULL:
+            raise
+        terminal.mute(sys.stdout)
+        return _unwritten(error, words)
+
+
+def _unwritten(error: OSError, words: list[str]) -> int:
+    """The exit code after output that could not be written, said unless its reader has gone."""
+    if isinstance(error, BrokenPipeError):
+        terminal.mute(sys.stdout, sys.stderr)
+        return ExitCode.READER_GONE
+    what = f"cannot write the output: {error.strerror or error}"
+    return _fail(OutOfResources(what, "free some space, or write to another place"), words)
+
+
+def _caused(error: BaseException, kind: type[BaseException]) -> bool:
+    """Return True if an exception of ``kind`` led to ``error``."""
+    while error.__context__ is not None:
+        error = error.__context__
+        if isinstance(error, kind):
+            return True
+    return False
+
+
+def _check_text(words: list[str]) -> None:
+    """Raises UsageFault for words that are no text, and for a working directory that is none or
+    gone: paths go into messages and files as UTF-8."""
+    try:
+        here = os.getcwd()
+    except OSError as e:
+        raise UsageFault("the working directory is gone", "cd  to one that exists") from e
+    for text in (*words, here, HOME.get("home", ""), os.environ.get("TUTTI_HOME", "")):
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise UsageFault(f"{text!r} is not UTF-8", "use names that are") from e
 
 
 def _fail(fault: LocalFault, words: list[str]) -> int:
     from node.control.commands import show_fault
 
-    show_fault(fault, as_json="--json" in words)
+    try:
+        show_fault(fault, as_json="--json" in words)
+    except (OSError, SystemExit):  # nobody reads it; the exit code says it
+        terminal.mute(sys.stdout, sys.stderr)
     return int(fault.code)
 
 

@@ -23,6 +23,9 @@ PARTS = {
     "1": "moments",
     "2": "disk",
     "3": "crowd",
+    "5": "points",
+    "6": "rehearsal",
+    "7": "speed",
 }
 """Number to module of `benchmarks.kept`; each has ``rows(report, root, quick)``."""
 

@@ -24,6 +24,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
 from node.core.ids import is_cell
+from node.core.interrupts import held
 from node.core.tables import (
     FieldRule,
     check,
@@ -338,7 +339,7 @@ class NodeConfig:
                     "remove it, or choose a shorter --home",
                 )
             with contextlib.suppress(OSError):  # the programs find the socket without it
-                (self.home / "ctl.sock.path").write_text(f"{path}\n")
+                (self.home / "ctl.sock.path").write_bytes(os.fsencode(path) + b"\n")
         return path
 
     def swarm_dir(self, run_id: str) -> Path:
@@ -477,7 +478,8 @@ class NodeConfig:
         except OSError:
             return ""
         if len(runs) > 1:
-            named = "".join(f"\n  tutti start {swarms / run / 'swarm.toml'}" for run in runs[:8])
+            files = [shlex.quote(str(swarms / run / "swarm.toml")) for run in runs[:8]]
+            named = "".join(f"\n  tutti start {file}" for file in files)
             raise UsageFault(
                 f"{swarms / 'current'} is missing or damaged, and {len(runs)} runs are remembered "
                 "here",
@@ -515,7 +517,7 @@ class NodeConfig:
         damaged."""
         path = self.swarm_dir(run_id) / "invite"
         try:
-            return Invite.decode(path.read_text().strip())
+            return Invite.decode(path.read_text(encoding="utf-8").strip())
         except FileNotFoundError:
             return None
         except (OSError, ValueError, UsageFault) as e:
@@ -564,7 +566,7 @@ def _settings(config: NodeConfig) -> Iterator[tuple[str, Any, str, str]]:
 def _kept(path: Path) -> str:
     """What a file holds, "" when it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
 
@@ -608,16 +610,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Makes the
     directory where there is none, for this user alone. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with held():
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(name, path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 KNOWN = settings_of({"": NodeSettings, **SECTIONS})
@@ -649,7 +652,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise UsageFault(
             f"cannot read {path}: {e.strerror}", "name an existing file with --config"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from node.app.launch import PROGRAM
 from node.averaging.strategies import group_forming as machine
 from node.cells.forming import GroupFinder, Search
 from node.cells.notes import Acceptance
@@ -143,8 +144,8 @@ def main(kind: str, words: list[str]) -> int:
     """The daemon, if ``words`` are those of the command line, and else the program that starts
     it."""
     if words and words[0] == sys.executable:
-        at = words.index("cli")
-        os.execv(words[0], [*words[:at], MODULE, kind, *words[at + 1 :]])
+        at = words.index(PROGRAM)
+        os.execv(words[0], [*words[:at], "-m", MODULE, kind, *words[at + 1 :]])
     import cli
 
     KINDS[kind]()

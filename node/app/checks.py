@@ -368,7 +368,10 @@ def _room_on_disk(ours: NodeConfig, full: bool) -> list[DoctorCheck]:
         stages = parts_of_stages(manifest).values()
         largest = max(sum(part.bytes + part.state for part in parts) for parts in stages)
         there = _bytes(ours.checkpoint_dir(manifest.run_id))
-        need += max(0, (ours.checkpoint.keep + 1) * largest - there)
+        wanted = (ours.checkpoint.keep + 1) * largest
+        if ours.checkpoint.max_disk:
+            wanted = min(wanted, ours.checkpoint.max_disk)
+        need += max(0, wanted - there)
     if free >= need and not full:
         return []
     # A start, or the next export, makes or fetches these again: tokenised text, pieces of a state

@@ -2,6 +2,7 @@
 file that knows every service; it decides nothing about training."""
 
 import asyncio
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -20,6 +21,7 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
+from node.app.last import STARTED, STOPPING
 from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
 from node.app.node import Node
 from node.app.operator_service import OperatorService
@@ -37,6 +39,7 @@ from node.control.retries import (
 )
 from node.control.service import ControlService
 from node.control.text import banner
+from node.core import interrupts
 from node.core.addresses import Scope
 from node.core.errors import (
     ExitCode,
@@ -92,6 +95,8 @@ class Daemon(Node):
         self.children: list[Child] = []
         self._loading: dict[int, float] = {}
         """By block stage of a solo swarm: when its daemon was started last."""
+        self.interrupted = False
+        """Ended by a Ctrl-C."""
 
     # ----------------------------------------------------------- life
 
@@ -99,8 +104,7 @@ class Daemon(Node):
         """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops
         it from starting, and for the fault."""
         self.identity.lock()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        self.journal.emit("daemon", STARTED, f"tutti {VERSION}, pid {os.getpid()}", "debug")
         control = ControlService(self.view, self.config.prepare_control_socket())
         try:
             await control.start()
@@ -113,6 +117,9 @@ class Daemon(Node):
             self.config.keep_ports(*self.transport.ports)
             self.tasks.spawn(self._take_part(), "start")
             await self._end.wait()
+        except LocalFault as fault:
+            self._why = self._why or str(fault)
+            raise
         finally:
             await self._close(control)
         if self.fault is not None:
@@ -380,7 +387,7 @@ class Daemon(Node):
                 self._loading[stage] = now
 
     async def _close(self, control: ControlService) -> None:
-        self.journal.emit("daemon", "stopping", self._why or "stopping")
+        self.journal.emit("daemon", STOPPING, self._why or "stopping")
         a, kept = self.assembled, True
         if a is not None:
             # From here on nothing is committed that would have to be on disk.
@@ -413,6 +420,9 @@ class Daemon(Node):
         hasty = await asyncio.to_thread(stop_all, self.children)
         self._say_stopped(kept, hasty)
         await control.close()
+        if control.path.parent != self.config.home:
+            with contextlib.suppress(OSError):
+                control.path.parent.rmdir()
         self.metrics.close()
         self.journal.close()
         self.identity.unlock()
@@ -431,13 +441,15 @@ class Daemon(Node):
         held = f"epoch {a.stage.version.epoch} is on disk: " if a is not None and writes else ""
         self.journal.emit("daemon", "stopped", f"stopped: {held}it is safe to switch off")
 
-    def _signalled(self, number: int) -> None:
+    def signalled(self, number: int) -> None:
+        """End in order; at a second Ctrl-C without clean-up."""
         if self.ending:
             if number == signal.SIGINT:
                 # Asked twice by a person: skip the clean-up.
                 os._exit(int(ExitCode.INTERRUPTED))
             # A service manager signals every process of a group, a parent its children once more.
             return
+        self.interrupted = number == signal.SIGINT
         self.stop(f"signal {signal.Signals(number).name}")
 
     # ----------------------------------------------------------- the swarm
@@ -626,6 +638,17 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     os.nice(max(0, config.node.nice - os.nice(0)))
 
     async def body() -> Daemon:
+        daemon: Daemon | None = None
+
+        def signalled(number: int) -> None:
+            # Not before the first await, so there is a daemon.
+            if daemon is not None:
+                daemon.signalled(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores the end of the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, signalled, number)
         daemon = Daemon(config, manifest, invite)
         await daemon.run()
         return daemon
@@ -634,7 +657,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         daemon = uvloop.run(body())
         if daemon.moved:
             again(daemon.to_stage)
-        return int(ExitCode.OK)
+        return int(ExitCode.INTERRUPTED if daemon.interrupted else ExitCode.OK)
     except LocalFault as fault:
         if config.node.log_format != "json":
             raise
@@ -643,5 +666,6 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:
+        interrupts.resume()
         # All is closed; searching torch for garbage would take the interpreter seconds more.
         gc.freeze()

@@ -20,9 +20,11 @@ from pathlib import Path
 from node.app.launch import OWN_PORTS, Child, as_flags, stop_all
 from node.control.client import ControlClient
 from node.control.text import compare_digests, swarm_picture
+from node.core import interrupts
 from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
 from node.core.home import control_socket
 from node.core.ids import ENDS
+from node.core.interrupts import held, raising
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.reach.interfaces import free_port
@@ -194,28 +196,35 @@ def run(options: DemoOptions) -> int:
 
 
 def play(options: DemoOptions) -> DemoOutcome:
-    """Start, watch, kill if asked, generate, stop; what came of it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too
+    """Start, watch, kill if asked, generate, stop; what came of it. Raises KeyboardInterrupt after
+    a Ctrl-C, when everything is taken down."""
+    interrupts.resume(signal.SIGTERM, signal.SIGHUP)  # both end the children too
     outcome = DemoOutcome(nodes=sum(options.nodes) + options.rendezvous)
-    with _home(options) as home:
-        swarm = DemoSwarm(home, options)
-        _say(f"tutti demo: {outcome.nodes} daemons on this machine, their files in {home}")
-        began = time.monotonic()
+    with held(), _home(options) as home:
+        swarm: DemoSwarm | None = None
         try:
-            for child in swarm.children:
-                child.start()
-            with _picture(options, swarm) as show:
-                _wait_for_start(swarm, show, began)
-                outcome.start_seconds = round(time.monotonic() - began, 1)
-                _watch(swarm, options, outcome, show)
-            outcome = _finish(swarm, outcome)
+            with raising():
+                swarm = DemoSwarm(home, options)
+                outcome = _train(swarm, options, outcome)
         except KeyboardInterrupt:
-            _say("stopping every daemon")
+            _say("stopping every daemon; a second Ctrl-C does not wait for them")
             raise
         finally:
-            stop_all(swarm.children)
+            stop_all(swarm.children if swarm else ())
         _summary(outcome)
     return outcome
+
+
+def _train(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome) -> DemoOutcome:
+    _say(f"tutti demo: {outcome.nodes} daemons on this machine, their files in {swarm.home}")
+    began = time.monotonic()
+    for child in swarm.children:
+        child.start()
+    with _picture(options, swarm) as show:
+        _wait_for_start(swarm, show, began)
+        outcome.start_seconds = round(time.monotonic() - began, 1)
+        _watch(swarm, options, outcome, show)
+    return _finish(swarm, outcome)
 
 
 def _wait_for_start(swarm: DemoSwarm, show: "Show", began: float) -> None:
@@ -426,6 +435,10 @@ def _home(options: DemoOptions) -> Iterator[Path]:
     home = Path(tempfile.mkdtemp(prefix="tutti-demo-"))
     try:
         yield home
+    except KeyboardInterrupt:
+        if not options.keep:
+            shutil.rmtree(home, ignore_errors=True)
+        raise
     except BaseException:
         _say(f"the daemons' files are kept in {home}")
         raise

@@ -76,7 +76,7 @@ class PeerBusy(LocalFault):
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
     """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
-    dialled = [what] if what and what.startswith("/") and "/p2p/" in what else []
+    dialled = [what] if what and _is_address(what) else []
     places = [*dialled, *ours.node.join]
     invite = next(
         (Invite.decode(text) for text in ([what] if what else []) + places if is_invite(text)), None
@@ -105,6 +105,11 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
             invite.admission if invite else ours.admission,
         )
     return manifest, invite
+
+
+def _is_address(text: str) -> bool:
+    """Return True for a multiaddr of a peer; a path may have a directory p2p, too."""
+    return text.startswith("/") and "/p2p/" in text and not os.path.exists(text)
 
 
 def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:

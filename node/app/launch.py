@@ -1,19 +1,36 @@
 """Daemons on this machine as processes: children, for the demo and for a solo swarm that hosts
 every stage itself, and a fresh image of one that has changed its place."""
 
+import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import node
 from node.config import MOVED, NodeConfig, config_document
+from node.core import interrupts
+from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
+from node.core.interrupts import held, raising
 from node.transport import parent_watch
 
+PROGRAM = str(Path(node.__file__).parents[1] / "tutti.py")
+"""The file to start. Not ``-m``, which would first look for it in the working directory."""
+PROGRAMS = ("tutti", "tutti.py", "cli.py")
+"""Names of the files that start it: the installed command, and those in a checkout."""
+FAULT, LAST_LINES = "tutti: ", 100
+"""First word of the fault that a daemon prints at its end, and number of last lines in which it is
+looked for."""
+LOG = "daemon.out"
+"""Output of a daemon that has no terminal, in its home."""
+QUIET_S, LOOK_S, START_S = 2.0, 0.1, 180.0
+"""Seconds of waiting for a daemon in the background: without a word, between two looks, at most."""
 PATIENCE_S = 85.0
 """A child that was asked to end and has not ended by then is killed. It writes a checkpoint first,
 for at most :data:`node.app.peer.KEEP_S`."""
@@ -62,7 +79,7 @@ class Child:
         """Run ``tutti start`` with this child's home. Its words go to ``daemon.out`` in that
         home."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.log = self.home / "daemon.out"
+        self.log = self.home / LOG
         words = ["--home", str(self.home), *self.arguments]
         self.process = self.launch(words, {**os.environ, "PYTHONUNBUFFERED": "1", MOVED: ""})
 
@@ -70,7 +87,7 @@ class Child:
         """A process that runs ``tutti`` with these words. It dies when its parent is killed, and a
         Ctrl-C reaches the parent alone, which ends its children in order."""
         watch = (sys.executable, "-I", "-S", parent_watch.__file__, str(os.getpid()))
-        command = [*self.through, *watch, sys.executable, "-m", "cli", *words]
+        command = [*self.through, *watch, sys.executable, PROGRAM, *words]
         with self.log.open("ab") as out:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
@@ -84,10 +101,7 @@ class Child:
 
     def tail(self, lines: int = 12) -> str:
         """The last words of a child that failed."""
-        try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
+        return tail(self.log, lines)
 
 
 def ask_to_end(children: Sequence[Child]) -> None:
@@ -113,11 +127,147 @@ def stop_all(children: Sequence[Child]) -> list[Child]:
     return killed
 
 
+def tail(log: Path, lines: int) -> str:
+    """The last lines of a file, "" for one that cannot be read."""
+    try:
+        said = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(said.splitlines()[-lines:])
+
+
+def in_background(words: Sequence[str], log: Path, answers: Callable[[], bool]) -> int:
+    """Start ``tutti`` with ``words`` in a session of its own, where no terminal reaches it, and
+    return its process id as soon as it ``answers``. Its output goes to ``log``; the output of the
+    start before is kept beside it.
+
+    Raises the fault that it ended with, and TimedOut. A Ctrl-C meanwhile ends it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(log, log.with_name(f"{log.name}.1"))
+    with held(), log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, PROGRAM, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+        try:
+            with raising():
+                _wait_answer(process, log, answers)
+        except KeyboardInterrupt:
+            _end(process)
+    return process.pid
+
+
+def _wait_answer(process: subprocess.Popen[bytes], log: Path, answers: Callable[[], bool]) -> None:
+    begin, told = time.monotonic(), False
+    while not answers():
+        try:
+            code = process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            raise last_words(log, code)
+        passed = time.monotonic() - begin
+        if passed > QUIET_S and not told:
+            told = True
+            print(f"waiting for the daemon, pid {process.pid}, to answer", file=sys.stderr)
+        if passed > START_S:
+            raise TimedOut(
+                f"the daemon, pid {process.pid}, does not answer after {START_S:.0f} s",
+                f"it goes on starting; its output is in {log}",
+            )
+
+
+def last_words(log: Path, code: int) -> LocalFault:
+    """The fault that a daemon ended with, as it wrote it."""
+    said = tail(log, LAST_LINES).splitlines()
+    known = ExitCode(code) if code in set(ExitCode) else ExitCode.UNEXPECTED
+    begins = [at for at, line in enumerate(said) if line.startswith(FAULT)]
+    if not begins:
+        return LocalFault(f"the daemon ended with code {code}", f"its output is in {log}", known)
+    what, *steps = said[begins[-1] :]
+    step = "\n".join(line.strip() for line in steps)
+    return LocalFault(what.removeprefix(FAULT), step or f"its output is in {log}", known)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True)
+class Started:
+    """Arguments, working directory and settings (``TUTTI_*``) of a running daemon."""
+
+    arguments: tuple[str, ...]
+    folder: Path
+    environment: Mapping[str, str]
+    background: bool
+
+    @classmethod
+    def of(cls, pid: int) -> "Started":
+        """Raises LocalFault where the system does not tell, or it cannot be started again."""
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            arguments = arguments_of(process.cmdline())
+            folder = Path(process.cwd())
+            environment = process.environ()
+            background = process.terminal() is None
+        except (psutil.Error, OSError) as e:
+            raise LocalFault(
+                f"what the daemon, pid {pid}, was started with is not known: {e}",
+                "stop it and start it again:  tutti stop ;  tutti start",
+            ) from e
+        if not folder.is_dir():
+            raise UsageFault(
+                f"the daemon, pid {pid}, runs in {folder}, which is gone",
+                "stop it and start it in another directory:  tutti stop ;  tutti start",
+            )
+        settings = {k: v for k, v in environment.items() if k.startswith("TUTTI_") and k != MOVED}
+        return cls(arguments, folder, settings, background)
+
+    def enter(self) -> None:
+        """Take over the working directory and the settings."""
+        for name in [n for n in os.environ if n.startswith("TUTTI_")]:
+            del os.environ[name]
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+
+
+def arguments_of(command: Sequence[str]) -> tuple[str, ...]:
+    """Arguments of ``tutti`` in the command line of a process. Raises LocalFault where it is none
+    of tutti."""
+    for at, word in enumerate(command[1:], 1):
+        program = command[at - 1] == "-m" or os.path.basename(word) in PROGRAMS
+        if program and os.path.splitext(os.path.basename(word))[0] in ("tutti", "cli"):
+            return tuple(command[at + 1 :])
+    raise LocalFault(
+        f"the daemon was not started by tutti: {shlex.join(command)[:200]}",
+        "start it again as you started it",
+    )
+
+
 def again(stage: int | None) -> NoReturn:
     """Become this program anew, with the arguments it was started with, to host ``stage``; None: as
     these say. The process id, the identity, the ports, the parent that it ends with and the event
     file stay. Close everything before."""
+    os.environ[MOVED] = "-" if stage is None else str(stage)
+    become(sys.orig_argv[1:])
+
+
+def become(words: Sequence[str]) -> NoReturn:
+    """Replace this process by a Python that runs ``words``. A Ctrl-C meanwhile counts there."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.environ[MOVED] = "-" if stage is None else str(stage)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    interrupts.block()
+    os.execv(sys.executable, [sys.executable, *words])

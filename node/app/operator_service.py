@@ -12,6 +12,7 @@ from node.app.export.exporter import Exporter
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
+from node.control.naming import resolve
 from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
@@ -123,17 +124,8 @@ class OperatorService(SnapshotBuilder, Window):
             peer = peer_of_address(text)
             self._d.transport.learn(peer, [text])
             return peer
-        known = self._d.presence.view.everybody if self._d.presence else {}
-        by_name = [p for p, entry in known.items() if entry.body.name == text]
-        hits = by_name or [p for p in known if p.endswith(text) or p == text]
-        if len(hits) != 1:
-            why = (
-                f"{len(hits)} peers match {text!r}"
-                if hits
-                else f"no peer in sight ends in {text!r}"
-            )
-            raise UsageFault(why, "see tutti peers")
-        return hits[0]
+        seen = self._d.presence.view.everybody if self._d.presence else {}
+        return resolve(text, {peer: entry.body.name for peer, entry in seen.items()})
 
     # ----------------------------------------------------------- leaving
 

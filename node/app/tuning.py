@@ -180,7 +180,7 @@ def this_machine() -> str:
 def _cpuinfo() -> str:
     """Of the first core; empty where there is no such file."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except (OSError, ValueError):
         return ""
     fields = (

@@ -129,7 +129,7 @@ class Partial:
                 self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path = self.directory / _VERSION
                 path.unlink(missing_ok=True)  # a link that leads elsewhere
-                path.write_text(f"{version.epoch} {version.lineage}")
+                path.write_text(f"{version.epoch} {version.lineage}", encoding="utf-8")
 
     def _only(self, hashes: Collection[bytes]) -> None:
         """Drop what is no part of the state wanted now: pieces of versions that are gone would add
@@ -559,7 +559,7 @@ def _named(hashed: bytes) -> str:
 def _version(where: Path) -> Version | None:
     """The version whose pieces are kept there, None where that cannot be read."""
     try:
-        epoch, _, line = (where / _VERSION).read_text().partition(" ")
+        epoch, _, line = (where / _VERSION).read_text(encoding="utf-8").partition(" ")
         return Version(whole(int(epoch)), lineage(line))
     except (OSError, ValueError):
         return None

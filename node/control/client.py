@@ -2,16 +2,18 @@
 their own errors again."""
 
 import contextlib
+import os
+import select
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import grpc
 
 from node.control.sockets import carried, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
+from node.core.home import socket_target
 from protos import ask_pb2, control_pb2
 from protos.control_pb2_grpc import ControlStub
 
@@ -36,9 +38,9 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             )
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
+        self._process = _process(pid)
         options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
-        # A URI, which "#" or "?" in a home's path would end.
-        self._channel = grpc.insecure_channel(f"unix:{quote(str(path))}", options=options)
+        self._channel = grpc.insecure_channel(socket_target(path), options=options)
         self._stub = ControlStub(self._channel)
 
     def __exit__(self, *_: object) -> None:
@@ -46,6 +48,9 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
 
     def close(self) -> None:
         self._channel.close()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
 
     def status(self) -> control_pb2.Snapshot:
         return self._ask(self._stub.Status, control_pb2.StatusRequest())
@@ -102,7 +107,12 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         return self._read(self._stub.Export, request, EXPORT_S)
 
     def wait_gone(self, timeout_s: float) -> bool:
-        """True as soon as nobody listens on the socket any more, False after ``timeout_s``."""
+        """Wait for the end of the daemon's process; where the system does not tell which that is,
+        until nobody listens on the socket. Returns False after ``timeout_s``."""
+        if self._process >= 0:
+            ended = select.poll()
+            ended.register(self._process, select.POLLIN)
+            return bool(ended.poll(round(timeout_s * 1000)))
         end = time.monotonic() + timeout_s
         while listener(self.path) is not None:
             if time.monotonic() >= end:
@@ -144,3 +154,13 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         return LocalFault(
             f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error"
         )
+
+
+def _process(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is none."""
+    if pid <= 0 or pid == os.getpid():
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # another system, or a process of another namespace
+        return -1

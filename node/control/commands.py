@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.text import Text
 
 from node.control.text import (
-    SORTS,
     cells_table,
     evaluated_lines,
     event_line,
@@ -28,14 +27,16 @@ from node.control.text import (
     fitted,
     mean_loss,
     missing_words,
+    peer_ids,
     peers_table,
     ping_lines,
     status_lines,
 )
 from node.control.words import clean
-from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
+from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
 from node.core.home import expanded
 from node.core.ids import PeerId, named
+from node.core.interrupts import raising, telling
 from node.telemetry.events import LEVELS
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
@@ -53,6 +54,18 @@ from protos.control_pb2 import (
 
 if TYPE_CHECKING:
     from node.control.client import ControlClient
+
+WIDE = 132
+"""Columns in which a list of peers has room for whole PeerIds."""
+QUIET_S, AGAIN_S = 1.5, 5.0
+"""Seconds that a stop takes without a word, and between two looks at what it does then."""
+STOP_S = 900.0
+"""Longest wait for a daemon that is stopping: it may have a large model to write."""
+EVENTS, ENDING = 50, ("daemon", "checkpoint")
+"""Newest events in which the reason of a wait is looked for, and the components that may have
+one."""
+NOW_S = 5.0
+"""Seconds that a daemon has to end before ``stop --now`` kills it."""
 
 
 LINE_S = 5.0
@@ -100,11 +113,11 @@ def status(
         screenful = console.is_terminal and not verbose
         return fitted(lines, console.width, console.height - 1 if screenful else 0)
 
-    if watch and not as_json and console.is_terminal:
+    if watch and not as_json and console.is_terminal and not console.is_dumb_terminal:
         from rich.console import Group
         from rich.live import Live
 
-        with Live(console=console, auto_refresh=False) as live:
+        with raising(), Live(console=console, auto_refresh=False) as live:
             while True:
                 live.update(Group(*screen(client.status())), refresh=True)
                 time.sleep(1.0)
@@ -121,9 +134,10 @@ def status(
         time.sleep(1.0)
 
 
-def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -> ExitCode:
-    if sort not in SORTS:
-        raise UsageFault(f"--sort {sort}", f"allowed: {', '.join(SORTS)}")
+def peers(
+    answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None, verbose: bool = False
+) -> ExitCode:
+    """``verbose``: with whole PeerIds, which a wide terminal shows anyway."""
     if as_json:
         document = plain(answer)
         if stage is not None:
@@ -131,7 +145,11 @@ def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -
         say_json(document)
     else:
         console = _console()
-        console.print(peers_table(answer, sort=sort, stage=stage, width=console.width))
+        whole = console.width >= WIDE
+        table = peers_table(answer, sort=sort, stage=stage, width=console.width, whole=whole)
+        console.print(table)
+        if verbose and not whole:
+            print("\n".join(peer_ids(answer, sort, stage)))
     return ExitCode.OK
 
 
@@ -152,30 +170,69 @@ def ping(report: PingReport, *, as_json: bool) -> ExitCode:
 
 
 def drain(client: ControlClient, timeout_s: float, *, as_json: bool) -> ExitCode:
-    _progress(client.drain(timeout_s), as_json)
-    if not client.wait_gone(30.0):
-        raise TimedOut(
-            "the daemon has left the swarm but does not end", "end it with  tutti stop --now"
-        )
+    with telling("the drain goes on;  tutti stop  ends the daemon now"):
+        _progress(client.drain(timeout_s), as_json)
+        _wait_gone(client)
     say("drained and stopped")
     return ExitCode.OK
 
 
 def stop(client: ControlClient, *, now: bool) -> ExitCode:
-    """Ask, and wait until nobody listens. ``now``: kill the process when it takes longer than five
+    """Ask, and wait until the process is gone. ``now``: kill it when that takes longer than five
     seconds."""
-    with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
-        client.stop(now=now)
-    if not client.wait_gone(5.0 if now else 60.0):
-        if not now or not client.pid:
-            raise TimedOut("the daemon is still there after a minute", "tutti stop --now  kills it")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(client.pid, signal.SIGKILL)
-        if not client.wait_gone(5.0):
-            raise TimedOut(f"pid {client.pid} does not die", "look at it with  ps")
-        say(f"killed pid {client.pid}")
+    with telling("the daemon goes on stopping;  tutti stop  waits for it again"):
+        with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
+            client.stop(now=now)
+        if now:
+            _kill_late(client)
+        else:
+            _wait_gone(client)
     say("stopped")
     return ExitCode.OK
+
+
+def _kill_late(client: ControlClient) -> None:
+    """Wait for a moment, then kill the process."""
+    if client.wait_gone(NOW_S):
+        return
+    if not client.pid:
+        raise TimedOut("the daemon does not end, and its process is not known here", "see  ps")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(client.pid, signal.SIGKILL)
+    if not client.wait_gone(NOW_S):
+        raise TimedOut(f"pid {client.pid} does not die", "look at it with  ps")
+    say(f"killed pid {client.pid}")
+
+
+def _wait_gone(client: ControlClient) -> None:
+    """Wait for the end of a daemon that is stopping, and say after a moment what it does. Raises
+    TimedOut after STOP_S."""
+    if client.wait_gone(QUIET_S):
+        return
+    who = f"pid {client.pid}" if client.pid else "the daemon"
+    end = time.monotonic() + STOP_S
+    said: str | None = None
+    while time.monotonic() < end:
+        does = _newest(client)
+        if does != said:
+            say(f"waiting for {who} to end" + (f": {does}" if does else ""))
+            said = does
+        if client.wait_gone(AGAIN_S):
+            return
+    raise TimedOut(
+        f"the daemon is still there after {STOP_S / 60:.0f} minutes", "tutti stop --now  kills it"
+    )
+
+
+def _newest(client: ControlClient) -> str:
+    """What a daemon that is about to end said last of its own doing, "" when it does not answer any
+    more."""
+    said = ""
+    with contextlib.suppress(LocalFault):
+        for event in client.events(last=EVENTS):
+            if event.component in ENDING:
+                said = clean(event.text)
+    return said
 
 
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
@@ -313,8 +370,6 @@ def logs(
     client: ControlClient | None, file: Path, *, follow: bool, last: int, level: str, as_json: bool
 ) -> ExitCode:
     """From the daemon; from its event file when none runs."""
-    if level not in LEVELS:
-        raise UsageFault(f"--level {level}", f"allowed: {', '.join(LEVELS)}")
     console = _console()
     events = (
         client.events(follow=follow, last=last, level=level)
@@ -343,7 +398,7 @@ def read_events(file: Path, last: int, level: str) -> Iterator[Event]:
         )
     floor = LEVELS[level]
     newest: deque[Event] = deque(maxlen=max(0, last))
-    with file.open(errors="replace") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                 entry = json.loads(line)

@@ -6,13 +6,13 @@ import os
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
-from urllib.parse import quote
 
 import grpc
 
 from node.control.sockets import CODE_KEY, NEXT_KEY, clear_stale
 from node.control.text import present
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
+from node.core.home import socket_target
 from node.core.tasks import Tasks
 from node.telemetry.events import LEVELS, Event, Journal, Subscription
 from protos import ask_pb2, control_pb2, control_pb2_grpc
@@ -99,7 +99,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         )
         control_pb2_grpc.add_ControlServicer_to_server(self, server)
         try:
-            server.add_insecure_port(f"unix:{quote(str(self.path))}")
+            server.add_insecure_port(socket_target(self.path))
             os.chmod(self.path, 0o600)
             self._inode = self.path.stat().st_ino
         except (RuntimeError, OSError) as e:

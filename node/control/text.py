@@ -280,14 +280,21 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
 
 
 def peers_table(
-    answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None, width: int = 80
+    answer: PeersAnswer,
+    *,
+    sort: str = "stage",
+    stage: int | None = None,
+    width: int = 80,
+    whole: bool = False,
 ) -> Group:
     """The peers in sight, sorted, perhaps of one stage only, and the sum below. In a narrow
-    terminal the columns of :data:`SPARE` are left out, the first ones first."""
+    terminal the columns of :data:`SPARE` are left out, the first ones first. ``whole``: with
+    PeerIds that are not shortened."""
     cells = has_cells(answer)
     titles = ["PEER", "NAME", *(["CELL"] if cells else []), *TITLES]
+    stages = answer.swarm.stages
     rows = [
-        dict(zip(titles, peer_cells(p, answer.swarm.stages, cells=cells), strict=True))
+        dict(zip(titles, peer_cells(p, stages, cells=cells, whole=whole), strict=True))
         for p in in_order(answer, sort)
         if stage is None or p.stage == stage
     ]
@@ -447,9 +454,12 @@ def protocol_lines(answer: PeersAnswer) -> list[str]:
     return lines
 
 
-def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, ...]:
+def peer_cells(
+    p: PeerLine, stages: int, *, cells: bool = False, whole: bool = False
+) -> tuple[Text, ...]:
     """PEER NAME STATE STAGE PATH RTT TOK/S EPOCH UP VER of one peer; with ``cells`` CELL before
-    STATE."""
+    STATE, with ``whole`` the PeerId not shortened."""
+    peer = PeerId(clean(p.peer, 64))
     state = clean(p.state, 9)
     if p.state == "joining" and p.progress:
         state += f" {p.progress:.0%}"
@@ -461,7 +471,7 @@ def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, 
     path = "" if p.path == "self" else clean(p.path, 8)
     mark = ("*" if p.path == "self" else "") + ("+" if p.leads and p.state not in AGED else "")
     return (
-        Text(f"{mark:<2}{short(PeerId(clean(p.peer, 64)))}"),
+        Text(f"{mark:<2}{peer if whole else short(peer)}"),
         Text(clean(p.name, 16)),
         *([Text(short_cell(clean(p.cell, 16)) or "-")] if cells else ()),
         Text(state, STATE_STYLE.get(p.state, "")),
@@ -473,6 +483,15 @@ def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, 
         Text(span(p.up_s) if p.up_s else "-"),
         Text(clean(p.version, 8)),
     )
+
+
+def peer_ids(answer: PeersAnswer, sort: str = "stage", stage: int | None = None) -> list[str]:
+    """A line for each peer in sight: its short id, name and PeerId, to be copied."""
+    return [
+        f"{short(PeerId(clean(p.peer, 64)))}  {clean(p.name, 16):16}  {clean(p.peer, 64)}"
+        for p in in_order(answer, sort)
+        if stage is None or p.stage == stage
+    ]
 
 
 SORTS: dict[str, Callable[[PeerLine], tuple[Any, ...]]] = {

@@ -6,13 +6,15 @@ brackets for markup.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
 import typer.core
 import typer.main
 from typer.core import TyperCommand, TyperGroup
+
+from node.core.errors import UsageFault
 
 PANELS = ("Run", "Watch", "Swarm owner", "Model", "About")
 """Headings of the verbs, in the order of the help."""
@@ -31,14 +33,31 @@ class Argument(typer.core.TyperArgument):
 typer.main.__dict__["TyperArgument"] = Argument
 
 
-class Command(TyperCommand):
+class _PrintedHelp(click.Command):
+    """Help goes through ``print`` as all other text does: click writes UTF-8 to a terminal that
+    says it knows ASCII only."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _print_help
+        return option
+
+
+def _print_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        print(ctx.get_help())
+        ctx.exit()
+
+
+class Command(_PrintedHelp, TyperCommand):
     """A verb."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Nothing: typer's part of the help has them."""
 
 
-class VerbGroup(TyperGroup):
+class VerbGroup(_PrintedHelp, TyperGroup):
     """Verbs under :data:`PANELS`, each with its first sentence, never cut."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -58,16 +77,33 @@ class VerbGroup(TyperGroup):
                 formatter.write_dl([(f"{name:{wide}}", text) for name, text in rows])
 
 
+class OneOf(click.ParamType):
+    """A word out of a few, refused before anything is loaded for its verb."""
+
+    name = "word"
+
+    def __init__(self, words: Collection[str]) -> None:
+        self.words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word. Raises UsageFault for any other."""
+        if value not in self.words:
+            names = [*param.opts] if param is not None and param.opts[0].startswith("-") else []
+            what = f"{names[0]} {value}" if names else f"there is no {value!r}"
+            raise UsageFault(what, f"allowed: {', '.join(self.words)}")
+        return value
+
+
 class App(typer.Typer):
     """A typer application of these."""
 
-    def __init__(self, **how: Any) -> None:
+    def __init__(self, *, no_args_is_help: bool = True, **how: Any) -> None:
         # click suggests names as well as typer does.
         super().__init__(
             cls=VerbGroup,
             rich_markup_mode=None,
             suggest_commands=False,
-            no_args_is_help=True,
+            no_args_is_help=no_args_is_help,
             **how,
         )
 

@@ -43,6 +43,7 @@ class ExitCode(IntEnum):
     DISK_UNFIT = 32
     DATA_UNFIT = 33
     INTERRUPTED = 130
+    READER_GONE = 141
 
 
 class TuttiError(Exception):

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from node.core.errors import UsageFault
 
@@ -54,16 +55,31 @@ def user_dir(kind: str) -> Path:
 
 
 def control_socket(home: Path) -> Path:
-    """Where the control service listens: in ``home``, or in a short private directory when its path
-    is too long."""
+    """Where the control service listens: in ``home``, or in a short private directory when no
+    socket can be reached there."""
     here = home / "ctl.sock"
-    if len(os.fsencode(here)) <= MAX_SOCKET_PATH:
+    if fits_socket(here):
         return here
     tag = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
     return Path(_runtime_dir()) / f"tutti-{os.getuid()}-{tag}" / "ctl.sock"
 
 
+def fits_socket(path: Path, more: int = 0) -> bool:
+    """Return True if a unix socket at ``path`` can be bound by every system and dialled by gRPC,
+    also with ``more`` bytes behind it."""
+    # gRPC takes a comma for the end of one address and the beginning of another, even as "%2C".
+    raw = os.fsencode(path)
+    return len(raw) + more <= MAX_SOCKET_PATH and b"," not in raw
+
+
+def socket_target(path: Path) -> str:
+    """gRPC's name of a unix socket that :func:`fits_socket`: a URI, in which "#", "?" and "%" have
+    a meaning and only ASCII is allowed."""
+    return f"unix:{quote(os.fsencode(path))}"
+
+
 def _runtime_dir() -> str:
-    """A short directory for sockets: the session's, or /tmp when that is missing or long itself."""
+    """A short directory for sockets: the session's, or /tmp when that is missing or does not do."""
     session = os.environ.get("XDG_RUNTIME_DIR", "")
-    return session if session and len(session) < 40 and os.path.isdir(session) else "/tmp"
+    fits = bool(session) and fits_socket(Path(session), MAX_SOCKET_PATH - 40)
+    return session if fits and os.path.isdir(session) else "/tmp"

@@ -50,6 +50,6 @@ def most_resident(pid: int) -> int:
 
 
 def _of_status(pid: int, row: str) -> int:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return 1024 * next((int(line.split()[1]) for line in file if line.startswith(row)), 0)
     return 0

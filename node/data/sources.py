@@ -7,6 +7,7 @@ that share a run compare its hash. Readers of the formats are in ``readers.py``.
 
 import hashlib
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,7 +166,8 @@ def _no_file(settings: DataSettings, places: Places) -> tuple[bool, str, str]:
         meant_for_one(places.data) and not settings.source.startswith("file:"),
         f"this run trains on {settings.source}, which is no file, and  data = {places.data}  "
         "is set here",
-        f"leave  --data  away, or make a run on that file:  tutti swarm init --data {places.data}",
+        "leave  --data  away, or make a run on that file:  "
+        f"tutti swarm init --data {shlex.quote(places.data)}",
     )
 
 

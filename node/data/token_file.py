@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from node.core.errors import UsageFault, writing
+from node.core.interrupts import raising
 from node.data.tokenizer import Tokenizer
 
 _FORMAT = 2
@@ -118,15 +119,16 @@ def _write(
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     mark = b"" if end is None else np.asarray([end], dtype=dtype).tobytes()
     total = hashlib.sha256()
-    try:
-        with open(staged, "xb") as file:
-            for document in documents:
-                for piece in (tokenizer.encode(document).astype(dtype).tobytes(), mark):
-                    file.write(piece)
-                    total.update(piece)
-            file.write(total.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
+    with raising():
+        try:
+            with open(staged, "xb") as file:
+                for document in documents:
+                    for piece in (tokenizer.encode(document).astype(dtype).tobytes(), mark):
+                        file.write(piece)
+                        total.update(piece)
+                file.write(total.digest())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shlex
 import stat
 import struct
 from functools import lru_cache
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from node.core.errors import Refused, WireError, writing
 from node.core.home import sync
 from node.core.ids import PeerId
+from node.core.interrupts import held
 
 _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
 KEY_BYTES = 32
@@ -157,7 +159,8 @@ class Identity:
         """
         made = cls(Ed25519PrivateKey.generate(), path)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with writing(path, f"make {path.parent} writable, or choose another home", Refused):
+        cannot = writing(path, f"make {path.parent} writable, or choose another home", Refused)
+        with cannot, held():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -204,7 +207,7 @@ class Identity:
                 raise Refused(
                     f"the identity key {path} is open to other users "
                     f"(mode {stat.S_IMODE(status.st_mode):04o})",
-                    f"chmod 600 {path}",
+                    f"chmod 600 {shlex.quote(str(path))}",
                 )
             raw = os.read(fd, _FILE_BYTES + 1)
         finally:

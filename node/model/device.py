@@ -181,7 +181,7 @@ def _container_limit() -> int:
     """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a
     number beyond any machine."""
     try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
     except OSError:
         return 1 << 62
     return int(text) if text.isdigit() else 1 << 62

@@ -62,7 +62,7 @@ def find_gateway() -> Gateway | None:
     """The gateway now; None without one or a way to it, and where the kernel has no such table (it
     is Linux's)."""
     try:
-        address = default_gateway(ROUTES.read_text())
+        address = default_gateway(ROUTES.read_text(encoding="utf-8"))
         local = leaves_from(address) if address else ""
     except OSError:
         return None

@@ -34,31 +34,12 @@ from node.averaging.strategies.strategy import (
     meet_by_key,
 )
 from node.core.errors import UsageFault, refuse
+from node.sim.names import AVERAGING as NAMES
 
 TARGETS = (1e-4, 1e-9)
 """Variances that count as agreement, as published."""
 CAP = 50
 """Rounds after which a run is given up and counted as so many, as published."""
-
-NAMES: dict[str, str] = {
-    "all-reduce": "one group; a round with an absent peer is void (published baseline)",
-    "butterfly": "one group that goes on without who is absent",
-    "moshpit": "a grid as full as it can be, computed from the view",
-    "moshpit-fixed": "random cells, drawn once (published)",
-    "moshpit-keys": "no view: groups by the last indices, as through the directory",
-    "random-groups": "groups as long as the grid's first axis, drawn anew every round (published)",
-    "gossip": "random pairs",
-    "ring": "two neighbours on a ring (published as gossip)",
-    "exponential": "push-sum to one peer 2^t further on",
-    "push-sum": "push-sum to two peers, 2^t and 2^(t+1) further on (published as SGP)",
-    "diloco": "deltas from a common anchor, every 50 steps, outer rate 1",
-    "streaming": "diloco in two fragments, one of them a round",
-    "parameter-server": "all shares with one peer",
-    "sharded": "parameter server of as many shards as the grid's first axis is long",
-    "stale": "parameter server without a barrier, as many pushes behind as there are peers",
-    "hogwild": "no barrier, no bound, no lock",
-}
-
 
 OUTER = {"diloco": 1, "streaming": 2}
 """Fragments of what is averaged as deltas; each is sent every ``OUTER_EVERY`` steps."""

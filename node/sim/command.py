@@ -40,7 +40,7 @@ def run_command(
         outcome = shrink(setup, outcome, most=60)
     if save:
         with writing(save, "choose another place"):
-            save.write_text(outcome.schedule.to_json())
+            save.write_text(outcome.schedule.to_json(), encoding="utf-8")
     name = "replay" if replay else ", ".join(scenarios)
     if picture:
         title = f"{setup.peers} peers, {setup.stages} stages, {name}, seed {schedule.seed}"

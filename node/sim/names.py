@@ -1,5 +1,5 @@
-"""The scenarios and one line about each. Imports nothing: the command line lists them in its
-help."""
+"""The scenarios and averaging strategies that can be simulated, and one line about each. Imports
+nothing: the command line lists them in its help."""
 
 SCENARIOS: dict[str, str] = {
     "quiet": "nothing goes wrong",
@@ -34,3 +34,23 @@ SCENARIOS: dict[str, str] = {
     "random": "a mix of everything, drawn from the seed",
 }
 """In the order in which they are listed."""
+
+AVERAGING: dict[str, str] = {
+    "all-reduce": "one group; a round with an absent peer is void (published baseline)",
+    "butterfly": "one group that goes on without who is absent",
+    "moshpit": "a grid as full as it can be, computed from the view",
+    "moshpit-fixed": "random cells, drawn once (published)",
+    "moshpit-keys": "no view: groups by the last indices, as through the directory",
+    "random-groups": "groups as long as the grid's first axis, drawn anew every round (published)",
+    "gossip": "random pairs",
+    "ring": "two neighbours on a ring (published as gossip)",
+    "exponential": "push-sum to one peer 2^t further on",
+    "push-sum": "push-sum to two peers, 2^t and 2^(t+1) further on (published as SGP)",
+    "diloco": "deltas from a common anchor, every 50 steps, outer rate 1",
+    "streaming": "diloco in two fragments, one of them a round",
+    "parameter-server": "all shares with one peer",
+    "sharded": "parameter server of as many shards as the grid's first axis is long",
+    "stale": "parameter server without a barrier, as many pushes behind as there are peers",
+    "hogwild": "no barrier, no bound, no lock",
+}
+"""Strategies of ``tutti simulate --averaging``."""

@@ -57,6 +57,6 @@ def write(path: Path, svg: Callable[[], str], figure: Callable[[], Figure]) -> N
     check(path)
     with writing(path, "name a file in a directory that can be written"):
         if path.suffix.lower() == ".svg":
-            path.write_text(svg())
+            path.write_text(svg(), encoding="utf-8")
         else:
             figure().savefig(path, format="png")

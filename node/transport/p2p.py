@@ -40,6 +40,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, WireError
+from node.core.home import fits_socket
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
@@ -68,8 +69,8 @@ RELAYED_PER_PEER, RELAYED = 256, 512
 """Streams that one relay may bring for its clients: they do not count as its own."""
 NOT_TRIED = "not tried yet"
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
-SOCKET_PATH = 104
-"""Longest unix socket path on every system; the names in our directory need 30 of it."""
+NAME_BYTES = 28
+"""Longest name of a socket in our directory, with the slash before it."""
 _PREFIX, _LOCK, _NEW = "tutti-rt-", "lock", "lock.new"
 _PARENT_WATCH = str(Path(__file__).with_name("parent_watch.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
@@ -551,7 +552,7 @@ class RuntimeDirectory:
 
     def __init__(self) -> None:
         made = tempfile.mkdtemp(prefix=_PREFIX)
-        if len(made) > SOCKET_PATH - 30:
+        if not fits_socket(Path(made), NAME_BYTES):
             os.rmdir(made)
             made = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
         self.path = Path(made)

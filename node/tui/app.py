@@ -1,6 +1,8 @@
 """The monitor: a full screen view of a running daemon through its control socket. Leaving it leaves
 the daemon running."""
 
+import asyncio
+import signal
 import threading
 from collections.abc import Callable
 from typing import ClassVar
@@ -29,7 +31,8 @@ from node.control.text import (
     warmup_words,
 )
 from node.control.words import chart, clean, count, several, span
-from node.core.errors import LocalFault
+from node.core import interrupts
+from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS, PeerId, named, short_cell
 from node.core.numbers import human
 from protos.ask_pb2 import PeersAnswer
@@ -109,10 +112,15 @@ class Monitor(App[str]):
         ):
             self.query_one(f"#{name}").border_title = title
         self.query_one("#peers", DataTable).add_columns(*COLUMNS)
+        # The terminal sends a Ctrl-C as a key; this one comes from another process.
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self.exit, None, ExitCode.INTERRUPTED)
         self._poll()
         self._listen()
 
     def on_unmount(self) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        interrupts.resume()
         # Ends the two readers' calls: the program would wait for their threads otherwise.
         self._leaving.set()
         self._ask.close()

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,24 @@ from node.config import NodeConfig
 from node.control.diagnose import Diagnosis, Machine, verdict
 from node.control.doctor import Checkup
 from node.control.service import ControlService
+
+ROOT = Path(cli.__file__).parent
+
+
+def started(
+    home: Path,
+    *words: str,
+    program: Sequence[str] = (str(ROOT / "tutti.py"),),
+    environment: Mapping[str, str] | None = None,
+    **how: Any,
+) -> subprocess.Popen[bytes]:
+    """A command as a process of its own, with both outputs read unless ``how`` says otherwise."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        [sys.executable, *program, "--home", str(home), *words],
+        env={**os.environ, **(environment or {})},
+        **(streams | how),
+    )
 
 
 @pytest.fixture

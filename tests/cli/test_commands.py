@@ -166,7 +166,7 @@ def private(ours, daemon, me):
 
 @pytest.mark.usefixtures("private")
 def test_an_invite_for_no_peer_is_a_usage_error(tutti):
-    refused(tutti("swarm", "invite", "--for", "anna"), 2, "anna is no PeerId", "tutti id show")
+    refused(tutti("swarm", "invite", "--for", "anna"), 2, "called 'anna'", "tutti id show")
 
 
 def test_the_invite_is_to_the_run_of_the_daemon(tutti, ours, private, me):

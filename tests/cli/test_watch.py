@@ -268,6 +268,6 @@ def test_the_owner_puts_peers_out_of_a_running_swarm(tutti, home, ours, daemon, 
     assert (rules.cell, rules.revokes(one)) == (2, True), "and another change leaves it so"
     assert tutti("swarm", "revoke", one, "--back").returncode == 0
     assert not read(owned, daemon.switched).revokes(one)
-    refused(tutti("swarm", "revoke", "nobody"), 2, "no PeerId")
+    refused(tutti("swarm", "revoke", "nobody"), 2, "no peer in sight", "tutti peers")
     mine = Identity.load(ours.identity_path).peer_id
     refused(tutti("swarm", "revoke", mine), 2, "this node itself")

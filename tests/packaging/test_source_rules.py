@@ -87,6 +87,22 @@ def calls_without_timeout(node: ast.AST) -> Iterator[str]:
         yield f"calls {node.func.attr} without a timeout"
 
 
+def reads_as_the_locale_says(node: ast.AST) -> Iterator[str]:
+    """Text in files is UTF-8, whatever the terminal shows."""
+    if not isinstance(node, ast.Call):
+        return
+    word = node.func.attr if isinstance(node.func, ast.Attribute) else name_of(node.func)
+    named = any(k.arg == "encoding" for k in node.keywords)
+    if word in ("read_text", "write_text") and not named:
+        yield f"calls {word} without an encoding"
+    words = [one.value for a in node.args for one in ast.walk(a) if isinstance(one, ast.Constant)]
+    modes = [mode for mode in words if mode in MODES]
+    opens = name_of(node.func) in ("open", "os.fdopen") or (word == "open" and modes)
+    if opens and not named and not any("b" in mode for mode in modes):
+        yield f"calls {word} without an encoding"
+
+
+MODES = {mode + kind for mode in ("r", "w", "a", "x", "r+", "w+") for kind in ("", "b")} | {"rb+"}
 RULES: dict[Rule, list[str]] = {
     spawns: [
         "asyncio.create_task(f())",
@@ -103,6 +119,14 @@ RULES: dict[Rule, list[str]] = {
         "np.load(f, allow_pickle=True)",
     ],
     asserts: ["assert x > 0, 'bad'"],
+    reads_as_the_locale_says: [
+        "path.read_text()",
+        "path.write_text(text)",
+        "open(path)",
+        "open(path, 'w')",
+        "path.open('a')",
+        "os.fdopen(fd, 'w')",
+    ],
     calls_without_timeout: [
         "stub.Fetch(request)",
         "await self._stub.Tell(n)",
@@ -121,6 +145,10 @@ FINE = [
     "os.execv(a, b)",
     "raise WireError('x')",
     "re.compile(p)",
+    "path.read_text(encoding='utf-8')",
+    "open(path, 'rb')",
+    "os.fdopen(fd, 'wb')",
+    "self.open(request)",
 ]
 
 
@@ -130,7 +158,7 @@ def findings(rule: Rule, tree: ast.AST) -> list[str]:
 
 @pytest.fixture(scope="session")
 def sources(root: Path) -> dict[str, str]:
-    files = [root / "cli.py", *sorted((root / "node").rglob("*.py"))]
+    files = [root / "cli.py", root / "tutti.py", *sorted((root / "node").rglob("*.py"))]
     return {str(f.relative_to(root)): f.read_text() for f in files}
 
 

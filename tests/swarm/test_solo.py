@@ -9,12 +9,13 @@ import psutil
 import pytest
 
 from benchmarks.lab.fleet import free_port
+from node.core.errors import ExitCode
 
 pytestmark = pytest.mark.swarm
 
 
 def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
-    runtime = box.root / "rt"
+    runtime = box.root / "rt #%41?"  # in which gRPC would read a URL
     runtime.mkdir()
     monkeypatch.setenv("TMPDIR", str(runtime))
     monkeypatch.setenv("TUTTI_THREADS", "1")
@@ -70,8 +71,12 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     assert not left, "orphans"
     assert second.running
     assert not first.config.control_socket.exists()
+    known = box.tutti("status", home="first")
+    assert known.returncode == ExitCode.NOT_RUNNING
+    assert "ago: signal SIGTERM" in known.stderr
     assert not list(first.home.rglob("*.sock"))
-    assert second.end(40.0) == 0
+    os.kill(second.pid, signal.SIGINT)
+    assert second.wait(40.0) == ExitCode.INTERRUPTED
     assert not list(runtime.glob("tutti-*")), "sockets of p2pd"
     assert not [e for p in (first, second) for e in p.events() if e["level"] == "error"]
 

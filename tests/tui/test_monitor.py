@@ -1,4 +1,5 @@
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -8,6 +9,7 @@ from textual.widgets import DataTable, RichLog, Static
 from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
 from node.control.service import ControlService
+from node.core.errors import ExitCode
 from node.tui.app import Monitor, Question
 from protos.control_pb2 import CellLine
 
@@ -80,6 +82,12 @@ async def test_it_says_micro_batches_the_share_done_and_the_time_left(app, pilot
     await until(pilot, lambda: "TRAINING, computing" in words(app, "#node"))
     assert "1,204 micro-batches" in words(app, "#node")
     assert "epoch  120 of 150  80 %, 3h10m left" in words(app, "#swarm")
+
+
+async def test_a_ctrl_c_from_elsewhere_ends_it_in_order(app, pilot):
+    signal.raise_signal(signal.SIGINT)
+    await until(pilot, lambda: app.return_code is not None)
+    assert app.return_code == ExitCode.INTERRUPTED
 
 
 async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app, pilot):

@@ -182,7 +182,7 @@ def _sized(
 def _local(path: Path) -> tuple[Shard, ...]:
     """The shards of a list beside them on this disk."""
     try:
-        sums = _sums(path.read_text(errors="replace"), str(path))
+        sums = _sums(path.read_text(encoding="utf-8", errors="replace"), str(path))
         return tuple(
             Shard(str(path.parent / file), (path.parent / file).stat().st_size, digest)
             for file, digest in sums

@@ -96,7 +96,7 @@ def open_stream(
 def _known(kept: Path, sha256: str) -> Listing | None:
     """What was found the last time, if it is what is wanted."""
     try:
-        found = Listing.from_json(kept.read_text())
+        found = Listing.from_json(kept.read_text(encoding="utf-8"))
         return found if found.sha256 == sha256.lower() else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from node.core.errors import PeerFault
+from node.core.home import socket_target
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.transport.traffic import Seats
@@ -40,7 +41,7 @@ class Tunnel:
         pay: Pay | None = None,
     ) -> None:
         self._path, self._open_stream, self._pay = path, open_stream, pay
-        self.target = f"unix:{path}"
+        self.target = socket_target(path)
         """What gRPC dials."""
         self._server: asyncio.Server | None = None
         self._tasks = Tasks(f"tunnel-{short(peer)}")

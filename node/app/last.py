@@ -1,0 +1,127 @@
+"""Last known status of a home without a daemon: the run, the checkpoints on the disk, the time and
+the reason of the daemon's end. Reads files; loads no engine."""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from node.config import NodeConfig
+from node.control.words import clean, span
+from node.core.errors import LocalFault
+from node.core.ids import ENDS, short_cell, stage_name
+
+TAIL = 1 << 18
+"""Bytes at the end of the event file that are looked at."""
+STARTED, STOPPING = "started", "stopping"
+"""Kinds of the events with which a daemon begins and ends."""
+_STAGE, _EPOCH = re.compile(r"stage-([0-9]{1,4})"), re.compile(r"epoch-([0-9]{1,18})")
+
+
+@dataclass(frozen=True)
+class LastKnown:
+    """``epochs``: the newest checkpoint of each stage on this disk, by stage. ``at``: Unix time of
+    the end, or of the last event where the daemon did not say that it ends; 0: not known. ``why``:
+    the reason it gave, "" for none."""
+
+    run_id: str = ""
+    swarm: str = ""
+    cell: str = ""
+    epochs: tuple[tuple[int, int], ...] = ()
+    of: int = 0
+    at: float = 0.0
+    why: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return asdict(self) | {"epochs": {str(stage): epoch for stage, epoch in self.epochs}}
+
+    def lines(self, now: float) -> list[str]:
+        """The same for people, at Unix time ``now``. Nothing where nothing is known."""
+        found: list[str] = []
+        if self.run_id:
+            cell = f", cell {short_cell(self.cell)}" if self.cell else ""
+            found.append(f"last run   {clean(self.swarm, 16)} {self.run_id[:6]}{cell}")
+        for stage, epoch in self.epochs:
+            found.append(f"on disk    {stage_name(stage)}, epoch {epoch}/{self.of}")
+        if self.run_id and not self.epochs:
+            found.append("on disk    no checkpoint yet")
+        if self.at:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
+            ago = span(now - self.at)
+            found.append(
+                f"ended      {when}, {ago} ago: {clean(self.why, 300)}"
+                if self.why
+                else f"last seen  {when}, {ago} ago; it did not say why it ended: killed, or the "
+                "machine went off"
+            )
+        return found
+
+
+def last_known(config: NodeConfig) -> LastKnown:
+    """Read the files of a home. Raises nothing: a file that cannot be read tells nothing."""
+    at, why = _end(config.events_path)
+    known = None
+    with contextlib.suppress(LocalFault):
+        known = config.remembered()
+    if known is None:
+        return LastKnown(at=at, why=why)
+    manifest = known[0]
+    run_id = manifest.run_id
+    return LastKnown(
+        run_id=run_id,
+        swarm=manifest.swarm.name,
+        cell=config.cell(run_id),
+        epochs=tuple(sorted(_epochs(config.checkpoint_dir(run_id)))),
+        of=manifest.training.epochs,
+        at=at,
+        why=why,
+    )
+
+
+def _epochs(checkpoints: Path) -> Iterator[tuple[int, int]]:
+    """Stage and newest epoch of the checkpoints in a directory."""
+    for stage, where in _numbered(checkpoints, _STAGE):
+        epochs = [epoch for epoch, _ in _numbered(where, _EPOCH)]
+        if epochs and stage >= ENDS:
+            yield stage, max(epochs)
+
+
+def _numbered(directory: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
+    try:
+        found = [(name.fullmatch(path.name), path) for path in directory.iterdir()]
+    except OSError:
+        return []
+    return [(int(match[1]), path) for match, path in found if match is not None]
+
+
+def _end(events: Path) -> tuple[float, str]:
+    """Unix time and reason of the last daemon's end, by its event file. Without a reason the time
+    of its last event and ""."""
+    newest, at, why = 0.0, 0.0, ""
+    for event in _tail(events):
+        newest = event["at"]
+        if event["kind"] == STARTED:
+            at, why = 0.0, ""
+        elif event["kind"] == STOPPING:
+            at, why = event["at"], event["text"]
+    return (at, why) if why else (newest, "")
+
+
+def _tail(events: Path) -> Iterator[dict[str, Any]]:
+    """The newest events of a file; a torn line is left out."""
+    try:
+        with events.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL))
+            raw = file.read(TAIL)
+    except OSError:
+        return
+    for line in raw.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            yield {"at": float(entry["at"]), "kind": str(entry["kind"]), "text": str(entry["text"])}
