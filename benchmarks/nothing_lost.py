@@ -22,6 +22,7 @@ from benchmarks.report import Report, chosen
 PARTS = {
     "1": "moments",
     "2": "disk",
+    "3": "crowd",
     "4": "frozen",
     "5": "points",
     "6": "rehearsal",

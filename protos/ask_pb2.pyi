@@ -109,12 +109,16 @@ class ReachAnswer(_message.Message):
     def __init__(self, seen: _Optional[str] = ..., open: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("code", "reason")
+    __slots__ = ("code", "reason", "again_s", "place")
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_S_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     code: int
     reason: str
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    again_s: float
+    place: int
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., again_s: _Optional[float] = ..., place: _Optional[int] = ...) -> None: ...
 
 class PeerLine(_message.Message):
     __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via", "oldest_protocol", "newest_protocol", "cell", "silent_s", "leads")

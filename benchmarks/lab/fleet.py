@@ -256,11 +256,16 @@ class Box:
     def newcomer(self, label: str, giver: Peer, *words: str) -> Peer:
         """A stranger with an identity of its own that joins by an invite of ``giver``, not started
         yet."""
+        return self.newcomers([label], giver, *words)[0]
+
+    def newcomers(self, labels: Sequence[str], giver: Peer, *words: str) -> list[Peer]:
+        """Strangers that join by one invite of ``giver``, not started yet."""
         invite = self.tutti("swarm", "invite", home=giver.home)
         if invite.returncode:
             raise Hang(f"no invite from {giver.label}: {invite.stderr}")
-        words = ("join", invite.stdout.strip(), "--yes", "--name", label, *words)
-        return self.bare(label, *words, *self._set("threads=1"))
+        said = ("join", invite.stdout.strip(), "--yes")
+        more = (*words, *self._set("threads=1"))
+        return [self.bare(label, *said, "--name", label, *more) for label in labels]
 
     def peer(self, label: str, *words: str) -> Peer:
         """A daemon started by ``tutti`` and these words, not started yet."""

@@ -2,19 +2,24 @@
 
 Loading torch is most of what a daemon takes of a core until it trains, and tests start a hundred.
 Nothing else differs from a daemon that a command started: a process with a process group of its
-own, its words, environment and output, that dies with the process which asked for it.
+own, its words, environment and output, that dies with the process which asked for it. A ``tutti
+join`` asks its questions in a process of its own first, for libp2p and hivemind cannot be loaded
+together, and the process that was forked for it becomes the daemon.
 """
 
+import gc
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import cli
 from node.app.launch import Child
@@ -61,7 +66,12 @@ class Forks:
                 command = [sys.executable, "-m", "benchmarks.lab.forks", str(theirs.fileno())]
                 # In a process group of its own, where no Ctrl-C reaches it.
                 self._server = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], cwd=REPOSITORY, process_group=0
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    cwd=REPOSITORY,
+                    process_group=0,
+                    # Modules that daemons load later are compiled once, not by each of them.
+                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
                 )
         return self._socket
 
@@ -157,16 +167,113 @@ def _become(asked: dict[str, Any], server: int) -> list[str]:
 
 
 def main() -> int:
+    """Fork daemons until the process that asks for them ends. In a daemon: its exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as cli.main, before grpc is loaded
-    # What every daemon begins with: no thread has been started, and neither hivemind nor libp2p is
-    # loaded, for one that joins asks its questions with the one before it loads the other.
-    import node.app.assembly  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    # What every daemon begins with, and what torch loads with its first backward. No thread has
+    # been started.
+    import torch.fx.experimental.symbolic_shapes
 
+    import node.app.assembly
+
+    del torch, node
+    askers, door = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        askers.close()
+        return ask(door)
+    door.close()
+    # Only now: the part of a join that asks has libp2p, which cannot be loaded beside hivemind.
+    import node.app.daemon
+
+    del node
+    # A search for garbage writes to all that was loaded, and each daemon would get its own copy.
+    gc.collect()
+    gc.freeze()
     try:
         words = serve(socket.socket(fileno=int(sys.argv[1])))
     except ConnectionError:  # what was told last has not been read
         return 0
+    if words is not None and "join" in words:
+        joined = join(words, askers)
+        if isinstance(joined, int):
+            return joined
+        words = joined
     return 0 if words is None else cli.main(words)
+
+
+def join(words: list[str], askers: socket.socket) -> list[str] | int:
+    """Run the part of ``tutti join`` that comes before its daemon, in a process forked by the one
+    at the other end of ``askers``. Returns the words of the daemon that it would replace itself
+    with, or its exit code."""
+    mine, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+    with theirs:
+        socket.send_fds(askers, [json.dumps(asked).encode()], [theirs.fileno(), 1, 2])
+    asker = json.loads(mine.recv(LARGEST))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    passed_on = signal.SIGKILL
+
+    def pass_on(number: int, _: Any) -> None:
+        nonlocal passed_on
+        passed_on = signal.Signals(number)
+        os.kill(asker, number)
+
+    for number in before:
+        signal.signal(number, pass_on)
+    said = mine.recv(LARGEST)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if not said:  # a signal has ended it, as it would have ended this process
+        os.kill(os.getpid(), passed_on)
+    became = json.loads(said)
+    if isinstance(became, list):
+        # A daemon that changes its place starts itself anew by what it was started with.
+        sys.orig_argv[1:] = ["-m", "cli", *became]
+    return became
+
+
+def ask(door: socket.socket) -> int:
+    """Fork a process for the first part of every ``tutti join`` that is asked for at ``door``,
+    until its other end is closed. In such a process: its exit code."""
+    import node.app.joining
+    import node.control.observer
+
+    del node
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for these processes
+    while True:
+        said, descriptors, *_ = socket.recv_fds(door, LARGEST, 3)
+        if not said:
+            return 0
+        if os.fork() == 0:
+            break
+        for descriptor in descriptors:
+            os.close(descriptor)
+    door.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgid(0, 0)
+    asked, daemon = json.loads(said), socket.socket(fileno=descriptors[0])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    os.dup2(descriptors[1], 1)
+    os.dup2(descriptors[2], 2)
+    daemon.send(json.dumps(os.getpid()).encode())
+
+    def become(program: str, command: list[str]) -> NoReturn:
+        # The interpreter and the name of the program come before the words.
+        daemon.send(json.dumps(command[2:]).encode())
+        os._exit(0)
+
+    def follow() -> None:
+        daemon.recv(1)  # nothing is ever sent: the process that becomes the daemon has died
+        os._exit(1)
+
+    os.execv = become
+    threading.Thread(target=follow, daemon=True).start()
+    code = cli.main(asked["words"])
+    daemon.send(json.dumps(code).encode())
+    return code
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@ newest checkpoint."""
 
 import asyncio
 import itertools
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from statistics import median_high
 
@@ -18,8 +20,11 @@ TRIES = 5
 """Downloads that may fail before a joiner takes part as a listener instead."""
 RETRY_S = 1.0
 DONORS, SAID = 16, 10
-"""Peers asked at once for what the run begins from, and how many times they are asked before that
-is said again and they are asked more rarely."""
+"""Peers asked at once for what the run begins from, or for the newest state; and how many times
+they are asked for the former before that is said again and they are asked more rarely."""
+WITHOUT_LEADER = 3
+"""Where at least this many other peers hold the newest state, the leader is not asked for it: it
+has the most to do."""
 
 
 async def begin(
@@ -73,6 +78,15 @@ def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, i
     return (median_high(held.values()) if held else 0), held
 
 
+def donors_of(presence: Presence, held: Mapping[PeerId, int], newest: int) -> list[PeerId]:
+    """The peers to fetch the newest state from, of those that hold it. Each joiner draws others, so
+    that a crowd does not ask the same few."""
+    able = [p for p, epoch in held.items() if epoch >= newest - 1]
+    others = [p for p in able if p not in presence.view.leaders]
+    chosen = others if len(others) >= WITHOUT_LEADER else able
+    return sorted(chosen, key=lambda p: sha256(f"{presence.me}/{p}".encode()).digest())[:DONORS]
+
+
 async def catch_up(
     work: StageRuntime,
     presence: Presence,
@@ -109,9 +123,8 @@ async def catch_up(
         if newest <= work.stage.version.epoch:
             break
         try:
-            if not await work.join(
-                sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial
-            ):
+            donors = donors_of(presence, held, newest)
+            if not await work.join(donors, None, partial=partial):
                 # What is in the directory was written before all were started again, and the disk
                 # here has more than theirs.
                 journal.emit(

@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import logging
 import os
+import random
 import re
 import signal
 import sys
@@ -27,6 +28,15 @@ from node.app.operator_service import OperatorService
 from node.app.peer import keep
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
+from node.control.retries import (
+    Busy,
+    GiveUp,
+    Nobody,
+    Outcome,
+    Retries,
+    Unanswered,
+    busy_s,
+)
 from node.control.service import ControlService
 from node.control.text import banner
 from node.core import interrupts
@@ -58,8 +68,6 @@ from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
-FIND_S = 60.0
-"""How long a joiner looks for a peer that has the manifest before it gives up."""
 RETRY_S = 1.0
 KEEP_S, KEEP_PEERS = 10.0, 8
 """Between two looks at which peers to remember for the next start, and how many."""
@@ -468,14 +476,14 @@ class Daemon(Node):
         )
 
     async def _find_manifest(self, invite: Invite) -> Manifest:
-        """Ask the peers of the invite for the manifest; hash and signature decide, not the peer
-        that gave it."""
-        deadline = time.monotonic() + FIND_S
-        said: dict[PeerId, LocalFault | str] = {}
+        """Ask the peers of the invite for the manifest, as long as one of them is there; hash and
+        signature decide, not the peer that gave it."""
+        said: dict[PeerId, LocalFault | Busy | str] = {}
         peers = {peer_of_address(a) for a in invite.addresses}
         for peer in peers:
             self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
-        while time.monotonic() < deadline:
+        began, retries = time.monotonic(), Retries(time.monotonic())
+        while True:
             asked = (self._ask_manifest(peer, invite) for peer in peers)
             for peer, found in zip(peers, await asyncio.gather(*asked), strict=True):
                 if isinstance(found, Manifest):
@@ -485,7 +493,12 @@ class Daemon(Node):
                     said[peer] = found
             if all(isinstance(said.get(peer), LocalFault) for peer in peers):
                 break
-            await asyncio.sleep(RETRY_S)
+            decided = retries.handle(self._attempt(said), time.monotonic(), random.random())
+            if isinstance(decided, GiveUp):
+                break
+            if decided.says:
+                self.journal.emit("daemon", "waiting-to-join", decided.says)
+            await asyncio.sleep(decided.after_s)
         refused = [fault for fault in said.values() if isinstance(fault, LocalFault)]
         if refused and all(isinstance(fault, ProtocolMismatch) for fault in refused):
             raise refused[0]
@@ -496,14 +509,27 @@ class Daemon(Node):
                 f"cannot join: the peers that answered do not have this run's manifest{listed}",
                 "ask for a fresh invite; the swarm may have moved",
             )
+        seconds = time.monotonic() - began
         raise NetworkFault(
-            f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} "
+            f"cannot join: none of {len(peers)} peers of the invite answered ({seconds:.0f} "
             f"s){listed}",
             "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
 
-    async def _ask_manifest(self, peer: PeerId, invite: Invite) -> Manifest | LocalFault | str:
-        """The manifest from one peer, what is wrong with its answer, or why there is none."""
+    def _attempt(self, said: Mapping[PeerId, LocalFault | Busy | str]) -> Outcome:
+        """The outcome of an attempt at all peers that have not refused."""
+        busy = [answer for answer in said.values() if isinstance(answer, Busy)]
+        if busy:
+            return min(busy, key=lambda b: b.again_s)
+        links = self.transport.p2p.links
+        silent = [why for p, why in said.items() if p in links and isinstance(why, str)]
+        return Unanswered(True, silent[0]) if silent else Nobody()
+
+    async def _ask_manifest(
+        self, peer: PeerId, invite: Invite
+    ) -> Manifest | LocalFault | Busy | str:
+        """The manifest from one peer, what is wrong with its answer, its queue, or why there is no
+        answer."""
         token = self.admission(invite.run_id)
         question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=token))
         try:
@@ -515,6 +541,8 @@ class Daemon(Node):
             if not PROTOCOLS.common(theirs):
                 what = f"cannot join: the peer speaks {theirs}, this tutti {PROTOCOLS}"
                 return ProtocolMismatch(what, PROTOCOLS.advice(theirs))
+            if again_s := busy_s(answer):
+                return Busy(answer.refusal.place, again_s)
             if answer.WhichOneof("answer") != "manifest":
                 return Refused(answer.refusal.reason[:200] or "answered something else")
             manifest = Manifest.parse(answer.manifest.toml)
@@ -600,6 +628,9 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
     stopped it."""
     keep_freed()
+    # Modules stay: searching half a million objects of torch for garbage, again and again, took a
+    # tenth of the processor time of a daemon.
+    gc.freeze()
     # Calls may end before grpc reads their messages, and tasks be cancelled before they begin. A
     # person at the terminal could not act on that.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)

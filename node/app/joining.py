@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
+import random
 import re
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from node.app.capacity import Forecast, forecast, planned_memory
 from node.config import NodeConfig
-from node.control.diagnose import fault_of
+from node.control.diagnose import Unreachable, fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
+from node.control.retries import ATTEMPT_S, Busy, GiveUp, Retries, busy_s
 from node.control.sockets import listener
 from node.control.text import consent_lines
 from node.control.words import bits, clean, several
 from node.core.errors import (
     ExitCode,
+    LocalFault,
     NetworkFault,
     ProtocolMismatch,
     Refused,
@@ -54,6 +59,19 @@ LONGEST_NAME = 40
 """Characters of the name of a swarm."""
 LAN_S = 4.0
 """For peers on the LAN to answer, in seconds."""
+
+
+class PeerBusy(LocalFault):
+    """A peer answers others first. ``outcome``: its place in the queue."""
+
+    code = ExitCode.RESOURCES
+
+    def __init__(self, place: str, outcome: Busy) -> None:
+        ahead = f"; this is number {outcome.place} in its queue" if outcome.place else ""
+        super().__init__(
+            f"{place} is busy{ahead}", f"ask again in {max(1.0, outcome.again_s):.0f} s"
+        )
+        self.outcome = outcome
 
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
@@ -343,7 +361,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
     """The verified manifest behind an invite or addresses, asked from the swarm unless remembered;
     and the invite."""
     if places[0].startswith("/"):
-        answer = observe(places, Ask(manifest=AskManifest()))
+        answer = _await_answer(places, Ask(manifest=AskManifest()), _asker().seed())
         manifest = Manifest.parse(answer.manifest.toml)
         manifest.verify()
         print(
@@ -356,7 +374,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
     manifest = _known(ours, invite)
     if manifest is None:
         token, seed = introduced(ours, invite)
-        answer = observe(
+        answer = _await_answer(
             invite.addresses,
             Ask(manifest=AskManifest(run_id=invite.run_id, admission=token)),
             seed,
@@ -364,6 +382,38 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
         manifest = Manifest.parse(answer.manifest.toml)
     manifest.verify(invite.run_id, invite.owner)
     return manifest, invite
+
+
+def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:
+    """Ask as :func:`observe` does, and again as long as somebody is there; say on stderr what is
+    waited for. Raises Unreachable when nobody is, or answers anybody."""
+    began, began_at = time.monotonic(), time.strftime("%H:%M:%S")
+    retries, within_s = Retries(began), ATTEMPT_S
+    waited = False
+    while True:
+        try:
+            answer = observe(places, question, seed, within_s)
+        except (PeerBusy, Unreachable) as e:
+            decided = retries.handle(e.outcome, time.monotonic(), random.random())
+            if isinstance(decided, GiveUp):
+                if decided.why and isinstance(e, Unreachable):
+                    raise Unreachable(e.findings, decided.why) from e
+                raise
+            if decided.says:
+                waited = True
+                print(
+                    f"waiting since {began_at}: {decided.says}   (Ctrl-C ends it)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            # py-libp2p leaves connections whose time was over to the garbage collector.
+            gc.collect()
+            time.sleep(decided.after_s)
+            within_s = decided.within_s
+            continue
+        if waited:
+            print(f"answered after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        return answer
 
 
 def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
@@ -416,19 +466,23 @@ def _resting(ours: NodeConfig) -> PeerId | None:
     return who(ours) if listener(ours.control_socket) is None else None
 
 
-def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
-    """What to show with a question about the run of ``invite``, and the seed of the key to ask
-    with; (b"", None) in an open run."""
+def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes]:
+    """The token to show with a question about the run of ``invite``, b"" in an open run, and the
+    seed of the key to ask with."""
     if not invite.admission:
-        return b"", None
+        return b"", _asker().seed()
     # A grant is good for anybody, so the key of this node may stay out of it; a token is good for
     # its peer only.
-    asker = (
-        Identity.ephemeral()
-        if is_grant(invite.admission)
-        else Identity.load_or_create(ours.identity_path)
-    )
+    grant = is_grant(invite.admission)
+    asker = _asker() if grant else Identity.load_or_create(ours.identity_path)
     return shown(invite.admission, asker, invite.run_id), asker.seed()
+
+
+@cache
+def _asker() -> Identity:
+    """A passing identity for all questions of this process: a busy peer keeps the place of a key
+    in its queue, and the key of this node stays out of it."""
+    return Identity.ephemeral()
 
 
 def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
@@ -440,25 +494,28 @@ def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
     return observe(invite.addresses, Ask(peers=AskPeers(admission=token)), seed).peers
 
 
-def observe(places: tuple[str, ...], question: Ask, seed: bytes | None = None) -> Answer:
-    """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is
-    Refused; another kind of answer is WireError. Raises ProtocolMismatch for the manifest of who
-    speaks no protocol version that is spoken here."""
-    begin = time.monotonic()
-    from node.control.observer import (
-        PATIENCE_S,
-        ask_first,
-        protocols_of,
-    )  # takes its time on a busy machine
+def observe(
+    places: tuple[str, ...],
+    question: Ask,
+    seed: bytes | None = None,
+    within_s: float = ATTEMPT_S,
+) -> Answer:
+    """Ask a node from outside the swarm once, as the key of ``seed`` or a new one. Raises PeerBusy
+    when it answers others first, Refused for another refusal, Unreachable when nobody answers
+    within ``within_s``, WireError for another kind of answer, ProtocolMismatch for the manifest of
+    a peer that speaks no protocol version that is spoken here."""
+    # Loaded before time is taken: that is slow on a busy machine.
+    from node.control.observer import ask_first, protocols_of
 
-    left = begin + LIMIT_S - time.monotonic()
-    answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
+    answer = ask_first(places, question, within_s, seed)
     theirs = protocols_of(answer)
     if question.HasField("manifest") and not PROTOCOLS.common(theirs):
         raise ProtocolMismatch(
             f"{places[0]} speaks {theirs}, this tutti {PROTOCOLS}", PROTOCOLS.advice(theirs)
         )
     said = answer.WhichOneof("answer")
+    if again_s := busy_s(answer):
+        raise PeerBusy(places[0], Busy(answer.refusal.place, again_s))
     if said == "refusal":
         raise Refused(
             f"{places[0]} refused: {answer.refusal.reason[:300]}",

@@ -4,6 +4,7 @@ over libp2p."""
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import lru_cache
 from typing import TypeVar
 
 from node.app.assembly import Assembled
@@ -17,6 +18,7 @@ from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, Usag
 from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses, peer_of_address
 from node.inference import at_ends, forwarding
+from node.manifest import Manifest
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -35,6 +37,8 @@ class OperatorService(SnapshotBuilder, Window):
     def __init__(self, daemon: Node) -> None:
         super().__init__(daemon)
         self._calling = asyncio.Lock()
+        # Writing a manifest takes 40 ms, and every newcomer asks for it.
+        self._text = lru_cache(1)(Manifest.to_toml)
         self._exporting = asyncio.Lock()
 
     @property
@@ -55,7 +59,7 @@ class OperatorService(SnapshotBuilder, Window):
             # Of a private run a stranger learns nothing, not even who is in it.
             self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
-            return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
+            return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m)))
         if kind == "peers":
             return ask.Answer(peers=await self._answer_peers(question.peers.call))
         raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)

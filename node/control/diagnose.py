@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from node.control.retries import Nobody, Unanswered
 from node.control.words import GONE, clean, span
 from node.core.addresses import Scope, scope
 from node.core.clock import CLOCK_S
@@ -72,6 +73,11 @@ _WORDS: dict[ExitCode, tuple[str, str]] = {
         "stop the other daemon, or give this one a key of its own with  --home DIR",
     ),
 }
+_LATER = (
+    "somebody is there and does not answer this question",
+    "try again later, or ask whoever runs it what  tutti status  says there",
+)
+"""Effect and fix where there was a sign of life and no answer."""
 _NO_MACHINE = (
     "connect",
     ExitCode.NO_ANSWER,
@@ -102,7 +108,8 @@ class Diagnosis:
     ``layer`` is the one that failed, of ``LAYERS`` (of this machine also clock, identity, machine);
     "answer" for an address that works. ``cause``, ``effect`` and ``fix`` are sentences. ``code`` is
     the exit code; of a finding that is ``ok`` OK or, as a warning, another. ``clock_s``: the
-    seconds by which this clock is ahead of the answerer's, None where that is not known.
+    seconds by which this clock is ahead of the answerer's, None where that is not known. ``alive``:
+    the address gave a sign of life, and may answer another time.
     """
 
     address: str
@@ -113,6 +120,7 @@ class Diagnosis:
     fix: str = ""
     code: ExitCode = ExitCode.OK
     clock_s: float | None = None
+    alive: bool = False
 
     @property
     def exit_code(self) -> ExitCode:
@@ -153,9 +161,10 @@ def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -
     return Diagnosis(address, layer, False, cause, effect, fix, code)
 
 
-def not_tried(address: str) -> Diagnosis:
-    """An address that the command line cannot dial. The daemon may be able to."""
-    why = "the command line dials TCP and QUIC only"
+def not_tried(address: str, why: str = "") -> Diagnosis:
+    """An address that was not dialled. Without a reason ``why``: one that the command line cannot
+    dial, and the daemon may be able to."""
+    why = why or "the command line dials TCP and QUIC only"
     if "/p2p-circuit" in address:
         why = "it leads through a relay"
     return failed(address, "address", ExitCode.NETWORK, f"not tried: {why}")
@@ -171,7 +180,12 @@ def silent(address: str, seconds: float, layer: str = "connect") -> Diagnosis:
     what = "connected, but the question is not answered"
     if layer == "proof":
         what = "it accepts connections but does not prove who it is"
-    return failed(address, layer, ExitCode.NETWORK, f"{what} {within}")
+    return unanswered(address, layer, f"{what} {within}")
+
+
+def unanswered(address: str, layer: str, cause: str) -> Diagnosis:
+    """An address that gave a sign of life, and not the answer."""
+    return Diagnosis(address, layer, False, cause, *_LATER, ExitCode.NETWORK, alive=True)
 
 
 def refused(address: str, error: OSError) -> Diagnosis:
@@ -291,12 +305,27 @@ def fault_of(chosen: Diagnosis, findings: Sequence[Diagnosis]) -> LocalFault:
     return Refused(f"{chosen.cause}; {chosen.effect}", chosen.fix, chosen.code, _details(findings))
 
 
-def unreachable(findings: Sequence[Diagnosis]) -> NetworkFault:
-    """The error for a question that nobody answered: the cause to report, then every address."""
-    chosen = verdict(findings)
-    lines = [f"nobody answers: {chosen.cause}; {chosen.effect}"]
-    lines += [f"{f.address}: {f.cause}" for f in findings]
-    return NetworkFault("\n".join(lines), chosen.fix, chosen.code, _details(findings))
+class Unreachable(NetworkFault):
+    """Nobody has answered a question: the cause to report, then every address. ``why``: a sentence
+    to report instead of the cause."""
+
+    def __init__(self, findings: Sequence[Diagnosis], why: str = "") -> None:
+        chosen = verdict(findings)
+        lines = [f"nobody answers: {why or chosen.cause}; {chosen.effect}"]
+        lines += [f"{f.address}: {f.cause}" for f in findings]
+        super().__init__("\n".join(lines), chosen.fix, chosen.code, _details(findings))
+        self.findings = tuple(findings)
+
+    @property
+    def outcome(self) -> Unanswered | Nobody:
+        """The attempt, for :class:`~node.control.retries.Retries`."""
+        alive = [f for f in self.findings if f.alive]
+        chosen = verdict(alive or self.findings)
+        if alive:
+            return Unanswered(chosen.layer == "answer", chosen.cause)
+        refused = chosen.code is ExitCode.PORT_CLOSED
+        silent = chosen.code in (ExitCode.NO_ANSWER, ExitCode.UDP_BLOCKED)
+        return Nobody(final=not (refused or silent), refused=refused)
 
 
 def _details(findings: Sequence[Diagnosis]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from multiaddr import Multiaddr
 from node.control.diagnose import (
     Diagnosis,
     Machine,
+    Unreachable,
     failed,
     incompatible,
     no_way,
@@ -49,12 +50,14 @@ from node.control.diagnose import (
     refused,
     silent,
     this_machine,
-    unreachable,
+    unanswered,
     unresolved,
     verdict,
 )
+from node.control.retries import ATTEMPT_S, busy_s
 from node.control.words import clean
 from node.core.errors import ExitCode, UsageFault, WireError
+from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
 from node.identity.invites import Endpoint, endpoint_of, peer_of_address
 from protos.ask_pb2 import Answer, Ask
@@ -62,10 +65,11 @@ from protos.ask_pb2 import Answer, Ask
 PROTOCOL = TProtocol("/tutti/ask/1")
 MAX_MESSAGE = 1 << 20
 """Bytes of a question or an answer."""
-PATIENCE_S = 7.5
+PATIENCE_S = ATTEMPT_S
 """All addresses together have so long."""
 QUIC_AFTER_S = 1.5
-"""QUIC is tried when no TCP address has answered after so long."""
+"""QUIC is tried when no TCP address has answered after so long, and none of the peer's speaks
+libp2p."""
 GRACE_S = 2.0
 """In a survey the others have so long after the first address has answered."""
 NAME_S = 5.0
@@ -121,8 +125,9 @@ def ask_first(
     heard = survey(multiaddrs, [question], timeout, seed, first=True)
     answered = [h for h in heard if h.answers]
     if not answered:
-        raise unreachable([h.finding for h in heard])
-    return next((h for h in answered if h.good), answered[0]).answers[0]
+        raise Unreachable([h.finding for h in heard])
+    # Of refusals one that says when to ask again.
+    return max(answered, key=lambda h: (h.good, busy_s(h.answers[0]) > 0)).answers[0]
 
 
 def survey(
@@ -174,6 +179,8 @@ class _Trial:
     host: str
     at: float
     layer: str = "connect"
+    greeted: bool = False
+    """Something that speaks libp2p has accepted a connection."""
     answers: list[Answer] = field(default_factory=list)
 
 
@@ -196,6 +203,8 @@ class _Survey:
             a for a in addresses if (place := endpoint_of(a)) is not None and not place.quic
         }
         self._tcp_failed = trio.Event()
+        self._greeted: set[PeerId] = set()
+        """Peers at whose TCP address something speaks libp2p: QUIC would only be slower."""
 
     async def run(self) -> list[AddressAnswers]:
         deadline = trio.current_time() + self._timeout
@@ -216,12 +225,16 @@ class _Survey:
             if place.quic and self._first and self._tcp:
                 with trio.move_on_after(QUIC_AFTER_S):
                     await self._tcp_failed.wait()
+                if peer_of_address(address) in self._greeted:
+                    await self._tcp_failed.wait()
             hosts = await self._hosts(address, place)
             async with trio.open_nursery() as nursery:
                 for host in hosts:
                     nursery.start_soon(
                         self._dial, _Trial(address, place, host, trio.current_time())
                     )
+        if not found and place.quic and peer_of_address(address) in self._greeted:
+            found.append(AddressAnswers(not_tried(address, "the peer listens at its TCP address")))
         if not found:  # the time was over before anything was dialled
             seconds = trio.current_time() - begin
             late = unresolved(address, place.host, f"was not resolved within {seconds:.2g} s")
@@ -263,6 +276,9 @@ class _Survey:
                 finding = await self._over_quic(trial)
             elif finding is None:
                 greeting = await _connect(trial)
+                trial.greeted = greeting.startswith(_HELLO)
+                if trial.greeted:
+                    self._greeted.add(peer_of_address(address))
                 finding = other_service(address, greeting) or await self._converse(trial)
         except OSError as e:
             finding = refused(address, e)
@@ -319,9 +335,7 @@ class _Survey:
                         scope.shield = True
                         await made.close()
         except* _BROKEN as group:
-            finding = _broke(
-                trial.address, "answer" if trial.layer == "answer" else "proof", _first(group)
-            )
+            finding = _broke(trial, _first(group))
         return finding
 
 
@@ -352,15 +366,12 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagno
     return Diagnosis(address, "answer", True, cause, clock_s=clock)
 
 
-def _broke(address: str, layer: str, why: str) -> Diagnosis:
+def _broke(trial: _Trial, why: str) -> Diagnosis:
     """A conversation that ended early: while the peer was to prove who it is, or later."""
-    if layer == "answer":
-        return failed(
-            address,
-            layer,
-            ExitCode.NETWORK,
-            f"connected, but the answer did not come: {clean(why)}",
-        )
+    address, layer = trial.address, "proof"
+    if trial.layer == "answer":
+        cause = f"connected, but the answer did not come: {clean(why)}"
+        return unanswered(address, trial.layer, cause)
     if "mismatch" in why.lower() or "does not correspond" in why:
         return failed(
             address, layer, ExitCode.NETWORK, "somebody else answers there, with another PeerId"
@@ -372,12 +383,10 @@ def _broke(address: str, layer: str, why: str) -> Diagnosis:
             ExitCode.CLOCK_WRONG,
             "its certificate is not valid by the clock of this machine",
         )
-    return failed(
-        address,
-        layer,
-        ExitCode.NETWORK,
-        f"it hangs up before it has proven who it is ({clean(why)})",
-    )
+    cause = f"it hangs up before it has proven who it is ({clean(why)})"
+    if trial.greeted:
+        return unanswered(address, layer, cause)
+    return failed(address, layer, ExitCode.NETWORK, cause)
 
 
 async def _connect(trial: _Trial) -> bytes:

@@ -12,6 +12,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from node.core.errors import UsageFault
@@ -225,7 +226,8 @@ def _plain(number: float) -> str:
     return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"
 
 
-def meanings(kind: type) -> dict[str, str]:
+@lru_cache
+def meanings(kind: type) -> Mapping[str, str]:
     """What the strings below the fields of a dataclass say, by field, each one paragraph."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     found = dict[str, str]()

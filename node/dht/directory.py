@@ -3,6 +3,7 @@ bootstrap peers."""
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -44,6 +45,9 @@ NEAREST = 8
 """Nodes that a walk through the DHT asks, and that a bucket of its routing table holds (Kademlia's
 k). hivemind's 20 are for swarms of thousands; each question costs both sides a millisecond of
 processor time, every few seconds, for ever."""
+FRESH_S = 0.5
+"""A walk that posts a record asks the nodes that a walk for a reading asks, and is told all
+records. So a reading that begins at most this long after such a walk asks nobody."""
 ATTACH_S = 120.0
 """For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
 hivemind waits for ever for one that is gone."""
@@ -90,6 +94,9 @@ class Directory:
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at, self._times = 0.0, 1.0
         self._searches: dict[str, asyncio.Task[Any]] = {}
+        self._heard = "", -math.inf
+        """Key under which the own record was posted last, and the second of the clock at which that
+        walk ended."""
         self._serving = self._served = True
         """Whether this node is to answer others, and whether the one there does."""
         self._seeds: dict[PeerId, list[Multiaddr]] = {}
@@ -202,9 +209,7 @@ class Directory:
         """
         if topic != PEERS:
             return peers_among(await self.look(topic))
-        if (node := self._node) is not None:
-            with contextlib.suppress(*_DOWN):
-                await self._search("read", lambda: node.get(self._record_store.key, latest=True))
+        await self._read("read", self._record_store.key)
         return self._record_store.entries(self._clock.wall())
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
@@ -235,11 +240,16 @@ class Directory:
         order. Asks the DHT for at most ``lookup_timeout_s``. Raises WireError for what is no
         topic."""
         self._topics.use(topic, self._clock.wall())
-        key = key_of(self._topics.run_id, topic)
-        if (node := self._node) is not None:
-            with contextlib.suppress(*_DOWN):
-                await self._search(f"look {topic}", lambda: node.get(key, latest=True))
+        await self._read(f"look {topic}", key_of(self._topics.run_id, topic))
         return self._topics.entries(topic, self._clock.wall())
+
+    async def _read(self, name: str, key: str) -> None:
+        """Ask the DHT for all records under a key, unless the walk of the own post has just done
+        so."""
+        posted = self._heard[1] if self._heard[0] == key else -math.inf
+        if (node := self._node) is not None and self._clock.now() - posted > FRESH_S:
+            with contextlib.suppress(*_DOWN):
+                await self._search(name, lambda: node.get(key, latest=True))
 
     async def close(self) -> None:
         """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first
@@ -252,13 +262,18 @@ class Directory:
     async def _post(self, packed: bytes) -> bool:
         self._posted_at = self._clock.now()
         if self._topic != PEERS:
-            return await self._put(self._topic, packed, self._times)
-        now = self._clock.wall()
-        raw, expires = self._author.seal(
-            packed, now, self._record_store.newest(self.me), self._times
-        )
-        self._record_store.offer(self.me, raw, expires, now)
-        return await self._store("post", self._record_store.key, raw, expires)
+            key = key_of(self._topics.run_id, self._topic)
+            stored = await self._put(self._topic, packed, self._times)
+        else:
+            key, now = self._record_store.key, self._clock.wall()
+            raw, expires = self._author.seal(
+                packed, now, self._record_store.newest(self.me), self._times
+            )
+            self._record_store.offer(self.me, raw, expires, now)
+            stored = await self._store("post", key, raw, expires)
+        if stored:
+            self._heard = key, self._clock.now()
+        return stored
 
     async def _store(self, name: str, key: str, raw: bytes, expires: float) -> bool:
         """False when no storage took it: not attached, or p2pd is down."""

@@ -39,13 +39,20 @@ def seal(identity: Identity, key: str, body: bytes, seq: int, not_after: float) 
 
 
 def open_record(
-    raw: bytes, *, key: str, writer: PeerId, now_wall: float, max_ttl_s: float, max_bytes: int
+    raw: bytes,
+    *,
+    key: str,
+    writer: PeerId,
+    now_wall: float,
+    max_ttl_s: float,
+    max_bytes: int,
+    newest: int = -1,
 ) -> SignedRecord:
     """The record of ``writer`` for ``key``.
 
-    Raises WireError when it is larger than ``max_bytes`` (whole record), not a record, expired,
-    lives longer than ``max_ttl_s`` from ``now_wall``, or was not signed by ``writer`` for ``key``.
-    Cheap checks come before the signature.
+    Raises WireError when it is larger than ``max_bytes`` (whole record), not a record, not newer
+    than sequence number ``newest``, expired, lives longer than ``max_ttl_s`` from ``now_wall``, or
+    was not signed by ``writer`` for ``key``. Cheap checks come before the signature.
     """
     if len(raw) > max_bytes:
         raise WireError(f"a record of {len(raw)} bytes, the limit is {max_bytes}")
@@ -54,6 +61,9 @@ def open_record(
     version, seq, not_after_ms = _HEAD.unpack_from(raw)
     if version != _VERSION or seq > MAX_SEQ:
         raise WireError(f"not a record of version {_VERSION}")
+    if seq <= newest:
+        # Nobody's fault: a copy elsewhere takes a moment to be replaced.
+        raise WireError(f"record {seq} comes after {newest} of the same writer")
     not_after = not_after_ms / 1000
     if not_after <= now_wall:
         raise WireError(f"the record expired {now_wall - not_after:.0f} s ago")

@@ -86,8 +86,26 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
+class _Linear(nn.Linear):
+    """A linear map without values: :func:`initialise` writes them.
+
+    ``skip_init`` makes the module on the meta device first. For that torch loads its compiler and
+    sympy: 1 to 3 s of processor time and 45 MiB in every daemon.
+    """
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class _Embedding(nn.Embedding):
+    """A table of rows without values, for the same reason."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias))
+    return _Linear(inputs, outputs, bias=bias)
 
 
 class Attention(nn.Module):
@@ -199,9 +217,7 @@ class Ends(nn.Module):
         super().__init__()
         self.settings = settings
         self.model = _Model()
-        self.model.embed_tokens = cast(
-            nn.Embedding, nn.utils.skip_init(nn.Embedding, settings.vocab, settings.d_model)
-        )
+        self.model.embed_tokens = _Embedding(settings.vocab, settings.d_model)
         self.model.norm = RMSNorm(settings.d_model, settings.norm_eps)
         self.lm_head = None if settings.tied else _linear(settings.d_model, settings.vocab)
         initialise(self, settings)

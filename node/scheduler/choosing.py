@@ -5,7 +5,7 @@ The choice is that of ``placement.py``.
     CLAIMED   the others' claims stand as well                 -> it may build       -> BUILDING
               the claims are uneven, and it is its turn        -> another claim
     BUILDING  nothing changes for longer than records take     -> SETTLED
-              the claims are uneven all the same               -> a change of stage  -> SETTLED
+              the claims are uneven by speed and by number     -> a change of stage  -> SETTLED
     SETTLED   nobody is at the ends, and so nobody leads       -> a change of stage
 
 Records take their time, so peers that come together may claim one place before they see each
@@ -55,6 +55,11 @@ def able(open_to: str, stages: int) -> range:
     """The stages that a peer would host, by the word in its record: "auto" all, "stage" the block
     stages, anything else none."""
     return {"auto": range(stages + 1), "stage": range(ENDS + 1, stages + 1)}.get(open_to, range(0))
+
+
+def _alike(others: Mapping[PeerId, Placed]) -> dict[PeerId, Placed]:
+    """The same peers without their speeds: replicas count alike."""
+    return {p: replace(placed, speed=0.0) for p, placed in others.items()}
 
 
 class Choosing:
@@ -126,8 +131,11 @@ class Choosing:
 
     def _correct(self, others: Mapping[PeerId, Placed], now: float) -> int | None:
         free = {p: placed.able for p, placed in others.items() if not placed.settled}
-        moves = self._level(others, free)
-        to = next((move.target for move in moves if move.peer == self.me), None)
+        to = self._target(self._level(others, free))
+        if self.may_build and to != self._target(self._level(_alike(others), free)):
+            # Speeds measured while a crowd joins change from one reading to the next, and leaving a
+            # stage that was built costs a restart. The leader evens out speeds later.
+            to = None
         if to is None or self._rounds == ROUNDS:
             # Before it builds nothing is settled: peers that came at the same time may not be in
             # sight yet.
@@ -138,8 +146,8 @@ class Choosing:
         return to
 
     def _help(self, others: Mapping[PeerId, Placed], now: float) -> int | None:
-        # Nothing has been measured that all would agree on: replicas count alike.
-        others = {p: replace(placed, speed=0.0) for p, placed in others.items()}
+        # Nothing has been measured that all would agree on.
+        others = _alike(others)
         view = self._view(others)
         if view[ENDS] or self.stage == ENDS:
             return None
@@ -150,6 +158,10 @@ class Choosing:
             return None
         self._claimed, self.stage = now, moves[0].target
         return self.stage
+
+    def _target(self, moves: Collection[Move]) -> int | None:
+        """The stage that these moves give to this peer; None if it stays."""
+        return next((move.target for move in moves if move.peer == self.me), None)
 
     def _level(
         self,

@@ -42,6 +42,7 @@ class Metrics:
             "path",
         )
         self.relay_clients = gauge("relay_clients", "Peers that can be reached through this one")
+        self.newcomers_waiting = gauge("newcomers_waiting", "Newcomers in the queue to join")
         self.relayed_bytes_total = counter("relayed_bytes_total", "Bytes relayed for others")
         self.bytes_sent_total = counter("bytes_sent_total", "Payload bytes sent", "plane")
         self.bytes_received_total = counter(

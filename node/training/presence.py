@@ -3,6 +3,7 @@ its cell, now and then."""
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
@@ -22,10 +23,19 @@ QUIET_AFTER, QUIET_MOST, LOOK_S = 3, 4.0, 1.0
 """After QUIET_AFTER readings without a change each further one doubles the pause, up to QUIET_MOST
 times the usual one. Newcomers are noticed meanwhile by the number of DHT neighbours, which is
 checked every LOOK_S."""
+FEW = 16
+"""With more peers in sight the pauses are longer in proportion to their number, up to QUIET_MOST
+times: each reading brings all records from several peers, so that the work of all peers together
+grows with the square of their number."""
 SEEK_S = 2.0
 """Between two readings, at most, while this peer waits for others, who may be in sight again."""
 HASTE_S = 0.5
 """Between two readings while nobody else is in sight, or a stage is being chosen."""
+DUE = 0.9
+"""Share of the usual time between two posts after which an unchanged record is posted again."""
+REST = 3.0
+"""The pause after a reading is at least so many times as long as the reading took: a reading asks
+several peers for all records, and is slow where many peers come at the same time."""
 COMING = ("choosing", "starting", "joining")
 """States of a peer that does not take part yet."""
 LEAVING = ("draining", "stopping", "finished-leaving")
@@ -59,6 +69,11 @@ class View:
     def led(self) -> bool:
         """Whether somebody else leads in the cell, and does not wait."""
         return any(e.body.leads and e.body.state in WORKING for e in self.others.values())
+
+    @cached_property
+    def leaders(self) -> frozenset[PeerId]:
+        """Other peers of the cell that say they lead."""
+        return frozenset(p for p, e in self.others.items() if e.body.leads)
 
     @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:
@@ -149,6 +164,8 @@ class Presence:
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
         self._same, self._neighbours = 0, 0
+        self._posted = -math.inf
+        """When the own record was posted last, in seconds of the clock."""
         self.hasty = False
         """Read every :data:`HASTE_S`."""
         self.vitals = Vitals()
@@ -194,15 +211,24 @@ class Presence:
         entry = self.view.everybody.get(peer)
         return entry.body.maddrs if entry else ()
 
+    async def _post(self) -> None:
+        """Post the own record if it has changed, or the last post is a refresh old."""
+        if self._body is None:
+            return
+        body, now = self._body(), self._clock.now()
+        topic = cell_topic(self.cell) if self.cell else PEERS
+        if body == self._own and now - self._posted < DUE * self.times * self._every:
+            return
+        self._same = self._same if body == self._own else 0
+        self._own = body
+        posted = await self.directory.publish(body, self.times, topic)
+        self._posted = now if posted else -math.inf
+
     async def _watch(self) -> None:
         while True:
             self._changed.clear()  # what changes while the directory is asked is posted next
-            if self._body is not None:
-                body = self._body()
-                self._same = self._same if body == self._own else 0
-                self._own = body
-                topic = cell_topic(self.cell) if self.cell else PEERS
-                await self.directory.publish(body, self.times, topic)
+            began = self._clock.now()
+            await self._post()
             now, cell = self._clock.wall(), self.cell
             seen = await self._read()
             if cell != self.cell:
@@ -234,7 +260,7 @@ class Presence:
                 pause = min(HASTE_S, self._every)
             elif self.seeks():
                 pause = min(SEEK_S, self._every)
-            await self._pause(pause)
+            await self._pause(max(pause, REST * (self._clock.now() - began)))
 
     async def _read(self) -> dict[PeerId, PeerEntry]:
         if not self.cell:
@@ -250,8 +276,13 @@ class Presence:
     @property
     def times(self) -> float:
         """Factor by which the pauses between readings and posts are longer than at the start; 1
-        while anything changes."""
-        return min(QUIET_MOST, 2.0 ** max(0, self._same - QUIET_AFTER))
+        while anything changes among few peers."""
+        quiet = 2.0 ** min(max(0, self._same - QUIET_AFTER), 30)
+        return min(QUIET_MOST, max(quiet, self._many))
+
+    @property
+    def _many(self) -> float:
+        return min(QUIET_MOST, len(self._seen) / FEW)
 
     async def _pause(self, seconds: float) -> None:
         """So long, but no longer than until something is known to have changed."""
@@ -259,7 +290,7 @@ class Presence:
         while left > 0 and not self._changed.is_set():
             if (neighbours := self.directory.neighbours) != self._neighbours:
                 self._neighbours, self._same = neighbours, 0
-                left = min(left, self._every)
+                left = min(left, self._every * max(1.0, self._many))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, LOOK_S)):
                     await self._changed.wait()

@@ -11,6 +11,7 @@ from node.identity.faults import TokenBucket
 from node.transport.clocks import PeerClocks
 from node.transport.frames import Streams, converse, parsed, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
+from node.transport.newcomers import Newcomers, Place
 from protos.ask_pb2 import Answer, Ask, PingAnswer, ReachAnswer, Refusal
 
 STREAM = "/tutti/ask/1"
@@ -19,13 +20,18 @@ ANSWER_BYTES = 1 << 20
 NONCE_BYTES = 64
 READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
+LIMITED_AGAIN_S = 4.0
+"""After so many seconds a peer that asked too often has questions left."""
+QUEUED = ("manifest", "peers")
+"""Questions with which joining begins: strangers wait for their turn to have them answered."""
 
 
 class Asking:
     """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one.
 
     ``limited(peer)`` is told of a question that was one too many; ``dialled(peer, ports)`` says
-    where we see a peer and which of its ports answer there.
+    where we see a peer and which of its ports answer there; ``known(peer)`` returns False for a
+    stranger.
     """
 
     def __init__(
@@ -34,9 +40,12 @@ class Asking:
         facts: Callable[[], Facts],
         limited: Callable[[PeerId], None],
         dialled: Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]],
+        known: Callable[[PeerId], bool],
     ) -> None:
         self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
+        self._known = known
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
+        self.newcomers = Newcomers()
         self.clocks = PeerClocks(time.monotonic)
         self.answerer: Callable[[PeerId, Ask], Awaitable[Answer]] | None = None
         """A LocalFault that it raises becomes a Refusal."""
@@ -75,10 +84,16 @@ class Asking:
         await see_off(reader, READ_TIMEOUT_S)
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
-        if not self._rate.allow(peer, time.monotonic()):
+        now, kind = time.monotonic(), question.WhichOneof("question")
+        if not self._rate.allow(peer, now):
             self._limited(peer)
-            return _refuse(ExitCode.RESOURCES, "too many questions; wait a few seconds")
-        kind = question.WhichOneof("question")
+            refusal = _refuse(ExitCode.RESOURCES, "too many questions; wait a few seconds")
+            refusal.refusal.again_s = LIMITED_AGAIN_S
+            return refusal
+        if kind in QUEUED and not self._known(peer):
+            place = self.newcomers.ask(peer, now)
+            if place is not None:
+                return _busy(place)
         if kind == "ping":
             facts = self._facts()
             nonce = question.ping.nonce[:NONCE_BYTES]
@@ -96,6 +111,20 @@ class Asking:
             return await self.answerer(peer, question)
         except LocalFault as e:
             return _refuse(e.code, str(e))
+
+
+def _busy(place: Place) -> Answer:
+    """The answer to a newcomer that has to wait. Software that does not know the fields shows the
+    reason."""
+    reason = (
+        f"busy: you are about number {place.number} in the queue, ask again in "
+        f"{place.again_s:.0f} s"
+    )
+    return Answer(
+        refusal=Refusal(
+            code=ExitCode.RESOURCES, reason=reason, again_s=place.again_s, place=place.number
+        )
+    )
 
 
 def _refuse(code: int, reason: str) -> Answer:

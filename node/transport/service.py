@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from node.core.contention import Contention
 from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault, WireError
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
@@ -65,6 +66,8 @@ CLIMB_EVERY_S = 1.0
 """Between two looks whether a better way to some peer is worth a try."""
 PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
 PUNCH_ASK_S = 4.0
+QUEUE_SAID_S = 30.0
+"""Between two reports that newcomers wait."""
 INCOMPATIBLE_S = 60.0
 """A peer without a common protocol version is not called again for so long, unless it calls."""
 
@@ -180,7 +183,10 @@ class Transport:
         self._punches = TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)
-        self.asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
+        self.asking = Asking(
+            self.p2p, facts, self._limited, self.reachable.dialled, self._tokens.knows
+        )
+        self._contention, self._queue_said = Contention(), float("-inf")
         self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
         self._moved: Newest[PeerId, Moved] = Newest(PEERS_KEPT)
         self._pinged: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
@@ -438,6 +444,7 @@ class Transport:
             due = time.monotonic() + CLIMB_EVERY_S
             await asyncio.sleep(CLIMB_EVERY_S)
             self.patience.woke(due, time.monotonic())
+            self._mind_newcomers(due, time.monotonic())
             # Before it is known whether others can dial this peer, a place at a relay costs little
             # and saves seconds.
             closed = self.reachable.standing is not Standing.OPEN
@@ -446,6 +453,22 @@ class Transport:
             self.lines.climb(time.monotonic())
             self.lines.rest(time.monotonic())
             self._count_p2pd()
+
+    def _mind_newcomers(self, due: float, now: float) -> None:
+        """Let newcomers in as fast as this process bears it, and say that some wait."""
+        newcomers = self.asking.newcomers
+        contended = self._contention.share() if newcomers.waiting else self._contention.rest()
+        newcomers.measured(now - due, contended, now)
+        self._metrics.newcomers_waiting.set(newcomers.waiting)
+        if newcomers.waiting and now - self._queue_said >= QUEUE_SAID_S:
+            self._queue_said = now
+            self._journal.emit(
+                "transport",
+                "newcomers-wait",
+                f"{newcomers.waiting} newcomers wait to join, one gets its turn every "
+                f"{newcomers.pace_s:.1f} s",
+                waiting=newcomers.waiting,
+            )
 
     async def _carry(self, count: int) -> None:
         self._tunnelled += count

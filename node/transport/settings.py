@@ -57,14 +57,20 @@ class TransportSettings:
     relay's buffers."""
 
     def connection_options(
-        self, relayed: bool = False, slack_s: float = 0.0, *, server: bool = False
+        self,
+        relayed: bool = False,
+        slack_s: float = 0.0,
+        *,
+        server: bool = False,
+        probe_idle: bool = True,
     ) -> list[tuple[str, int]]:
         """gRPC's options for both ends of a connection: how silence is noticed, and how much may be
         unread. ``slack_s``: how late this process ran when the connection was made, which the other
         side's answers to probes may then be too. The side that dialled would dial anew, so it is
         the one that has to know soon. The other side (``server``) only has to free what a peer that
         vanished held here: it probes :data:`SERVER_TIMES` as rarely, because probes of all
-        connections are most of what an idle peer of a large swarm costs.
+        connections are most of what an idle peer of a large swarm costs. For the same reason a
+        connection without ``probe_idle`` is probed only while a call is under way on it.
 
         gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the
         keepalive's own time-out. Its bandwidth probes are pings too, sent in the middle of a
@@ -83,7 +89,7 @@ class TransportSettings:
             ),
             ("grpc.keepalive_timeout_ms", round(1000 * timeout_s)),
             ("grpc.http2.ping_timeout_ms", round(1000 * timeout_s)),
-            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.keepalive_permit_without_calls", int(probe_idle)),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", self.window),

@@ -84,6 +84,37 @@ def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+class Waits:
+    """Stands for :mod:`time` where a joiner waits: time is what was waited."""
+
+    def __init__(self) -> None:
+        self.now, self.pauses = 0.0, list[float]()
+        self.woken: Callable[[], None] = lambda: None
+        """Called at the end of every pause."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def strftime(self, form: str) -> str:
+        return "12:00:00"
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+        self.woken()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    """A joiner waits in virtual time."""
+    made = Waits()
+    monkeypatch.setattr("node.app.joining.time", made)
+    return made
+
+
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Lets all who look at the network find this, and nothing else. Returns what they will have

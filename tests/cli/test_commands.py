@@ -10,7 +10,7 @@ import pytest
 
 import cli
 from node.config import NodeConfig
-from node.control.diagnose import failed, unreachable
+from node.control.diagnose import Unreachable, failed
 from node.core.errors import ExitCode, Refused
 from node.core.ids import RunId
 from node.core.version import VERSION
@@ -253,8 +253,8 @@ def test_doctor_net_exits_with_the_code_of_the_cause(tutti, network):
     assert tutti("doctor", "net", "neither").returncode == 2
 
 
-def test_an_unreachable_swarm_is_reported_with_every_address(tutti, monkeypatch):
-    monkeypatch.setattr("node.app.joining.observe", Mock(side_effect=unreachable([CLOSED])))
+def test_an_unreachable_swarm_is_reported_with_every_address(tutti, monkeypatch, waits):
+    monkeypatch.setattr("node.app.joining.observe", Mock(side_effect=Unreachable([CLOSED])))
     invite = Invite(RunId("ab" * 32), PEER, (PLACE,)).encode()
     refused(tutti("join", invite, "--yes", "--no-start"), 21, f"  {PLACE}: connection refused")
     shown = tutti("peers", "--join", invite, "--json")

@@ -1,4 +1,6 @@
+import asyncio
 import itertools
+import sys
 import time
 from types import SimpleNamespace
 
@@ -6,17 +8,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.app import daemon
-from node.app.joining import ask_peers, check, choose, examined, invite_text, look
+from node.app.joining import PeerBusy, ask_peers, check, choose, examined, invite_text, look
 from node.config import NodeConfig
-from node.control.diagnose import Diagnosis, identity_in_use, silent
-from node.core.errors import ExitCode, PeerFault, Refused, UsageFault
+from node.control.diagnose import Diagnosis, Unreachable, failed, identity_in_use, silent
+from node.control.retries import ACCEPTED_S, GONE_S, SAY_S, SILENT_S, Busy
+from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault
 from node.core.ids import RunId
-from node.core.version import PROTOCOL
+from node.core.version import PROTOCOL, PROTOCOLS
 from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer
+from node.telemetry.events import Journal
+from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer, Refusal
+from tests.cli.conftest import Waits
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 OWNER = Identity.ephemeral()
@@ -100,7 +105,7 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
         "peers": Answer(peers=PeersAnswer()),
     }
 
-    def observed(places, question, seed=None):
+    def observed(places, question, seed, within_s=0.0):
         asked.append((question, Identity(Ed25519PrivateKey.from_private_bytes(seed), None)))
         return answers[question.WhichOneof("question")]
 
@@ -131,7 +136,7 @@ def test_before_the_start_clock_and_identity_are_looked_at(network, ours):
         check(ours, invite, 3.0)
     assert caught.value.code is ExitCode.CLOCK_WRONG
     # this home has no key yet
-    how = {"me": None, "first": True, "seconds": 3.0, "admission": b"", "seed": None}
+    how = {"me": None, "first": True, "seconds": 3.0, "admission": b"", "seed": asked[0][1]["seed"]}
     assert asked == [((place,), how)]
 
     me = Identity.load_or_create(ours.identity_path).peer_id
@@ -164,6 +169,25 @@ def test_the_addresses_to_examine_are_those_given_or_remembered(ours, network):
         examined(ours, ("swarm.toml",))
 
 
+def _seeker(ours, monkeypatch, ask, links=()):
+    """A daemon that looks for its manifest, in no time."""
+    seeker = daemon.Daemon.__new__(daemon.Daemon)
+    transport = SimpleNamespace(
+        learn=lambda *_: None, ask=ask, p2p=SimpleNamespace(links=dict.fromkeys(links, ()))
+    )
+    journal = Journal()
+    vars(seeker).update(config=ours, transport=transport, admission=lambda _: b"", journal=journal)
+    waits = Waits()
+
+    async def sleep(seconds):
+        waits.sleep(seconds)
+
+    monkeypatch.setattr(daemon, "time", waits)
+    monkeypatch.setattr(daemon, "asyncio", SimpleNamespace(gather=asyncio.gather, sleep=sleep))
+    seeker.waits = waits
+    return seeker
+
+
 async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):
     good, fake = (Manifest.default_demo().sign(who) for who in (OWNER, Identity.ephemeral()))
 
@@ -181,10 +205,7 @@ async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):
             return answer
         raise PeerFault(peer, "no answer")
 
-    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
-    seeker = daemon.Daemon.__new__(daemon.Daemon)
-    transport = SimpleNamespace(learn=lambda *_: None, ask=ask)
-    vars(seeker).update(config=ours, transport=transport, admission=lambda _: b"")
+    seeker = _seeker(ours, monkeypatch, ask)
     manifest = Manifest.parse(good)
     invite = Invite(manifest.run_id, OWNER.peer_id, tuple(ADDRESS + peer for peer in said))
     assert await seeker._find_manifest(invite) == manifest
@@ -192,3 +213,149 @@ async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):
     said[OWNER.peer_id] = itertools.repeat(bad[0])
     with pytest.raises(Refused, match="is of run"):
         await seeker._find_manifest(invite)
+
+
+async def test_a_daemon_waits_for_the_manifest_as_long_as_somebody_is_there(ours, monkeypatch):
+    toml = Manifest.default_demo().sign(OWNER)
+    manifest = Manifest.parse(toml)
+    busy = [Answer(refusal=Refusal(code=7, again_s=6.0, place=n)) for n in range(60, 0, -1)]
+    versions = Answer(oldest_protocol=PROTOCOL, newest_protocol=PROTOCOL)
+    answers = iter([None, None, *busy, None, Answer(manifest=ManifestAnswer(toml=toml))])
+
+    async def ask(peer, question):
+        if answer := next(answers):
+            answer.MergeFrom(versions)
+            return answer
+        raise PeerFault(peer, "no answer in 10 s")
+
+    invite = Invite(manifest.run_id, OWNER.peer_id, (ADDRESS + OWNER.peer_id,))
+    seeker = _seeker(ours, monkeypatch, ask, links=[OWNER.peer_id])
+    assert await seeker._find_manifest(invite) == manifest
+    assert seeker.waits.now > 60 * 6 * 0.75
+    said = [e.text for e in seeker.journal.recent() if e.kind == "waiting-to-join"]
+    assert "about 60th" in said[1]
+    assert len(said) < 50
+
+    async def silent(peer, question):
+        raise PeerFault(peer, "no answer in 10 s")
+
+    seeker = _seeker(ours, monkeypatch, silent)
+    with pytest.raises(NetworkFault, match="none of 1 peers of the invite answered"):
+        await seeker._find_manifest(invite)
+    assert SILENT_S <= seeker.waits.now < 2 * SILENT_S
+
+
+class Founder:
+    """Answers in turn as told: an answer, or a fault that is raised."""
+
+    def __init__(self, monkeypatch, *answers):
+        self._answers, self.asked = iter(answers), []
+        monkeypatch.setattr("node.app.joining.observe", self)
+
+    def __call__(self, places, question, seed=None, within_s=0.0):
+        self.asked.append((seed, within_s))
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+TOML = Manifest.default_demo().sign(OWNER)
+PLACE = ADDRESS + OWNER.peer_id
+INVITE = Invite(Manifest.parse(TOML).run_id, OWNER.peer_id, (PLACE,)).encode()
+YES = Answer(manifest=ManifestAnswer(toml=TOML))
+
+
+def busy(place, again_s=6.0):
+    return PeerBusy(PLACE, Busy(place, again_s))
+
+
+def unanswered(layer, seconds=7.5):
+    return Unreachable([silent(PLACE, seconds, layer)])
+
+
+def test_a_joiner_waits_in_the_queue_and_is_told_of_it(ours, monkeypatch, waits, capsys):
+    places = [busy(n, again_s=2.0) for n in range(40, 0, -1)]
+    founder = Founder(monkeypatch, *places, YES)
+    assert look(ours, INVITE)[0] == Manifest.parse(TOML)
+    assert waits.now == pytest.approx(sum(waits.pauses))
+    assert all(1.5 <= pause <= 3.0 for pause in waits.pauses)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == (
+        "waiting since 12:00:00: the swarm is busy, about 40th in its queue; asking again in about "
+        "2 s   (Ctrl-C ends it)"
+    )
+    assert 3 <= len(said) <= waits.now / SAY_S + 2, "as its place changes, and no flood"
+    assert said[-1] == f"answered after {waits.now:.0f} s"
+    assert len({seed for seed, _ in founder.asked}) == 1, "its place is that of its key"
+
+
+def test_a_founder_that_is_slow_gets_more_time(ours, monkeypatch, waits, capsys):
+    slow = [unanswered("proof"), unanswered("answer"), unanswered("answer"), busy(3)]
+    founder = Founder(monkeypatch, *slow, YES)
+    look(ours, INVITE)
+    assert [within for _, within in founder.asked[:4]] == [7.5, 15.0, 30.0, 60.0]
+    said = capsys.readouterr().err.splitlines()
+    assert "does not prove who it is" in said[0]
+    assert len(said) == 3
+
+
+def test_joining_ends_only_where_nobody_answers_anybody(ours, monkeypatch, waits, capsys):
+    def ends(*answers, took=0.0):
+        waits.now, waits.woken = 0.0, lambda: setattr(waits, "now", waits.now + took)
+        Founder(monkeypatch, *answers[:-1], *itertools.repeat(answers[-1], 1000))
+        with pytest.raises(NetworkFault) as caught:
+            look(ours, INVITE)
+        return caught.value, waits.now
+
+    wrong_port = Unreachable(
+        [failed(PLACE, "proof", ExitCode.OTHER_SERVICE, "a web server answers there")]
+    )
+    fault, seconds = ends(wrong_port)
+    assert (fault.code, seconds) == (ExitCode.OTHER_SERVICE, 0.0), "at once: the address is wrong"
+
+    fault, seconds = ends(unanswered("connect"), took=7.5)
+    assert fault.code is ExitCode.NO_ANSWER
+    assert SILENT_S <= seconds < 2 * SILENT_S
+
+    fault, seconds = ends(unanswered("proof"), took=7.5)
+    assert fault.code is ExitCode.NETWORK
+    assert ACCEPTED_S <= seconds < 2 * ACCEPTED_S
+    assert "somebody is there and answers nothing for 2m" in fault.what
+    assert "check the address" not in fault.next_step
+    assert "tutti status" in fault.next_step
+
+    fault, seconds = ends(busy(2), unanswered("connect"), took=7.5)
+    assert "no sign of life for 1m" in fault.what
+    assert GONE_S <= seconds < 2 * GONE_S
+    assert capsys.readouterr().err.count("waiting since") == 4
+
+
+def test_ctrl_c_ends_the_wait(ours, monkeypatch, waits, tutti):
+    Founder(monkeypatch, *itertools.repeat(busy(17), 9))
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    waits.woken = interrupt
+    shown = tutti("join", INVITE, "--yes")
+    assert shown.returncode == 130
+    assert shown.stderr.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in shown.stderr
+
+
+def test_who_only_looks_is_told_that_the_peer_is_busy(ours, monkeypatch, tutti):
+    monkeypatch.setitem(
+        sys.modules,
+        "node.control.observer",
+        SimpleNamespace(
+            ask_first=lambda *_: Answer(
+                refusal=Refusal(code=7, reason="busy", again_s=6.4, place=17)
+            ),
+            protocols_of=lambda _: PROTOCOLS,
+        ),
+    )
+    shown = tutti("peers", "--join", PLACE)
+    assert shown.returncode == ExitCode.RESOURCES
+    assert f"{PLACE} is busy; this is number 17 in its queue" in shown.stderr
+    assert "ask again in 6 s" in shown.stderr

@@ -1,6 +1,7 @@
 """The observer against a real p2pd in a process of its own, and against addresses that do not
 work."""
 
+import gc
 import json
 import socket
 import subprocess
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from node.control.diagnose import verdict
+from node.control.diagnose import Unreachable, verdict
 from node.control.doctor import examine
+from node.control.retries import Nobody, Outcome, Unanswered
 from node.core.errors import ExitCode, NetworkFault, UsageFault
 from node.core.ids import RunId
 from node.core.version import PROTOCOLS
-from node.identity.invites import Invite
+from node.identity.invites import Invite, endpoint_of
 from node.identity.keys import Identity
 from protos.ask_pb2 import Answer, Ask, AskPeers, AskPing
 
@@ -57,6 +59,8 @@ async def main():
         elif kind == "manifest":
             reply = Answer(oldest_protocol=NEWER, newest_protocol=NEWER + 1, version="9")
             reply.manifest.toml = b"format = 99"
+        elif asked.ping.nonce == b"busy":
+            reply = Answer(refusal=Refusal(code=7, reason="busy", again_s=6.0, place=17))
         elif asked.ping.nonce == b"no":
             reply = Answer(refusal=Refusal(code=5, reason="not for you"))
         else:
@@ -199,6 +203,31 @@ def test_silence_ends_with_the_time_out(observed_places: dict[str, str], place: 
         ask(observed_places[place], ping(b"silence"), timeout=5)
 
 
+def test_a_sign_of_life_is_told_from_nobody(
+    observed_node: str, mute: str, closed: str, in_time: None
+) -> None:
+    def outcome(address: str, nonce: bytes = b"") -> Outcome:
+        with pytest.raises(Unreachable) as caught:
+            ask(address, ping(nonce), timeout=3)
+        return caught.value.outcome
+
+    for nonce in (b"silence", b"cut", b"noise"):
+        found = outcome(observed_node, nonce)
+        assert isinstance(found, Unanswered)
+        assert found.proven
+    found = outcome(mute)
+    assert isinstance(found, Unanswered)
+    assert not found.proven
+    assert outcome(closed) == Nobody(refused=True)
+    assert outcome(observed_node.replace(observed_node[-52:], STRANGER)) == Nobody(final=True)
+
+
+def test_of_refusals_the_one_that_says_when_to_ask_again_counts(observed_places) -> None:
+    places = [observed_places["4/tcp"], observed_places["6/tcp"]]
+    answer = ask_first(places, ping(b"busy"), timeout=20)
+    assert (answer.refusal.again_s, answer.refusal.place) == (6.0, 17)
+
+
 def test_a_listener_that_stays_silent_is_not_a_peer(mute: str) -> None:
     with pytest.raises(NetworkFault, match="does not prove who it is within 1[.0-9]* s"):
         ask(mute, ping(), timeout=1)
@@ -272,6 +301,19 @@ def test_quic_is_used_where_tcp_does_not_answer(
 ) -> None:
     for tcp in (mute, closed):
         assert ask_first([tcp, observed_places["4/udp"]], ping(), timeout=60).ping.version == "1"
+
+
+def test_quic_is_left_alone_where_libp2p_speaks_at_the_tcp_address(
+    observed_places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that is slow to answer over TCP is not asked over QUIC as well."""
+    monkeypatch.setattr(observer, "QUIC_AFTER_S", 4.0)
+    places = [observed_places["4/tcp"], observed_places["4/udp"]]
+    with pytest.raises(Unreachable) as failure:
+        ask_first(places, ping(b"silence"), timeout=6)
+    over_tcp, over_quic = failure.value.findings
+    assert over_tcp.alive
+    assert "not tried" in over_quic.cause
 
 
 @pytest.mark.usefixtures("in_time")
@@ -356,9 +398,16 @@ def test_a_greeting_distinguishes_a_peer_from_another_service(greeting: bytes, s
 def test_a_conversation_that_breaks_off_is_put_into_words(
     layer: str, why: str, code: ExitCode, says: str
 ) -> None:
-    found = observer._broke(f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}", layer, why)
-    assert (found.layer, found.code, found.ok) == (layer, code, False)
-    assert says in found.cause
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
+    place = endpoint_of(address)
+    assert place is not None
+    for greeted in (False, True):
+        trial = observer._Trial(address, place, "127.0.0.1", 0.0, layer, greeted)
+        found = observer._broke(trial, why)
+        assert (found.layer, found.code, found.ok) == (layer, code, False)
+        assert says in found.cause
+        # Something that speaks libp2p hangs up: it has too much to do.
+        assert found.alive == (layer == "answer" or (greeted and why == "boom"))
 
 
 def test_the_host_only_dials() -> None:
@@ -378,6 +427,7 @@ def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str,
 
     places = list(observed_places.values())
     survey(places, [ping()], 20)
+    gc.collect()  # of connections whose time was over in tests before
     before = threading.active_count()
     survey(places, [ping()], 20)
     ask(observed_places["4/udp"], ping(), timeout=20)

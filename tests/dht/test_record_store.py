@@ -97,6 +97,9 @@ def test_an_old_record_cannot_come_back(body) -> None:
     with pytest.raises(WireError, match="after"):  # same number, other content
         b.offer(ALICE.peer_id, sealed(ALICE, body(epoch=9).pack(), 2, NOW + 17), NOW + 17, NOW)
     assert b.entries(NOW)[ALICE.peer_id].body.epoch == 2
+    forged = sealed(BOB, body(epoch=9).pack(), 2, NOW + 17)
+    with pytest.raises(WireError, match="after"):  # before its signature is checked
+        b.offer(ALICE.peer_id, forged, NOW + 17, NOW)
 
 
 def test_a_withdrawal_hides_its_writer_and_survives_a_replay(body) -> None:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 
@@ -148,6 +150,18 @@ def test_rotary_tables_follow_the_number_format():
     torch.testing.assert_close(single.double(), double, atol=1e-5, rtol=1e-5)
     tables = blocks.rope.tables(4, torch.zeros(1, dtype=torch.bfloat16))
     assert {t.dtype for t in tables} == {torch.bfloat16}
+
+
+def test_a_stage_is_built_without_torchs_compiler():
+    # In a process of its own: others may have loaded it here.
+    code = (
+        "import sys; from node.model.settings import ModelSettings as M; "
+        "from node.model.stages import build; "
+        "[build(M(layers=1, qkv_bias=True), 1, stage) for stage in (0, 1)]; "
+        "print(sorted({'sympy', 'torch._dynamo'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_norms_of_two_formats_are_computed_in_the_wider_one():

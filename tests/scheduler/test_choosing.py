@@ -147,6 +147,20 @@ def test_who_has_built_gives_way_once() -> None:
     assert (changes, j.settled) == (1, True)
 
 
+@pytest.mark.parametrize(("fast", "slow", "moves"), [(3, 4, 0), (2, 4, 0), (4, 2, 1)])
+def test_who_has_built_does_not_move_for_speed_alone(fast: int, slow: int, moves: int) -> None:
+    """Beside it are ``fast`` peers with all the speed, at the other stage ``slow`` ones."""
+    j, now = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0
+    while not j.may_build:
+        j.look({}, now := now + LOOK_AGAIN_S)
+    other = 3 - (j.stage or 0)
+    here = {PeerId(f"f{i}"): Placed(j.stage, speed=9.0) for i in range(fast)}
+    here |= {PeerId(f"s{i}"): Placed(other, speed=1.0) for i in range(slow)}
+    looks = [j.look(here, now := now + LOOK_AGAIN_S) for _ in range(60)]
+    assert sum(to is not None for to in looks) == moves
+    assert j.settled
+
+
 def test_a_crowd_that_never_stands_still_is_not_waited_for() -> None:
     j, now = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0
     while not j.may_build:

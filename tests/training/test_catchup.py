@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.app.catchup import TRIES, catch_up, keep_base
+from node.app.catchup import DONORS, TRIES, WITHOUT_LEADER, catch_up, donors_of, keep_base
 from node.core.journey import Version
 from node.wire.tensors import digest
 
@@ -19,6 +19,7 @@ class Board:
 
     def __init__(self, **records: tuple[int, str]) -> None:
         self.records, self.looks, self.view = records, 0, self
+        self.me, self.leaders = "me", frozenset[str]()
 
     @property
     def everybody(self) -> dict[str, Any]:
@@ -131,3 +132,27 @@ async def test_a_late_joiner_of_adapters_fetches_the_weights_too(rig: Any, tmp_p
     await keep_base(c.work, keep, c.journal)
     assert (c.work.stage.version, c.work.stage.empty) == (a.work.stage.version, False)
     assert digest(c.work.stage.frozen) == digest(load_file(keep / "model.safetensors")) == given
+
+
+def test_a_crowd_asks_many_peers_and_the_leader_last() -> None:
+    def asked(board: Any, held: dict[str, int]) -> list[str]:
+        return list(donors_of(board, held, 7))  # type: ignore[arg-type]
+
+    board = Board(leader=(7, "training"), one=(7, "training"), old=(5, "training"))
+    board.leaders = frozenset({"leader"})
+    held = {p: epoch for p, (epoch, _) in board.records.items()}
+    assert set(asked(board, held)) == {"leader", "one"}, "its word is one of two"
+    for i in range(WITHOUT_LEADER):
+        board.records[f"peer-{i}"] = (7 - i % 2, "ready")
+    held = {p: epoch for p, (epoch, _) in board.records.items()}
+    assert set(asked(board, held)) == {"one", *(f"peer-{i}" for i in range(WITHOUT_LEADER))}
+    held |= {f"more-{i}": 7 for i in range(40)}
+    asks = dict[str, int]()
+    for joiner in range(60):
+        board.me = f"joiner-{joiner}"
+        chosen = asked(board, held)
+        assert len(set(chosen)) == DONORS
+        assert "leader" not in chosen
+        asks |= {p: asks.get(p, 0) + 1 for p in chosen}
+    assert len(asks) == 40 + 1 + WITHOUT_LEADER
+    assert max(asks.values()) < 40

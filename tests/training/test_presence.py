@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.lab.memory_directory import MemoryDirectory, Wall
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.ids import NO_CELL, CellId, RunId
@@ -13,7 +15,7 @@ from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, cell_topic
 from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
-from node.training.presence import Presence
+from node.training.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
 
 RUN, STAGES = RunId("ab" * 32), 3
 
@@ -140,3 +142,71 @@ async def test_a_record_is_withdrawn_unless_a_successor_follows(tmp_path: Path) 
         await (await record_store.seen()).close()
         await presence.close(stays=stays)
         assert (mover.me in await record_store.directory("other").read()) == stays
+
+
+class Paced(Presence):
+    """Records how long it would pause, and pauses until the event loop has been round."""
+
+    def __init__(self, board: Board, read_s: float, directory: MemoryDirectory) -> None:
+        super().__init__(directory.me, directory, board.clock, 5.0, lambda peer, body: None)
+        self.pauses: list[float] = []
+        self.posts, self._readings, self._enough = 0, 0, asyncio.Event()
+        read, publish, clock = directory.read, directory.publish, board.clock
+
+        async def reads(*args: Any) -> Any:
+            clock.advance(read_s)
+            return await read(*args)
+
+        async def publishes(*args: Any) -> bool:
+            self.posts += 1
+            return await publish(*args)
+
+        directory.read, directory.publish = reads, publishes  # type: ignore[method-assign]
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) >= self._readings:
+            self._enough.set()
+        await asyncio.sleep(0)
+
+    async def after(self, readings: int) -> None:
+        self.announce(lambda: PeerBody(2, "stage", "starting", 0, "me", "1"))
+        self._readings = readings
+        self.start()
+        await self._enough.wait()
+        await self.close()
+
+
+async def test_who_reads_in_haste_does_not_post_the_same_record_again(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    await board.post("other", 1, "stage", "ready")
+    presence = Paced(board, 0.1, board.directory("me"))
+    presence.hasty = True
+    await presence.after(readings=40)
+    assert presence.pauses[0] == HASTE_S
+    assert presence.posts == 1, "4 s have passed"
+    presence = Paced(board, 0.1, board.directory("again"))
+    presence.hasty = True
+    await presence.after(readings=400)
+    assert presence.posts == 3, (
+        "40 s have passed, and a post is due every 20 s where nothing changes"
+    )
+
+
+async def test_slow_readings_are_farther_apart(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    await board.post("other", 1, "stage", "ready")
+    presence = Paced(board, 0.4, board.directory("me"))
+    presence.hasty = True
+    await presence.after(readings=3)
+    assert presence.pauses == pytest.approx([REST * 0.4] * 3)
+
+
+async def test_among_many_peers_readings_and_posts_are_rarer(tmp_path: Path) -> None:
+    for others, pause in ((FEW - 1, 5.0), (2 * FEW - 1, 10.0), (9 * FEW - 1, 5.0 * QUIET_MOST)):
+        board = Board(tmp_path)
+        for number in range(others):
+            await board.post(f"other-{number}", 1, "stage", "ready")
+        presence = Paced(board, 0.1, board.directory("me"))
+        await presence.after(readings=2)
+        assert presence.pauses[-1] == pytest.approx(pause)
