@@ -12,8 +12,9 @@ from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.sim.world.network import Wall
 
-COMMIT_S, BACK_S = 60.0, 15.0
-"""Bounds of the waits for the next commit, and for a plan with the peer that was struck."""
+COMMIT_S, BACK_S = 60.0, 30.0
+"""Bounds of the waits for the next commit, and for a plan with the peer that was struck. A peer
+that was cut off until all records expired finds the others by the directory alone."""
 FOUR = Setup(
     ends=2,
     stages=1,
@@ -69,11 +70,19 @@ class StruckSwarm(SimSwarm):
         return [self.peers[c.leader] for c in {c.cell: c for c in self.watch.commits}.values()]
 
     def victim(self, *, leads: bool) -> SimPeer:
-        """A leader or a member of any cell, after a random time."""
+        """A leader or a member of any cell, after a random time. Its cell has another peer of its
+        stage: a cell that lost all of them would have to wait for it."""
         self.world.run(self.world.now + self.dice.uniform(0.5, 3.0), None)
         leaders = self.leaders()
         able = leaders if leads else [p for p in self.live() if p not in leaders]
-        return able[self.dice.randrange(len(able))]
+        spared = [p for p in able if self._replicas(p) > 1]
+        return spared[self.dice.randrange(len(spared))]
+
+    def _replicas(self, peer: SimPeer) -> int:
+        """Number of peers of this peer's stage in its cell."""
+        return sum(
+            p.stage == peer.stage and p.training.cell == peer.training.cell for p in self.live()
+        )
 
     def goes_on(self, victim: SimPeer) -> float:
         """Seconds until the cell of the victim commits without it."""
