@@ -39,7 +39,7 @@ class Contention:
         with contextlib.suppress(OSError):
             for thread in os.listdir(self._tasks):
                 with contextlib.suppress(OSError, ValueError):
-                    with open(f"{self._tasks}/{thread}/schedstat") as file:
+                    with open(f"{self._tasks}/{thread}/schedstat", encoding="ascii") as file:
                         ran_ns, waited_ns, _ = map(int, file.read().split())
                     found[thread] = ran_ns, waited_ns
         return found
