@@ -23,6 +23,7 @@ PARTS = {
     "1": "moments",
     "2": "disk",
     "3": "crowd",
+    "4": "frozen",
     "5": "points",
     "6": "rehearsal",
     "7": "speed",

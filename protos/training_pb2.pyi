@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Note(_message.Message):
-    __slots__ = ("epoch", "term", "plan", "finished", "round", "committed", "incomplete", "fault", "ready", "dead", "move")
+    __slots__ = ("epoch", "term", "plan", "finished", "round", "committed", "incomplete", "fault", "ready", "dead", "move", "lead")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class Note(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
+    LEAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     term: int
     plan: PlanNote
@@ -30,7 +31,8 @@ class Note(_message.Message):
     ready: ReadyNote
     dead: DeadNote
     move: MoveNote
-    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[PlanNote, _Mapping]] = ..., finished: _Optional[_Union[FinishedNote, _Mapping]] = ..., round: _Optional[_Union[RoundNote, _Mapping]] = ..., committed: _Optional[_Union[CommittedNote, _Mapping]] = ..., incomplete: _Optional[_Union[IncompleteNote, _Mapping]] = ..., fault: _Optional[_Union[FaultNote, _Mapping]] = ..., ready: _Optional[_Union[ReadyNote, _Mapping]] = ..., dead: _Optional[_Union[DeadNote, _Mapping]] = ..., move: _Optional[_Union[MoveNote, _Mapping]] = ...) -> None: ...
+    lead: LeadNote
+    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[PlanNote, _Mapping]] = ..., finished: _Optional[_Union[FinishedNote, _Mapping]] = ..., round: _Optional[_Union[RoundNote, _Mapping]] = ..., committed: _Optional[_Union[CommittedNote, _Mapping]] = ..., incomplete: _Optional[_Union[IncompleteNote, _Mapping]] = ..., fault: _Optional[_Union[FaultNote, _Mapping]] = ..., ready: _Optional[_Union[ReadyNote, _Mapping]] = ..., dead: _Optional[_Union[DeadNote, _Mapping]] = ..., move: _Optional[_Union[MoveNote, _Mapping]] = ..., lead: _Optional[_Union[LeadNote, _Mapping]] = ...) -> None: ...
 
 class NoteReply(_message.Message):
     __slots__ = ("accepted", "reason", "waits_for", "lost")
@@ -210,7 +212,7 @@ class FaultNote(_message.Message):
     def __init__(self, about: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
-    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor", "supports_at", "supports", "doubles")
+    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor", "supports_at", "supports", "doubles", "cell")
     class SeenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +239,7 @@ class ReadyNote(_message.Message):
     SUPPORTS_AT_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_FIELD_NUMBER: _ClassVar[int]
     DOUBLES_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
     stage: int
     at: VersionNote
     digest: str
@@ -256,7 +259,8 @@ class ReadyNote(_message.Message):
     supports_at: int
     supports: bytes
     doubles: _containers.RepeatedCompositeFieldContainer[DoubleVoteNote]
-    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ..., supports_at: _Optional[int] = ..., supports: _Optional[bytes] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ...) -> None: ...
+    cell: str
+    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ..., supports_at: _Optional[int] = ..., supports: _Optional[bytes] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ..., cell: _Optional[str] = ...) -> None: ...
 
 class CostNote(_message.Message):
     __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera")
@@ -315,6 +319,12 @@ class MoveNote(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     def __init__(self, stage: _Optional[int] = ...) -> None: ...
+
+class LeadNote(_message.Message):
+    __slots__ = ("cell",)
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    cell: str
+    def __init__(self, cell: _Optional[str] = ...) -> None: ...
 
 class HistoryRequest(_message.Message):
     __slots__ = ("version",)

@@ -410,8 +410,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     )
     LeaderService(training, o.machines.search)
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
-    o.transport.on_lost(training.accuse)
-    o.transport.on_lost(lambda peer: training.vitals.doubt(peer, o.clock.now()))
+    o.transport.on_lost(training.lost)
     o.transport.on_lost(cell.gone)
     training.cell, training.on_cell = o.presence.cell, o.presence.enter
     meetings = _meetings(manifest, o, training) if manifest.outer.windows else None

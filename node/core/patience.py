@@ -4,7 +4,11 @@ runs. Pure: times in, seconds out.
 A slow answer is one of a busy machine as often as of a dead one. Two things widen a wait beyond its
 floor. Measured answers: the wait is :data:`SPARE` times what Jacobson's estimator expects (smoothed
 mean and four mean deviations; V. Jacobson, "Congestion Avoidance and Control", 1988; RFC 6298). And
-the own clock: a process whose timers woke seconds late has not had the time to hear others.
+the own clock: if its timers are late again and again, it has no time to hear others.
+
+A process that was stopped once (SIGSTOP, a suspended machine) is not a busy one. So the longest
+delay of its timers counts only when there is another one beside it, and answers are measured in
+:meth:`Patience.running` seconds, which stand still while the process does.
 """
 
 import math
@@ -16,10 +20,13 @@ from node.core.newest import Newest
 SPARE = 2.0
 """Times what an answer is expected to take."""
 MOST_S = 60.0
-"""No wait is widened beyond this by what was measured, and no lateness counts for more: a machine
-that slept is no busy one."""
+"""No wait is widened beyond this by what was measured."""
+MOST_LATE_S = 5.0
+"""No delay of a timer widens a wait by more: a process that is stopped for longer is not busy."""
 HALF_LIFE_S = 20.0
-"""The latest wake-up counts half after so long."""
+"""A delay of a timer counts half after this time."""
+GAP_S = 1.0
+"""Longest time between two timers of a process that runs; a longer gap is a delay."""
 KNOWN = 1024
 """Kinds of answers that are remembered, the newest."""
 GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
@@ -50,33 +57,66 @@ class Took:
         return self.mean + DEVIATIONS * self.deviation
 
 
+@dataclass(frozen=True, slots=True)
+class _Delay:
+    """A timer that ran ``late`` seconds after it was due, at the time ``at``."""
+
+    late: float = 0.0
+    at: float = -math.inf
+
+    def left(self, now: float) -> float:
+        """Seconds for which it still counts."""
+        return self.late * 0.5 ** ((now - self.at) / HALF_LIFE_S) if self.late else 0.0
+
+
 class Patience:
     """The waiting times of one process. ``what`` names a kind of answer: a word, or a word and a
     peer."""
 
     def __init__(self) -> None:
         self._took: Newest[Hashable, Took] = Newest(KNOWN)
-        self._late, self._at = 0.0, -math.inf
+        self._longest, self._second = _Delay(), _Delay()
+        self._woke = math.inf
+        self._stood = 0.0
+        """Seconds in all by which timers were late, so in which the process did not run."""
 
     # ----------------------------------------------------------- the own clock
 
     def woke(self, due: float, now: float) -> None:
-        """A timer of this process that was due at ``due`` ran at ``now``."""
-        late = min(max(0.0, now - due), MOST_S)
-        if late >= self.slack(now):
-            self._late, self._at = late, now
+        """Record that a timer of this process that was due at ``due`` ran at ``now``.
+
+        Timers that were late together are one delay.
+        """
+        late = max(0.0, now - (due if self._woke == math.inf else max(due, self._woke)))
+        self._woke = now
+        self._stood += late
+        delay = _Delay(min(late, MOST_LATE_S), now)
+        if late >= self._longest.left(now):
+            self._longest, self._second = delay, self._longest
+        elif late >= self._second.left(now):
+            self._second = delay
 
     def slack(self, now: float) -> float:
-        """Seconds by which the own timers were late: the worst lately, which counts for less as
-        time goes by."""
-        return self._late * 0.5 ** ((now - self._at) / HALF_LIFE_S) if self._late else 0.0
+        """Seconds by which the own timers are late: the second longest delay lately, which counts
+        for less as time goes by."""
+        return self._second.left(now)
+
+    def running(self, now: float) -> float:
+        """Seconds that this process has run, from any beginning: to be subtracted from each
+        other."""
+        return now - self._stood - max(0.0, now - self._woke - GAP_S)
 
     # ----------------------------------------------------------- answers
 
     def took(self, what: Hashable, seconds: float) -> None:
-        """An answer of this kind came after so long."""
+        """Record that an answer of this kind came after these :meth:`running` seconds."""
         self._took[what] = found = self._took.get(what) or Took()
         found.add(seconds)
+
+    def usual(self, what: Hashable) -> float:
+        """Seconds that an answer of this kind takes on average; 0 for nothing measured."""
+        known = self._took.get(what)
+        return known.mean if known else 0.0
 
     def within(self, what: Hashable, floor_s: float, now: float) -> float:
         """Seconds to wait for an answer of this kind: what is expected with room to spare, never

@@ -377,6 +377,7 @@ KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble | None]] = {
     "stop-all": _stop_all,
     "outage": _outage,
     "pause": _one(_pause, lambda swarm, p: not p.loop.frozen),
+    "pause-leader": _one(_pause, lambda swarm, p: p is swarm.chief() and not p.loop.frozen),
     "join": _join,
     "come": _come,
     "leave": _one(
@@ -524,6 +525,7 @@ LAYS: dict[str, Lay] = {
     "mass-leave": _share("leave", 0.34),
     "mass-kill": _share("kill", 0.25),
     "leader-kill": _some("kill-leader", 2),
+    "leader-pause": _some("pause-leader", 2, (5, 40)),
     "each-stage": _some("kill-each"),
     "outage": _some("outage", 1, (4, 12)),
     "restart": _some("restart-all", 1, (1, 3)),

@@ -25,6 +25,7 @@ SCENARIOS: dict[str, str] = {
     "mass-leave": "a third of the peers leave at once, in order",
     "mass-kill": "a quarter of the peers die at once",
     "leader-kill": "the leader is killed",
+    "leader-pause": "the leader stands still for seconds",
     "each-stage": "one replica of every stage dies at once",
     "outage": "every peer of a block stage dies, and they come back from their disks",
     "restart": "the whole swarm dies and comes back from its disks",

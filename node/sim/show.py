@@ -25,6 +25,7 @@ MARKS = {
     "stop-all": "T",
     "outage": "o",
     "pause": "p",
+    "pause-leader": "P",
     "join": "+",
     "leave": "-",
     "partition": "|",

@@ -50,6 +50,7 @@ COUNTED = {
     "cell-left": "cells-left",
     "push-refused": "pushes-refused",
     "window-alone": "windows-alone",
+    "stood-still": "stood-still",
 }
 """Facts of peers' records, and as what they are counted."""
 

@@ -17,12 +17,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
+from node.training.protocol.pace import CLAIM_S
 
 SHUN_S = 10.0
 """An ends peer that did not answer cannot be the leader for so many seconds, and after that only
 once a newer record of it is seen."""
-DOUBT_S = 3.0
-"""One that answered that it does not lead comes after all others for so long."""
+DOUBT_S, GRACE_S = 3.0, 2.0
+"""A peer that answered that it does not lead comes after all others for DOUBT_S. If it has never
+led it gets GRACE_S first: it may not have found out yet that its leader is gone."""
+SAID_S = 10.0
+"""A peer that said that it leads counts as leading for so many seconds, until its record does."""
 KEEP_S = 60.0
 """A peer that accepted our heartbeat as the leader counts as leading for so many seconds, whatever
 the directory shows: on a busy machine records come late."""
@@ -105,8 +109,13 @@ class Election:
         self._behind: dict[PeerId, set[PeerId]] = {}
         """Who says that it follows whom, by the followed."""
         self._shunned: dict[PeerId, tuple[float, int]] = {}
-        self._doubted: dict[PeerId, float] = {}
+        self._doubted: dict[PeerId, tuple[float, float]] = {}
+        """Peers that denied that they lead: since when, and until when they are doubted."""
+        self._said: dict[PeerId, float] = {}
+        """When peers said that they lead."""
         self._told: dict[PeerId, float] = {}
+        self._claims: dict[PeerId, float] = {}
+        """When other peers last took this one for the leader while it did not lead."""
         self.order: Sequence[PeerId] = ()
         """Who takes over, one after the other, as the newest plan followed here says."""
         self.following: PeerId | None = None
@@ -144,33 +153,67 @@ class Election:
         seen = self._seen.get(peer)
         self._shunned[peer] = (now + SHUN_S, seen.seq if seen else 0)
 
+    def is_silent(self, peer: PeerId, now: float) -> bool:
+        """Return True if ``peer`` did not answer in the last :data:`SHUN_S`."""
+        until, _ = self._shunned.get(peer, (now, 0))
+        return now < until
+
+    @property
+    def accepted(self) -> bool:
+        """A leader has accepted a heartbeat of this peer, and answered each one since."""
+        return self._answered is not None
+
+    def shunned(self) -> list[PeerId]:
+        """Ends peers in sight that did not answer, and have not shown since that they are back."""
+        return sorted(self._shunned.keys() & self._seen.keys())
+
+    def claims(self, peer: PeerId, now: float) -> bool:
+        """``peer`` sent this peer, which does not lead, a heartbeat as to its leader.
+
+        Return True if more than half of the voters did so in the last :data:`CLAIM_S`, this peer
+        included: their leader is gone, and nothing can be committed without them.
+        """
+        self._claims = {p: at for p, at in self._claims.items() if now - at < CLAIM_S}
+        if peer in self.order:
+            self._claims[peer] = now
+        claim = {*self._claims, self._me}
+        return 2 * sum(p in claim for p in self.order) > len(self.order)
+
     def doubt(self, peer: PeerId, now: float) -> None:
         """``peer`` answered that it does not lead (it has just stopped, or not yet begun): prefer
         others for :data:`DOUBT_S`."""
         self._no_longer(peer)
-        self._doubted = {p: until for p, until in self._doubted.items() if now < until} | {
-            peer: now + DOUBT_S
-        }
+        self._doubted = {p: d for p, d in self._doubted.items() if now < d[1]}
+        since, _ = self._doubted.get(peer, (now, 0.0))
+        self._doubted[peer] = since, now + DOUBT_S
 
     def answered(self, peer: PeerId, now: float) -> None:
         """``peer`` accepted a heartbeat as the leader."""
         self._answered = peer, now
 
+    def says(self, peer: PeerId, now: float) -> None:
+        """``peer`` says that it leads, so it lives too."""
+        self.forgive(peer)
+        self._said = {p: at for p, at in self._said.items() if now - at < SAID_S}
+        if peer in self._seen:
+            self._said[peer] = now
+
     def _no_longer(self, peer: PeerId) -> None:
+        self._said.pop(peer, None)
         if self._answered is not None and self._answered[0] == peer:
             self._answered = None
 
     def _sightings(self, now: float) -> Mapping[PeerId, Sighting]:
-        if self._answered is None or now - self._answered[1] > KEEP_S:
+        leads = {p for p, at in self._said.items() if now - at < SAID_S}
+        if self._answered is not None and now - self._answered[1] <= KEEP_S:
+            leads.add(self._answered[0])
+        if not leads:
             return self._seen
-        peer = self._answered[0]
-        return {
-            **self._seen,
-            peer: Sighting(self._seen[peer].seq if peer in self._seen else 0, leads=True),
-        }
+        seqs = {p: self._seen[p].seq if p in self._seen else 0 for p in leads}
+        return {**self._seen, **{p: Sighting(seq, leads=True) for p, seq in seqs.items()}}
 
     def forgive(self, peer: PeerId) -> None:
-        """``peer`` sent a plan, so it lives and leads: forget :meth:`shun` and :meth:`doubt`."""
+        """``peer`` lives, and may lead: forget :meth:`shun` and :meth:`doubt`."""
         self._shunned.pop(peer, None)
         self._doubted.pop(peer, None)
 
@@ -182,7 +225,7 @@ class Election:
             for p, s in self._sightings(now).items()
             if p != self._me and not self._is_shunned(p, s, now)
         }
-        sure = {p: s for p, s in live.items() if now >= self._doubted.get(p, now)}
+        sure = {p: s for p, s in live.items() if not self._is_doubted(p, s, now)}
         others = sure or ({} if able else live)
         incumbents = {p for p, s in others.items() if s.leads}
         if leads and able:
@@ -210,6 +253,10 @@ class Election:
             return len(followers)
         known = len(followers & (self._colleagues.all | {self._me}))
         return known + min(known, len(followers) - known)
+
+    def _is_doubted(self, peer: PeerId, seen: Sighting, now: float) -> bool:
+        since, until = self._doubted.get(peer, (now, now))
+        return now < until and (seen.leads or now - since >= GRACE_S)
 
     def _is_shunned(self, peer: PeerId, seen: Sighting, now: float) -> bool:
         if peer not in self._shunned:

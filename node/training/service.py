@@ -35,6 +35,7 @@ from node.training.protocol.pace import (
     PROBE_AGAIN_S,
     PROBE_FAILED_S,
     PROBE_TIMEOUT_S,
+    REDIAL_MOST_S,
     REDIAL_TIMEOUT_S,
     STANDS_S,
     TELL_TRIES,
@@ -62,8 +63,12 @@ from node.transport.port import TransportPort, answers, blamed, printable
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
+BROKEN_S = 60.0
+"""A broken connection is no sign of its peer's death after this time."""
 SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
+CARRIED_OUT = ("plan", "round")
+"""Messages that are carried out before they are answered; all others are answered at once."""
 CARRIED_OUT_S = 5.0
 """A message that is being carried out when this peer stops has so long to be done."""
 PAUSE_S = 5.0
@@ -147,9 +152,14 @@ class Training(rpc.TrainingServicer):
         self._said: Any = None
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
+        self._led_since = clock.now()
+        """When this peer began to lead the last time."""
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
-        self._broken: PeerId | None = None
+        self._broken: dict[PeerId, float] = {}
+        """When the connections to peers broke that have not answered since."""
+        self._looking: set[PeerId] = set()
+        """Ends peers that are called because nobody leads."""
         self._unanswered: tuple[PeerId, float] | None = None
         """The leader to which a heartbeat is on its way, and since when."""
         self.leader_waits: tuple[PeerId | None, str] = None, ""
@@ -300,8 +310,13 @@ class Training(rpc.TrainingServicer):
         plan = self.member.plan
         order = plan.electorate.voters if plan is not None else ()
         self._election.see(ends, view.follows, self.following, order)
-        able = self.stage == ENDS and not self.leaving and self._may_lead(self.me)
-        return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
+        leads = self.leader is not None
+        return self._election.leader(self.clock.now(), able=self._able, leads=leads)
+
+    @property
+    def _able(self) -> bool:
+        """This peer could lead."""
+        return self.stage == ENDS and not self.leaving and self._may_lead(self.me)
 
     def _may_lead(self, peer: PeerId) -> bool:
         return (
@@ -334,6 +349,8 @@ class Training(rpc.TrainingServicer):
                 trust=self.trust,
             )
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
+            self._led_since = self.clock.now()
+            self._gather()
             self.on_lead()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
             self.leader = None
@@ -341,14 +358,54 @@ class Training(rpc.TrainingServicer):
             self.on_lead()
         return leader
 
+    def _gather(self) -> None:
+        """Ask the other members of the newest plan to report to this peer, which leads now. They
+        may have asked it too early, or not know yet that the previous leader is gone."""
+        plan = self.member.plan
+        asked = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
+        note, now = pb.Note(lead=pb.LeadNote(cell=self.cell)), self.clock.now()
+        for peer in sorted(asked - {self.me}):
+            if not self._election.is_silent(peer, now):
+                self.tasks.spawn(self.inform(peer, note), "gather")
+
     async def _beat(self) -> None:
         while True:
             self._hurry.clear()
             await self._say_ready()
+            self._look_for_leaders()
             await asyncio.sleep(BEAT_AT_MOST_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._beat_s() - BEAT_AT_MOST_S):
                     await self._hurry.wait()
+
+    def _look_for_leaders(self) -> None:
+        """While no leader accepts heartbeats of this peer, or it has led for a while and cannot
+        plan, call the ends peers that did not answer: it may have been cut off from all of them.
+        Otherwise they show by a new record that they are back."""
+        if self.leader is None:
+            alone = not self._election.accepted
+        else:
+            waits = self.clock.now() - max(self._moved, self._led_since) >= PAUSE_S
+            alone = waits and self.leader.phase is Phase.GATHER
+        if alone:
+            for peer in self._election.shunned():
+                if peer not in self._looking:
+                    self._looking.add(peer)
+                    self.tasks.spawn(self._look_for(peer), f"look for {short(peer)}")
+
+    async def _look_for(self, peer: PeerId) -> None:
+        election = self._election
+        try:
+            async with asyncio.timeout(REDIAL_MOST_S):
+                await self.transport.ping(peer, REDIAL_MOST_S)
+        except (PeerFault, TimeoutError):
+            await asyncio.sleep(HEARTBEAT_S)
+        else:
+            self.vitals.alive(peer, self.clock.now())
+            election.forgive(peer)
+            self._hurry.set()
+        finally:
+            self._looking.discard(peer)
 
     def _beat_s(self) -> float:
         """Seconds until the next heartbeat: more in a swarm that waits, while this peer has nothing
@@ -378,7 +435,11 @@ class Training(rpc.TrainingServicer):
             election = self._election
             async with self._order.setdefault(leader, asyncio.Lock()):
                 # Who enters another cell meanwhile has nothing to say to this leader any more.
-                if election is not self._election or await self._say_ready_to(leader):
+                if election is not self._election:
+                    return
+                # The message before this one may have found that the leader does not answer.
+                silent = election.is_silent(leader, self.clock.now())
+                if not silent and await self._say_ready_to(leader):
                     return
 
     async def _say_ready_to(self, leader: PeerId) -> bool:
@@ -393,18 +454,8 @@ class Training(rpc.TrainingServicer):
         election.tells(leader, self.clock.now())
         self._unanswered = leader, self.clock.now()
         try:
-            floor = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
-            refused = await self.word(leader, notes.ready_note(heard), floor)
-            self._broken = None
-        except PeerFault as e:
-            election.shun(leader, self.clock.now())
-            self.journal.emit(
-                "training",
-                "leader-silent",
-                f"leader {short(leader)}: {e.reason}",
-                "warning",
-                peer=leader,
-            )
+            refused = await self._word_to_leader(leader, notes.ready_note(heard))
+        except PeerFault:
             return False
         finally:
             self._unanswered = None
@@ -414,6 +465,24 @@ class Training(rpc.TrainingServicer):
         election.answered(leader, self.clock.now())
         self._known = leader, heard.at
         return True
+
+    async def _word_to_leader(self, leader: PeerId, note: pb.Note) -> str | None:
+        """As :meth:`word`. A leader that does not answer is not taken for the leader for a while.
+        Raises PeerFault."""
+        election = self._election
+        try:
+            return await self.word(leader, note, 2 * PROBE_TIMEOUT_S)
+        except PeerFault as e:
+            election.shun(leader, self.clock.now())
+            self._hurry.set()
+            self.journal.emit(
+                "training",
+                "leader-silent",
+                f"leader {short(leader)}: {e.reason}",
+                "warning",
+                peer=leader,
+            )
+            raise
 
     def _heartbeat(self, leader: PeerId | None = None) -> ev.Heartbeat:
         """This peer's heartbeat to ``leader``, None: to itself."""
@@ -439,6 +508,7 @@ class Training(rpc.TrainingServicer):
             self.work.anchor.name,
             self.support(leader or self.me),
             self._doubles_for(leader or self.me),
+            self.cell,
         )
 
     # ----------------------------------------------------------- what is signed
@@ -506,16 +576,32 @@ class Training(rpc.TrainingServicer):
             now = self.clock.now()
             patience.woke(due, now)
             self.work.mind_the_disk()
+            if now - due > self.facts.waits.late_s:
+                self._stood_still(now - due)
             if self.leader is not None:
                 self.lead(
                     ev.ClockTick(self._view().coming, self.work.colleagues.all, patience.slack(now))
                 )
+
+    def _stood_still(self, seconds: float) -> None:
+        """This process did not run for ``seconds``. Others may follow another leader by now: look
+        for it at once."""
+        self.journal.emit(
+            "training",
+            "stood-still",
+            f"this process did not run for {seconds:.0f} s; others may go on without it",
+            "warning",
+            seconds=round(seconds, 1),
+        )
+        self.on_lead()
+        self._hurry.set()
 
     # ----------------------------------------------------------- notes in and out
 
     async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
         """A note from another peer. A note that does not parse counts as a fault of its sender."""
         peer = self.transport.caller(context)
+        self._broken.pop(peer, None)
         self.vitals.alive(peer, self.clock.now())
         try:
             reason = await self._hear(peer, request)
@@ -551,6 +637,12 @@ class Training(rpc.TrainingServicer):
                 if peer not in (plan and plan.leader, self.leader_id()):
                     return "only the leader asks for a change of stage"
                 return self.on_move(note.move.stage) or None
+            case "lead" if note.lead.cell != self.cell:
+                return "this peer is in another cell"
+            case "lead":
+                self._election.says(peer, self.clock.now())
+                self._hurry.set()
+                return None if peer == self.leader_id() else "this peer follows another leader"
         event = notes.leader_event(note, peer)
         if isinstance(event, ev.Heartbeat):
             self.vitals.leaves(peer, event.leaving)
@@ -559,8 +651,11 @@ class Training(rpc.TrainingServicer):
                 self.change(event.change)
             except Refused as e:
                 raise WireError(e.what) from e
+        if isinstance(event, ev.Heartbeat) and event.cell not in (NO_CELL, self.cell):
+            return "this peer is in another cell"
+        if self.leader is None and isinstance(event, ev.Heartbeat):
+            self._claimed(peer)
         if self.leader is None:
-            self._hurry.set()  # its sender takes us for the leader: does ours still live?
             return "this peer does not lead"
         if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
             raise WireError(f"invalid stage or version: {why}")
@@ -575,6 +670,16 @@ class Training(rpc.TrainingServicer):
                 return "this peer has voted for two results of one attempt"
         self.lead(event)
         return None
+
+    def _claimed(self, peer: PeerId) -> None:
+        """``peer`` takes this peer, which does not lead, for the leader. If most voters do, the
+        leader of the plan in force is gone, whatever became of this peer's connection to it."""
+        now, leader, plan = self.clock.now(), self.leader_id(), self.member.plan
+        most = self._election.claims(peer, now)
+        if most and self._able and plan is not None and plan.leader == leader:
+            self._election.shun(plan.leader, now)
+            self._take_or_drop_the_lead()
+        self._hurry.set()
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
         plan = notes.parse_plan(note)
@@ -668,11 +773,12 @@ class Training(rpc.TrainingServicer):
         self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
     ) -> str | None:
         """As :meth:`tell`, with a time limit that depends on the connection. An open connection
-        shows that the process lives, so over it the answer may take ``stands_s``. If there is none,
-        or it breaks, a new connection has ``floor_s``, or longer if this peer's answers were
-        measured to take longer. Raises Unheard when no answer came.
+        shows that the process lives, so over it the answer may take ``stands_s``. Over a new one it
+        has ``floor_s``, or longer if this peer's answers were measured to take longer; where a
+        connection has just broken, at most :meth:`_redial_s`. Raises Unheard when no answer came.
         """
         patience, what = self.transport.patience, ("word", peer)
+        broken = self.clock.now() - self._broken.get(peer, -BROKEN_S) < BROKEN_S
         if self.transport.path(peer):
             with contextlib.suppress(PeerFault):
                 return await self.tell(
@@ -680,20 +786,34 @@ class Training(rpc.TrainingServicer):
                 )
             self.vitals.doubt(peer, self.clock.now())
             self.transport.forget(peer)
+            broken = True
         began = self.clock.now()
+        limit = patience.within(what, floor_s, began)
+        if broken and note.WhichOneof("say") not in CARRIED_OUT:
+            limit = min(limit, self._redial_s(peer))
         try:
-            return await self.tell(peer, note, patience.within(what, floor_s, began))
+            return await self.tell(peer, note, limit)
         except PeerFault as e:
             self.vitals.doubt(peer, self.clock.now())
             raise Unheard(e, began) from e
 
+    def _redial_s(self, peer: PeerId) -> float:
+        """Seconds for an answer over a new connection, after the previous one broke. They are
+        bounded: a cell must go on soon also if its leader answered slowly before it died."""
+        patience, now = self.transport.patience, self.clock.now()
+        usual = REDIAL_TIMEOUT_S + patience.usual(("dial", peer))
+        within = patience.within(("word", peer), usual, now)
+        return min(within, REDIAL_MOST_S + patience.slack(now))
+
     async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
         """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in
         time."""
-        began = self.clock.now()
+        patience = self.transport.patience
+        began = patience.running(self.clock.now())
         async with answers(peer, timeout):
             stub = rpc.TrainingStub(await self.transport.channel(peer))
             reply = await stub.Tell(note, timeout=timeout)
+        self._broken.pop(peer, None)
         self.vitals.alive(peer, self.clock.now())
         if note.WhichOneof("say") == "ready":
             self.leader_waits = peer, printable(reply.waits_for)
@@ -706,7 +826,7 @@ class Training(rpc.TrainingServicer):
             None,
             "ready",
         ):
-            self.transport.patience.took(("word", peer), self.clock.now() - began)
+            patience.took(("word", peer), patience.running(self.clock.now()) - began)
         return None if reply.accepted else reply.reason
 
     async def inform(self, peer: PeerId, note: pb.Note) -> None:
@@ -715,19 +835,29 @@ class Training(rpc.TrainingServicer):
             await self.word(peer, note, PROBE_TIMEOUT_S)
 
     async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        """Something the leader of this plan must hear; given up when it leads no more, as far as
-        this peer can tell."""
+        """Something the leader of this plan must hear. It is given up if the leader does not answer
+        or, for all that this peer knows, leads no more."""
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:
                     self.lead(notes.leader_event(note, self.me))
                     return
+                if self._election.is_silent(plan.leader, self.clock.now()):
+                    return
                 with contextlib.suppress(PeerFault):
-                    await self.word(plan.leader, note, 2 * PROBE_TIMEOUT_S)
+                    await self._word_to_leader(plan.leader, note)
                     return
             if self.leader_id() != plan.leader:
                 return
             await asyncio.sleep(TICK_S)
+
+    def lost(self, peer: PeerId) -> None:
+        """The connection to ``peer`` broke."""
+        now = self.clock.now()
+        self._broken = {p: at for p, at in self._broken.items() if now - at < BROKEN_S}
+        self._broken[peer] = now
+        self.vitals.doubt(peer, now)
+        self.accuse(peer)
 
     def accuse(self, peer: PeerId) -> None:
         """An engine could not get an answer from ``peer``: let the leader find out whether it is
@@ -737,7 +867,6 @@ class Training(rpc.TrainingServicer):
             return
         self._accused[peer] = now
         if peer == self.leader_id():
-            self._broken = peer
             self._hurry.set()  # nobody else can be told: the next word to it shows whether it lives
             return
         self.tasks.spawn(

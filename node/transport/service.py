@@ -562,9 +562,9 @@ class Transport:
     # ----------------------------------------------------------- meeting
 
     async def _greet(self, peer: PeerId) -> Acquaintance:
-        began = time.monotonic()
+        began = self.patience.running(time.monotonic())
         met = await self._handshake.greet(peer, 2 * self._handshake_s())
-        self.patience.took("handshake", time.monotonic() - began)
+        self.patience.took("handshake", self.patience.running(time.monotonic()) - began)
         if not self.p2p.how(peer):
             with contextlib.suppress(NetworkFault):
                 await self.p2p.look()

@@ -8,7 +8,12 @@ ANNA, BERT, TWIN, STRANGER = (Identity.ephemeral().peer_id for _ in range(4))
 KNOWN = {ANNA: "anna", BERT: "bert", TWIN: "bert"}
 
 
-@pytest.mark.parametrize("text", ["anna", ANNA, ANNA[-6:], ANNA[-4:]])
+# Ids without the random keys: every process of a parallel run has to collect the same tests.
+@pytest.mark.parametrize(
+    "text",
+    ["anna", ANNA, ANNA[-6:], ANNA[-4:]],
+    ids=["name", "PeerId", "six letters", "four letters"],
+)
 def test_a_peer_is_meant_by_name_by_last_letters_and_by_all_of_them(text):
     assert resolve(text, KNOWN) == ANNA
 
@@ -30,7 +35,11 @@ def test_a_name_comes_before_last_letters():
     assert resolve(BERT[-6:], KNOWN | {ANNA: BERT[-6:]}) == ANNA
 
 
-@pytest.mark.parametrize("text", ["", "nobody", ANNA[-3:], ANNA[:-1], "\x1b[2J"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "nobody", ANNA[-3:], ANNA[:-1], "\x1b[2J"],
+    ids=["nothing", "no name", "three letters", "cut PeerId", "escape"],
+)
 def test_what_names_nobody_is_refused(text):
     with pytest.raises(UsageFault, match="no peer in sight") as fault:
         resolve(text, KNOWN)

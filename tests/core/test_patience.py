@@ -3,7 +3,17 @@ runs."""
 
 import math
 
-from node.core.patience import DEVIATIONS, HALF_LIFE_S, KNOWN, MOST_S, SPARE, Patience, Took
+from node.core.patience import (
+    DEVIATIONS,
+    GAP_S,
+    HALF_LIFE_S,
+    KNOWN,
+    MOST_LATE_S,
+    MOST_S,
+    SPARE,
+    Patience,
+    Took,
+)
 
 
 def test_without_a_measurement_the_floor_is_waited() -> None:
@@ -37,17 +47,34 @@ def test_no_measurement_makes_a_wait_endless() -> None:
     assert patience.within("word", 1.0, 0.0) == MOST_S
 
 
-def test_a_process_that_runs_late_waits_longer_for_a_while() -> None:
+def test_a_process_that_runs_late_again_and_again_waits_longer_for_a_while() -> None:
     patience = Patience()
     patience.woke(10.0, 14.0)
-    assert (patience.slack(14.0), patience.within("word", 1.5, 14.0)) == (4.0, 5.5)
-    patience.woke(15.0, 15.0)
-    assert patience.slack(14.0 + HALF_LIFE_S) == 2.0, "one timer in time does not undo it"
-    patience.woke(20.0, 29.0)
-    assert patience.slack(29.0) == 9.0, "what is worse counts at once"
-    assert patience.slack(29.0 + 20 * HALF_LIFE_S) < 0.001
-    patience.woke(0.0, 1e6)
-    assert patience.slack(1e6) == MOST_S, "a machine that slept is no busy one"
+    patience.woke(15.0, 18.0)
+    assert (patience.slack(18.0), patience.within("word", 1.5, 18.0)) == (3.0, 4.5)
+    patience.woke(19.0, 19.0)
+    assert patience.slack(18.0 + HALF_LIFE_S) == 1.5, "one timer in time does not undo it"
+    assert patience.slack(18.0 + 20 * HALF_LIFE_S) < 0.001
+    patience.woke(100.0, 1e6)
+    patience.woke(1e6, 2e6)
+    assert patience.slack(2e6) <= MOST_LATE_S, "a machine that slept is no busy one"
+
+
+def test_a_process_that_stood_still_once_is_not_a_busy_one() -> None:
+    patience = Patience()
+    patience.woke(10.0, 10.0)
+    patience.woke(10.25, 40.0)
+    patience.woke(11.0, 40.0)
+    assert patience.slack(40.0) == 0.0, "timers that were late together are one delay"
+
+
+def test_answers_are_measured_while_the_process_runs() -> None:
+    patience = Patience()
+    patience.woke(10.0, 10.0)
+    asked = patience.running(10.1)
+    assert patience.running(40.0) - asked < GAP_S + 0.1, "before its timers have told"
+    patience.woke(10.25, 40.0)
+    assert round(patience.running(40.3) - asked, 3) == 0.45
 
 
 def test_only_so_many_kinds_are_remembered_and_the_newest() -> None:

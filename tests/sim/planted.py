@@ -256,7 +256,7 @@ BUGS = (
         # committed again by an older plan (I11).
         frozenset({"I1", "I5", "I8", "I10", "I11"}),
         Setup(epochs=60, stages=1, replicas=4, parts=toy_parts(1, 3), checkpoint_every=2),
-        first=14,
+        first=210,
     ),
 )
 

@@ -22,7 +22,16 @@ from node.sim.setup import LinkProfile, Setup
 from node.sim.swarm import SimSwarm
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import ProcessLoop, SimDevice, VirtualTime, quiet
-from node.sim.world.network import DIAL_S, EOF, SILENT_S, Links, SimNet, SimTransport, Wall
+from node.sim.world.network import (
+    DIAL_S,
+    EOF,
+    PROBE_S,
+    SILENT_S,
+    Links,
+    SimNet,
+    SimTransport,
+    Wall,
+)
 from node.sim.world.values import DiskStore, SimDisk
 
 A, B = PeerId("a"), PeerId("b")
@@ -162,10 +171,11 @@ def test_a_partition_fails_dials_in_time_and_connections_later() -> None:
     links.walls.append(wall)
     a.ask(timeout=1.0)
     a.ask_until(20.0, timeout=60.0)
+    answered = a.said[1][1]
     assert a.said[2:] == [
         (grpc.StatusCode.DEADLINE_EXCEEDED, 7.0),
-        ("lost b", 6.0 + SILENT_S),
-        (grpc.StatusCode.UNAVAILABLE, 6.0 + SILENT_S),
+        ("lost b", answered + SILENT_S),
+        (grpc.StatusCode.UNAVAILABLE, answered + SILENT_S),
     ]
 
 
@@ -192,6 +202,28 @@ def test_who_stands_still_hears_everything_when_it_goes_on() -> None:
     world.run(4.0)
     assert a.said[1:] == [(grpc.StatusCode.DEADLINE_EXCEEDED, 1.3), ("late", 3.1)]
     assert ("beat", 3.0) in b.said
+
+
+def test_a_process_that_stands_still_loses_its_connections() -> None:
+    """A call that was under way before is ended too, though nothing more is sent."""
+    world, _, a, b = pair()
+    b.answers = False
+    a.ask_until(1.0, timeout=60.0)
+    b.loop.frozen = True
+    world.run(30.0)
+    assert [what for what, _ in a.said] == ["lost b", grpc.StatusCode.UNAVAILABLE]
+    assert a.said[0][1] <= 1.0 + SILENT_S
+
+
+def test_a_process_that_stands_still_for_a_moment_keeps_its_connections() -> None:
+    world, _, a, b = pair()
+    b.answers = False
+    a.ask_until(1.0, timeout=60.0)
+    b.loop.frozen = True
+    world.run(1.0 + PROBE_S - 0.5)
+    b.loop.thaw()
+    world.run(30.0)
+    assert a.said == []
 
 
 def test_a_caller_that_hangs_up_ends_the_handler() -> None:

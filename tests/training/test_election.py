@@ -3,7 +3,17 @@
 import pytest
 
 from node.core.ids import PeerId
-from node.training.election import DOUBT_S, KEEP_S, LOOK_S, SHUN_S, Election, Sighting
+from node.training.election import (
+    DOUBT_S,
+    GRACE_S,
+    KEEP_S,
+    LOOK_S,
+    SAID_S,
+    SHUN_S,
+    Election,
+    Sighting,
+)
+from node.training.protocol.pace import CLAIM_S
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 LATE = 100.0
@@ -75,7 +85,55 @@ def test_a_peer_that_denies_leading_comes_last_for_a_while() -> None:
     alone = election(C, A=Sighting(5))
     alone.doubt(A, LATE)
     assert alone.leader(LATE, able=False, leads=False) == A, "there is nobody else"
-    assert alone.leader(LATE, able=True, leads=False) == C
+    assert alone.leader(LATE + GRACE_S, able=True, leads=False) == C
+
+
+def test_who_takes_over_next_gets_time_to_find_out() -> None:
+    e = election(B, A=HERE, C=HERE, D=LEADS)
+    for later in (0.0, GRACE_S / 2):
+        e.doubt(A, LATE + later)
+        e.shun(D, LATE + later)
+        assert e.leader(LATE + later, able=True, leads=False) == A, (
+            "its leader is gone, and it asks"
+        )
+    assert e.leader(LATE + GRACE_S, able=True, leads=False) == B
+    assert e.leader(LATE + GRACE_S, able=False, leads=False) == C
+
+
+def test_who_says_that_it_leads_counts_as_leading_until_its_record_says_so() -> None:
+    e = election(C, A=HERE, B=HERE)
+    e.doubt(B, LATE)
+    e.says(B, LATE)
+    assert e.leader(LATE, able=True, leads=False) == B
+    assert e.leader(LATE + SAID_S, able=True, leads=False) == A
+    e.says(B, LATE)
+    e.shun(B, LATE + 1)
+    assert e.leader(LATE + 1, able=True, leads=False) == A, "it does not answer"
+    e.says(D, LATE)
+    assert e.leader(LATE, able=True, leads=False) == A, "nobody has ever seen it"
+
+
+def test_voters_that_have_lost_their_leader_show_it_together() -> None:
+    e = election(B, A=LEADS)
+    e.see({A: LEADS}, following=A, order=(A, B, C, D))
+    assert not e.claims(C, LATE), "two of four are no majority"
+    assert not e.claims(C, LATE + 1)
+    assert not e.claims(PeerId("stranger"), LATE + 1)
+    assert not e.claims(D, LATE + 1 + CLAIM_S), "the word of the other is too old"
+    assert e.claims(C, LATE + 2 + CLAIM_S)
+
+
+def test_a_silent_peer_is_one_that_did_not_answer_a_moment_ago() -> None:
+    e = election(C, A=LEADS, B=HERE)
+    e.answered(A, LATE)
+    assert e.accepted
+    e.shun(A, LATE)
+    assert not e.accepted
+    assert (e.is_silent(A, LATE), e.is_silent(B, LATE)) == (True, False)
+    assert not e.is_silent(A, LATE + SHUN_S)
+    assert e.shunned() == [A], "it has not shown that it is back"
+    e.forgive(A)
+    assert e.shunned() == []
 
 
 def test_a_leader_that_answers_us_leads_despite_the_directory() -> None:

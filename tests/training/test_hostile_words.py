@@ -86,7 +86,7 @@ def test_nothing_is_kept_of_keys_that_came_and_left() -> None:
 def test_a_peer_outside_the_run_makes_no_young_swarm_old() -> None:
     outside = dataclasses.replace(heard(T2, Version(1, "a" * 32)), stage=7000)
     leader = led(facts(min_replicas=2), [*map(heard, (E, S1, S2)), outside])
-    assert waits(leader, 10.0) == "a peer for stage 1, stage 2"
+    assert waits(leader, 10.0) == "a peer for stages 1, 2"
 
 
 def test_a_members_outcome_is_a_sign_of_life_after_a_repair() -> None:

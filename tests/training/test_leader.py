@@ -273,6 +273,39 @@ def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     )
 
 
+SECOND = PeerId("ends2")
+
+
+def successor(*reported: PeerId) -> Leader:
+    """The leader that takes over from E, after these have reported to it at the time 0."""
+    _, plan = begun([heard(p) for p in (E, SECOND, S1, T1, S2, T2)])
+    leader = Leader(SECOND, facts(late_s=4.0), term=plan.term, history=plan)
+    tell(leader, map(heard, reported), 0.0)
+    return leader
+
+
+def test_who_takes_over_plans_as_soon_as_all_others_have_reported() -> None:
+    leader = successor(SECOND, S1, T1, S2)
+    assert waits(leader, 0.1) == "more peers"
+    plan = next_plan(leader.handle(heard(T2), 0.2))
+    assert {m.peer for m in plan.members} == {SECOND, S1, T1, S2, T2}
+
+
+def test_who_takes_over_waits_a_moment_for_one_that_does_not_report() -> None:
+    leader = successor(SECOND, S1, T1, S2)
+    plan = next_plan(leader.handle(ev.ClockTick(), 1.0))
+    assert {m.peer for m in plan.members} == {SECOND, S1, T1, S2}
+
+
+def test_a_leader_that_stood_still_hears_its_voters_again_before_it_plans() -> None:
+    leader, plan = begun([heard(p) for p in (E, S1, T1, S2, T2)], late_s=4.0)
+    leader.handle(ev.Declined(plan.hash, "no reason"), 2.1)
+    assert waits(leader, 60.0).startswith("more than half of the voters (1 of 5 are here")
+    assert the_plan(tell(leader, map(heard, (E, S1)), 60.1)) is None
+    tell(leader, [heard(S2)], 60.2)
+    assert next_plan(leader.handle(ev.ClockTick(), 60.3)).term == plan.term + 1
+
+
 @pytest.mark.parametrize("answer", ["forged", "nothing", "silence"])
 def test_a_forgotten_history_is_guessed_with_a_warning(answer: str) -> None:
     at = Version(3, "ab" * 16)
@@ -545,8 +578,8 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
     leader.handle(ev.Unreachable(S2), 3.0)
     again = next_plan(leader.handle(heard(S2), 4.0))
     other = Leader(E, known, history=first)
-    tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    for plan in (again, next_plan(other.handle(ev.ClockTick(), 2.0))):
+    taken = tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    for plan in (again, next_plan(taken)):
         assert (plan.base, plan.change) == (first.base, "signed")
 
 

@@ -88,7 +88,7 @@ def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
     leader, _ = begun()
     leader.handle(ev.Unreachable(S2), 3.0)
     leader.handle(ev.Unreachable(S3), 3.0)
-    assert waits(leader, 30.0) == "a peer for stage 2, stage 3"
+    assert waits(leader, 30.0) == "a peer for stages 2, 3"
     none, _ = begun(spare=0)
     none.handle(ev.Unreachable(S2), 3.0)
     assert the_plan(none.handle(ev.ClockTick(), 30.0)) is None

@@ -141,6 +141,7 @@ def test_notes_of_members_reach_the_leader() -> None:
         ((A, 2.0), (B, 0.25)),
         1 << 40,
         change="signed",
+        cell=CellId("ab" * 8),
     )
     for note, event in (
         (

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 
+import grpc
 import pytest
 
 from node.core.errors import PeerFault
@@ -115,6 +116,24 @@ async def test_every_connected_peer_notices_a_killed_process(swarm, processes):
     for gone in events:
         await asyncio.wait_for(gone.wait(), BOUND_S)
     assert [one.path(facts["peer"]) for one in watchers] == ["", ""]
+
+
+async def test_a_break_is_told_though_a_failed_call_has_dropped_the_line(swarm, processes):
+    """Services drop the line of a call that failed, and may be quicker than who watches it."""
+    process = processes()
+    facts = await process.ready()
+    a, peer = await swarm(), facts["peer"]
+    a.learn(peer, facts["multiaddrs"])
+    gone, channel = await lost(a, peer), await a.channel(peer)
+    process.process.kill()
+    end = time.monotonic() + BOUND_S
+    while channel.get_state() is grpc.ChannelConnectivity.READY and time.monotonic() < end:
+        time.sleep(0.01)  # noqa: ASYNC251 - so that who watches the line does not run
+    assert not gone.is_set()
+    a.forget(peer)
+    assert gone.is_set()
+    with pytest.raises(PeerFault):
+        await asyncio.wait_for(a.channel(peer), BOUND_S)
 
 
 @pytest.mark.parametrize("tunnel", [False, True], ids=["direct", "tunnel"])

@@ -296,10 +296,12 @@ class Sender:
             ):
                 note = pb.CountedNote(epoch=plan.epoch, plan_hash=plan.hash, indices=indices)
                 for attempt in range(1, NOTE_TRIES + 1):
-                    began = pipeline.clock.now()
+                    patience = pipeline.transport.patience
+                    began = patience.running(pipeline.clock.now())
                     try:
                         await self._tell(peer, "Counted", note)
-                        pipeline.transport.patience.took("named", pipeline.clock.now() - began)
+                        took = patience.running(pipeline.clock.now()) - began
+                        patience.took("named", took)
                         break
                     except PeerFault as e:
                         pipeline.telemetry.emit(

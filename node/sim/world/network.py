@@ -8,8 +8,9 @@ direction; walls may overlap, and each is taken down by itself.
 :class:`SimTransport` is what services see: the port of :mod:`node.transport.port`. A call carries
 the messages themselves (nobody changes one that was sent), in order in each direction; their bytes
 take the time of the link. A connection is dialled before the first call; it is reset when the other
-process dies, and given up after :data:`SILENT_S` in which something could not be brought over.
-Behind a wall, a message is sent again and again until then.
+process dies. Behind a wall, a message is sent again and again. A connection is probed as gRPC's
+keepalive does it: after :data:`SILENT_S` in which nothing could be heard, because of a wall or
+because the other process stands still, it is given up.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ from node.transport.settings import TransportSettings
 
 RETRANSMIT_S = 0.2
 """Least delay before a lost message is sent again, as TCP's minimum."""
-SILENT_S = TransportSettings.keepalive_s + TransportSettings.keepalive_timeout_s
+KEEPALIVE_S, PROBE_S = TransportSettings.keepalive_s, TransportSettings.keepalive_timeout_s
+SILENT_S = KEEPALIVE_S + PROBE_S
 """A connection over which nothing can be heard is given up after so long."""
 DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s
 LONGEST_RETRY_S = 3.0
@@ -163,6 +165,11 @@ class SimTransport:
         """When something was last called there."""
         self._rested = net.world.now
         self.calls: dict[Call, None] = {}
+        self._keepalive: TimerHandle | None = None
+        self._probed: set[SimTransport] = set()
+        """Processes with a probe under way."""
+        self.heard: dict[PeerId, float] = {}
+        """When something last came from a peer."""
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
         self._banned, self._accused = banned, accused
@@ -198,6 +205,9 @@ class SimTransport:
                 dial.set_exception(PeerFault(peer, error or "connection refused"))
             else:
                 self.lines[peer] = there
+                self.heard[peer] = world.now
+                if self._keepalive is None:
+                    self._keepalive = self.loop.call_later(KEEPALIVE_S, self._keep_alive)
                 dial.set_result(None)
 
         def back(error: str = "connection refused") -> None:
@@ -228,6 +238,7 @@ class SimTransport:
             if there not in busy and now - self.used.get(peer, now) > IDLE_S:
                 self.forget(peer)
         self.used = {peer: at for peer, at in self.used.items() if peer in self.lines}
+        self.heard = {peer: at for peer, at in self.heard.items() if peer in self.lines}
 
     def caller(self, context: Any) -> PeerId:
         return context.peer
@@ -277,6 +288,32 @@ class SimTransport:
 
     # ----------------------------------------------------------- connections
 
+    def _keep_alive(self) -> None:
+        """Probe each process from which nothing came for :data:`KEEPALIVE_S` and that cannot answer
+        now. For all others a probe would change nothing."""
+        now, after = self.net.world.now, KEEPALIVE_S
+        for peer, there in list(self.lines.items()):
+            if there in self._probed or not (there.loop.frozen or self._cut(peer)):
+                continue
+            left = self.heard[peer] + KEEPALIVE_S - now
+            if left > 0:
+                after = min(after, left)
+            else:
+                self._probed.add(there)
+                Probe(self, peer)
+        self._keepalive = self.loop.call_later(after, self._keep_alive) if self.lines else None
+
+    def _cut(self, peer: PeerId) -> bool:
+        """Return True if a wall stands in one of the two directions."""
+        links = self.net.links
+        return links.cut(self.peer_id, peer) or links.cut(peer, self.peer_id)
+
+    def probed(self, probe: "Probe", *, answered: bool) -> None:
+        """A probe has ended; without an answer its connection is given up."""
+        self._probed.discard(probe.there)
+        if not answered:
+            self.broken(probe.peer, probe.there)
+
     def broken(self, peer: PeerId, there: "SimTransport") -> None:
         """The connection to a process of ``peer`` is no more: its calls fail."""
         for call in [c for c in self.calls if c.there is there]:
@@ -322,7 +359,6 @@ class Call:
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
         """What has arrived and was not read; at the end EOF, or the error that ended it."""
         self.over = False
-        self._stuck: TimerHandle | None = None
         self._serving: asyncio.Task[None] | None = None
         self._last_out = self._last_back = 0.0
         self._timer = (
@@ -392,9 +428,8 @@ class Call:
     def _close(self) -> None:
         self.over = True
         self.here.calls.pop(self, None)
-        for handle in (self._timer, self._stuck):
-            if handle is not None:
-                handle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _gone(self) -> None:
         if self._serving is not None:
@@ -427,8 +462,6 @@ class Call:
             return
         world, links = self.here.net.world, self.here.net.links
         if links.cut(a.peer_id, b.peer_id):
-            if self._stuck is None:
-                self._stuck = world.push(SILENT_S, self._silent, loop=self.here.loop)
             after = min(RETRANSMIT_S * 2**tries, LONGEST_RETRY_S)
             world.push(after, self._carry, a, b, nbytes, do, args, tries + 1)
             return
@@ -438,8 +471,6 @@ class Call:
             at = self._last_back = max(at, self._last_back)
         else:
             at = self._last_out = max(at, self._last_out)
-            if b.loop.frozen and self._stuck is None:
-                self._stuck = world.push(SILENT_S, self._silent, loop=self.here.loop)
         lost = None if b is self.here else self._refused
         world.push(at - world.now, do, *args, loop=b.loop, lost=lost)
 
@@ -450,22 +481,10 @@ class Call:
             after = here.net.links.travel(self.peer, here.peer_id, 0, here.net.world.now)
             here.net.world.push(after, here.broken, self.peer, self.there, loop=here.loop)
 
-    def _silent(self) -> None:
-        """Something could not be brought over for too long."""
-        self._stuck = None
-        if not self.over:
-            self.here.broken(self.peer, self.there)
-            self.fail(grpc.StatusCode.UNAVAILABLE, "the connection is silent")
-
-    def _heard(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
-
     def _back(self, items: tuple[Any, ...], last: bool, error: Any) -> None:
         if self.over:
             return
-        self._heard()
+        self.here.heard[self.peer] = self.here.net.world.now
         for item in items:
             self._answers.put_nowait(item)
         if last:
@@ -477,7 +496,6 @@ class Call:
         there = self.there
         if self.over:
             return
-        self._heard()
         handler = there.server.handler(self.method) if there.serving else None
         if there.book.banned(self.here.peer_id, there.net.world.now) > 0:
             self.back((), True, _error(grpc.StatusCode.PERMISSION_DENIED, "banned"))
@@ -488,6 +506,23 @@ class Call:
         else:
             context = Context(self, there.loop, items)
             self._serving = there.loop.create_task(context.serve(handler))
+
+
+class Probe(Call):
+    """A keepalive probe: a small call that has :data:`PROBE_S` for its answer."""
+
+    def __init__(self, here: SimTransport, peer: PeerId) -> None:
+        super().__init__(here, peer, "/tutti.v1.Link/Ping", (b"",), PROBE_S)
+
+    def fail(self, code: grpc.StatusCode, why: str) -> None:
+        if not self.over:
+            super().fail(code, why)
+            self.here.probed(self, answered=False)
+
+    def _back(self, items: tuple[Any, ...], last: bool, error: Any) -> None:
+        if not self.over:
+            super()._back(items, last, error)
+            self.here.probed(self, answered=True)
 
 
 class Context:

@@ -10,6 +10,7 @@ It is a coordinator, never a data path. Whatever it knows it can learn again fro
 every second, so the next leader starts in GATHER with a higher term and loses nothing.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -108,9 +109,11 @@ class Leader:
         self.windows = Windows(self.planning.rules.outer)
         self._voting = Voting(me)
         self._heard_from = 0.0
-        """When a round was last repeated without members counted as dead. These may live behind a
-        partition and finish the round with others, so from then on a voter counts as present only
-        once it was heard again."""
+        """From this time on a voter counts as present only once it was heard again. It is when a
+        round was last repeated without members counted as dead, which may live behind a partition
+        and finish the round with others; or when this process went on after it had stood still,
+        because others may have found another leader meanwhile."""
+        self._ticked = math.inf
         self._certificate: Certificate | None = None
         """Of the version that was committed last, here or as somebody has shown it to the leader.
         One that its own member has seen goes with no plan: newcomers would wait for its voters,
@@ -208,6 +211,9 @@ class Leader:
                 self.routing.router.improved(job, routes, makespan)
             case ev.ClockTick(coming, known, slack):
                 self._coming, self.roster.known = coming, known
+                if now - self._ticked > self.facts.waits.late_s:
+                    self._heard_from = now
+                self._ticked = now
                 return self._tick(now, slack)
         return []
 
@@ -338,14 +344,7 @@ class Leader:
             return self._mend(thin, now)
         self._complete = now if self._complete is None else self._complete
         self._mend((), now)
-        # A young swarm waits a moment, so that peers that start together are in the first plan
-        # together.
-        if (
-            self.roster.base is None
-            and self._changed is not None
-            and now - self._changed < facts.waits.settle_s
-            and now - self._complete < SETTLES * facts.waits.settle_s
-        ):
+        if self._settles(now):
             self.waiting = Wait(Lack.SETTLING)
             return []
         base = self._choose(now)
@@ -386,6 +385,19 @@ class Leader:
             self.planning.postpone(now)
             self.waiting = Wait(Lack.WAYS, detail=str(e))
             return done
+
+    def _settles(self, now: float) -> bool:
+        """Return True while the first plan of this leader waits a moment for more peers: in a young
+        swarm, so that peers that start together are in it together; else for members of the
+        previous leader's plan that have not reported yet."""
+        history, settle_s = self.memory.history, self.facts.waits.settle_s
+        if self.roster.base is not None or self._changed is None or self._complete is None:
+            return False
+        if history is not None:
+            members = {m.peer for m in history.members} - {history.leader}
+            if members and members <= self.roster.candidates.keys():
+                return False
+        return now - self._changed < settle_s and now - self._complete < SETTLES * settle_s
 
     def _not_joined(self, thin: Sequence[int], need: int) -> Wait | None:
         """The wait for pairs that have not reached each other, where stages have enough peers but

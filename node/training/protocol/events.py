@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from node.core.ids import PeerId
+from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Plan, Version, Window
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import NOTHING, Measured
@@ -34,7 +34,7 @@ class Heartbeat:
 
     For the service that receives it, not for the leader's state machine: ``change``, the owner's
     newest change, which is still to be checked; ``support`` for the receiver as leader;
-    ``doubles``: proofs that peers voted twice.
+    ``doubles``: proofs that peers voted twice; ``cell``: the sender's, empty if it does not say.
     """
 
     peer: PeerId
@@ -55,11 +55,13 @@ class Heartbeat:
     anchor: str = ""
     support: Supporter | None = None
     doubles: tuple[DoubleVote, ...] = ()
+    cell: CellId = NO_CELL
 
     def stands(self) -> "Heartbeat":
         """The same without what is measured, which differs from one word to the next, and what is
         for the service that hears it."""
-        return replace(self, speed=0.0, seen=(), costs=NOTHING, change="", support=None, doubles=())
+        own = replace(self, speed=0.0, seen=(), costs=NOTHING)
+        return replace(own, change="", support=None, doubles=(), cell=NO_CELL)
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             supports_at=e.support.at if e.support is not None else 0,
             supports=e.support.signature if e.support is not None else b"",
             doubles=map(double_note, e.doubles),
+            cell=e.cell,
         ),
     )
 
@@ -360,6 +361,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 if len(r.supports) in range(1, SIGNATURE_BYTES + 1)
                 else None,
                 parse_doubles(r.doubles),
+                _cell(r.cell),
             )
         case "finished":
             rows = tuple(

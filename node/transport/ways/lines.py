@@ -37,8 +37,8 @@ when they are finished, after FINISH_S at the latest: an answer of the ends may 
 exchange as long as the owner's step."""
 
 REDIAL_S, LOST_FOR_S = 2.0, 30.0
-"""A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove
-the contrary, or as long as a dial is measured to take here."""
+"""If a peer's connection broke less than LOST_FOR_S ago, it is probably dead. The next dial has
+REDIAL_S, or as long as dials of this peer were measured to take."""
 
 HEAD_START_S = 0.5
 """What a better way is ahead of the next one when both are tried at the same time."""
@@ -49,7 +49,11 @@ is called. Of further ones only those are probed on which a call is under way: a
 probed costs its two sides 0.1 ms of processor time a second, so 60 peers that all probe each other
 need a third of a core for that."""
 
-READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
+READY, FAILED, SHUTDOWN = (
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+)
 
 
 @dataclass(eq=False)
@@ -63,6 +67,8 @@ class Connection:
     tunnel: Tunnel | None
     since: float
     via: PeerId = PeerId("")
+    broken: bool = False
+    """Its connection broke, and those who asked to be told were told."""
 
 
 @dataclass
@@ -101,6 +107,8 @@ class Lines:
         self.open: dict[PeerId, Connection] = {}
         """Every line there is now."""
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
+        self._limits: dict[PeerId, asyncio.Timeout] = {}
+        """The time limits of the dials under way."""
         self._lost: Newest[PeerId, float] = Newest(PEERS_KEPT)
         self._tried = defaultdict[PeerId, Tried](lambda: Tried(Climb(punch)))
         self._numbers = itertools.count()
@@ -139,14 +147,19 @@ class Lines:
 
     def forget(self, peer: PeerId, channel: LabelledChannel | None = None) -> bool:
         """Drop the peer's line, or only the one of ``channel`` if that is still used. The next
-        ``get`` dials anew."""
+        ``get`` dials anew, and not for long if the connection broke."""
         line = self.open.get(peer)
         if line is None or (channel is not None and line.channel is not channel):
             return False
+        self._drop(peer, line)
+        if line.channel.get_state() is not READY:
+            self._broke(line)
+        return True
+
+    def _drop(self, peer: PeerId, line: Connection) -> None:
         del self.open[peer]
         self._tried[peer].climb.reached(Rung.NONE, time.monotonic())
         self._tasks.spawn(self._retire(line), f"retire {short(peer)}")
-        return True
 
     def doubt(self, peer: PeerId) -> None:
         """The leader reports the peer dead: end a dial that is under way, and make the next one
@@ -164,20 +177,26 @@ class Lines:
     # ----------------------------------------------------------- the first line
 
     async def _dial(self, peer: PeerId) -> Connection:
-        began = time.monotonic()
-        lost = began - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
-        patience = self._patience.within(("dial", peer), REDIAL_S, began)
+        now = time.monotonic()
+        began = self._patience.running(now)
+        lost = now - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
         try:
-            async with asyncio.timeout(patience if lost else None):
+            async with asyncio.timeout(self._redial_s(peer) if lost else None) as limit:
+                self._limits[peer] = limit
                 line = await self._first(peer)
         except TimeoutError as e:
-            raise PeerFault(
-                peer, f"no answer in {patience:.1f} s since its connection broke"
-            ) from e
-        self._patience.took(("dial", peer), time.monotonic() - began)
+            waited = time.monotonic() - now
+            raise PeerFault(peer, f"no answer in {waited:.1f} s since its connection broke") from e
+        finally:
+            self._limits.pop(peer, None)
+        self._patience.took(("dial", peer), self._patience.running(time.monotonic()) - began)
         self._lost.pop(peer, None)
         self._take(peer, line)
         return line
+
+    def _redial_s(self, peer: PeerId) -> float:
+        """Seconds for dialling a peer after its connection broke."""
+        return self._patience.within(("dial", peer), REDIAL_S, time.monotonic())
 
     async def _first(self, peer: PeerId) -> Connection:
         """The first of all ways that works: libp2p, then each relay of the peer a moment later."""
@@ -455,23 +474,35 @@ class Lines:
     async def _watch(self, line: Connection) -> None:
         """Forget the line as soon as its connection breaks, so that the next call dials instead of
         waiting in backoff."""
-        peer = line.met.peer
-        while line.channel.get_state() is READY:
+        while (state := line.channel.get_state()) is READY:
             await line.channel.wait_for_state_change(READY)
-        if self.forget(peer, line.channel):
-            self._lost[peer] = time.monotonic()
-            if line.via:
-                self._relays.blame(line.via, time.monotonic())
-            self._journal.emit(
-                "transport",
-                "line-lost",
-                f"the connection to {named(peer, line.met.name)} broke",
-                "debug",
-                peer=peer,
-                path=line.rung.word,
-            )
-            for callback in self.on_lost:
-                callback(peer)
+        if state is not SHUTDOWN:
+            self._broke(line)
+
+    def _broke(self, line: Connection) -> None:
+        """The connection of this line broke. A call that failed by it may have dropped the line
+        before; nobody need be told if the peer has another one."""
+        peer, now = line.met.peer, time.monotonic()
+        if self.open.get(peer) is line:
+            self._drop(peer, line)
+        if line.broken or peer in self.open:
+            return
+        line.broken = True
+        self._lost[peer] = now
+        if (limit := self._limits.get(peer)) is not None and limit.when() is None:
+            limit.reschedule(asyncio.get_running_loop().time() + self._redial_s(peer))
+        if line.via:
+            self._relays.blame(line.via, now)
+        self._journal.emit(
+            "transport",
+            "line-lost",
+            f"the connection to {named(peer, line.met.name)} broke",
+            "debug",
+            peer=peer,
+            path=line.rung.word,
+        )
+        for callback in self.on_lost:
+            callback(peer)
 
     async def _look(self, peer: PeerId, channel: LabelledChannel, call: Any) -> None:
         # A stream cannot be repeated for its caller, but its next one should not meet the same

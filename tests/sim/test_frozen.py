@@ -1,0 +1,72 @@
+"""A leader, or a member, that stands still, dies or is cut off at any moment costs its cell at most
+ten seconds, and finds its place again."""
+
+import pytest
+
+from benchmarks.lab.struck import DEEDS, SHAPES, StruckSwarm
+from node.training.service import BROKEN_S, Unheard
+from protos import training_pb2 as pb
+
+pytestmark = pytest.mark.usefixtures("silence")
+
+BOUND_S = 10.0
+"""Bound of the time between the fault and the next commit of the cell."""
+
+
+def within(name: str, deed: str, *, leads: bool, seed: int, moments: int) -> None:
+    """Strike a swarm ``moments`` times; each figure is within the bound."""
+    swarm = StruckSwarm(SHAPES[name], seed)
+    for moment in range(moments):
+        took = DEEDS[deed](swarm, leads=leads)
+        assert took <= BOUND_S, f"moment {moment} of seed {seed}: {took:.1f} s"
+    assert not swarm.watch.counts["bans"], "nobody is blamed"
+    assert not swarm.watch.counts["digests-disputed"]
+    if deed == "frozen" and leads:
+        assert swarm.watch.counts["stood-still"] == moments, "each one that woke says so"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_frozen_leader_of_four(seed: int) -> None:
+    within("four", "frozen", leads=True, seed=seed, moments=15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["seven", "two cells"])
+def test_a_frozen_leader(name: str, seed: int) -> None:
+    within(name, "frozen", leads=True, seed=seed, moments=10)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_frozen_member(name: str) -> None:
+    within(name, "frozen", leads=False, seed=7, moments=8)
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "member"])
+@pytest.mark.parametrize("deed", ["killed", "cut off"])
+def test_a_peer_that_is_gone(deed: str, leads: bool) -> None:
+    within("four", deed, leads=leads, seed=11, moments=8)
+
+
+def test_a_leader_that_only_the_next_one_reaches() -> None:
+    within("four", "half cut", leads=True, seed=13, moments=5)
+
+
+def test_a_connection_that_broke_long_ago_shortens_no_wait() -> None:
+    swarm = StruckSwarm(SHAPES["four"], 0)
+    frozen, *others = (p for p in swarm.live() if p not in swarm.leaders())
+    asks, took = others[0], []
+    frozen.loop.frozen = True
+
+    async def ask() -> None:
+        began = swarm.world.now
+        with pytest.raises(Unheard):
+            await asks.training.word(frozen.name, pb.Note(), 10.0)
+        took.append(swarm.world.now - began)
+
+    for wait_s in (10.0, BROKEN_S):
+        swarm.world.run(swarm.world.now + wait_s, None)
+        asking = asks.loop.create_task(ask())
+        swarm.world.run(swarm.world.now + 30.0, None)
+        asking.result()
+    soon, late = took
+    assert soon < late

@@ -1,0 +1,44 @@
+"""Whole daemons of which the leader stands still: the others go on without it, and it finds its
+place again."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.frozen import SHAPES, FrozenSwarm
+from benchmarks.lab.fleet import Box
+from benchmarks.lab.forks import Forks
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+COMMIT_S = 30.0
+"""Bound of the wait for the next commit. An answer over a connection that stands has as long, and
+nobody may wait for one of a process that stands still."""
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[FrozenSwarm]:
+    made = FrozenSwarm(SHAPES[0], tmp_path_factory.mktemp("frozen"), forks)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def box(swarm: FrozenSwarm) -> Box:
+    """For the report of a test that fails."""
+    return swarm.box
+
+
+def test_the_cell_goes_on_each_time_that_its_leader_stands_still(
+    swarm: FrozenSwarm, box: Box
+) -> None:
+    dice = random.Random(1)
+    struck = [swarm.strike("leader", dice, COMMIT_S) for _ in range(3)]
+    assert {s.who for s in struck} == {"ends-0", "ends-1"}, "who takes over is frozen next"
+    assert all(s.said for s in struck), "each one that woke says so"
+    assert swarm.disturbances() == []
+    assert swarm.again() == 0, "what was committed stays"
+    assert not [p.label for p in swarm.peers if p.events("orphaned")]
