@@ -34,8 +34,8 @@ def test_cells_that_are_stopped_lose_no_committed_epoch(name: str) -> None:
     lossless(finished(setup, lay(("stop-all",), setup, 1)))
 
 
-# A version that was adopted and not settled, in a stop at just that moment.
-@pytest.mark.parametrize("seed", [23, 24, 34])
+# A version that was adopted and not settled, in a stop at just that moment: seed 20 shows it.
+@pytest.mark.parametrize("seed", [20, 23, 24])
 def test_a_stop_between_commit_and_next_plan_loses_nothing(seed: int) -> None:
     lossless(finished(STOPS, lay(("stop-all",), STOPS, seed)))
 
