@@ -42,6 +42,7 @@ from node.training.protocol.votes import signing_domain
 from node.training.state.engines import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
+from node.training.vitals import Vitals
 from protos.training_pb2_grpc import TrainingStub
 
 CURVE = Path(__file__).with_name("curve.json")
@@ -97,7 +98,9 @@ class Peer:
             follows={},
             coming={},
         )
-        presence: Any = SimpleNamespace(view=view, cell=NO_CELL, enter=None, changed=lambda: None)
+        presence: Any = SimpleNamespace(
+            view=view, vitals=Vitals(), cell=NO_CELL, enter=None, changed=lambda: None
+        )
         ports = Ports(
             identity,
             self.transport,

@@ -84,9 +84,19 @@ async def test_it_says_micro_batches_the_share_done_and_the_time_left(app, pilot
     assert "epoch  120 of 150  80 %, 3h10m left" in words(app, "#swarm")
 
 
-async def test_a_ctrl_c_from_elsewhere_ends_it_in_order(app, pilot):
-    signal.raise_signal(signal.SIGINT)
-    await until(pilot, lambda: app.return_code is not None)
+async def test_a_ctrl_c_from_elsewhere_ends_it_in_order(app, monkeypatch):
+    left = asyncio.Event()
+    leave = app.exit
+
+    def leave_and_tell(*words: object) -> None:
+        leave(*words)
+        left.set()
+
+    monkeypatch.setattr(app, "exit", leave_and_tell)
+    async with app.run_test(size=(80, 24)):
+        signal.raise_signal(signal.SIGINT)
+        async with asyncio.timeout(60):
+            await left.wait()
     assert app.return_code == ExitCode.INTERRUPTED
 
 
