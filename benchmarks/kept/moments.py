@@ -95,12 +95,13 @@ class Moment:
 def rows(report: Report, root: Path, quick: bool) -> None:
     """Row 1 for every case; ``quick``: those of short epochs, five moments each."""
     moments = 5 if quick else MOMENTS
-    for case in [c for c in CASES if c.pause_s < 60.0]:
-        _judged(report, root, case, moments)
     slow = [] if quick else [c for c in CASES if c.pause_s >= 60.0]
-    # Both wait most of the time, so they can do it together.
+    # Those with long epochs wait most of the time, so they can do it beside the others.
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(_judged, report, root, case, moments // 2) for case in slow]:
+        waiting = [pool.submit(_judged, report, root, case, moments // 2) for case in slow]
+        for case in [c for c in CASES if c.pause_s < 60.0]:
+            _judged(report, root, case, moments)
+        for done in waiting:
             done.result()
 
 
