@@ -4,7 +4,8 @@ A crash may cost :attr:`CheckpointSettings.within_s` seconds of committed work, 
 to be complete by then. All stages have to go on from one version, but nobody coordinates the peers.
 Therefore each peer writes the epochs that are multiples of a power of two, its *stride*, which
 follows from the length of an epoch and of its own writing. Strides of different peers divide each
-other, so the multiples of the largest one are on every disk.
+other, so the multiples of the largest one are on every disk. Of the epochs before the first
+multiple, the powers of two are written: a young run has a version on every disk, too.
 """
 
 import math
@@ -66,9 +67,12 @@ class CheckpointSchedule:
         every = self._settings.every
         if every and epoch % every == 0:
             return True
-        if not self._settings.within_s or not self._epochs:
+        if not self._settings.within_s:
             return False
-        return epoch % self.stride == 0 or self._late(now + self.epoch_s)
+        if not self._epochs:
+            return _power_of_two(epoch)
+        young = epoch < self.stride and _power_of_two(epoch)
+        return young or epoch % self.stride == 0 or self._late(now + self.epoch_s)
 
     def overdue(self, now: float) -> bool:
         """Return True if the newest settled version is to be written in the middle of an epoch,
@@ -89,6 +93,10 @@ class CheckpointSchedule:
         """A version that was settled at ``settled_at`` is on disk after ``seconds`` of writing."""
         self._writings.append(seconds)
         self._safe = max(settled_at, self._safe or settled_at)
+
+
+def _power_of_two(epoch: int) -> bool:
+    return epoch.bit_count() == 1
 
 
 def kept(

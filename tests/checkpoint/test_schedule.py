@@ -23,7 +23,7 @@ class Disk:
         self.schedule = CheckpointSchedule(CheckpointSettings(WITHIN_S))
         self.write_s, self.keep = write_s, keep
         self.newest = (0, 0.0)
-        self.there = {0: 0.0}
+        self.there: dict[int, float] = {}
         """Epoch on disk to the time at which its version was settled."""
         self.writing: tuple[float, int, float] | None = None
         self.seconds = 0.0
@@ -56,7 +56,7 @@ class Disk:
 
     def lost(self) -> float:
         """Seconds of committed work that a crash would cost."""
-        return self.newest[1] - max(self.there.values())
+        return self.newest[1] - max(self.there.values(), default=0.0)
 
 
 def lived(disk: Disk, epochs: list[float]) -> Iterator[float]:
@@ -107,6 +107,11 @@ def test_peers_that_write_at_different_speeds_have_a_version_in_common(seed: int
         for life in lives[1:]:
             assert next(life) == now
         common = set.intersection(*(set(d.there) for d in disks))
+        # A disk that takes many epochs for one checkpoint has its second one late.
+        slowest = max(d.write_s for d in disks)
+        first = lengths[0] + slowest if slowest <= 4 * usual else WITHIN_S + slowest
+        if now <= first:
+            continue
         assert common, f"nothing in common at {now:.0f} s: {[d.there for d in disks]}"
         newest = max(disks[0].there[e] for e in common)
         assert disks[0].newest[1] - newest <= WITHIN_S + max(d.write_s for d in disks)
@@ -120,8 +125,8 @@ def test_checkpoints_by_number_are_written_besides() -> None:
 
 def test_a_version_is_written_in_the_middle_of_a_long_epoch_once() -> None:
     schedule = CheckpointSchedule(CheckpointSettings(WITHIN_S))
-    due = [schedule.settled(epoch, 10.0 * epoch) for epoch in range(1, 8)]
-    assert not any(due)
+    due = [epoch for epoch in range(1, 8) if schedule.settled(epoch, 10.0 * epoch)]
+    assert due == [1, 2, 4], "a young run writes powers of two"
     assert not schedule.overdue(200.0)
     assert schedule.overdue(306.0)
     schedule.written(schedule.newest, 5.0)

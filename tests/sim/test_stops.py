@@ -55,3 +55,14 @@ def test_a_crash_of_everybody_costs_at_most_what_is_allowed(seed: int) -> None:
     (made,) = [c.at for c in before if c.epoch == resumed]
     longest = max(b.at - a.at for a, b in pairwise(before))
     assert before[-1].at - made <= max(WITHIN_S, longest) + setup.work.checkpoint_s
+
+
+def test_a_crash_of_a_young_swarm_leaves_what_it_wrote_at_a_power_of_two():
+    setup = Setup(epochs=40, checkpoint_every=0, checkpoint_within_s=300.0)
+    crash = Fault(15.0, "restart-all", seconds=1.0)
+    outcome = finished(setup, Schedule(1, (crash,)))
+    before = [c.epoch for c in outcome.commits if c.at < crash.at]
+    after = [c.epoch for c in outcome.commits if c.at >= crash.at + crash.seconds]
+    assert before[-1] >= 8
+    # The newest power of two may be under way to the disk.
+    assert after[0] - 1 >= before[-1] // 4
