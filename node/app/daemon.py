@@ -388,7 +388,8 @@ class Daemon(Node):
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", STOPPING, self._why or "stopping")
-        a, kept = self.assembled, True
+        a = self.assembled
+        kept = True
         if a is not None:
             # From here on nothing is committed that would have to be on disk.
             await a.training.close()
@@ -482,7 +483,8 @@ class Daemon(Node):
         peers = {peer_of_address(a) for a in invite.addresses}
         for peer in peers:
             self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
-        began, retries = time.monotonic(), Retries(time.monotonic())
+        began = time.monotonic()
+        retries = Retries(began)
         while True:
             asked = (self._ask_manifest(peer, invite) for peer in peers)
             for peer, found in zip(peers, await asyncio.gather(*asked), strict=True):

@@ -387,8 +387,10 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:
     """Ask as :func:`observe` does, and again as long as somebody is there; say on stderr what is
     waited for. Raises Unreachable when nobody is, or answers anybody."""
-    began, began_at = time.monotonic(), time.strftime("%H:%M:%S")
-    retries, within_s = Retries(began), ATTEMPT_S
+    began = time.monotonic()
+    began_at = time.strftime("%H:%M:%S")
+    retries = Retries(began)
+    within_s = ATTEMPT_S
     waited = False
     while True:
         try:

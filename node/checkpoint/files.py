@@ -148,7 +148,8 @@ class BlockWriter:
 
     def __init__(self, fd: int, goes_on: Callable[[], bool]) -> None:
         """``goes_on`` is asked before each block."""
-        self._fd, self._goes_on = fd, goes_on
+        self._fd = fd
+        self._goes_on = goes_on
         self._block = memoryview(mmap.mmap(-1, _BLOCK))
         self._filled = self._written = 0
         self._sha = hashlib.sha256()

@@ -57,13 +57,16 @@ if TYPE_CHECKING:
 
 WIDE = 132
 """Columns in which a list of peers has room for whole PeerIds."""
-QUIET_S, AGAIN_S = 1.5, 5.0
-"""Seconds that a stop takes without a word, and between two looks at what it does then."""
+QUIET_S = 1.5
+"""Seconds of a stop before a line says what the daemon does."""
+AGAIN_S = 5.0
+"""Seconds between two questions for what a stopping daemon does."""
 STOP_S = 900.0
 """Longest wait for a daemon that is stopping: it may have a large model to write."""
-EVENTS, ENDING = 50, ("daemon", "checkpoint")
-"""Newest events in which the reason of a wait is looked for, and the components that may have
-one."""
+EVENTS = 50
+"""Number of newest events that are searched for the reason of a wait."""
+ENDING = ("daemon", "checkpoint")
+"""Components whose events can give that reason."""
 NOW_S = 5.0
 """Seconds that a daemon has to end before ``stop --now`` kills it."""
 

@@ -18,9 +18,12 @@ from node.core.ids import stage_name
 SOCKETS = Path("/proc/net/unix")
 LISTENS = 0x10000
 """Flag of a socket there that is listened on (``__SO_ACCEPTCON``)."""
-ANSWER_S, AT_ONCE = 2.0, 16
-"""Seconds for the answer of a daemon, and daemons that are asked at once."""
-STOPPED, SILENT = "not running", "does not answer"
+ANSWER_S = 2.0
+"""Longest wait for the answer of a daemon, in seconds."""
+AT_ONCE = 16
+"""Daemons that are asked at once."""
+STOPPED = "not running"
+SILENT = "does not answer"
 
 
 @dataclass(frozen=True)

@@ -368,7 +368,8 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagno
 
 def _broke(trial: _Trial, why: str) -> Diagnosis:
     """A conversation that ended early: while the peer was to prove who it is, or later."""
-    address, layer = trial.address, "proof"
+    address = trial.address
+    layer = "proof"
     if trial.layer == "answer":
         cause = f"connected, but the answer did not come: {clean(why)}"
         return unanswered(address, trial.layer, cause)

@@ -6,7 +6,8 @@ from node.core.errors import UsageFault
 
 BORDERS = (4, 2, 1)
 """Light modules around the code: the standard wants four, most cameras are content with one."""
-LIGHT_ON_DARK, PLAIN = "\x1b[97;40m", "\x1b[0m"
+LIGHT_ON_DARK = "\x1b[97;40m"
+PLAIN = "\x1b[0m"
 HALVES = {(1, 1): "█", (1, 0): "▀", (0, 1): "▄", (0, 0): " "}
 """Two modules above each other, 1 for a light one."""
 WHOLE = {1: "##", 0: "  "}

@@ -578,8 +578,10 @@ def export_line(event: Event) -> str:
     """Progress of an export as one line: the work at hand, stages, bytes, rate, time left."""
     try:
         figures = json.loads(event.fields or "{}")
-        stages, done = int(figures["stages"]), int(figures["stages_done"])
-        here, total = float(figures["bytes"]), float(figures["bytes_total"])
+        stages = int(figures["stages"])
+        done = int(figures["stages_done"])
+        here = float(figures["bytes"])
+        total = float(figures["bytes_total"])
         rate = float(figures["bytes_per_s"])
     except (ValueError, TypeError, KeyError):
         return clean(event.text)

@@ -75,7 +75,8 @@ class Patience:
 
     def __init__(self) -> None:
         self._took: Newest[Hashable, Took] = Newest(KNOWN)
-        self._longest, self._second = _Delay(), _Delay()
+        self._longest = _Delay()
+        self._second = _Delay()
         self._woke = math.inf
         self._stood = 0.0
         """Seconds in all by which timers were late, so in which the process did not run."""
@@ -92,7 +93,8 @@ class Patience:
         self._stood += late
         delay = _Delay(min(late, MOST_LATE_S), now)
         if late >= self._longest.left(now):
-            self._longest, self._second = delay, self._longest
+            self._second = self._longest
+            self._longest = delay
         elif late >= self._second.left(now):
             self._second = delay
 

@@ -265,7 +265,8 @@ class Directory:
             key = key_of(self._topics.run_id, self._topic)
             stored = await self._put(self._topic, packed, self._times)
         else:
-            key, now = self._record_store.key, self._clock.wall()
+            key = self._record_store.key
+            now = self._clock.wall()
             raw, expires = self._author.seal(
                 packed, now, self._record_store.newest(self.me), self._times
             )

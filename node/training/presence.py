@@ -215,7 +215,8 @@ class Presence:
         """Post the own record if it has changed, or the last post is a refresh old."""
         if self._body is None:
             return
-        body, now = self._body(), self._clock.now()
+        body = self._body()
+        now = self._clock.now()
         topic = cell_topic(self.cell) if self.cell else PEERS
         if body == self._own and now - self._posted < DUE * self.times * self._every:
             return

@@ -363,7 +363,8 @@ class Training(rpc.TrainingServicer):
         may have asked it too early, or not know yet that the previous leader is gone."""
         plan = self.member.plan
         asked = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
-        note, now = pb.Note(lead=pb.LeadNote(cell=self.cell)), self.clock.now()
+        note = pb.Note(lead=pb.LeadNote(cell=self.cell))
+        now = self.clock.now()
         for peer in sorted(asked - {self.me}):
             if not self._election.is_silent(peer, now):
                 self.tasks.spawn(self.inform(peer, note), "gather")
@@ -674,7 +675,9 @@ class Training(rpc.TrainingServicer):
     def _claimed(self, peer: PeerId) -> None:
         """``peer`` takes this peer, which does not lead, for the leader. If most voters do, the
         leader of the plan in force is gone, whatever became of this peer's connection to it."""
-        now, leader, plan = self.clock.now(), self.leader_id(), self.member.plan
+        now = self.clock.now()
+        leader = self.leader_id()
+        plan = self.member.plan
         most = self._election.claims(peer, now)
         if most and self._able and plan is not None and plan.leader == leader:
             self._election.shun(plan.leader, now)
@@ -800,7 +803,8 @@ class Training(rpc.TrainingServicer):
     def _redial_s(self, peer: PeerId) -> float:
         """Seconds for an answer over a new connection, after the previous one broke. They are
         bounded: a cell must go on soon also if its leader answered slowly before it died."""
-        patience, now = self.transport.patience, self.clock.now()
+        patience = self.transport.patience
+        now = self.clock.now()
         usual = REDIAL_TIMEOUT_S + patience.usual(("dial", peer))
         within = patience.within(("word", peer), usual, now)
         return min(within, REDIAL_MOST_S + patience.slack(now))

@@ -333,7 +333,9 @@ class StageRuntime:
             return True
         # An adoption whose caller was cancelled still goes on there.
         await self.engines.aside(lambda: None)
-        plan, r, stage = self.plan, self._round, self.stage
+        plan = self.plan
+        r = self._round
+        stage = self.stage
         if plan is None:
             return True  # whatever is here came from the disk or from others
         kept: list[StageSnapshot] = []

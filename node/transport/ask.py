@@ -84,7 +84,8 @@ class Asking:
         await see_off(reader, READ_TIMEOUT_S)
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
-        now, kind = time.monotonic(), question.WhichOneof("question")
+        now = time.monotonic()
+        kind = question.WhichOneof("question")
         if not self._rate.allow(peer, now):
             self._limited(peer)
             refusal = _refuse(ExitCode.RESOURCES, "too many questions; wait a few seconds")

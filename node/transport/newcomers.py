@@ -17,20 +17,27 @@ LATE_S = 0.5
 CONTENDED = 0.5
 """A process whose threads wait for a processor for more than this share of the time in which they
 could run is busy."""
-FIRST_PACE_S, FASTEST_PACE_S, SLOWEST_PACE_S = 1.0, 0.1, 1.5
-"""Seconds between two newcomers that get their turn: at first, at least, at most."""
-SLOWER, FASTER = 1.5, 0.8
-"""Factors of the pace for each second in which this process is busy, and in which it is not."""
+FIRST_PACE_S = 1.0
+"""Seconds between two turns of newcomers at first."""
+FASTEST_PACE_S = 0.1
+"""Least seconds between two turns."""
+SLOWEST_PACE_S = 1.5
+"""Most seconds between two turns."""
+SLOWER = 1.5
+"""Factor of the time between turns for each second in which this process is busy."""
+FASTER = 0.8
+"""Factor of the time between turns for each second in which this process is not busy."""
 AT_ONCE = 4.0
 """Newcomers that get their turn at once after a pause."""
 TURN_S = 120.0
-"""A newcomer that had its turn is answered for so long: joining takes several questions."""
-AGAIN_LEAST_S, AGAIN_MOST_S = 1.0, 20.0
+"""Seconds for which a newcomer is answered from its turn on: joining takes several questions."""
+AGAIN_LEAST_S = 1.0
+AGAIN_MOST_S = 20.0
 """Bounds of the time after which a newcomer in the queue is to ask again. Each question costs both
 sides some 50 ms of processor time, most of it for the connection."""
-ABSENT_TIMES, ABSENT_S = 2.0, 5.0
-"""A newcomer loses its place if it does not ask again within so many times the time that it was
-told, and so many seconds."""
+ABSENT_TIMES = 2.0
+ABSENT_S = 5.0
+"""A newcomer keeps its place for ABSENT_TIMES times the time that it was told, plus ABSENT_S."""
 LONGEST = 1024
 """Places in the queue. Whoever comes when all are taken is told to come back and gets none."""
 
@@ -52,10 +59,12 @@ class Newcomers:
 
     def __init__(self) -> None:
         self._queue: OrderedDict[PeerId, float] = OrderedDict()
-        """Who waits, in order, and the second at which the place is lost."""
+        """Newcomers that wait, in order, and the second at which each loses its place."""
         self._turns: Newest[PeerId, float] = Newest(PEERS_KEPT)
         """Newcomers that had their turn, and the second until which they are answered."""
-        self._pace_s, self._left, self._at = FIRST_PACE_S, AT_ONCE, float("-inf")
+        self._pace_s = FIRST_PACE_S
+        self._left = AT_ONCE
+        self._at = float("-inf")
 
     @property
     def waiting(self) -> int:

@@ -186,7 +186,8 @@ class Transport:
         self.asking = Asking(
             self.p2p, facts, self._limited, self.reachable.dialled, self._tokens.knows
         )
-        self._contention, self._queue_said = Contention(), float("-inf")
+        self._contention = Contention()
+        self._queue_said = float("-inf")
         self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
         self._moved: Newest[PeerId, Moved] = Newest(PEERS_KEPT)
         self._pinged: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)

@@ -55,8 +55,10 @@ LOOK_S = 1.0
 """Seconds between two questions for a version, while no new plan comes."""
 POLL_S = 0.05
 """Seconds between two looks at whether a new plan has come."""
-TRIES, RETRY_S = 5, 1.0
-"""Fetches of a stage that may fail, and the pause after the first of them."""
+TRIES = 5
+"""Attempts to fetch a stage."""
+RETRY_S = 1.0
+"""Pause after the first attempt that failed."""
 VERSIONS = 3
 """Versions that are begun with: one may be lost while it is fetched."""
 AT_ONCE = 2

@@ -390,7 +390,8 @@ class Leader:
         """Return True while the first plan of this leader waits a moment for more peers: in a young
         swarm, so that peers that start together are in it together; else for members of the
         previous leader's plan that have not reported yet."""
-        history, settle_s = self.memory.history, self.facts.waits.settle_s
+        history = self.memory.history
+        settle_s = self.facts.waits.settle_s
         if self.roster.base is not None or self._changed is None or self._complete is None:
             return False
         if history is not None:

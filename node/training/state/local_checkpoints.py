@@ -242,7 +242,8 @@ class LocalCheckpoints:
 
         A writing under way of another version is given up.
         """
-        settled_at, kept = self._schedule.newest, True
+        settled_at = self._schedule.newest
+        kept = True
         known = set(self.versions())
         try:
             async with asyncio.timeout(limit_s):
@@ -327,7 +328,8 @@ class LocalCheckpoints:
         if self._failed:
             again = f"checkpoints are written again: {text}"
             self._journal.emit("checkpoint", "checkpoint-again", again, epoch=epoch)
-        self._failed, self._residual = "", False
+        self._failed = ""
+        self._residual = False
         self._journal.emit(
             "checkpoint",
             "checkpoint-written",

@@ -49,11 +49,9 @@ is called. Of further ones only those are probed on which a call is under way: a
 probed costs its two sides 0.1 ms of processor time a second, so 60 peers that all probe each other
 need a third of a core for that."""
 
-READY, FAILED, SHUTDOWN = (
-    grpc.ChannelConnectivity.READY,
-    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-    grpc.ChannelConnectivity.SHUTDOWN,
-)
+READY = grpc.ChannelConnectivity.READY
+FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
 
 
 @dataclass(eq=False)
@@ -482,7 +480,8 @@ class Lines:
     def _broke(self, line: Connection) -> None:
         """The connection of this line broke. A call that failed by it may have dropped the line
         before; nobody need be told if the peer has another one."""
-        peer, now = line.met.peer, time.monotonic()
+        peer = line.met.peer
+        now = time.monotonic()
         if self.open.get(peer) is line:
             self._drop(peer, line)
         if line.broken or peer in self.open:
