@@ -98,10 +98,10 @@ def check_memory(
     beside: int = 0,
     said: str = "",
 ) -> Verdict:
-    """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
-    of it into the ``beside`` bytes of main memory, where that is not the device's (0): on a GPU,
-    which computes under autocast. As little is computed again for a backward as makes it fit.
-    ``said``: explains the limit, for people."""
+    """Judge if ``stage`` fits into ``limit`` bytes of this peer's device. ``beside`` is for a GPU,
+    which computes under autocast: bytes of main memory into which the state of outer rounds has to
+    fit; 0 where the device is main memory. As little is computed again for a backward as makes the
+    stage fit. ``said`` explains the limit to people."""
     m, p, outer = manifest.model, manifest.pipeline, manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})

@@ -94,7 +94,7 @@ class Daemon(Node):
         self.view = OperatorService(self)
         self.children: list[Child] = []
         self._loading: dict[int, float] = {}
-        """By block stage of a solo swarm: when its daemon was started last."""
+        """Time of the last start of each block stage's daemon in a solo swarm."""
         self.interrupted = False
         """Ended by a Ctrl-C."""
 
@@ -361,7 +361,7 @@ class Daemon(Node):
             self.tasks.spawn(self._mind(child, stage), f"children {child.label}", eternal=True)
 
     def loading(self) -> Mapping[int, float]:
-        """Stages of a solo swarm whose daemons do not take part yet."""
+        """Stages of a solo swarm that have no daemon in training yet."""
         others = self.presence.view.others.values() if self.presence else ()
         there = {e.body.stage for e in others if e.body.state not in COMING}
         return {stage: since for stage, since in self._loading.items() if stage not in there}
@@ -530,8 +530,8 @@ class Daemon(Node):
     async def _ask_manifest(
         self, peer: PeerId, invite: Invite
     ) -> Manifest | LocalFault | Busy | str:
-        """The manifest from one peer, what is wrong with its answer, its queue, or why there is no
-        answer."""
+        """Ask one peer for the manifest. Returns it, or the fault of the answer, the peer's queue,
+        or the reason for the silence."""
         token = self.admission(invite.run_id)
         question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=token))
         try:

@@ -251,8 +251,8 @@ class Started:
 
 
 def arguments_of(command: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of ``tutti`` in the command line of a process. Raises LocalFault where it is none
-    of tutti."""
+    """Arguments of ``tutti`` in the command line of a process. Raises LocalFault if the process is
+    another program."""
     for at, word in enumerate(command[1:], 1):
         program = command[at - 1] == "-m" or os.path.basename(word) in PROGRAMS
         if program and os.path.splitext(os.path.basename(word))[0] in ("tutti", "cli"):

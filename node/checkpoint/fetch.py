@@ -144,8 +144,8 @@ class Partial:
                         (self.directory / name).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Forget the pieces, as the state is whole; a lasting one forgets only what is in memory.
-        Blocks on the disk."""
+        """Forget the pieces, as the state is whole; a lasting one keeps its files and forgets only
+        memory. Blocks on the disk."""
         if self.lasting:
             self._held.clear()
         else:

@@ -181,10 +181,9 @@ def drain(client: ControlClient, timeout_s: float, *, as_json: bool) -> ExitCode
 
 
 def stop(client: ControlClient, *, now: bool) -> ExitCode:
-    """Ask, and wait until the process is gone. ``now``: kill it when that takes longer than five
-    seconds."""
+    """Ask, and wait until the process is gone. ``now``: kill the process after five seconds."""
     with telling("the daemon goes on stopping;  tutti stop  waits for it again"):
-        with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
+        with contextlib.suppress(NotRunning):  # the process ended before it could answer
             client.stop(now=now)
         if now:
             _kill_late(client)
@@ -208,8 +207,8 @@ def _kill_late(client: ControlClient) -> None:
 
 
 def _wait_gone(client: ControlClient) -> None:
-    """Wait for the end of a daemon that is stopping, and say after a moment what it does. Raises
-    TimedOut after STOP_S."""
+    """Wait for the end of a daemon that is stopping, and print after a moment what it is doing.
+    Raises TimedOut after STOP_S."""
     if client.wait_gone(QUIET_S):
         return
     who = f"pid {client.pid}" if client.pid else "the daemon"
@@ -228,8 +227,7 @@ def _wait_gone(client: ControlClient) -> None:
 
 
 def _newest(client: ControlClient) -> str:
-    """What a daemon that is about to end said last of its own doing, "" when it does not answer any
-    more."""
+    """Last line of a stopping daemon about its own work, "" when it does not answer any more."""
     said = ""
     with contextlib.suppress(LocalFault):
         for event in client.events(last=EVENTS):

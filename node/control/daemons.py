@@ -54,7 +54,7 @@ def found(homes: Sequence[Path]) -> list[Found]:
     places = {path: None for path in sockets()} | known
     with ThreadPoolExecutor(AT_ONCE) as pool:
         rows = list(pool.map(_asked, places, places.values()))
-    # Homes without a daemon are no news, but for the one that was asked about.
+    # Homes without a daemon are left out, except the home that was asked about.
     there = [one for one in rows if one.state != STOPPED or one.home == str(homes[0])]
     return sorted(there, key=lambda one: (one.state == STOPPED, one.home, one.pid))
 

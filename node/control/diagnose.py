@@ -103,7 +103,7 @@ _REFUSALS: dict[int, tuple[str, ExitCode, str]] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What came of one address, or of this machine where ``address`` is empty.
+    """Finding about one address, or about this machine where ``address`` is empty.
 
     ``layer`` is the one that failed, of ``LAYERS`` (of this machine also clock, identity, machine);
     "answer" for an address that works. ``cause``, ``effect`` and ``fix`` are sentences. ``code`` is

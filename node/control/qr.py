@@ -14,8 +14,8 @@ WHOLE = {1: "##", 0: "  "}
 
 
 def lines(text: str, width: int, *, halves: bool, colour: bool) -> list[str]:
-    """The code of ``text``, which may be read in capitals, light on dark, at most ``width`` columns
-    wide.
+    """The QR code of ``text``, light on dark, at most ``width`` columns wide. ``text`` must mean
+    the same in capitals.
 
     ``halves``: two modules in a character, of block elements, else ASCII. ``colour``: light and
     dark are set, whatever the terminal's own colours are. Raises UsageFault where the code is too

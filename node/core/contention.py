@@ -1,4 +1,4 @@
-"""How long the threads of this process wait for a processor, as Linux tells it."""
+"""Time that the threads of this process wait for a processor, as Linux tells it."""
 
 import contextlib
 import os

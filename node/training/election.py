@@ -112,12 +112,12 @@ class Election:
         """Who says that it follows whom, by the followed."""
         self._shunned: dict[PeerId, tuple[float, int]] = {}
         self._doubted: dict[PeerId, tuple[float, float]] = {}
-        """Peers that denied that they lead: since when, and until when they are doubted."""
+        """Peers that denied that they lead: time of the first denial, and end of the doubt."""
         self._said: dict[PeerId, float] = {}
-        """When peers said that they lead."""
+        """Time at which each peer last said that it leads."""
         self._told: dict[PeerId, float] = {}
         self._claims: dict[PeerId, float] = {}
-        """When other peers last took this one for the leader while it did not lead."""
+        """Last time that each other peer took this one for the leader while it did not lead."""
         self.order: Sequence[PeerId] = ()
         """Who takes over, one after the other, as the newest plan followed here says."""
         self.following: PeerId | None = None

@@ -21,7 +21,7 @@ NONCE_BYTES = 64
 READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
 LIMITED_AGAIN_S = 4.0
-"""After so many seconds a peer that asked too often has questions left."""
+"""Seconds after which a peer that asked too often may ask again."""
 QUEUED = ("manifest", "peers")
 """Questions with which joining begins: strangers wait for their turn to have them answered."""
 

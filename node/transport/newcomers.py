@@ -2,7 +2,8 @@
 the others are asked again.
 
 Enters: questions, and how busy this process is. Leaves: a turn, or a place in the queue. Members
-never enter: they are answered at once, and newcomers get what is left. Pure: time is an argument.
+never enter: they are answered at once, and newcomers get the remaining time. Pure: time is an
+argument.
 """
 
 from collections import OrderedDict
@@ -13,10 +14,10 @@ from node.core.newest import Newest
 from node.identity.faults import PEERS_KEPT
 
 LATE_S = 0.5
-"""A process whose timers run later than this is busy."""
+"""Seconds of lateness of its timers beyond which a process is busy."""
 CONTENDED = 0.5
-"""A process whose threads wait for a processor for more than this share of the time in which they
-could run is busy."""
+"""Share of the time in which its threads could run, but wait for a processor, beyond which a
+process is busy."""
 FIRST_PACE_S = 1.0
 """Seconds between two turns of newcomers at first."""
 FASTEST_PACE_S = 0.1
@@ -53,8 +54,9 @@ class Place:
 class Newcomers:
     """The queue and its pace.
 
-    The pace follows what is measured, and doubles or halves within seconds. It begins slowly with
-    every crowd, because the load that a newcomer makes comes some seconds after its turn.
+    The pace follows measurements of lateness and contention, and doubles or halves within seconds.
+    It begins slowly with every crowd, because the load that a newcomer makes comes some seconds
+    after its turn.
     """
 
     def __init__(self) -> None:
@@ -77,8 +79,8 @@ class Newcomers:
         return self._pace_s
 
     def measured(self, late_s: float, contended: float, now: float) -> None:
-        """Take over what was measured in the last second: how late timers ran, and the share of its
-        time that this process waited for a processor."""
+        """Take over the measurements of the last second: the lateness of timers, and the share of
+        its time that this process waited for a processor."""
         self._refill(now)
         self._forget_absent(now)
         if late_s > LATE_S or contended > CONTENDED:

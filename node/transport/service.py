@@ -67,7 +67,7 @@ CLIMB_EVERY_S = 1.0
 PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
 PUNCH_ASK_S = 4.0
 QUEUE_SAID_S = 30.0
-"""Between two reports that newcomers wait."""
+"""Seconds between two reports that newcomers wait."""
 INCOMPATIBLE_S = 60.0
 """A peer without a common protocol version is not called again for so long, unless it calls."""
 
@@ -222,7 +222,7 @@ class Transport:
 
     @property
     def clocks(self) -> PeerClocks:
-        """This clock beside those of the peers that answered questions."""
+        """This clock beside the clocks of the peers that answered questions."""
         return self.asking.clocks
 
     def connected(self) -> list[PeerId]:

@@ -64,8 +64,8 @@ class TransportSettings:
         server: bool = False,
         probe_idle: bool = True,
     ) -> list[tuple[str, int]]:
-        """gRPC's options for both ends of a connection: how silence is noticed, and how much may be
-        unread. ``slack_s``: how late this process ran when the connection was made, which the other
+        """gRPC's options for both ends of a connection: probes of a silent peer, and most unread
+        bytes. ``slack_s``: how late this process ran when the connection was made, which the other
         side's answers to probes may then be too. The side that dialled would dial anew, so it is
         the one that has to know soon. The other side (``server``) only has to free what a peer that
         vanished held here: it probes :data:`SERVER_TIMES` as rarely, because probes of all

@@ -46,7 +46,7 @@ from protos.control_pb2 import ExportRequest
 
 T = TypeVar("T")
 SHOW_S = 0.5
-"""Seconds between two words on the progress."""
+"""Seconds between two reports of the progress."""
 RATE_S = 5.0
 """Seconds over which the rate is measured."""
 FIND_S = 30.0
@@ -60,18 +60,18 @@ TRIES = 5
 RETRY_S = 1.0
 """Pause after the first attempt that failed."""
 VERSIONS = 3
-"""Versions that are begun with: one may be lost while it is fetched."""
+"""Versions that an export tries: donors may lose one while it is fetched."""
 AT_ONCE = 2
 """Stages in memory at once."""
 ASKED = 16
 """Peers that are asked for the tokenizer, one after the other."""
 SAID = 6
-"""Stages, and peers of each, that an error lists."""
+"""Most stages, and most peers of each, that an error lists."""
 
 _AGAIN = "see  tutti status , and give the same command again"
 
 News = tuple[str, str, dict[str, Any]]
-"""A word, a sentence, and figures."""
+"""Kind, sentence and figures of one event."""
 
 
 @dataclass
@@ -229,7 +229,8 @@ class Exporter:
     # ----------------------------------------------------------- the tokenizer
 
     async def _tokenizer(self) -> bytes | None:
-        """The run's tokenizer.json, as the manifest names it; None where the export has none.
+        """Find the run's tokenizer.json, as the manifest names it. Returns None for an export
+        without one.
 
         Raises NetworkFault where it is neither here nor at another peer, UsageFault where it is not
         here and the manifest names no hash to check another peer's copy by, and as
