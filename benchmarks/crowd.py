@@ -10,14 +10,14 @@ epochs of the members slow down by what the crowd takes; joiners are nice, as by
 are forked from processes that have loaded torch, hivemind and libp2p: a real crowd loads these on
 machines of its own. Takes up to four minutes on two cores.
 
-  joiners in a plan         of those that began to join, the members of one plan within the limit
+  joiners in a plan         most joiners that are members of one plan, within the limit
   joins that ended          exit codes, and the last words
   epochs a second           committed by the members before the crowd came, and while it came
   longest time without ...  between two commits, from the first join until all are in a plan
   told to wait              joiners that printed that they wait in the founder's queue
-  processor seconds ...     with p2pd: of the founder while the crowd came, for each joiner; and of
-                            a joiner until all are in a plan, the middle one and the most
-  memory of a joiner        private (USS) and resident, with its p2pd, the middle one
+  processor seconds ...     with p2pd: the founder's while the crowd came, for each joiner; and a
+                            joiner's until all are in a plan, median and most
+  memory of a joiner        private (USS) and resident, with its p2pd, median
 """
 
 import argparse

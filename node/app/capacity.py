@@ -80,7 +80,7 @@ def shares(
     """Bytes for each stage when all stages of a run share one device and may take ``limit``
     together: first the minimum of each, then the rest in proportion to what each takes when memory
     is ample. If ``limit`` is less than all minima together, every minimum is cut by the same
-    factor. ``gpu``: the device is one; main memory is judged where a stage is built."""
+    factor. ``gpu``: the device is a GPU; main memory is judged where a stage is built."""
     beside = AMPLE if gpu else 0
     stages = range(manifest.pipeline.stages + 1)
     least = [check_memory(config, manifest, s, 0, beside).needed / (1 - RESERVE) for s in stages]
@@ -208,9 +208,9 @@ def planned_memory(config: NodeConfig, manifest: Manifest, verbose: bool = False
 def stash_limit(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
 ) -> int:
-    """Bytes of activations that a peer keeps: as many as it was told, else what the planned
-    micro-batches take with the tensors that come and go, and more of them up to :data:`STASH` where
-    ``verdict`` leaves memory. ``gpu``: the stage is on one."""
+    """Bytes of activations that a peer keeps: the configured number, else the bytes that the
+    planned micro-batches and passing tensors take, and more up to :data:`STASH` where ``verdict``
+    leaves memory. ``gpu``: the stage is on a GPU."""
     if asked := config.limits.stash_bytes:
         return asked
     m, p = manifest.model, manifest.pipeline

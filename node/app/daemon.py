@@ -223,7 +223,7 @@ class Daemon(Node):
             stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
-        # Torch and the libraries have done their first work, which takes memory that no stage has.
+        # Torch and the libraries have done their first work, which takes memory beside any stage's.
         taken = resident(os.getpid()) + self.memory_beside()[0]
         self.memory_process = max(0, taken - a.parameter_bytes)
         if stage == ENDS:
@@ -391,7 +391,7 @@ class Daemon(Node):
         a = self.assembled
         kept = True
         if a is not None:
-            # From here on nothing is committed that would have to be on disk.
+            # Nothing is committed from here on, so no further write is needed.
             await a.training.close()
         ask_to_end(self.children)
         if self.lan is not None:
@@ -643,7 +643,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         daemon: Daemon | None = None
 
         def signalled(number: int) -> None:
-            # Not before the first await, so there is a daemon.
+            # A signal arrives at the first await at the earliest, and by then there is a daemon.
             if daemon is not None:
                 daemon.signalled(number)
 

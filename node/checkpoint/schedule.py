@@ -1,4 +1,4 @@
-"""Schedule of checkpoints, and the choice of those to keep. Pure.
+"""Schedule of checkpoints, and the choice of checkpoints to keep. Pure.
 
 A crash may cost :attr:`CheckpointSettings.within_s` seconds of committed work, so a checkpoint has
 to be complete by then. All stages have to go on from one version, but nobody coordinates the peers.

@@ -272,9 +272,9 @@ def stage_bytes(
     masked: bool = False,
     cast: bool = False,
 ) -> StageBytes:
-    """What ``stage`` takes on one peer beside and with what ``rounds`` take, with ``in_flight``
-    micro-batches stashed. ``width``: bytes of a parameter, and of its gradient by one micro-batch;
-    gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`.
+    """Plan the memory of ``stage`` on one peer with ``in_flight`` micro-batches stashed, together
+    with the memory of ``rounds``. ``width``: bytes of a parameter, and of its gradient by one
+    micro-batch; gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """

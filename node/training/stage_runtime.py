@@ -94,7 +94,7 @@ class StageRuntime:
         """That version by the leader's last word, the tokens that count in it, and whether it came
         whole from others."""
         self._round: ev.RoundArrived | None = None
-        """That word."""
+        """The leader's last message about that version."""
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
         self.fetching, self.fetched_at = 1.0, 0.0

@@ -29,9 +29,9 @@ QUEUED = ("manifest", "peers")
 class Asking:
     """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one.
 
-    ``limited(peer)`` is told of a question that was one too many; ``dialled(peer, ports)`` says
-    where we see a peer and which of its ports answer there; ``known(peer)`` returns False for a
-    stranger.
+    ``limited(peer)`` is called for a question beyond the limit; ``dialled(peer, ports)`` returns
+    the address at which we see a peer and the ports that answer there; ``known(peer)`` returns
+    False for a stranger.
     """
 
     def __init__(

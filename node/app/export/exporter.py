@@ -116,7 +116,7 @@ class _Common:
 
 
 class _StageLost(Exception):
-    """A stage of the version can be had from nobody any more."""
+    """No peer gives a stage of the version any more."""
 
     def __init__(self, donors: Donors) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Exporter:
         stages = [stage for stage, of in shapes.items() if of]
         self._progress.stages = len(stages)
         out = Export(Path(self._request.directory), m.model, m.optimizer.parameters)
-        # A place that will not do is told before anything is fetched.
+        # An unsuitable directory is refused before anything is fetched.
         await self._blocking(check_place, out.directory, out.nbytes + BESIDE)
         tokenizer = await self._tokenizer()
         versions = 0

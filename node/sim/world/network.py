@@ -170,7 +170,7 @@ class SimTransport:
         self._probed: set[SimTransport] = set()
         """Processes with a probe under way."""
         self.heard: dict[PeerId, float] = {}
-        """When something last came from a peer."""
+        """Time of the last message from each peer."""
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
         self._banned, self._accused = banned, accused

@@ -413,8 +413,9 @@ class Leader:
         return Wait(Lack.WAYS, detail=str(no_way))
 
     def _choose(self, now: float) -> Version | Wait:
-        """The version to start from, or the reason for waiting. One that few can have committed is
-        asked about first, and passed over where nobody could show a certificate a moment ago."""
+        """The version to start from, or the reason for waiting. The leader first asks for the
+        certificate of a version that few peers can have committed, and passes the version over if
+        nobody could show one a moment ago."""
         r = self.roster
         r.unproven = {v for v in r.unproven if self._doubts(v, now) and r.holders(v)}
         while True:
