@@ -53,7 +53,8 @@ PEER_SORTS = ("stage", "name", "state", "rtt", "speed", "epoch", "up")
 EVENT_LEVELS = ("debug", "info", "warning", "error")
 """Words of options, here so that a wrong one is refused before anything is loaded."""
 CHECKS = ("versions", "device", "disk", "data", "clock", "net")
-"""Of ``tutti doctor``, in the order in which they run; the first fault gives the exit code."""
+"""Checks of ``tutti doctor``, in the order in which they run; the first fault gives the exit
+code."""
 STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 app = App(
     help="Train one language model together, peer to peer.",

@@ -10,14 +10,14 @@ epochs of the members slow down by what the crowd takes; joiners are nice, as by
 are forked from processes that have loaded torch, hivemind and libp2p: a real crowd loads these on
 machines of its own. Takes up to four minutes on two cores.
 
-  joiners in a plan         of those that began to join, the members of one plan within the limit
+  joiners in a plan         most joiners that are members of one plan, within the limit
   joins that ended          exit codes, and the last words
   epochs a second           committed by the members before the crowd came, and while it came
   longest time without ...  between two commits, from the first join until all are in a plan
   told to wait              joiners that printed that they wait in the founder's queue
-  processor seconds ...     with p2pd: of the founder while the crowd came, for each joiner; and of
-                            a joiner until all are in a plan, the middle one and the most
-  memory of a joiner        private (USS) and resident, with its p2pd, the middle one
+  processor seconds ...     with p2pd: the founder's while the crowd came, for each joiner; and a
+                            joiner's until all are in a plan, median and most
+  memory of a joiner        private (USS) and resident, with its p2pd, median
 """
 
 import argparse
@@ -37,18 +37,21 @@ from benchmarks.lab.forks import Forks
 from benchmarks.lab.told import Chronicle
 from benchmarks.report import Report
 
-PEERS, WITHIN_S, LIMIT_S = 60, 5.0, 180.0
+PEERS = 60
+WITHIN_S = 5.0
+LIMIT_S = 180.0
 QUIET_S = 10.0
-"""The members train undisturbed for so long before the crowd comes."""
-POLL_S, SAY_S = 0.5, 10.0
+"""Seconds for which the members train undisturbed before the crowd comes."""
+POLL_S = 0.5
+SAY_S = 10.0
 EPOCHS = 1_000_000
-"""More than are made here."""
+"""More epochs than any run makes."""
 BATCH = 256
 """Sequences of an epoch, of 32 tokens each: half a second of training by two peers on two cores."""
 MEMBER = {"TUTTI_NICE": "0", "TUTTI_DIRECTORY_REFRESH_S": "5"}
 JOINER = {"TUTTI_NICE": "10", "TUTTI_DIRECTORY_REFRESH_S": "5"}
-"""Environment of the daemons: the directory as it is by default, and not as in tests; joiners as
-nice as they are by default, and members not, because their machine would be their own."""
+"""Environment of the daemons. The directory has its defaults, not the settings of tests. Joiners
+have the default niceness; members have none, because each would have a machine of its own."""
 MET = "before: 29 joins within 8.4 s, 22 of them ended after 2.8 s with exit code 4"
 MIB = 1 << 20
 
@@ -76,7 +79,8 @@ class Ran:
     began: float = 0.0
     ended: float = 0.0
     planned: list[tuple[float, int]] = field(default_factory=list)
-    """When the founder made a plan after the crowd came, and how many of the crowd are members."""
+    """Time of each plan that the founder made after the crowd came, and the number of joiners in
+    it."""
     commits: list[float] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
     """Joiners that ended: exit code and last words."""
@@ -91,7 +95,7 @@ class Ran:
         return self.planned[-1][1] if self.planned else 0
 
     def until(self, count: int) -> float | None:
-        """Seconds from the first join until so many of the crowd were in one plan."""
+        """Seconds from the first join until ``count`` of the crowd were in one plan."""
         return next((at - self.began for at, members in self.planned if members >= count), None)
 
     def rate(self, begin: float, end: float) -> float:
@@ -212,12 +216,13 @@ def _watch(ran: Ran, chronicle: Chronicle, joiners: list[Peer], members: int) ->
 
 
 def _used(peer: Peer) -> Used:
-    """By a daemon and its p2pd until now."""
+    """Measure a daemon and its p2pd from their starts until now."""
     daemon = psutil.Process(peer.pid)
     found: list[tuple[float, float, float]] = []
     for process in (daemon, peer.p2pd()):
         if process is not None:
-            spent, held = process.cpu_times(), process.memory_full_info()
+            spent = process.cpu_times()
+            held = process.memory_full_info()
             found.append((spent.user + spent.system, held.uss / MIB, held.rss / MIB))
     seconds, private, resident = zip(*found, strict=True)
     return Used(seconds[0], sum(seconds[1:]), sum(private), sum(resident))

@@ -1,4 +1,4 @@
-"""Real daemons of which one stands still or dies: seconds until its cell commits the next epoch.
+"""A daemon that stands still or dies: seconds until its cell commits the next epoch.
 
     python -m benchmarks.frozen [--only leader,member,...] [--moments 6] [--seed 1] [--json -]
 
@@ -48,8 +48,10 @@ CELLS: dict[str, Any] = {
     "outer__carries": "parameters",
     "outer__window_s": 30.0,
 }
-STOOD_STILL, NOTICED_S = "stood-still", 5.0
-"""Kind of the event by which a daemon says that it was frozen, and the time from which it must."""
+STOOD_STILL = "stood-still"
+"""Kind of the event by which a daemon says that it was frozen."""
+NOTICED_S = 5.0
+"""Seconds of standing still after which a daemon must say so."""
 DISTURBED = ("banned", "digests-disputed", "digest-mismatch", "voted-twice")
 """Kinds of events that a daemon that wakes up must not cause."""
 
@@ -190,7 +192,8 @@ class FrozenSwarm:
         return next(told, None)
 
     def _whole(self, planners: Collection[str], since: float) -> float:
-        """Wait until one of these plans with all of its cell as current members; when it did."""
+        """Wait until one of these plans with all of its cell as current members. Returns the
+        time."""
         everybody = self.shape.size, 0
 
         def plan() -> Told | None:

@@ -4,12 +4,12 @@
     python -m benchmarks.nothing_lost --only 1,2 --quick
 
 1  processes that end at seeded moments: epochs lost, the loss curve afterwards
-2  what writing checkpoints costs, and what they take of the disk
+2  cost of writing checkpoints, and their size on the disk
 3  a crowd that joins one founder
 4  a frozen leader
-5  what a first hour met, each with the test that shows it
+5  faults that a first hour met, each with the test that shows it
 6  the parts that wait for a GPU, rehearsed
-7  quiet speed beside a commit before
+7  quiet speed beside an earlier commit
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """Part c: a block stage and the ends in fp32 and under bf16 autocast, and in fp32 beside the CPU:
-differences, times, what the copies over the bus take.
+differences, times, and the time of copies over the bus.
 
 The block stage has everything that chooses a kernel: fewer key and value heads, norms of queries
 and keys, documents that do not see each other.

@@ -49,8 +49,9 @@ class Bench:
 
     @contextmanager
     def peak(self) -> Iterator[list[int]]:
-        """Most bytes that tensors made in the block took at once: in the list at its end. On a GPU
-        as torch's allocator counts them, on a CPU by the storages that operations give back."""
+        """Measure the most bytes that tensors made in the block take at once; the list has the
+        number at the end of the block. On a GPU as torch's allocator counts them, on a CPU by the
+        storages that operations give back."""
         found: list[int] = []
         if self.device.is_cuda:
             torch.cuda.reset_peak_memory_stats(self.device.device)

@@ -102,7 +102,7 @@ def _swarm(report: Report, bench: Bench, box: Box) -> tuple[list[float], list[fl
         )
     try:
         box.wait("the end", lambda: all(map(finished, peers)), RUN_S, must_run=tuple(peers))
-    except Hang as e:  # what there is until now is told
+    except Hang as e:  # report the losses so far
         print(box.story(), file=sys.stderr)
         report.add(f"6.b the run did not come to its end: {e}"[:300], 0, "", holds=False)
     said = {peer.label: peer.status() for peer in peers}

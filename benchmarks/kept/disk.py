@@ -1,7 +1,7 @@
 """Checkpoints of a 0.5B-parameter model beside training and in a stop; the disk that they take.
 
-Of the large model every second epoch is written, so each pair of neighbours says what one writing
-costs. By default it is written as often as the schedule says for epochs of that length.
+Of the large model every second epoch is written, so each pair of neighbours shows the cost of one
+writing. By default it is written as often as the schedule says for epochs of that length.
 """
 
 import os
@@ -26,9 +26,12 @@ from node.checkpoint.schedule import CheckpointSchedule
 from node.checkpoint.settings import CheckpointSettings
 from node.model.shapes import count, parameter_shapes
 
-COST, STOP_S = 0.02, 10.0
-"""Share of the tokens per second that writing may cost; seconds until a stop is over."""
-PAIRS, QUICK_LAYERS = 4, 2
+COST = 0.02
+"""Share of the tokens per second that writing may cost."""
+STOP_S = 10.0
+"""Target for the seconds until a stop is over."""
+PAIRS = 4
+QUICK_LAYERS = 2
 LARGE_EPOCH_S = 900.0
 SHAPE: dict[str, Any] = {
     **large.SHAPE,
@@ -36,7 +39,8 @@ SHAPE: dict[str, Any] = {
     "training__target_batch": 2,
     "training__epochs": 10_000,
 }
-CHECKPOINTS, LIMIT = 500, 3 << 20
+CHECKPOINTS = 500
+LIMIT = 3 << 20
 LIMIT_S = 600.0
 PROBE = 1 << 30
 """Bytes written to find the speed of the disk."""

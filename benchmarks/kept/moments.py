@@ -1,4 +1,4 @@
-"""Ends of processes at seeded moments: epochs lost, and whether the loss curve goes on to the bit.
+"""Ends of processes at seeded moments: epochs lost, and equality of the loss curve to the bit.
 
 A swarm lives through one moment after the other: at a random time it is stopped, drained, signalled
 or killed, one machine or all of them, and started again. Its machines give every micro-batch the
@@ -32,7 +32,7 @@ MOMENTS = 20
 END_S = 200.0
 """Bound of a planned end: a drain lets an epoch of a minute end first."""
 STILL_S = 2.0
-"""A machine is down for so long before it starts again."""
+"""Seconds for which a machine is down before it starts again."""
 WITHIN_S = CheckpointSettings().within_s
 SHARED: dict[str, Any] = {"training__epochs": 100_000, "training__min_replicas": 1}
 SETTINGS = ("limits.in_flight=1",)
@@ -76,9 +76,9 @@ CASES = (
 
 @dataclass(frozen=True)
 class Moment:
-    """One end and what it cost. ``lost``: committed epochs that were done again, by cell;
-    ``work_s``: seconds that these had taken; ``other``: cells that went on from a version of
-    another history; ``end_s``: until the last process was gone."""
+    """The end of one or all machines, and its cost. ``lost``: committed epochs that were done
+    again, by cell; ``work_s``: seconds that these epochs had taken; ``other``: cells that went on
+    from a version of another history; ``end_s``: until the last process was gone."""
 
     kind: str
     everybody: bool
@@ -93,10 +93,10 @@ class Moment:
 
 
 def rows(report: Report, root: Path, quick: bool) -> None:
-    """Row 1 for every case; ``quick``: those of short epochs, five moments each."""
+    """Row 1 for every case; ``quick``: only cases with short epochs, five moments each."""
     moments = 5 if quick else MOMENTS
     slow = [] if quick else [c for c in CASES if c.pause_s >= 60.0]
-    # Those with long epochs wait most of the time, so they can do it beside the others.
+    # Cases with long epochs wait most of the time, so they can run beside the others.
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(_judged, report, root, case, moments // 2) for case in slow]
         for case in [c for c in CASES if c.pause_s < 60.0]:
@@ -127,7 +127,7 @@ def _judged(report: Report, root: Path, case: Case, moments: int) -> None:
 
 
 def _made(box: Box, case: Case) -> list[Peer]:
-    """The machines of a case, started and training, in as many cells as it has."""
+    """Start the machines of a case, and wait until they train in its number of cells."""
     changes = {**SHARED, **case.changes}
     if case.nodes is None:
         box.swarm((1,), **changes)
@@ -200,13 +200,14 @@ def _committed(peer: Peer) -> list[Told]:
 def _resumed(
     box: Box, case: Case, peers: Sequence[Peer], before: Sequence[Told], down: float
 ) -> tuple[tuple[int, ...], float, int]:
-    """Wait until every cell goes on; the committed epochs of each that are done again, the seconds
-    that these had taken in the worst one, and how many go on from another history."""
+    """Wait until every cell goes on. Returns the number of committed epochs that each cell does
+    again, the seconds that these had taken in the worst cell, and the number of cells that go on
+    from another history."""
     newest = _newest(before)
 
     def going() -> dict[str, int] | None:
-        """Each cell's epoch, of its earliest plan after the end; in a run of several cells, where a
-        plan does not say whose it is, the one before its earliest commit."""
+        """Epoch of each cell's earliest plan after the end. In a run of several cells a plan does
+        not name its cell, so the epoch before the earliest commit is taken."""
         found: dict[str, int] = {}
         for e in [e for p in peers for e in p.told() if e.at > down]:
             cell, epoch = str(e.get("cell", "")), int(e.get("epoch", -1))
@@ -216,7 +217,8 @@ def _resumed(
                 found[cell] = min(epoch - 1, found.get(cell, epoch))
         return found if found.keys() >= newest.keys() else None
 
-    # A plan of one whose neighbours are down is none that is carried out: all have to be back.
+    # A peer without its neighbours can make a plan that is never carried out. So all have to be
+    # back.
     box.until_training(*peers)
     begun = box.wait("every cell to go on", going, 4 * START_S, tuple(peers))
     lost = tuple(max(0, newest[cell] - begun[cell]) for cell in sorted(newest))
@@ -253,7 +255,7 @@ def _work_s(commits: Sequence[Told], cell: str, begun: int, newest: int) -> floa
     return sum(took.get(epoch, 0.0) for epoch in range(begun + 1, newest + 1))
 
 
-# ------------------------------------------------------------ what it came to
+# ------------------------------------------------------------ results
 
 
 def _say(report: Report, case: Case, found: Sequence[Moment]) -> None:

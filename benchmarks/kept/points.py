@@ -1,7 +1,7 @@
 """Faults that a first hour with two machines met: each before and now, and the tests that show it.
 
 The sentences under ``before`` were observed at commit c0c37c05. A row holds when all of its tests
-pass, so it cannot outlive what it says.
+pass, so it fails when it is no longer true.
 """
 
 import subprocess
@@ -360,8 +360,8 @@ def rows(report: Report, root: Path, quick: bool) -> None:
 
 
 def _passed(file: Path, tests: Sequence[str]) -> dict[str, bool]:
-    """Run tests; whether each passed, with all of its parameters. One that did not run is not in
-    the answer. Raises TimeoutExpired after TESTS_S."""
+    """Run tests. Returns True for each test that passed with all of its parameters, else False. A
+    test that did not run is not in the answer. Raises TimeoutExpired after TESTS_S."""
     nodes = [f"tests/{test.replace(':', '.py::')}" for test in tests]
     command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={file}", *nodes]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S)

@@ -13,7 +13,7 @@ from benchmarks.report import ROOT, Report
 from node.core.errors import LocalFault
 
 PARTS_S = 660.0
-"""Bound of one run of `benchmarks.gpu`, whose parts stop each other before."""
+"""Limit of one run of `benchmarks.gpu`, which ends its parts earlier by itself."""
 
 
 def rows(report: Report, root: Path, quick: bool) -> None:

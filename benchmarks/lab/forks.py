@@ -1,10 +1,10 @@
 """Daemons that are forked from one process which has loaded the program already.
 
-Loading torch is most of what a daemon takes of a core until it trains, and tests start a hundred.
-Nothing else differs from a daemon that a command started: a process with a process group of its
-own, its words, environment and output, that dies with the process which asked for it. A ``tutti
-join`` asks its questions in a process of its own first, for libp2p and hivemind cannot be loaded
-together, and the process that was forked for it becomes the daemon.
+Loading torch takes most of a daemon's processor time until it trains, and tests start a hundred
+daemons. Nothing else differs from a daemon that a command started: a process with a process group
+of its own, its words, environment and output, that dies with the process which asked for it. A
+``tutti join`` asks its questions in a process of its own first, for libp2p and hivemind cannot be
+loaded together, and the process that was forked for it becomes the daemon.
 """
 
 import gc

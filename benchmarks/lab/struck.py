@@ -1,5 +1,5 @@
-"""A simulated swarm of which one peer after the other stands still, dies or is cut off, at moments
-drawn from a seed; how long its cell makes no epoch, and whether the peer finds its place again."""
+"""A simulated swarm in which one peer after the other stands still, dies or is cut off, at moments
+drawn from a seed. Measures the time without an epoch, and the peer's return to its place."""
 
 import random
 from collections.abc import Callable
@@ -12,9 +12,11 @@ from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.sim.world.network import Wall
 
-COMMIT_S, BACK_S = 60.0, 30.0
-"""Bounds of the waits for the next commit, and for a plan with the peer that was struck. A peer
-that was cut off until all records expired finds the others by the directory alone."""
+COMMIT_S = 60.0
+"""Longest wait for the next commit."""
+BACK_S = 30.0
+"""Longest wait for a plan with the peer that was struck. A peer that was cut off until all records
+expired finds the others by the directory alone."""
 FOUR = Setup(
     ends=2,
     stages=1,
@@ -157,7 +159,7 @@ def cut_off(swarm: StruckSwarm, *, leads: bool) -> float:
 
 
 def half_cut(swarm: StruckSwarm, *, leads: bool) -> float:
-    """Only the other ends peers still reach a leader, and it them."""
+    """Only the other ends peers and the leader still reach each other."""
     victim = swarm.victim(leads=leads)
     swarm.watch.one_fault.fault("partition")
     cell = [p for p in swarm.live() if p.training.cell == victim.training.cell]
@@ -179,5 +181,5 @@ DEEDS: dict[str, Callable[..., float]] = {
     "cut off": cut_off,
     "half cut": half_cut,
 }
-"""By name: strikes a victim that ``leads`` or does not, and brings it back; seconds until the next
-commit."""
+"""Faults by name. Each strikes a victim that ``leads`` or does not, brings it back, and returns the
+seconds until the next commit."""

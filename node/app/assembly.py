@@ -130,9 +130,9 @@ async def assemble(
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> Assembled:
-    """Build everything for ``stage``. ``on_step`` is told what is done next, for people. Raises
-    OutOfResources when it does not fit, UsageFault for data that cannot be read and for local
-    devices the model cannot be cut over."""
+    """Build everything for ``stage``. ``on_step`` gets the name of each step before it begins, for
+    people. Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
+    for local devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     on_step(f"builds {stage_name(stage)}")
     parameters = manifest.optimizer.parameters
@@ -290,11 +290,11 @@ class Machines:
 
 @dataclass(frozen=True)
 class Ports:
-    """What one peer's services are given: the daemon gives the network, disk and devices, a
-    simulation its own. ``thread`` runs the device's work, ``heavy`` what must not hold up the
-    loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
-    the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
-    reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory;
+    """Surroundings of one peer's services: a daemon gives network, disk and devices, a simulation
+    its own. ``thread`` runs the device's work, ``heavy`` runs work that must not hold up the loop;
+    ``parts``: the parts of every stage that can have an owner; ``text`` at the ends only. ``read``
+    reads the owner's changes (None: as the manifest's owner signs them), ``facts`` makes the facts
+    that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory;
     ``weights`` reads any stage of the model that the run begins from, None where it is not here;
     ``files`` reads a file of the run by its sha256."""
 

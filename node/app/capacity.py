@@ -80,7 +80,7 @@ def shares(
     """Bytes for each stage when all stages of a run share one device and may take ``limit``
     together: first the minimum of each, then the rest in proportion to what each takes when memory
     is ample. If ``limit`` is less than all minima together, every minimum is cut by the same
-    factor. ``gpu``: the device is one; main memory is judged where a stage is built."""
+    factor. ``gpu``: the device is a GPU; main memory is judged where a stage is built."""
     beside = AMPLE if gpu else 0
     stages = range(manifest.pipeline.stages + 1)
     least = [check_memory(config, manifest, s, 0, beside).needed / (1 - RESERVE) for s in stages]
@@ -98,10 +98,10 @@ def check_memory(
     beside: int = 0,
     said: str = "",
 ) -> Verdict:
-    """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
-    of it into the ``beside`` bytes of main memory, where that is not the device's (0): on a GPU,
-    which computes under autocast. As little is computed again for a backward as makes it fit.
-    ``said``: explains the limit, for people."""
+    """Judge if ``stage`` fits into ``limit`` bytes of this peer's device. ``beside`` is for a GPU,
+    which computes under autocast: bytes of main memory into which the state of outer rounds has to
+    fit; 0 where the device is main memory. As little is computed again for a backward as makes the
+    stage fit. ``said`` explains the limit to people."""
     m, p, outer = manifest.model, manifest.pipeline, manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
@@ -208,9 +208,9 @@ def planned_memory(config: NodeConfig, manifest: Manifest, verbose: bool = False
 def stash_limit(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
 ) -> int:
-    """Bytes of activations that a peer keeps: as many as it was told, else what the planned
-    micro-batches take with the tensors that come and go, and more of them up to :data:`STASH` where
-    ``verdict`` leaves memory. ``gpu``: the stage is on one."""
+    """Bytes of activations that a peer keeps: the configured number, else the bytes that the
+    planned micro-batches and passing tensors take, and more up to :data:`STASH` where ``verdict``
+    leaves memory. ``gpu``: the stage is on a GPU."""
     if asked := config.limits.stash_bytes:
         return asked
     m, p = manifest.model, manifest.pipeline

@@ -20,8 +20,9 @@ TRIES = 5
 """Downloads that may fail before a joiner takes part as a listener instead."""
 RETRY_S = 1.0
 DONORS, SAID = 16, 10
-"""Peers asked at once for what the run begins from, or for the newest state; and how many times
-they are asked for the former before that is said again and they are asked more rarely."""
+"""DONORS peers are asked at once for the weights that the run begins from, or for the newest state.
+The journal reports every SAID-th attempt for the weights that failed; after the first SAID attempts
+the pauses are SAID times as long."""
 WITHOUT_LEADER = 3
 """Where at least this many other peers hold the newest state, the leader is not asked for it: it
 has the most to do."""
@@ -79,8 +80,8 @@ def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, i
 
 
 def donors_of(presence: Presence, held: Mapping[PeerId, int], newest: int) -> list[PeerId]:
-    """The peers to fetch the newest state from, of those that hold it. Each joiner draws others, so
-    that a crowd does not ask the same few."""
+    """Choose the peers to fetch the newest state from among its holders. The draw differs between
+    joiners, so that a crowd does not ask the same few."""
     able = [p for p, epoch in held.items() if epoch >= newest - 1]
     others = [p for p in able if p not in presence.view.leaders]
     chosen = others if len(others) >= WITHOUT_LEADER else able

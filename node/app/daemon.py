@@ -94,7 +94,7 @@ class Daemon(Node):
         self.view = OperatorService(self)
         self.children: list[Child] = []
         self._loading: dict[int, float] = {}
-        """By block stage of a solo swarm: when its daemon was started last."""
+        """Time of the last start of each block stage's daemon in a solo swarm."""
         self.interrupted = False
         """Ended by a Ctrl-C."""
 
@@ -223,7 +223,7 @@ class Daemon(Node):
             stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
-        # Torch and the libraries have done their first work, which takes memory that no stage has.
+        # Torch and the libraries have done their first work, which takes memory beside any stage's.
         taken = resident(os.getpid()) + self.memory_beside()[0]
         self.memory_process = max(0, taken - a.parameter_bytes)
         if stage == ENDS:
@@ -361,7 +361,7 @@ class Daemon(Node):
             self.tasks.spawn(self._mind(child, stage), f"children {child.label}", eternal=True)
 
     def loading(self) -> Mapping[int, float]:
-        """Stages of a solo swarm whose daemons do not take part yet."""
+        """Stages of a solo swarm that have no daemon in training yet."""
         others = self.presence.view.others.values() if self.presence else ()
         there = {e.body.stage for e in others if e.body.state not in COMING}
         return {stage: since for stage, since in self._loading.items() if stage not in there}
@@ -388,9 +388,10 @@ class Daemon(Node):
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", STOPPING, self._why or "stopping")
-        a, kept = self.assembled, True
+        a = self.assembled
+        kept = True
         if a is not None:
-            # From here on nothing is committed that would have to be on disk.
+            # Nothing is committed from here on, so no further write is needed.
             await a.training.close()
         ask_to_end(self.children)
         if self.lan is not None:
@@ -482,7 +483,8 @@ class Daemon(Node):
         peers = {peer_of_address(a) for a in invite.addresses}
         for peer in peers:
             self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
-        began, retries = time.monotonic(), Retries(time.monotonic())
+        began = time.monotonic()
+        retries = Retries(began)
         while True:
             asked = (self._ask_manifest(peer, invite) for peer in peers)
             for peer, found in zip(peers, await asyncio.gather(*asked), strict=True):
@@ -528,8 +530,8 @@ class Daemon(Node):
     async def _ask_manifest(
         self, peer: PeerId, invite: Invite
     ) -> Manifest | LocalFault | Busy | str:
-        """The manifest from one peer, what is wrong with its answer, its queue, or why there is no
-        answer."""
+        """Ask one peer for the manifest. Returns it, or the fault of the answer, the peer's queue,
+        or the reason for the silence."""
         token = self.admission(invite.run_id)
         question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=token))
         try:
@@ -641,7 +643,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         daemon: Daemon | None = None
 
         def signalled(number: int) -> None:
-            # Not before the first await, so there is a daemon.
+            # A signal arrives at the first await at the earliest, and by then there is a daemon.
             if daemon is not None:
                 daemon.signalled(number)
 

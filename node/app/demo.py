@@ -196,8 +196,8 @@ def run(options: DemoOptions) -> int:
 
 
 def play(options: DemoOptions) -> DemoOutcome:
-    """Start, watch, kill if asked, generate, stop; what came of it. Raises KeyboardInterrupt after
-    a Ctrl-C, when everything is taken down."""
+    """Start, watch, kill if asked, generate, stop. Returns the result. Raises KeyboardInterrupt
+    after a Ctrl-C, when everything is taken down."""
     interrupts.resume(signal.SIGTERM, signal.SIGHUP)  # both end the children too
     outcome = DemoOutcome(nodes=sum(options.nodes) + options.rendezvous)
     with held(), _home(options) as home:

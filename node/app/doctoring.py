@@ -23,7 +23,7 @@ from node.core.errors import ExitCode, LocalFault, NotRunning
 from protos.control_pb2 import ReachReport
 
 SLOW_S = 1.0
-"""Seconds after which a check says on stderr what it does."""
+"""Seconds after which stderr says which check is running."""
 _DOES = {
     "versions": "compares Python and the libraries with those that are needed",
     "device": "loads torch and looks at the device",
@@ -43,7 +43,7 @@ class Report:
     checkup: Checkup | None = None
     """The answers of the swarm, once it was asked."""
     reach: ReachReport | None = None
-    """How the daemon of this home is reached, if one runs."""
+    """Report on the ways by which others reach the daemon of this home, if one runs."""
 
     def code(self, net_wanted: bool) -> ExitCode:
         """The exit code of the first fault."""
@@ -68,8 +68,8 @@ def run(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Run the checks and show them. With one check alone, what keeps it from running is raised as
-    LocalFault; among others it is a finding."""
+    """Run the checks and show them. A check that cannot run raises LocalFault if it is the only
+    one; among others this is a finding."""
     report = Report()
     width = max(40, shutil.get_terminal_size().columns)
     for name in wanted:
@@ -128,7 +128,7 @@ def _say_document(report: Report, wanted: Sequence[str], code: ExitCode) -> None
 
 @contextlib.contextmanager
 def _says_when_slow(name: str, *, quiet: bool) -> Iterator[None]:
-    """Say on stderr what a check does, if it takes long."""
+    """Name a check on stderr if it takes long."""
     timer = threading.Timer(SLOW_S, _say_does, (name,))
     timer.daemon = True
     if not quiet:

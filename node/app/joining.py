@@ -213,7 +213,7 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
 
 
 def run_name(model: Path | None, shape: str | None, data: str) -> str | None:
-    """The name of a new run whose owner gave none: that of the model's directory, of the published
+    """Name of a new run if its owner gave none: the name of the model's directory, of the published
     shape, or of the data. None for a run on built-in data."""
     kind, _, rest = data.partition(":")
     if model is not None:
@@ -385,10 +385,12 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
 
 
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:
-    """Ask as :func:`observe` does, and again as long as somebody is there; say on stderr what is
-    waited for. Raises Unreachable when nobody is, or answers anybody."""
-    began, began_at = time.monotonic(), time.strftime("%H:%M:%S")
-    retries, within_s = Retries(began), ATTEMPT_S
+    """Ask as :func:`observe` does, and again as long as somebody is there. The reason for waiting
+    is printed on stderr. Raises Unreachable when no peer is there, or none answers anybody."""
+    began = time.monotonic()
+    began_at = time.strftime("%H:%M:%S")
+    retries = Retries(began)
+    within_s = ATTEMPT_S
     waited = False
     while True:
         try:
@@ -406,7 +408,7 @@ def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer
                     file=sys.stderr,
                     flush=True,
                 )
-            # py-libp2p leaves connections whose time was over to the garbage collector.
+            # py-libp2p leaves connections that timed out to the garbage collector.
             gc.collect()
             time.sleep(decided.after_s)
             within_s = decided.within_s
@@ -417,12 +419,12 @@ def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer
 
 
 def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
-    """What would go wrong right after the start, asked of a peer of ``invite`` in at most
+    """Ask a peer of ``invite`` for faults that would show right after the start, in at most
     ``seconds``.
 
     Raises Refused when the clock of this machine differs from theirs by more than 15 s, when
-    somebody else runs with the key of this home, or when none of those that answer speaks a
-    protocol version that is spoken here. Nothing is raised when nobody answers.
+    somebody else runs with the key of this home, or when every peer that answers speaks other
+    protocol versions than this one. Nothing is raised when nobody answers.
     """
     token, seed = introduced(ours, invite)
     found = examine(
@@ -503,7 +505,7 @@ def observe(
     """Ask a node from outside the swarm once, as the key of ``seed`` or a new one. Raises PeerBusy
     when it answers others first, Refused for another refusal, Unreachable when nobody answers
     within ``within_s``, WireError for another kind of answer, ProtocolMismatch for the manifest of
-    a peer that speaks no protocol version that is spoken here."""
+    a peer that shares no protocol version with this one."""
     # Loaded before time is taken: that is slow on a busy machine.
     from node.control.observer import ask_first, protocols_of
 

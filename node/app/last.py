@@ -17,9 +17,12 @@ from node.core.ids import ENDS, short_cell, stage_name
 
 TAIL = 1 << 18
 """Bytes at the end of the event file that are looked at."""
-STARTED, STOPPING = "started", "stopping"
-"""Kinds of the events with which a daemon begins and ends."""
-_STAGE, _EPOCH = re.compile(r"stage-([0-9]{1,4})"), re.compile(r"epoch-([0-9]{1,18})")
+STARTED = "started"
+"""Kind of the event with which a daemon begins."""
+STOPPING = "stopping"
+"""Kind of the event with which a daemon ends."""
+_STAGE = re.compile(r"stage-([0-9]{1,4})")
+_EPOCH = re.compile(r"epoch-([0-9]{1,18})")
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,16 @@ def _numbered(directory: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
 def _end(events: Path) -> tuple[float, str]:
     """Unix time and reason of the last daemon's end, by its event file. Without a reason the time
     of its last event and ""."""
-    newest, at, why = 0.0, 0.0, ""
+    newest = at = 0.0
+    why = ""
     for event in _tail(events):
         newest = event["at"]
         if event["kind"] == STARTED:
-            at, why = 0.0, ""
+            at = 0.0
+            why = ""
         elif event["kind"] == STOPPING:
-            at, why = event["at"], event["text"]
+            at = event["at"]
+            why = event["text"]
     return (at, why) if why else (newest, "")
 
 

@@ -24,13 +24,18 @@ PROGRAM = str(Path(node.__file__).parents[1] / "tutti.py")
 """The file to start. Not ``-m``, which would first look for it in the working directory."""
 PROGRAMS = ("tutti", "tutti.py", "cli.py")
 """Names of the files that start it: the installed command, and those in a checkout."""
-FAULT, LAST_LINES = "tutti: ", 100
-"""First word of the fault that a daemon prints at its end, and number of last lines in which it is
-looked for."""
+FAULT = "tutti: "
+"""Beginning of the fault that a daemon prints at its end."""
+LAST_LINES = 100
+"""Number of last lines of output that are searched for the fault."""
 LOG = "daemon.out"
 """Output of a daemon that has no terminal, in its home."""
-QUIET_S, LOOK_S, START_S = 2.0, 0.1, 180.0
-"""Seconds of waiting for a daemon in the background: without a word, between two looks, at most."""
+QUIET_S = 2.0
+"""Seconds of waiting for a daemon in the background before a line says so."""
+LOOK_S = 0.1
+"""Seconds between two looks at whether the daemon answers."""
+START_S = 180.0
+"""Longest wait for a daemon in the background, in seconds."""
 PATIENCE_S = 85.0
 """A child that was asked to end and has not ended by then is killed. It writes a checkpoint first,
 for at most :data:`node.app.peer.KEEP_S`."""
@@ -163,7 +168,8 @@ def in_background(words: Sequence[str], log: Path, answers: Callable[[], bool]) 
 
 
 def _wait_answer(process: subprocess.Popen[bytes], log: Path, answers: Callable[[], bool]) -> None:
-    begin, told = time.monotonic(), False
+    begin = time.monotonic()
+    told = False
     while not answers():
         try:
             code = process.wait(LOOK_S)
@@ -245,8 +251,8 @@ class Started:
 
 
 def arguments_of(command: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of ``tutti`` in the command line of a process. Raises LocalFault where it is none
-    of tutti."""
+    """Arguments of ``tutti`` in the command line of a process. Raises LocalFault if the process is
+    another program."""
     for at, word in enumerate(command[1:], 1):
         program = command[at - 1] == "-m" or os.path.basename(word) in PROGRAMS
         if program and os.path.splitext(os.path.basename(word))[0] in ("tutti", "cli"):

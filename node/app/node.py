@@ -92,8 +92,8 @@ class Node(Peer[Assembled]):
         return 0, 0
 
     def loading(self) -> Mapping[int, float]:
-        """Stages that daemons of this machine are loading for this one, and since when, by the
-        monotonic clock."""
+        """Stages that daemons of this machine are loading for this one, with the monotonic time at
+        which they began."""
         return {}
 
     def stop(self, why: str) -> None:

@@ -364,8 +364,8 @@ class Peer(ABC, Generic[S]):
 
 
 async def keep(a: Services, journal: Journal) -> bool:
-    """Write what is committed, before a process ends that takes no part any more. Return False if
-    that failed; the journal says why."""
+    """Write the committed state to disk. The process takes no part any more and ends afterwards.
+    Return False if that failed; the journal says why."""
     epoch = a.stage.version.epoch
     if await a.work.keep(KEEP_S):
         return True

@@ -9,9 +9,9 @@ from collections import deque
 OVER_S = 600.0
 """Seconds over which the speed is measured."""
 LEAST = 2
-"""Epochs over which it is measured at least."""
+"""Fewest epochs over which the speed is measured."""
 LATE = 1.5
-"""Factor over the usual time of an epoch after which one that has not ended lowers the speed."""
+"""An epoch that lasts longer than this many usual epochs lowers the speed before it has ended."""
 
 
 class Progress:

@@ -40,8 +40,8 @@ from protos import control_pb2 as pb
 HISTORY = 256
 """Losses kept for the picture."""
 STALL_EPOCHS = 3.0
-"""A peer that has done nothing useful for :data:`node.control.causes.STALL_S`, and for so many
-times the expected time of an epoch, is not healthy."""
+"""A peer without useful work is unhealthy after this many expected times of an epoch, and not
+before :data:`node.control.causes.STALL_S`."""
 JOB_S = 600.0
 """A single job of the device may run so long and counts as work."""
 TELL_S, NEWS_S = 30.0, 5.0
@@ -327,7 +327,7 @@ class SnapshotBuilder:
 
     def _wait(self, a: Assembled, loading: Mapping[int, float]) -> Wait | None:
         """The reason for which no epoch is under way. While this machine loads stages, the leader's
-        reason is told at once and not only when it has lasted."""
+        reason is shown at once, and otherwise only when it has lasted."""
         if not a.training.started:
             return None
         leader = a.training.leader
@@ -416,8 +416,8 @@ class SnapshotBuilder:
             await asyncio.sleep(NEWS_S)
 
     def _tell_silence(self) -> None:
-        """Say in the journal which peers fall silent and which are heard again. A leader says what
-        it decides about them instead, and a peer that leaves is expected to be silent."""
+        """Say in the journal which peers fall silent and which are heard again. A leader reports
+        its decisions about these peers instead. A peer that leaves is expected to be silent."""
         d = self._d
         a = self._d.assembled
         if a is None or d.presence is None or a.training.leader is not None:

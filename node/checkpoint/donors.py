@@ -1,9 +1,9 @@
 """Donors of one version of a stage, kept from letting go of it until it has been fetched.
 
-A donor gives out the version that is in place there. It keeps one that it has described, for a
-minute after the last question (:mod:`node.checkpoint.pins`), although training goes on. So a peer
-that needs several stages of one version asks for all of them at once, keeps asking, and fetches one
-after the other.
+A donor gives out its version in place. While training goes on, it keeps each version that it has
+described for a minute after the last question (:mod:`node.checkpoint.pins`). So a peer that needs
+several stages of one version asks for all of them at once, keeps asking, and fetches one after the
+other.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Donors:
         self._name = name
         self.found: list[PeerId] = []
         self.reasons: dict[PeerId, str] = {}
-        """Why each other peer that was asked is none."""
+        """Reason for which each other peer that was asked is no donor."""
 
     async def find(self, candidates: Iterable[PeerId]) -> list[PeerId]:
         """Ask candidates, a few at a time, until :data:`ENOUGH` of them keep the version. Returns

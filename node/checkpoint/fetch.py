@@ -79,11 +79,12 @@ class FetchTimeouts:
 
 
 class Partial:
-    """In memory, and in a ``directory`` of its own when one is given, where it survives a restart.
+    """Verified pieces of a state: in memory, and if a ``directory`` is given also there, where they
+    survive a restart.
 
-    ``version`` is what was under way when the last fetch ended early: the next one asks for it
-    first. A ``lasting`` one keeps its pieces on the disk after a fetch too, for a caller that may
-    need the same state again.
+    ``version`` was under way when the last fetch ended early: the next fetch asks for it first. A
+    ``lasting`` Partial keeps its pieces on the disk after a fetch too, for a caller that may need
+    the same state again.
     """
 
     def __init__(self, directory: Path | None = None, *, lasting: bool = False) -> None:
@@ -144,8 +145,8 @@ class Partial:
                         (self.directory / name).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Forget the pieces, as the state is whole; a lasting one forgets only what is in memory.
-        Blocks on the disk."""
+        """Forget the pieces, as the state is whole; a lasting one keeps its files and forgets only
+        memory. Blocks on the disk."""
         if self.lasting:
             self._held.clear()
         else:
@@ -185,8 +186,8 @@ async def fetch(
     donors that agree is taken, so give it whenever it is known. ``partial`` keeps what is verified
     across calls, and while ``version`` is None the version that was under way is asked for before
     any other; on success it is cleared, unless it is lasting. With a ``gate`` a request at a time
-    to each donor, begun while it is set. State of an epoch beyond ``most_epoch`` is a fault of who
-    offers it. ``progress`` is told of the bytes that are here, and of how many there are. Raises
+    to each donor, begun while it is set. State of an epoch beyond ``most_epoch`` is a fault of its
+    donor. ``progress`` gets the bytes that are here and the bytes of the whole state. Raises
     NoDonor when the state could not be had from anybody, OutOfResources when the disk of
     ``partial`` is full. Donors that lied were reported to ``transport.fault`` with weight 1.
     """

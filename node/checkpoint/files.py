@@ -133,7 +133,7 @@ def check_name(name: str) -> None:
 
 
 class Interrupted(LocalFault):
-    """A writing was given up because it was asked to."""
+    """The caller asked to give up a writing."""
 
     def __init__(self) -> None:
         super().__init__("the checkpoint was given up", "an earlier one is untouched")
@@ -142,13 +142,14 @@ class Interrupted(LocalFault):
 class BlockWriter:
     """Writes bytes to a new file in large aligned blocks and hashes them on the way.
 
-    Where the filesystem allows it, the blocks go past the page cache: copying gigabytes into it
-    takes several times as much processor time as everything else here.
+    Where the filesystem allows it, the blocks go past the page cache: copying gigabytes into the
+    cache takes several times the processor time of everything else here.
     """
 
     def __init__(self, fd: int, goes_on: Callable[[], bool]) -> None:
         """``goes_on`` is asked before each block."""
-        self._fd, self._goes_on = fd, goes_on
+        self._fd = fd
+        self._goes_on = goes_on
         self._block = memoryview(mmap.mmap(-1, _BLOCK))
         self._filled = self._written = 0
         self._sha = hashlib.sha256()
@@ -170,8 +171,8 @@ class BlockWriter:
                 self._flush()
 
     def finish(self) -> str:
-        """Write what is left; returns the hex sha256 of the file. Raises OSError, Interrupted."""
-        # The end of a file is rarely a multiple of what a disk writes at once.
+        """Write the last bytes; returns the hex sha256 of the file. Raises OSError, Interrupted."""
+        # The length of a file is rarely a multiple of the disk's block size.
         self._set_direct(False)
         self._flush()
         return self._sha.hexdigest()
@@ -186,7 +187,7 @@ class BlockWriter:
         except OSError as e:
             if e.errno != errno.EINVAL or not self._direct:
                 raise
-            # A filesystem that lets files be opened so, and does not write so.
+            # Some filesystems open files in this mode and then refuse to write.
             self._set_direct(False)
             os.lseek(self._fd, self._written, os.SEEK_SET)
             write(self._fd, data)

@@ -55,7 +55,7 @@ async def fetch_file(
 
 async def _append(transport: TransportPort, donor: PeerId, sha256: str, data: bytearray) -> None:
     """Read the rest of the file, from ``len(data)`` on, to the end of ``data``. Raises PeerFault,
-    with weight 1 for an answer that is none."""
+    with weight 1 for a malformed answer."""
     async with answers(donor, REQUEST_S), asyncio.timeout(STALL_S) as silence:
         stub = state_pb2_grpc.StateStub(await transport.channel(donor))
         request = state_pb2.FileRequest(sha256=sha256, offset=len(data))

@@ -1,4 +1,4 @@
-"""Schedule of checkpoints, and which of them stay. Pure.
+"""Schedule of checkpoints, and the choice of checkpoints to keep. Pure.
 
 A crash may cost :attr:`CheckpointSettings.within_s` seconds of committed work, so a checkpoint has
 to be complete by then. All stages have to go on from one version, but nobody coordinates the peers.
@@ -19,7 +19,7 @@ SHARE = 0.75
 """Share of the time left beside writing that a stride takes: the rest is for epochs that become
 slower."""
 REMEMBERED = 5
-"""Epochs, and writings, that an estimate is made of."""
+"""Number of last epochs, and of last writings, that an estimate is made from."""
 FIRST_WRITE_S = 5.0
 """Assumed length of a writing before the first one was measured."""
 
@@ -32,10 +32,10 @@ class CheckpointSchedule:
         self._epochs: deque[float] = deque(maxlen=REMEMBERED)
         self._writings: deque[float] = deque(maxlen=REMEMBERED)
         self._newest: float | None = None
-        """When the newest version was settled."""
+        """Time at which the newest version was settled."""
         self._safe: float | None = None
-        """When the newest version on disk was settled; before the first one, when the first version
-        was."""
+        """Time at which the newest version on disk was settled; before the first checkpoint, the
+        time at which the first version was settled."""
 
     @property
     def epoch_s(self) -> float:
@@ -86,7 +86,7 @@ class CheckpointSchedule:
 
     @property
     def newest(self) -> float:
-        """When the version that would be written now was settled."""
+        """Time at which the version that would be written now was settled."""
         return self._newest or 0.0
 
     def written(self, settled_at: float, seconds: float) -> None:
@@ -102,8 +102,8 @@ def _power_of_two(epoch: int) -> bool:
 def kept(
     epochs: Iterable[int], protected: Collection[int], *, keep: int, stride: int
 ) -> frozenset[int]:
-    """The checkpoints that stay: those of ``protected`` epochs, and of the others the newest until
-    ``keep`` are left. Multiples of ``stride`` come first, because other peers have them too."""
+    """Choose the checkpoints that stay: all ``protected`` epochs, then the newest others until
+    there are ``keep``. Multiples of ``stride`` come first, because other peers have them too."""
     others = sorted((e for e in set(epochs) if e not in protected), reverse=True)
     others.sort(key=lambda epoch: epoch % stride != 0)
     return frozenset([*protected, *others[: max(0, keep - len(protected))]])

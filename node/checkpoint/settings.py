@@ -9,10 +9,10 @@ class CheckpointSettings:
 
     within_s: float = 300.0
     """Seconds of work that a crash may cost at most, one epoch where that is longer; 0 writes no
-    checkpoints by time. A stop always writes one."""
+    checkpoints by time. A stop writes one unless ``every`` is 0 too."""
     every: int = 0
-    """Epochs between checkpoints, besides those by time; 0: by time alone. With both at 0 none is
-    written, by a stop either."""
+    """Epochs between checkpoints, besides those by time; 0: by time alone. With both at 0 no
+    checkpoint is ever written."""
     keep: int = 3
     """Checkpoints of the stage kept on disk."""
     max_age_h: float = 168.0

@@ -7,9 +7,9 @@
 
 A checkpoint is written under a hidden name, flushed, then renamed, so that a reader (after a crash,
 after a power cut) finds the old one, the new one, or both, and never half of one. A directory that
-is torn, garbled, of another run or of a later format is left where it is and reported: deleting
-what one cannot read is how last copies are lost. Where its name is wanted for a new checkpoint it
-is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
+is torn, garbled, of another run or of a later format is left where it is and reported: a directory
+that cannot be read may be the last copy. Where its name is wanted for a new checkpoint it is
+renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 
 Old checkpoints are removed by number, by age and by the bytes that all of them take. The newest one
 of a stage stays until a newer one is whole.
@@ -181,8 +181,8 @@ class CheckpointStore:
 
         Raises OutOfResources when the disk is full or ``settings.max_disk`` leaves no room, and
         LocalFault when the disk refuses (the newest checkpoint is then as it was); Interrupted when
-        ``goes_on`` said so; Refused when what is in the way cannot be read and :data:`ASIDE` others
-        were set aside before; ValueError for names that cannot be kept.
+        ``goes_on`` said so; Refused when an unreadable directory has the wanted name and
+        :data:`ASIDE` others were set aside before; ValueError for names that cannot be kept.
         """
         flat = {
             f"{part}/{key}": tensor
@@ -319,8 +319,8 @@ class CheckpointStore:
         _rename(name, aside, at)
 
     def _prune(self, at: int, stage: int, protected: Collection[int], stride: int) -> None:
-        """Remove checkpoints beyond ``settings.keep`` and those past ``settings.max_age_h``, of
-        of other stages too."""
+        """Remove checkpoints of this stage beyond ``settings.keep``, and checkpoints of any stage
+        past ``settings.max_age_h``."""
         epochs = self.epochs(stage)
         stay = kept(epochs, protected, keep=self.settings.keep, stride=stride)
         for epoch in epochs:

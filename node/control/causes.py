@@ -84,7 +84,7 @@ class Situation:
     unreached: tuple[PeerId, ...] = ()
     """Peers that this one has tried to reach in vain."""
     ways_had_time: bool = False
-    """There was enough time to find a way to everybody."""
+    """There was enough time to find a route to every peer."""
     idle_s: float = 0.0
     """Seconds since the last useful work here."""
     idle_most_s: float = STALL_S
@@ -130,7 +130,7 @@ def _fault(s: Situation) -> Cause | None:
 
 
 def _leaves(s: Situation) -> Cause | None:
-    """A peer that leaves, moves or has finished does not train, and nothing is wrong."""
+    """A peer that leaves, moves or has finished does not train; this is no fault."""
     return NONE if s.state in ("finished", "draining", "moving", "stopping") else None
 
 
@@ -319,7 +319,7 @@ _STEPS: Mapping[Lack, tuple[str, bool]] = {
     Lack.COMMON: ("start a peer of these stages again that has it, in memory or on disk", False),
     Lack.MEMORY: ("bring another peer for these stages, or allow more:  --memory", False),
 }
-"""For the rest of the lacks: the next step, and whether the wait is usual."""
+"""Next step for each other kind of lack, and if the wait is usual."""
 
 
 def _other_waits(s: Situation) -> Cause | None:

@@ -107,7 +107,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         return self._read(self._stub.Export, request, EXPORT_S)
 
     def wait_gone(self, timeout_s: float) -> bool:
-        """Wait for the end of the daemon's process; where the system does not tell which that is,
+        """Wait for the end of the daemon's process; where the system does not tell the process,
         until nobody listens on the socket. Returns False after ``timeout_s``."""
         if self._process >= 0:
             ended = select.poll()

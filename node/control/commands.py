@@ -57,13 +57,16 @@ if TYPE_CHECKING:
 
 WIDE = 132
 """Columns in which a list of peers has room for whole PeerIds."""
-QUIET_S, AGAIN_S = 1.5, 5.0
-"""Seconds that a stop takes without a word, and between two looks at what it does then."""
+QUIET_S = 1.5
+"""Seconds of a stop before a line says what the daemon does."""
+AGAIN_S = 5.0
+"""Seconds between two questions for what a stopping daemon does."""
 STOP_S = 900.0
 """Longest wait for a daemon that is stopping: it may have a large model to write."""
-EVENTS, ENDING = 50, ("daemon", "checkpoint")
-"""Newest events in which the reason of a wait is looked for, and the components that may have
-one."""
+EVENTS = 50
+"""Number of newest events that are searched for the reason of a wait."""
+ENDING = ("daemon", "checkpoint")
+"""Components whose events can give that reason."""
 NOW_S = 5.0
 """Seconds that a daemon has to end before ``stop --now`` kills it."""
 
@@ -178,10 +181,9 @@ def drain(client: ControlClient, timeout_s: float, *, as_json: bool) -> ExitCode
 
 
 def stop(client: ControlClient, *, now: bool) -> ExitCode:
-    """Ask, and wait until the process is gone. ``now``: kill it when that takes longer than five
-    seconds."""
+    """Ask, and wait until the process is gone. ``now``: kill the process after five seconds."""
     with telling("the daemon goes on stopping;  tutti stop  waits for it again"):
-        with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
+        with contextlib.suppress(NotRunning):  # the process ended before it could answer
             client.stop(now=now)
         if now:
             _kill_late(client)
@@ -205,8 +207,8 @@ def _kill_late(client: ControlClient) -> None:
 
 
 def _wait_gone(client: ControlClient) -> None:
-    """Wait for the end of a daemon that is stopping, and say after a moment what it does. Raises
-    TimedOut after STOP_S."""
+    """Wait for the end of a daemon that is stopping, and print after a moment what it is doing.
+    Raises TimedOut after STOP_S."""
     if client.wait_gone(QUIET_S):
         return
     who = f"pid {client.pid}" if client.pid else "the daemon"
@@ -225,8 +227,7 @@ def _wait_gone(client: ControlClient) -> None:
 
 
 def _newest(client: ControlClient) -> str:
-    """What a daemon that is about to end said last of its own doing, "" when it does not answer any
-    more."""
+    """Last line of a stopping daemon about its own work, "" when it does not answer any more."""
     said = ""
     with contextlib.suppress(LocalFault):
         for event in client.events(last=EVENTS):

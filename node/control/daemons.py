@@ -18,9 +18,12 @@ from node.core.ids import stage_name
 SOCKETS = Path("/proc/net/unix")
 LISTENS = 0x10000
 """Flag of a socket there that is listened on (``__SO_ACCEPTCON``)."""
-ANSWER_S, AT_ONCE = 2.0, 16
-"""Seconds for the answer of a daemon, and daemons that are asked at once."""
-STOPPED, SILENT = "not running", "does not answer"
+ANSWER_S = 2.0
+"""Longest wait for the answer of a daemon, in seconds."""
+AT_ONCE = 16
+"""Daemons that are asked at once."""
+STOPPED = "not running"
+SILENT = "does not answer"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def found(homes: Sequence[Path]) -> list[Found]:
     places = {path: None for path in sockets()} | known
     with ThreadPoolExecutor(AT_ONCE) as pool:
         rows = list(pool.map(_asked, places, places.values()))
-    # Homes without a daemon are no news, but for the one that was asked about.
+    # Homes without a daemon are left out, except the home that was asked about.
     there = [one for one in rows if one.state != STOPPED or one.home == str(homes[0])]
     return sorted(there, key=lambda one: (one.state == STOPPED, one.home, one.pid))
 

@@ -103,7 +103,7 @@ _REFUSALS: dict[int, tuple[str, ExitCode, str]] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What came of one address, or of this machine where ``address`` is empty.
+    """Finding about one address, or about this machine where ``address`` is empty.
 
     ``layer`` is the one that failed, of ``LAYERS`` (of this machine also clock, identity, machine);
     "answer" for an address that works. ``cause``, ``effect`` and ``fix`` are sentences. ``code`` is
@@ -162,8 +162,8 @@ def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -
 
 
 def not_tried(address: str, why: str = "") -> Diagnosis:
-    """An address that was not dialled. Without a reason ``why``: one that the command line cannot
-    dial, and the daemon may be able to."""
+    """An address that was not dialled. Without a reason ``why``, the command line cannot dial it,
+    but the daemon may."""
     why = why or "the command line dials TCP and QUIC only"
     if "/p2p-circuit" in address:
         why = "it leads through a relay"
@@ -184,7 +184,7 @@ def silent(address: str, seconds: float, layer: str = "connect") -> Diagnosis:
 
 
 def unanswered(address: str, layer: str, cause: str) -> Diagnosis:
-    """An address that gave a sign of life, and not the answer."""
+    """An address that gave a sign of life and no answer."""
     return Diagnosis(address, layer, False, cause, *_LATER, ExitCode.NETWORK, alive=True)
 
 

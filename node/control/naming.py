@@ -1,4 +1,4 @@
-"""Names by which an operator means a peer. Pure."""
+"""Names that an operator may give for a peer. Pure."""
 
 from collections.abc import Mapping
 

@@ -68,8 +68,8 @@ MAX_MESSAGE = 1 << 20
 PATIENCE_S = ATTEMPT_S
 """All addresses together have so long."""
 QUIC_AFTER_S = 1.5
-"""QUIC is tried when no TCP address has answered after so long, and none of the peer's speaks
-libp2p."""
+"""Seconds until QUIC is tried, if no TCP address has answered and nothing at the peer's TCP
+addresses speaks libp2p."""
 GRACE_S = 2.0
 """In a survey the others have so long after the first address has answered."""
 NAME_S = 5.0
@@ -126,7 +126,7 @@ def ask_first(
     answered = [h for h in heard if h.answers]
     if not answered:
         raise Unreachable([h.finding for h in heard])
-    # Of refusals one that says when to ask again.
+    # A refusal that says when to ask again is worth more than another refusal.
     return max(answered, key=lambda h: (h.good, busy_s(h.answers[0]) > 0)).answers[0]
 
 
@@ -204,7 +204,7 @@ class _Survey:
         }
         self._tcp_failed = trio.Event()
         self._greeted: set[PeerId] = set()
-        """Peers at whose TCP address something speaks libp2p: QUIC would only be slower."""
+        """Peers with a TCP address where something speaks libp2p: QUIC would only be slower."""
 
     async def run(self) -> list[AddressAnswers]:
         deadline = trio.current_time() + self._timeout
@@ -368,7 +368,8 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagno
 
 def _broke(trial: _Trial, why: str) -> Diagnosis:
     """A conversation that ended early: while the peer was to prove who it is, or later."""
-    address, layer = trial.address, "proof"
+    address = trial.address
+    layer = "proof"
     if trial.layer == "answer":
         cause = f"connected, but the answer did not come: {clean(why)}"
         return unanswered(address, trial.layer, cause)

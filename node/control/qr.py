@@ -6,15 +6,16 @@ from node.core.errors import UsageFault
 
 BORDERS = (4, 2, 1)
 """Light modules around the code: the standard wants four, most cameras are content with one."""
-LIGHT_ON_DARK, PLAIN = "\x1b[97;40m", "\x1b[0m"
+LIGHT_ON_DARK = "\x1b[97;40m"
+PLAIN = "\x1b[0m"
 HALVES = {(1, 1): "█", (1, 0): "▀", (0, 1): "▄", (0, 0): " "}
 """Two modules above each other, 1 for a light one."""
 WHOLE = {1: "##", 0: "  "}
 
 
 def lines(text: str, width: int, *, halves: bool, colour: bool) -> list[str]:
-    """The code of ``text``, which may be read in capitals, light on dark, at most ``width`` columns
-    wide.
+    """The QR code of ``text``, light on dark, at most ``width`` columns wide. ``text`` must mean
+    the same in capitals.
 
     ``halves``: two modules in a character, of block elements, else ASCII. ``colour``: light and
     dark are set, whatever the terminal's own colours are. Raises UsageFault where the code is too

@@ -4,7 +4,7 @@
     Unanswered  somebody is there and does not answer    -> ask again, with more time
     Nobody      no sign of life                          -> a few more attempts, then the end
 
-Enters: what came of each attempt. Leaves: the next attempt, or the end. Pure: time and chance are
+Enters: the outcome of each attempt. Leaves: the next attempt, or the end. Pure: time and chance are
 arguments.
 """
 
@@ -13,25 +13,32 @@ from dataclasses import dataclass
 from node.control.words import span
 from protos.ask_pb2 import Answer
 
-ATTEMPT_S, LONGEST_ATTEMPT_S = 7.5, 60.0
-"""Time of the first attempt; each one that is connected and not answered doubles it, up to the
-second. What is slow needs more time, and what is asked anew is more work for it."""
-PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
-"""Pause before the second attempt; each further one without an answer doubles it."""
-EARLIEST, LATEST = 0.75, 1.5
-"""A pause is drawn between these times its length, so that a crowd does not come in waves."""
-REFUSED_S, SILENT_S = 5.0, 60.0
-"""Time for attempts where nobody has ever answered: the machine refuses connections, nothing comes
-back."""
+ATTEMPT_S = 7.5
+"""Seconds of the first attempt. An attempt that is connected and not answered doubles the time of
+the next one: a slow peer needs more time, and every new question is more work for it."""
+LONGEST_ATTEMPT_S = 60.0
+"""Most seconds of an attempt."""
+PAUSE_S = 1.0
+"""Pause before the second attempt; each further attempt without an answer doubles it."""
+LONGEST_PAUSE_S = 15.0
+"""Longest pause between two attempts that were not answered."""
+EARLIEST = 0.75
+LATEST = 1.5
+"""Bounds of a random factor of every pause, so that a crowd does not come in waves."""
+REFUSED_S = 5.0
+"""Longest time for attempts while connections are refused, if there was never a sign of life."""
+SILENT_S = 60.0
+"""Longest time for attempts while nothing comes back, if there was never a sign of life."""
 GONE_S = 90.0
 """Longest time without a sign of life after there was one."""
-ACCEPTED_S, PROVEN_S = 120.0, 600.0
-"""Longest time without an answer while connections are accepted, and while the peer also proves who
-it is."""
+ACCEPTED_S = 120.0
+"""Longest time without an answer while connections are accepted."""
+PROVEN_S = 600.0
+"""Longest time without an answer while the peer proves who it is."""
 MOST_BUSY_S = 60.0
 """Longest time for which a busy peer can send a newcomer away."""
 SAY_S = 10.0
-"""A new place in the queue is said after so many seconds at the earliest."""
+"""Least seconds between two lines about a new place in the queue."""
 
 
 def busy_s(answer: Answer) -> float:
@@ -42,8 +49,8 @@ def busy_s(answer: Answer) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The peer answers others first. ``place`` in its queue, from 1, 0 for unknown; ``again_s``:
-    seconds after which it wants to be asked again."""
+    """The peer answers others first. ``place``: position in its queue from 1, or 0 if unknown;
+    ``again_s``: seconds after which it wants to be asked again."""
 
     place: int
     again_s: float
@@ -51,8 +58,8 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A connection was made. ``proven``: the peer has proven who it is; ``cause``: what was waited
-    for, as a sentence."""
+    """A connection was made, and no answer came. ``proven``: the peer has proven who it is;
+    ``cause``: a sentence about the answer that is missing."""
 
     proven: bool
     cause: str
@@ -68,7 +75,7 @@ class Nobody:
 
 
 Outcome = Busy | Unanswered | Nobody
-"""What came of one attempt at all addresses."""
+"""Outcome of one attempt at all addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The end. ``why``: a sentence, "" where what was found at the addresses says it."""
+    """Ask no more. ``why``: a sentence, "" where the findings at the addresses say enough."""
 
     why: str = ""
 
@@ -94,20 +101,24 @@ class Retries:
     def __init__(self, now: float) -> None:
         self._began = self._life = self._answer = now
         self._ever = False
-        """Whether there was a sign of life."""
-        self._within_s, self._pause_s = ATTEMPT_S, PAUSE_S
+        """There was a sign of life."""
+        self._within_s = ATTEMPT_S
+        self._pause_s = PAUSE_S
         self._kind: type[Outcome] | None = None
-        self._place, self._said = 0, float("-inf")
+        self._place = 0
+        self._said = float("-inf")
 
     def handle(self, outcome: Outcome, now: float, roll: float) -> Again | GiveUp:
         """Decide after an attempt. ``roll``: a number drawn from 0 to 1."""
         match outcome:
             case Busy(place, again_s):
-                self._ever, self._life, self._answer = True, now, now
+                self._ever = True
+                self._life = self._answer = now
                 self._pause_s = PAUSE_S
                 return self._again(outcome, again_s, now, roll, _in_queue(place, again_s))
             case Unanswered(proven, cause):
-                self._ever, self._life = True, now
+                self._ever = True
+                self._life = now
                 most_s = PROVEN_S if proven else ACCEPTED_S
                 if now - self._answer >= most_s:
                     return GiveUp(
@@ -139,12 +150,15 @@ class Retries:
         if not news and place != self._place and now - self._said >= SAY_S:
             news = True
         if news:
-            self._kind, self._place, self._said = type(outcome), place, now
+            self._kind = type(outcome)
+            self._place = place
+            self._said = now
         after_s = pause_s * (EARLIEST + (LATEST - EARLIEST) * roll)
         return Again(after_s, self._within_s, says if news else "")
 
     def _next_pause(self) -> float:
-        pause_s, self._pause_s = self._pause_s, min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        pause_s = self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
         return pause_s
 
 

@@ -1,6 +1,6 @@
-"""Standard output and standard error: text that a terminal cannot show, streams that are closed,
-and what a terminal can do. The only place that decides how a character is written which the
-encoding does not have."""
+"""Standard output and standard error: characters that a terminal cannot show, closed streams, and
+abilities of a terminal. Only this module decides how to write a character that the encoding does
+not have."""
 
 import codecs
 import contextlib

@@ -397,7 +397,7 @@ def by_trouble(answer: PeersAnswer) -> list[PeerLine]:
 
 
 GONE_S = 60.0
-"""A peer that was lost or left for longer is shown to those only who ask for everybody."""
+"""Seconds after which a peer that was lost or left is shown only with ``--all``."""
 
 
 def _long_gone(p: PeerLine) -> bool:
@@ -578,8 +578,10 @@ def export_line(event: Event) -> str:
     """Progress of an export as one line: the work at hand, stages, bytes, rate, time left."""
     try:
         figures = json.loads(event.fields or "{}")
-        stages, done = int(figures["stages"]), int(figures["stages_done"])
-        here, total = float(figures["bytes"]), float(figures["bytes_total"])
+        stages = int(figures["stages"])
+        done = int(figures["stages_done"])
+        here = float(figures["bytes"])
+        total = float(figures["bytes_total"])
         rate = float(figures["bytes_per_s"])
     except (ValueError, TypeError, KeyError):
         return clean(event.text)
@@ -755,7 +757,7 @@ def _activity(s: Snapshot) -> str:
 
 
 def state_words(s: Snapshot) -> Text:
-    """The state of a peer, with its progress or what it does in the epoch."""
+    """The state of a peer, with its progress or its phase of the epoch."""
     text = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
     words = Text(text, STATE_STYLE.get(s.state, ""))
     if s.state == "moving" and s.phase:
@@ -904,7 +906,7 @@ def _memory(s: Snapshot) -> str:
 
 
 def _memory_parts(s: Snapshot) -> list[str]:
-    """The parts of the memory: the plan by its items, and what is kept now."""
+    """The parts of the memory: the plan by its items, and the bytes kept now."""
     process = f"this process and p2pd without the stage {human(s.memory_process)}"
     stash = f"   stash {human(s.stash_bytes)} of {human(s.stash_limit)}" if s.stash_limit else ""
     again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""

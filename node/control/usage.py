@@ -78,7 +78,8 @@ class VerbGroup(_PrintedHelp, TyperGroup):
 
 
 class OneOf(click.ParamType):
-    """A word out of a few, refused before anything is loaded for its verb."""
+    """An argument with a few allowed words. Another word is refused before its verb loads
+    anything."""
 
     name = "word"
 

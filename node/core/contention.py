@@ -1,4 +1,4 @@
-"""How long the threads of this process wait for a processor, as Linux tells it."""
+"""Time that the threads of this process wait for a processor, as Linux tells it."""
 
 import contextlib
 import os
@@ -20,7 +20,8 @@ class Contention:
         processor: 0 on an idle machine, 0.9 beside nine busy processes on one core. 0 at the first
         call and where the system does not tell."""
         now = self._read()
-        before, self._before = self._before, now
+        before = self._before
+        self._before = now
         ran_ns = waited_ns = 0
         for thread in now.keys() & before.keys():
             ran_ns += now[thread][0] - before[thread][0]

@@ -21,7 +21,7 @@ EXIT_CODE = 130
 """128 + SIGINT, as shells have it; :class:`node.core.errors.ExitCode` names it INTERRUPTED."""
 LAST_WORDS = "interrupted"
 AGAIN_S = 0.05
-"""Before a Ctrl-C is delivered again that Python raised where nothing can catch it."""
+"""Seconds until a Ctrl-C that Python raised where nothing can catch it is delivered again."""
 
 
 class _Mode(Enum):
@@ -75,7 +75,7 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A Ctrl-C inside counts at the end of the block: around what must not be left half done."""
+    """A Ctrl-C inside counts at the end of the block, for work that must not be left half done."""
     with _in_mode(_Mode.HOLD):
         yield
     if _State.arrived and _State.mode is _Mode.LEAVE:

@@ -1,6 +1,6 @@
-"""The memory of processes: how much one has, and the C allocator of this one.
+"""Memory of a process in bytes, and settings of this process's C allocator.
 
-Freed memory is kept, because the next round takes as much again. glibc gives blocks above a
+Freed memory is kept, because the next round takes the same amount again. glibc gives blocks above a
 threshold, and the end of its heaps, back to the system at once; taking them anew, a page at a time,
 was a quarter of the processor time of averaging 64 MiB. The price is memory that stays with an idle
 process: as much as its busiest moment took, and the holes.

@@ -1,10 +1,10 @@
-"""How long to wait for others: what they were measured to take, and how late this process itself
-runs. Pure: times in, seconds out.
+"""Time limits for answers of others, from their measured answer times and the lateness of this
+process. Pure: times in, seconds out.
 
-A slow answer is one of a busy machine as often as of a dead one. Two things widen a wait beyond its
-floor. Measured answers: the wait is :data:`SPARE` times what Jacobson's estimator expects (smoothed
-mean and four mean deviations; V. Jacobson, "Congestion Avoidance and Control", 1988; RFC 6298). And
-the own clock: if its timers are late again and again, it has no time to hear others.
+A slow answer is as often a sign of a busy machine as of a dead one. Two things widen a wait beyond
+its floor. Measured answers: the wait is :data:`SPARE` times what Jacobson's estimator expects
+(smoothed mean and four mean deviations; V. Jacobson, "Congestion Avoidance and Control", 1988; RFC
+6298). And lateness: a process with timers that are late again and again has no time to hear others.
 
 A process that was stopped once (SIGSTOP, a suspended machine) is not a busy one. So the longest
 delay of its timers counts only when there is another one beside it, and answers are measured in
@@ -20,13 +20,13 @@ from node.core.newest import Newest
 SPARE = 2.0
 """Times what an answer is expected to take."""
 MOST_S = 60.0
-"""No wait is widened beyond this by what was measured."""
+"""Most seconds to which measured answers widen a wait."""
 MOST_LATE_S = 5.0
 """No delay of a timer widens a wait by more: a process that is stopped for longer is not busy."""
 HALF_LIFE_S = 20.0
 """A delay of a timer counts half after this time."""
 GAP_S = 1.0
-"""Longest time between two timers of a process that runs; a longer gap is a delay."""
+"""Longest time between two timers of a running process; a longer gap is a delay."""
 KNOWN = 1024
 """Kinds of answers that are remembered, the newest."""
 GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
@@ -75,10 +75,11 @@ class Patience:
 
     def __init__(self) -> None:
         self._took: Newest[Hashable, Took] = Newest(KNOWN)
-        self._longest, self._second = _Delay(), _Delay()
+        self._longest = _Delay()
+        self._second = _Delay()
         self._woke = math.inf
         self._stood = 0.0
-        """Seconds in all by which timers were late, so in which the process did not run."""
+        """Total seconds of lateness of timers, in which the process did not run."""
 
     # ----------------------------------------------------------- the own clock
 
@@ -92,7 +93,8 @@ class Patience:
         self._stood += late
         delay = _Delay(min(late, MOST_LATE_S), now)
         if late >= self._longest.left(now):
-            self._longest, self._second = delay, self._longest
+            self._second = self._longest
+            self._longest = delay
         elif late >= self._second.left(now):
             self._second = delay
 

@@ -46,8 +46,8 @@ NEAREST = 8
 k). hivemind's 20 are for swarms of thousands; each question costs both sides a millisecond of
 processor time, every few seconds, for ever."""
 FRESH_S = 0.5
-"""A walk that posts a record asks the nodes that a walk for a reading asks, and is told all
-records. So a reading that begins at most this long after such a walk asks nobody."""
+"""A walk that posts a record asks the same nodes as a walk for a reading, and gets all records. So
+a reading that begins within these seconds of such a walk asks nobody."""
 ATTACH_S = 120.0
 """For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
 hivemind waits for ever for one that is gone."""
@@ -95,8 +95,7 @@ class Directory:
         self._posted_at, self._times = 0.0, 1.0
         self._searches: dict[str, asyncio.Task[Any]] = {}
         self._heard = "", -math.inf
-        """Key under which the own record was posted last, and the second of the clock at which that
-        walk ended."""
+        """Key of the last post of the own record, and the time at which that walk ended."""
         self._serving = self._served = True
         """Whether this node is to answer others, and whether the one there does."""
         self._seeds: dict[PeerId, list[Multiaddr]] = {}
@@ -265,7 +264,8 @@ class Directory:
             key = key_of(self._topics.run_id, self._topic)
             stored = await self._put(self._topic, packed, self._times)
         else:
-            key, now = self._record_store.key, self._clock.wall()
+            key = self._record_store.key
+            now = self._clock.wall()
             raw, expires = self._author.seal(
                 packed, now, self._record_store.newest(self.me), self._times
             )

@@ -62,7 +62,7 @@ def open_record(
     if version != _VERSION or seq > MAX_SEQ:
         raise WireError(f"not a record of version {_VERSION}")
     if seq <= newest:
-        # Nobody's fault: a copy elsewhere takes a moment to be replaced.
+        # This is nobody's fault: old copies elsewhere take a moment to be replaced.
         raise WireError(f"record {seq} comes after {newest} of the same writer")
     not_after = not_after_ms / 1000
     if not_after <= now_wall:

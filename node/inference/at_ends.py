@@ -34,7 +34,7 @@ CHOICES = 8
 TOGETHER = 4
 """Batches under way at once."""
 SLOW = 10.0
-"""Tokens a second below which the reasons are told."""
+"""Tokens a second below which the reasons are shown."""
 COLD = 1e-6
 """A lower temperature counts as 0: logits divided by it may be infinite."""
 

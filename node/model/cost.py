@@ -193,14 +193,14 @@ def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
 def graph_bytes(
     settings: ModelSettings, tokens: int, masked: bool = False, *, cast: bool = False
 ) -> int:
-    """Bytes that autograd keeps of one layer for so many tokens, fp32; where documents are kept
-    apart (``masked``) attention's output twice, of each document and of all. ``cast``: under bf16
-    autocast, without the copies of parameters."""
+    """Bytes that autograd keeps of one layer for ``tokens`` tokens, fp32. Where documents are kept
+    apart (``masked``) attention's output counts twice: once by document, once whole. ``cast``:
+    under bf16 autocast, without the copies of parameters."""
     d = settings.d_model
     q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
     if cast:
-        # Norms are in fp32 and keep input, normalised input and root. Of their output each of the
-        # five projections that read it keeps a copy in bf16.
+        # Norms are in fp32 and keep input, normalised input and root. Each of the five projections
+        # that read their output keeps a bf16 copy of it.
         bytes_each = 2 * 4 * (2 * d + 1) + 5 * 2 * d
         bytes_each += 2 * ((3 if masked else 2) * q + 2 * kv + 4 * settings.d_ff)
         bytes_each += 4 * settings.heads
@@ -272,9 +272,9 @@ def stage_bytes(
     masked: bool = False,
     cast: bool = False,
 ) -> StageBytes:
-    """What ``stage`` takes on one peer beside and with what ``rounds`` take, with ``in_flight``
-    micro-batches stashed. ``width``: bytes of a parameter, and of its gradient by one micro-batch;
-    gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`.
+    """Plan the memory of ``stage`` on one peer with ``in_flight`` micro-batches stashed, together
+    with the memory of ``rounds``. ``width``: bytes of a parameter, and of its gradient by one
+    micro-batch; gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """

@@ -145,7 +145,7 @@ class Device:
 
     def keep_within(self, limit: int) -> None:
         """Let tensors of this process take at most ``limit`` bytes of a CUDA device: beyond, torch
-        gives back what it caches, then raises OutOfMemoryError. Does nothing on the CPU."""
+        gives back its cached memory, then raises OutOfMemoryError. Does nothing on the CPU."""
         if self.is_cuda:
             share = limit / self.memory_limit()
             torch.cuda.set_per_process_memory_fraction(min(1.0, share), self.device)

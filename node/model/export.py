@@ -2,8 +2,8 @@
 
 The files are written here, without that library: config.json, model.safetensors,
 generation_config.json and, when there is a tokenizer, tokenizer.json and tokenizer_config.json; of
-a run that trains adapters the two files that PEFT reads. README.md, the model card, is given.
-Tensors come stage by stage, so that no more of the model than a stage has to be in memory.
+a run that trains adapters the two files that PEFT reads. The caller gives README.md, the model
+card. Tensors come stage by stage, so that no more of the model than a stage has to be in memory.
 """
 
 import hashlib

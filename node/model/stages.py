@@ -89,7 +89,7 @@ class RMSNorm(nn.RMSNorm):
 class _Linear(nn.Linear):
     """A linear map without values: :func:`initialise` writes them.
 
-    ``skip_init`` makes the module on the meta device first. For that torch loads its compiler and
+    ``skip_init`` makes the module on the meta device first. That makes torch load its compiler and
     sympy: 1 to 3 s of processor time and 45 MiB in every daemon.
     """
 

@@ -1,5 +1,5 @@
-"""How a peer chooses its stage when its operator named none: when it claims, builds and settles.
-The choice is that of ``placement.py``.
+"""Choice of a stage by a peer without a named one: when it claims, builds and settles.
+``placement.py`` makes the choice.
 
     CHOOSING  the same peers have been in sight for a while    -> a claim            -> CLAIMED
     CLAIMED   the others' claims stand as well                 -> it may build       -> BUILDING
@@ -146,7 +146,7 @@ class Choosing:
         return to
 
     def _help(self, others: Mapping[PeerId, Placed], now: float) -> int | None:
-        # Nothing has been measured that all would agree on.
+        # No measurement exists that all peers would agree on.
         others = _alike(others)
         view = self._view(others)
         if view[ENDS] or self.stage == ENDS:

@@ -84,7 +84,7 @@ def _remainder(total: int, peers: int) -> str:
 
 
 def _why(plan: Plan, member: PlanMember, most: PlanMember, costs: Costs | None) -> str:
-    """The reason for which ``member`` gets less than ``most``; empty if they are equally good."""
+    """Reason for which ``member`` gets less work than ``most``; empty if they are equally good."""
     here, there = (
         (costs.compute.get(m.peer) if costs else None) or (1 / m.speed if m.speed else 0.0)
         for m in (member, most)

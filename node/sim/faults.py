@@ -171,7 +171,7 @@ def _restart(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 
 def _stop(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
-    """``tutti stop``, and started again from its disk."""
+    """``tutti stop`` at a peer, which then starts again from its disk."""
     swarm.watch.died[victim.name] = swarm.world.now
     victim.halt()
     yield f.seconds
@@ -179,7 +179,7 @@ def _stop(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 
 def _stop_all(swarm: SimSwarm, f: Fault) -> Trouble:
-    """``tutti stop`` at every peer, in any order within ``size`` seconds, and all started again."""
+    """``tutti stop`` at every peer, in any order within ``size`` seconds; then all start again."""
     victims = swarm.live()
     _say(swarm, f, len(victims))
     for victim in victims:

@@ -1,4 +1,4 @@
-"""The scenarios and averaging strategies that can be simulated, and one line about each. Imports
+"""The scenarios and averaging strategies that can be simulated, with one line about each. Imports
 nothing: the command line lists them in its help."""
 
 SCENARIOS: dict[str, str] = {

@@ -65,7 +65,7 @@ MOVES = 200
 """Of a search for better paths."""
 DRAIN_S = 60.0
 SOON_S = 0.1
-"""Between two looks at whether a process has ended."""
+"""Seconds between two checks for the end of a process."""
 
 
 class SimClock(Clock):
@@ -341,7 +341,7 @@ class SimPeer(Peer[Services]):
             self.boot()
 
     async def _rest(self) -> None:
-        """What a daemon does before its process ends."""
+        """Last work of a daemon before its process ends."""
         a = self.assembled
         if a is not None:
             await a.training.close()

@@ -124,7 +124,7 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
 
 class Journal:
     """The record of one process. ``keep`` newest events stay readable; every event goes to every
-    sink. Texts name the peers of :attr:`names` beside their short ids."""
+    sink. Texts show the names in :attr:`names` before the short ids of peers."""
 
     def __init__(
         self, sinks: Iterable[Sink] = (), *, clock: Clock | None = None, keep: int = 2_000

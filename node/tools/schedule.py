@@ -27,7 +27,7 @@ from node.tools.document import read as read_document
 MOST_BYTES = 512 << 20
 LONGEST_S = 3600.0
 LEAST_SAVED = 0.0005
-"""A smaller share of the makespan is shown as nothing."""
+"""Smallest share of the makespan that is shown."""
 WALL = 4.0
 """Seconds by the wall for one of processor time that is asked for: on a busy machine planning ends
 then."""

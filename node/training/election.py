@@ -22,11 +22,13 @@ from node.training.protocol.pace import CLAIM_S
 SHUN_S = 10.0
 """An ends peer that did not answer cannot be the leader for so many seconds, and after that only
 once a newer record of it is seen."""
-DOUBT_S, GRACE_S = 3.0, 2.0
-"""A peer that answered that it does not lead comes after all others for DOUBT_S. If it has never
-led it gets GRACE_S first: it may not have found out yet that its leader is gone."""
+DOUBT_S = 3.0
+"""Seconds for which a peer that denied that it leads comes after all others."""
+GRACE_S = 2.0
+"""Seconds before the doubt about a peer that has never led: it may not have found out yet that its
+leader is gone."""
 SAID_S = 10.0
-"""A peer that said that it leads counts as leading for so many seconds, until its record does."""
+"""Seconds for which a peer that said that it leads counts as leading, until its record says so."""
 KEEP_S = 60.0
 """A peer that accepted our heartbeat as the leader counts as leading for so many seconds, whatever
 the directory shows: on a busy machine records come late."""
@@ -110,12 +112,12 @@ class Election:
         """Who says that it follows whom, by the followed."""
         self._shunned: dict[PeerId, tuple[float, int]] = {}
         self._doubted: dict[PeerId, tuple[float, float]] = {}
-        """Peers that denied that they lead: since when, and until when they are doubted."""
+        """Peers that denied that they lead: time of the first denial, and end of the doubt."""
         self._said: dict[PeerId, float] = {}
-        """When peers said that they lead."""
+        """Time at which each peer last said that it leads."""
         self._told: dict[PeerId, float] = {}
         self._claims: dict[PeerId, float] = {}
-        """When other peers last took this one for the leader while it did not lead."""
+        """Last time that each other peer took this one for the leader while it did not lead."""
         self.order: Sequence[PeerId] = ()
         """Who takes over, one after the other, as the newest plan followed here says."""
         self.following: PeerId | None = None

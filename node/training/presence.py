@@ -34,7 +34,7 @@ HASTE_S = 0.5
 DUE = 0.9
 """Share of the usual time between two posts after which an unchanged record is posted again."""
 REST = 3.0
-"""The pause after a reading is at least so many times as long as the reading took: a reading asks
+"""The pause after a reading is at least REST times as long as the reading took: a reading asks
 several peers for all records, and is slow where many peers come at the same time."""
 COMING = ("choosing", "starting", "joining")
 """States of a peer that does not take part yet."""
@@ -165,7 +165,7 @@ class Presence:
         """Set when the first other peer is seen."""
         self._same, self._neighbours = 0, 0
         self._posted = -math.inf
-        """When the own record was posted last, in seconds of the clock."""
+        """Time of the last post of the own record, in seconds of the clock."""
         self.hasty = False
         """Read every :data:`HASTE_S`."""
         self.vitals = Vitals()
@@ -215,7 +215,8 @@ class Presence:
         """Post the own record if it has changed, or the last post is a refresh old."""
         if self._body is None:
             return
-        body, now = self._body(), self._clock.now()
+        body = self._body()
+        now = self._clock.now()
         topic = cell_topic(self.cell) if self.cell else PEERS
         if body == self._own and now - self._posted < DUE * self.times * self._every:
             return

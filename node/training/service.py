@@ -64,21 +64,21 @@ from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
 BROKEN_S = 60.0
-"""A broken connection is no sign of its peer's death after this time."""
+"""Seconds after which a broken connection is no sign of its peer's death any more."""
 SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
 CARRIED_OUT = ("plan", "round")
 """Messages that are carried out before they are answered; all others are answered at once."""
 CARRIED_OUT_S = 5.0
-"""A message that is being carried out when this peer stops has so long to be done."""
+"""Seconds that a stopping peer gives to a message that is being carried out."""
 PAUSE_S = 5.0
-"""Between two epochs, evaluation included, nobody is said to wait before so long."""
+"""Seconds between two epochs, evaluation included, before a peer is said to wait."""
 BARS = 3.0
 """Weight of a fault that bars a peer at once."""
 ANSWER_S = 3.0
-"""A leader that has not answered a heartbeat for so many seconds is shown as silent."""
+"""Seconds without an answer to a heartbeat after which a leader is shown as silent."""
 HEARD_S = 5.0
-"""A peer that was heard here in so many seconds is not lost because its leader says so."""
+"""A peer that this one heard in the last HEARD_S is not shown as lost, whatever the leader says."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
 
@@ -153,15 +153,15 @@ class Training(rpc.TrainingServicer):
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
         self._led_since = clock.now()
-        """When this peer began to lead the last time."""
+        """Time at which this peer last began to lead."""
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
         self._broken: dict[PeerId, float] = {}
-        """When the connections to peers broke that have not answered since."""
+        """Time of the break, for each broken connection to a peer that has not answered since."""
         self._looking: set[PeerId] = set()
         """Ends peers that are called because nobody leads."""
         self._unanswered: tuple[PeerId, float] | None = None
-        """The leader to which a heartbeat is on its way, and since when."""
+        """Leader to which a heartbeat is on its way, and the time at which it was sent."""
         self.leader_waits: tuple[PeerId | None, str] = None, ""
         """The peer that answered the last heartbeat, and its reason for planning no epoch."""
         self.standing = ChangeStatus(facts.make.read(""))
@@ -238,7 +238,7 @@ class Training(rpc.TrainingServicer):
         :meth:`leave` is the polite way. Messages that are being carried out have
         :data:`CARRIED_OUT_S` to be done."""
         self._closed = True
-        # Others whose connections break now are no news to a leader that stops.
+        # From now on a broken connection is no news to a leader that stops.
         self.lead = lambda event: None
         # All are cancelled before any goes on: what ends one may begin another.
         await asyncio.gather(self.tasks.close(), self._epoch_tasks.close())
@@ -315,7 +315,7 @@ class Training(rpc.TrainingServicer):
 
     @property
     def _able(self) -> bool:
-        """This peer could lead."""
+        """True if this peer can lead."""
         return self.stage == ENDS and not self.leaving and self._may_lead(self.me)
 
     def _may_lead(self, peer: PeerId) -> bool:
@@ -363,7 +363,8 @@ class Training(rpc.TrainingServicer):
         may have asked it too early, or not know yet that the previous leader is gone."""
         plan = self.member.plan
         asked = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
-        note, now = pb.Note(lead=pb.LeadNote(cell=self.cell)), self.clock.now()
+        note = pb.Note(lead=pb.LeadNote(cell=self.cell))
+        now = self.clock.now()
         for peer in sorted(asked - {self.me}):
             if not self._election.is_silent(peer, now):
                 self.tasks.spawn(self.inform(peer, note), "gather")
@@ -674,7 +675,9 @@ class Training(rpc.TrainingServicer):
     def _claimed(self, peer: PeerId) -> None:
         """``peer`` takes this peer, which does not lead, for the leader. If most voters do, the
         leader of the plan in force is gone, whatever became of this peer's connection to it."""
-        now, leader, plan = self.clock.now(), self.leader_id(), self.member.plan
+        now = self.clock.now()
+        leader = self.leader_id()
+        plan = self.member.plan
         most = self._election.claims(peer, now)
         if most and self._able and plan is not None and plan.leader == leader:
             self._election.shun(plan.leader, now)
@@ -800,7 +803,8 @@ class Training(rpc.TrainingServicer):
     def _redial_s(self, peer: PeerId) -> float:
         """Seconds for an answer over a new connection, after the previous one broke. They are
         bounded: a cell must go on soon also if its leader answered slowly before it died."""
-        patience, now = self.transport.patience, self.clock.now()
+        patience = self.transport.patience
+        now = self.clock.now()
         usual = REDIAL_TIMEOUT_S + patience.usual(("dial", peer))
         within = patience.within(("word", peer), usual, now)
         return min(within, REDIAL_MOST_S + patience.slack(now))
@@ -835,8 +839,8 @@ class Training(rpc.TrainingServicer):
             await self.word(peer, note, PROBE_TIMEOUT_S)
 
     async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        """Something the leader of this plan must hear. It is given up if the leader does not answer
-        or, for all that this peer knows, leads no more."""
+        """Send something that the leader of this plan must hear. The message is given up if the
+        leader does not answer or, for all that this peer knows, leads no more."""
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:

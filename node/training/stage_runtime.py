@@ -94,7 +94,7 @@ class StageRuntime:
         """That version by the leader's last word, the tokens that count in it, and whether it came
         whole from others."""
         self._round: ev.RoundArrived | None = None
-        """That word."""
+        """The leader's last message about that version."""
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
         self.fetching, self.fetched_at = 1.0, 0.0
@@ -323,19 +323,21 @@ class StageRuntime:
             self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
 
     async def keep(self, limit_s: float) -> bool:
-        """Write what is committed, before the process ends: the version that is final, and the one
-        in place if it can still be undone, because others may know it to be committed. Return
-        False if that failed or took longer than ``limit_s`` seconds.
+        """Write the committed state before the process ends: the version that is final, and the one
+        in place if it can still be undone, because others may know it to be committed. Return False
+        if that failed or took longer than ``limit_s`` seconds.
 
         Nothing may change the state meanwhile.
         """
         if not self.local_checkpoints.writes:
             return True
-        # An adoption whose caller was cancelled still goes on there.
+        # An adoption goes on there even if its caller was cancelled.
         await self.engines.aside(lambda: None)
-        plan, r, stage = self.plan, self._round, self.stage
+        plan = self.plan
+        r = self._round
+        stage = self.stage
         if plan is None:
-            return True  # whatever is here came from the disk or from others
+            return True  # everything here came from the disk or from others
         kept: list[StageSnapshot] = []
         if plan.base == stage.settled:
             kept.append(self._snapshot(plan.base, PlanContext.before(plan)))

@@ -1,4 +1,4 @@
-"""Signs of life of other peers, for people. Pure: signs and times in, a standing out.
+"""Signs of life of other peers, for people. Pure: signs and times in, the state of a peer out.
 
 The directory lists a peer until its record expires, 20 s after its last sign of life. This peer
 often knows sooner: a connection broke, a probe was not answered, the leader counts the peer as
@@ -49,7 +49,7 @@ class _Signs:
     life_s: float = 0.0
     leaves: bool = False
     started: float = 0.0
-    """Unix second of its start, as its record says."""
+    """Unix second of the peer's start, from its record."""
 
 
 class Vitals:

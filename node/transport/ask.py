@@ -21,7 +21,7 @@ NONCE_BYTES = 64
 READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
 LIMITED_AGAIN_S = 4.0
-"""After so many seconds a peer that asked too often has questions left."""
+"""Seconds after which a peer that asked too often may ask again."""
 QUEUED = ("manifest", "peers")
 """Questions with which joining begins: strangers wait for their turn to have them answered."""
 
@@ -29,9 +29,9 @@ QUEUED = ("manifest", "peers")
 class Asking:
     """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one.
 
-    ``limited(peer)`` is told of a question that was one too many; ``dialled(peer, ports)`` says
-    where we see a peer and which of its ports answer there; ``known(peer)`` returns False for a
-    stranger.
+    ``limited(peer)`` is called for a question beyond the limit; ``dialled(peer, ports)`` returns
+    the address at which we see a peer and the ports that answer there; ``known(peer)`` returns
+    False for a stranger.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class Asking:
         await see_off(reader, READ_TIMEOUT_S)
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
-        now, kind = time.monotonic(), question.WhichOneof("question")
+        now = time.monotonic()
+        kind = question.WhichOneof("question")
         if not self._rate.allow(peer, now):
             self._limited(peer)
             refusal = _refuse(ExitCode.RESOURCES, "too many questions; wait a few seconds")

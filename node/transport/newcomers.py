@@ -2,7 +2,8 @@
 the others are asked again.
 
 Enters: questions, and how busy this process is. Leaves: a turn, or a place in the queue. Members
-never enter: they are answered at once, and newcomers get what is left. Pure: time is an argument.
+never enter: they are answered at once, and newcomers get the remaining time. Pure: time is an
+argument.
 """
 
 from collections import OrderedDict
@@ -13,24 +14,31 @@ from node.core.newest import Newest
 from node.identity.faults import PEERS_KEPT
 
 LATE_S = 0.5
-"""A process whose timers run later than this is busy."""
+"""Seconds of lateness of its timers beyond which a process is busy."""
 CONTENDED = 0.5
-"""A process whose threads wait for a processor for more than this share of the time in which they
-could run is busy."""
-FIRST_PACE_S, FASTEST_PACE_S, SLOWEST_PACE_S = 1.0, 0.1, 1.5
-"""Seconds between two newcomers that get their turn: at first, at least, at most."""
-SLOWER, FASTER = 1.5, 0.8
-"""Factors of the pace for each second in which this process is busy, and in which it is not."""
+"""Share of the time in which its threads could run, but wait for a processor, beyond which a
+process is busy."""
+FIRST_PACE_S = 1.0
+"""Seconds between two turns of newcomers at first."""
+FASTEST_PACE_S = 0.1
+"""Least seconds between two turns."""
+SLOWEST_PACE_S = 1.5
+"""Most seconds between two turns."""
+SLOWER = 1.5
+"""Factor of the time between turns for each second in which this process is busy."""
+FASTER = 0.8
+"""Factor of the time between turns for each second in which this process is not busy."""
 AT_ONCE = 4.0
 """Newcomers that get their turn at once after a pause."""
 TURN_S = 120.0
-"""A newcomer that had its turn is answered for so long: joining takes several questions."""
-AGAIN_LEAST_S, AGAIN_MOST_S = 1.0, 20.0
+"""Seconds for which a newcomer is answered from its turn on: joining takes several questions."""
+AGAIN_LEAST_S = 1.0
+AGAIN_MOST_S = 20.0
 """Bounds of the time after which a newcomer in the queue is to ask again. Each question costs both
 sides some 50 ms of processor time, most of it for the connection."""
-ABSENT_TIMES, ABSENT_S = 2.0, 5.0
-"""A newcomer loses its place if it does not ask again within so many times the time that it was
-told, and so many seconds."""
+ABSENT_TIMES = 2.0
+ABSENT_S = 5.0
+"""A newcomer keeps its place for ABSENT_TIMES times the time that it was told, plus ABSENT_S."""
 LONGEST = 1024
 """Places in the queue. Whoever comes when all are taken is told to come back and gets none."""
 
@@ -46,16 +54,19 @@ class Place:
 class Newcomers:
     """The queue and its pace.
 
-    The pace follows what is measured, and doubles or halves within seconds. It begins slowly with
-    every crowd, because the load that a newcomer makes comes some seconds after its turn.
+    The pace follows measurements of lateness and contention, and doubles or halves within seconds.
+    It begins slowly with every crowd, because the load that a newcomer makes comes some seconds
+    after its turn.
     """
 
     def __init__(self) -> None:
         self._queue: OrderedDict[PeerId, float] = OrderedDict()
-        """Who waits, in order, and the second at which the place is lost."""
+        """Newcomers that wait, in order, and the second at which each loses its place."""
         self._turns: Newest[PeerId, float] = Newest(PEERS_KEPT)
         """Newcomers that had their turn, and the second until which they are answered."""
-        self._pace_s, self._left, self._at = FIRST_PACE_S, AT_ONCE, float("-inf")
+        self._pace_s = FIRST_PACE_S
+        self._left = AT_ONCE
+        self._at = float("-inf")
 
     @property
     def waiting(self) -> int:
@@ -68,8 +79,8 @@ class Newcomers:
         return self._pace_s
 
     def measured(self, late_s: float, contended: float, now: float) -> None:
-        """Take over what was measured in the last second: how late timers ran, and the share of its
-        time that this process waited for a processor."""
+        """Take over the measurements of the last second: the lateness of timers, and the share of
+        its time that this process waited for a processor."""
         self._refill(now)
         self._forget_absent(now)
         if late_s > LATE_S or contended > CONTENDED:

@@ -67,7 +67,7 @@ CLIMB_EVERY_S = 1.0
 PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
 PUNCH_ASK_S = 4.0
 QUEUE_SAID_S = 30.0
-"""Between two reports that newcomers wait."""
+"""Seconds between two reports that newcomers wait."""
 INCOMPATIBLE_S = 60.0
 """A peer without a common protocol version is not called again for so long, unless it calls."""
 
@@ -186,7 +186,8 @@ class Transport:
         self.asking = Asking(
             self.p2p, facts, self._limited, self.reachable.dialled, self._tokens.knows
         )
-        self._contention, self._queue_said = Contention(), float("-inf")
+        self._contention = Contention()
+        self._queue_said = float("-inf")
         self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
         self._moved: Newest[PeerId, Moved] = Newest(PEERS_KEPT)
         self._pinged: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
@@ -221,7 +222,7 @@ class Transport:
 
     @property
     def clocks(self) -> PeerClocks:
-        """This clock beside those of the peers that answered questions."""
+        """This clock beside the clocks of the peers that answered questions."""
         return self.asking.clocks
 
     def connected(self) -> list[PeerId]:

@@ -64,10 +64,10 @@ class TransportSettings:
         server: bool = False,
         probe_idle: bool = True,
     ) -> list[tuple[str, int]]:
-        """gRPC's options for both ends of a connection: how silence is noticed, and how much may be
-        unread. ``slack_s``: how late this process ran when the connection was made, which the other
-        side's answers to probes may then be too. The side that dialled would dial anew, so it is
-        the one that has to know soon. The other side (``server``) only has to free what a peer that
+        """gRPC's options for both ends of a connection: probes of a silent peer, and most unread
+        bytes. ``slack_s``: lateness of this process when the connection was made; the other side's
+        answers to probes may be as late. The side that dialled would dial anew, so it is the one
+        that has to know soon. The other side (``server``) only has to free what a peer that
         vanished held here: it probes :data:`SERVER_TIMES` as rarely, because probes of all
         connections are most of what an idle peer of a large swarm costs. For the same reason a
         connection without ``probe_idle`` is probed only while a call is under way on it.

@@ -283,7 +283,7 @@ def _stack(lines: list[Text]) -> Group:
 
 
 def node_lines(s: Snapshot, width: int) -> list[Text]:
-    """This node in five lines."""
+    """Describe this node in five lines."""
     place = "ends" if s.stage == ENDS else f"{s.stage}/{s.swarm.stages}"
     if s.role == "rendezvous":
         place = "rendezvous"

@@ -46,7 +46,7 @@ from protos.control_pb2 import ExportRequest
 
 T = TypeVar("T")
 SHOW_S = 0.5
-"""Seconds between two words on the progress."""
+"""Seconds between two reports of the progress."""
 RATE_S = 5.0
 """Seconds over which the rate is measured."""
 FIND_S = 30.0
@@ -55,21 +55,23 @@ LOOK_S = 1.0
 """Seconds between two questions for a version, while no new plan comes."""
 POLL_S = 0.05
 """Seconds between two looks at whether a new plan has come."""
-TRIES, RETRY_S = 5, 1.0
-"""Fetches of a stage that may fail, and the pause after the first of them."""
+TRIES = 5
+"""Attempts to fetch a stage."""
+RETRY_S = 1.0
+"""Pause after the first attempt that failed."""
 VERSIONS = 3
-"""Versions that are begun with: one may be lost while it is fetched."""
+"""Versions that an export tries: donors may lose one while it is fetched."""
 AT_ONCE = 2
 """Stages in memory at once."""
 ASKED = 16
 """Peers that are asked for the tokenizer, one after the other."""
 SAID = 6
-"""Stages, and peers of each, that an error lists."""
+"""Most stages, and most peers of each, that an error lists."""
 
 _AGAIN = "see  tutti status , and give the same command again"
 
 News = tuple[str, str, dict[str, Any]]
-"""A word, a sentence, and figures."""
+"""Kind, sentence and figures of one event."""
 
 
 @dataclass
@@ -114,7 +116,7 @@ class _Common:
 
 
 class _StageLost(Exception):
-    """A stage of the version can be had from nobody any more."""
+    """No peer gives a stage of the version any more."""
 
     def __init__(self, donors: Donors) -> None:
         super().__init__()
@@ -169,7 +171,7 @@ class Exporter:
         stages = [stage for stage, of in shapes.items() if of]
         self._progress.stages = len(stages)
         out = Export(Path(self._request.directory), m.model, m.optimizer.parameters)
-        # A place that will not do is told before anything is fetched.
+        # An unsuitable directory is refused before anything is fetched.
         await self._blocking(check_place, out.directory, out.nbytes + BESIDE)
         tokenizer = await self._tokenizer()
         versions = 0
@@ -227,7 +229,8 @@ class Exporter:
     # ----------------------------------------------------------- the tokenizer
 
     async def _tokenizer(self) -> bytes | None:
-        """The run's tokenizer.json, as the manifest names it; None where the export has none.
+        """Find the run's tokenizer.json, as the manifest names it. Returns None for an export
+        without one.
 
         Raises NetworkFault where it is neither here nor at another peer, UsageFault where it is not
         here and the manifest names no hash to check another peer's copy by, and as

@@ -70,7 +70,7 @@ def open_stream(
     def look() -> Listing:
         found = listed(settings.source, place, client, files.go_on)
         if settings.sha256.lower() not in ("", found.sha256):
-            return found  # the source has others now; what is kept is still the run's
+            return found  # the source has changed; the kept listing is still the run's
         with contextlib.suppress(OutOfResources):  # it is asked for again at the next start
             files.put(kept, found.to_json().encode())
         return found

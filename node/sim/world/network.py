@@ -36,9 +36,10 @@ from node.transport.settings import TransportSettings
 
 RETRANSMIT_S = 0.2
 """Least delay before a lost message is sent again, as TCP's minimum."""
-KEEPALIVE_S, PROBE_S = TransportSettings.keepalive_s, TransportSettings.keepalive_timeout_s
+KEEPALIVE_S = TransportSettings.keepalive_s
+PROBE_S = TransportSettings.keepalive_timeout_s
 SILENT_S = KEEPALIVE_S + PROBE_S
-"""A connection over which nothing can be heard is given up after so long."""
+"""Seconds of silence after which a connection is given up."""
 DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s
 LONGEST_RETRY_S = 3.0
 _NOTHING: Any = grpc.aio.Metadata()
@@ -169,7 +170,7 @@ class SimTransport:
         self._probed: set[SimTransport] = set()
         """Processes with a probe under way."""
         self.heard: dict[PeerId, float] = {}
-        """When something last came from a peer."""
+        """Time of the last message from each peer."""
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
         self._banned, self._accused = banned, accused
@@ -291,7 +292,8 @@ class SimTransport:
     def _keep_alive(self) -> None:
         """Probe each process from which nothing came for :data:`KEEPALIVE_S` and that cannot answer
         now. For all others a probe would change nothing."""
-        now, after = self.net.world.now, KEEPALIVE_S
+        now = self.net.world.now
+        after = KEEPALIVE_S
         for peer, there in list(self.lines.items()):
             if there in self._probed or not (there.loop.frozen or self._cut(peer)):
                 continue

@@ -289,7 +289,8 @@ class DiskStore(CheckpointStore):
         made = Checkpoint(stage, epoch, dict(parameters), state, dict(meta), digest(parameters))
         before = self._on.places
         self._on.places = {**before, (stage, epoch): made}
-        epochs, keep = self.epochs(stage), self.settings.keep
+        epochs = self.epochs(stage)
+        keep = self.settings.keep
         stay = kept(epochs, {epoch, *beside}, keep=keep, stride=stride)
         for old in set(epochs) - stay:
             del self._on.places[stage, old]

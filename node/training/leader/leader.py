@@ -390,7 +390,8 @@ class Leader:
         """Return True while the first plan of this leader waits a moment for more peers: in a young
         swarm, so that peers that start together are in it together; else for members of the
         previous leader's plan that have not reported yet."""
-        history, settle_s = self.memory.history, self.facts.waits.settle_s
+        history = self.memory.history
+        settle_s = self.facts.waits.settle_s
         if self.roster.base is not None or self._changed is None or self._complete is None:
             return False
         if history is not None:
@@ -412,8 +413,9 @@ class Leader:
         return Wait(Lack.WAYS, detail=str(no_way))
 
     def _choose(self, now: float) -> Version | Wait:
-        """The version to start from, or the reason for waiting. One that few can have committed is
-        asked about first, and passed over where nobody could show a certificate a moment ago."""
+        """The version to start from, or the reason for waiting. The leader first asks for the
+        certificate of a version that few peers can have committed, and passes the version over if
+        nobody could show one a moment ago."""
         r = self.roster
         r.unproven = {v for v in r.unproven if self._doubts(v, now) and r.holders(v)}
         while True:

@@ -31,10 +31,12 @@ TELL_TRIES = 3
 """Attempts to tell the leader something that it must hear."""
 PROBE_TIMEOUT_S = 1.5
 """For a sign of life over a new connection."""
-REDIAL_TIMEOUT_S, REDIAL_MOST_S = 1.0, 3.0
-"""After a connection broke, an answer over a new one has REDIAL_TIMEOUT_S and the usual time of a
-dial, at most REDIAL_MOST_S in all. The transport closes a connection only after one of its own
-probes was not answered, so the peer is probably dead."""
+REDIAL_TIMEOUT_S = 1.0
+"""Seconds, beside the usual time of a dial, for an answer over a new connection after the previous
+one broke. The transport closes a connection only after one of its own probes was not answered, so
+the peer is probably dead."""
+REDIAL_MOST_S = 3.0
+"""Most seconds for such an answer, the dial included."""
 CLAIM_S = 5.0
 """A heartbeat to a peer that does not lead shows that its sender has lost its leader. It counts as
 evidence for this time."""

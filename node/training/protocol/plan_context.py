@@ -48,7 +48,7 @@ class PlanContext:
     def after(
         cls, plan: Plan, dropped: Sequence[int], owners: Mapping[str, PeerId], tokens: int
     ) -> "PlanContext":
-        """The context of the version that ``plan`` makes: its samples are taken, and those of
+        """The context of the version that ``plan`` makes: its samples are taken, and the samples of
         ``dropped`` micro-batches returned."""
         sampler = Sampler(plan.cursor)
         lost = set(dropped)

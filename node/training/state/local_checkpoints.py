@@ -1,5 +1,5 @@
 """This peer's own checkpoints of its stage: written beside training and by a stop, read back by
-version; what is wrong with them and with their disk, for the operator."""
+version; and their faults and the disk's, for the operator."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ from node.training.state.engines import Engines
 TOLD = 3
 """Checkpoints that cannot be used are named in the status up to so many, the others are counted."""
 PRIORITY = 19
-"""Niceness of the thread that writes beside training, on systems whose threads have their own."""
+"""Niceness of the thread that writes beside training, on systems where a thread has its own."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class StageSnapshot:
 
 
 class LocalCheckpoints:
-    """One checkpoint at a time is written. A full disk does not stop training: when it has room
-    again, the next epoch is written."""
+    """Writes one checkpoint at a time. A full disk does not stop training: the next epoch is
+    written once there is room again."""
 
     def __init__(
         self,
@@ -237,12 +237,13 @@ class LocalCheckpoints:
         self._saving = self._tasks.spawn(self._write(snapshot, self._schedule.newest), "checkpoint")
 
     async def keep(self, snapshots: Sequence[StageSnapshot], limit_s: float) -> bool:
-        """Write these versions before the process ends, as far as the disk does not have them, in
-        this order. Return False if that failed or was not done after ``limit_s`` seconds.
+        """Write these versions in this order before the process ends, except versions that the disk
+        has. Return False if that failed or was not done after ``limit_s`` seconds.
 
         A writing under way of another version is given up.
         """
-        settled_at, kept = self._schedule.newest, True
+        settled_at = self._schedule.newest
+        kept = True
         known = set(self.versions())
         try:
             async with asyncio.timeout(limit_s):
@@ -285,7 +286,8 @@ class LocalCheckpoints:
         goes_on = threading.Event()
         goes_on.set()
         self._goes_on = goes_on
-        # A device needs its memory for the next epochs: this coroutine must not hold tensors there.
+        # The device needs its memory for the next epochs, so this coroutine must not hold tensors
+        # there.
         taken = [snapshot]
         del snapshot
 
@@ -314,7 +316,8 @@ class LocalCheckpoints:
             self._journal.emit("checkpoint", "checkpoint-given-up", text, "debug", epoch=epoch)
             return False
         except LocalFault as error:
-            # A quota leaves the disk itself with room: then the usual turn is waited for.
+            # Under a quota the disk itself still has room. Then the next write waits for its usual
+            # turn.
             self._failed = error.what
             self._residual = isinstance(error, OutOfResources) and bool(self._lacks())
             text = f"{error}; {error.next_step}"
@@ -327,7 +330,8 @@ class LocalCheckpoints:
         if self._failed:
             again = f"checkpoints are written again: {text}"
             self._journal.emit("checkpoint", "checkpoint-again", again, epoch=epoch)
-        self._failed, self._residual = "", False
+        self._failed = ""
+        self._residual = False
         self._journal.emit(
             "checkpoint",
             "checkpoint-written",
@@ -347,7 +351,7 @@ class LocalCheckpoints:
             await asyncio.wait([self._saving])
 
     def close(self) -> None:
-        """End the thread that writes, once what it writes is done or given up."""
+        """End the thread that writes, once its writing is done or given up."""
         self._writer.shutdown(wait=False)
 
     def _said(self) -> dict[int, dict[str, Any]]:

@@ -45,15 +45,13 @@ HEAD_START_S = 0.5
 
 PROBED = 16
 """Connections that are probed all the time, so that a peer that stands still is noticed before it
-is called. Of further ones only those are probed on which a call is under way: a connection that is
-probed costs its two sides 0.1 ms of processor time a second, so 60 peers that all probe each other
-need a third of a core for that."""
+is called. A further connection is probed only while a call is under way on it: probing a connection
+costs its two sides 0.1 ms of processor time a second, so 60 peers that all probe each other would
+need a third of a core."""
 
-READY, FAILED, SHUTDOWN = (
-    grpc.ChannelConnectivity.READY,
-    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-    grpc.ChannelConnectivity.SHUTDOWN,
-)
+READY = grpc.ChannelConnectivity.READY
+FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
 
 
 @dataclass(eq=False)
@@ -68,7 +66,7 @@ class Connection:
     since: float
     via: PeerId = PeerId("")
     broken: bool = False
-    """Its connection broke, and those who asked to be told were told."""
+    """The connection broke, and every listener has been told."""
 
 
 @dataclass
@@ -480,9 +478,10 @@ class Lines:
             self._broke(line)
 
     def _broke(self, line: Connection) -> None:
-        """The connection of this line broke. A call that failed by it may have dropped the line
-        before; nobody need be told if the peer has another one."""
-        peer, now = line.met.peer, time.monotonic()
+        """The connection of this line broke. A call that failed over it may have dropped the line
+        already. Nobody is told if the peer has another connection."""
+        peer = line.met.peer
+        now = time.monotonic()
         if self.open.get(peer) is line:
             self._drop(peer, line)
         if line.broken or peer in self.open:
