@@ -127,6 +127,13 @@ async def test_a_false_beginning_spoils_nothing(lab: Lab) -> None:
     assert lab.me.faults == [], "nobody can say which of the two it was"
 
 
+async def test_a_false_beginning_beyond_the_end_spoils_nothing(lab: Lab) -> None:
+    false = await lab.peer("false", Sends(lambda at: [(at, CONTENT + b"x")], breaks=True))
+    has = await lab.donor("has", holding)
+    assert await lab.fetch(false, has) == CONTENT
+    assert lab.me.faults == []
+
+
 @pytest.mark.parametrize(
     ("sends", "why"),
     [
