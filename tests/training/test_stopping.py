@@ -17,6 +17,7 @@ from node.optim.settings import OptimSettings
 from node.training.member import MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import PlanContext, makes
+from node.training.state.engines import Engines
 from tests.training.conftest import Rig, shared
 from tests.training.test_damaged import taking_part
 from tests.training.test_meeting import DELTAS, _words, two_and_one
@@ -91,6 +92,37 @@ async def test_a_stop_keeps_anchor_and_rounding_errors_of_each_version(rig: Rig)
         assert all(torch.equal(c.anchored.anchor[n], state.anchor[n]) for n in state.anchor)
         assert all(torch.equal(c.anchored.momentum[n], state.momentum[n]) for n in state.momentum)
         assert all(torch.equal(_words(c)[n], words[n]) for n in words)
+
+
+async def test_a_stop_between_anchor_and_parameters_keeps_those_of_one_version(
+    rig: Rig, monkeypatch: Any
+) -> None:
+    cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True), every=RARELY)
+    c = cells.everybody[-1]
+    await cells.give(7)
+    state, words = c.anchored, _words(c)
+    taken, aside = asyncio.Event(), Engines.aside
+
+    async def stops(engines: Engines, work: Any, *about: Any) -> Any:
+        if engines is c.work.engines and work == c.work.stage.adopt:
+            taken.set()
+            await asyncio.Event().wait()
+        return await aside(engines, work, *about)
+
+    with monkeypatch.context() as m:
+        m.setattr(Engines, "aside", stops)
+        landing = asyncio.ensure_future(cells.land(7))
+        await taken.wait()
+        landing.cancel()
+        await asyncio.wait([landing])
+    assert c.anchored is not state
+    assert await c.work.keep(LIMIT_S)
+    (kept,) = c.work.local_checkpoints.versions()
+    assert kept == c.work.stage.version
+    await c.work.restore(kept)
+    assert all(torch.equal(c.anchored.anchor[n], state.anchor[n]) for n in state.anchor)
+    assert all(torch.equal(c.anchored.momentum[n], state.momentum[n]) for n in state.momentum)
+    assert all(torch.equal(_words(c)[n], words[n]) for n in words)
 
 
 async def test_what_is_on_disk_is_not_written_again(rig: Any, monkeypatch: Any) -> None:
