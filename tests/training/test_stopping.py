@@ -200,6 +200,22 @@ async def test_a_full_disk_fails_a_stop_and_leaves_what_is_there(
     assert plan.base in before
 
 
+@pytest.mark.parametrize("error", [RuntimeError("the device is lost"), ValueError("no such name")])
+async def test_a_stop_goes_on_when_the_state_cannot_be_read(
+    rig: Any, monkeypatch: Any, error: Exception
+) -> None:
+    a, _ = await rig.trained("a", 2, every=RARELY)
+
+    def fails(*about: Any, **how: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(a.store, "save", fails)
+    assert not await a.work.keep(LIMIT_S)
+    assert str(error) in a.events("checkpoint-failed")[-1].text
+    assert {str(e) for e in a.errors} == {str(error)}
+    a.errors.clear()
+
+
 async def test_a_message_under_way_is_carried_out_before_a_stop(rig: Any, monkeypatch: Any) -> None:
     a, plan = await rig.trained("a", 2, every=RARELY)
     t = taking_part(a)
