@@ -33,8 +33,8 @@ class CheckpointSchedule:
         self._newest: float | None = None
         """When the newest version was settled."""
         self._safe: float | None = None
-        """When the newest version on disk was settled; before the first one, when the first version
-        was."""
+        """When the newest version on disk was settled, or a newer one that could not be written;
+        before the first one, when the first version was."""
 
     @property
     def epoch_s(self) -> float:
@@ -88,6 +88,11 @@ class CheckpointSchedule:
     def written(self, settled_at: float, seconds: float) -> None:
         """A version that was settled at ``settled_at`` is on disk after ``seconds`` of writing."""
         self._writings.append(seconds)
+        self.failed(settled_at)
+
+    def failed(self, settled_at: float) -> None:
+        """A version that was settled at ``settled_at`` could not be written. The next one waits for
+        its turn: each attempt costs a device its bandwidth and the operator a message."""
         self._safe = max(settled_at, self._safe or settled_at)
 
 

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from node.checkpoint import files
+from node.checkpoint.schedule import CheckpointSchedule
+from node.checkpoint.settings import CheckpointSettings
+from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.optim.settings import OptimSettings
 from node.training.member import MemberState
@@ -198,6 +201,36 @@ async def test_a_full_disk_fails_a_stop_and_leaves_what_is_there(
     assert a.work.local_checkpoints.versions() == before
     assert "no room" in a.events("checkpoint-failed")[-1].text
     assert plan.base in before
+
+
+async def test_a_disk_that_refuses_is_not_tried_again_in_the_same_epoch(
+    rig: Any, monkeypatch: Any
+) -> None:
+    a, plan = await rig.trained("a", 2, every=RARELY)
+    local, now, tried = a.work.local_checkpoints, 0.0, list[float]()
+    schedule = CheckpointSchedule(CheckpointSettings(within_s=30.0))
+    monkeypatch.setattr(local, "_schedule", schedule)
+    monkeypatch.setattr(local, "_now", lambda: now)
+
+    def refuses(*about: Any, **how: Any) -> None:
+        tried.append(now)
+        raise LocalFault("no quota is left", "")
+
+    monkeypatch.setattr(a.store, "save", refuses)
+    assert not local.settled(1)
+    now = 3.0
+    await rig.begun((a,), dict.fromkeys(rig.shapes, a), plan)
+    assert tried == []
+    while now < 100.0:
+        now += 0.25
+        a.work.mind_the_disk()
+        await local.saved()
+    assert len(tried) == len(a.events("checkpoint-failed")) == 1
+    local.settled(3)
+    now += 30.0
+    a.work.mind_the_disk()
+    await local.saved()
+    assert len(tried) == 2, "a newer version is another reason"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is lost"), ValueError("no such name")])

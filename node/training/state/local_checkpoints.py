@@ -325,6 +325,7 @@ class LocalCheckpoints:
             return False
         except LocalFault as error:
             # A quota leaves the disk itself with room: then the usual turn is waited for.
+            self._schedule.failed(settled_at)
             self._failed = error.what
             self._residual = isinstance(error, OutOfResources) and bool(self._lacks())
             text = f"{error}; {error.next_step}"
