@@ -58,6 +58,20 @@ async def test_a_stop_before_the_next_plan_keeps_both_versions(rig: Any) -> None
     assert a.work.local_checkpoints.recall(plan.base) == PlanContext.before(plan)
 
 
+async def test_a_stop_in_the_first_epoch_of_a_newcomer_keeps_its_version(rig: Any) -> None:
+    a, b, plan = await rig.trained("ab", 2, every=RARELY)
+    (late,) = await rig.add("late", every=RARELY)
+    listens = await rig.begun((a, b), shared(a, b), plan, listeners=(late,))
+    await late.work.begin(listens, True)
+    await rig.averaged(listens, a, b, late)
+    first = rig.plan((a, b, late), shared(a, b), listens)
+    await late.work.begin(first, False)
+    assert late.work.stage.version == late.work.stage.settled == first.base
+    assert await late.work.keep(LIMIT_S)
+    assert late.work.local_checkpoints.versions() == (first.base,)
+    assert late.work.local_checkpoints.recall(first.base) == PlanContext.before(first)
+
+
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 async def test_training_goes_on_to_the_bit_after_a_stop(rig: Any, parameters: str) -> None:
     rig.optim = OptimSettings(parameters=parameters)
