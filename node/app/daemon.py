@@ -402,8 +402,7 @@ class Daemon(Node):
         if self.presence is not None:
             await self.presence.close(stays=self.moved and self.to_cell is None)
         if a is not None:
-            if not self.moved:
-                kept = await keep(a, self.journal)
+            kept = not self.moved and await keep(a, self.journal)
             services = (a.meetings, a.work, a.pipeline, a.cell, a.work.engines.text)
             for service in services:
                 if service is not None:
@@ -429,8 +428,8 @@ class Daemon(Node):
         self.identity.unlock()
 
     def _say_stopped(self, kept: bool, hasty: Sequence[Child]) -> None:
-        """Report the end. ``kept``: what this daemon hosts is on disk; ``hasty``: children that had
-        to be killed."""
+        """Report the end. ``kept``: what this daemon hosts is on disk, and not given up for another
+        place; ``hasty``: children that had to be killed."""
         if hasty:
             labels = ", ".join(child.label for child in hasty)
             text = f"had to be killed, and may not have written what they held: {labels}"
@@ -444,7 +443,8 @@ class Daemon(Node):
 
     def signalled(self, number: int) -> None:
         """End in order; at a second Ctrl-C without clean-up."""
-        if self.ending:
+        # A daemon that is about to begin elsewhere was not asked to end yet.
+        if self.ending and not self.moved:
             if number == signal.SIGINT:
                 # Asked twice by a person: skip the clean-up.
                 os._exit(int(ExitCode.INTERRUPTED))

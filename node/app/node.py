@@ -97,10 +97,14 @@ class Node(Peer[Assembled]):
         return {}
 
     def stop(self, why: str) -> None:
-        """End soon, in order. The first reason counts."""
+        """End soon, in order. The first reason counts; where it is a move, the next one makes this
+        end a final one."""
         if not self.ending:
             self.ending, self._why = True, why
             self._end.set()
+        elif self.moved:
+            self.moved, self._why = False, why
+            self.journal.emit("daemon", "move-ended", f"begins nowhere else: {why}")
 
     def _failed(self, name: str, error: BaseException) -> None:
         """A task raised an unexpected error: log it and shut down; never run with a failed

@@ -324,7 +324,8 @@ class Peer(ABC, Generic[S]):
         except TimeoutError:
             why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
             self.journal.emit("daemon", "move-hasty", why, "warning")
-        if not self.draining:  # else its operator wants it to end, and whoever drains it ends it
+        # Who drains it ends it, and who has asked it to end meanwhile wants no new beginning.
+        if not self.draining and not self.ending:
             self.moved = True
             self.stop(f"moving to {to}")
 

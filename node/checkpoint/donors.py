@@ -26,6 +26,7 @@ DESCRIBE_S = 30.0
 """Longest wait for an answer about one tensor."""
 ENOUGH = 4
 """Donors that are asked to keep a stage: each has the parameters twice in memory meanwhile."""
+OTHER_VERSION = "holds another version"
 
 
 class Donors:
@@ -38,6 +39,9 @@ class Donors:
         self.version = version
         self._name = name
         self.found: list[PeerId] = []
+        """Donors that kept the version when they were asked last."""
+        self._keeping: list[PeerId] = []
+        """These, and donors that have not answered since."""
         self.reasons: dict[PeerId, str] = {}
         """Reason for which each other peer that was asked is no donor."""
 
@@ -45,21 +49,29 @@ class Donors:
         """Ask candidates, a few at a time, until :data:`ENOUGH` of them keep the version. Returns
         these peers; ``reasons`` then says why the others that were asked do not."""
         self.reasons = {}
-        self.found = []
+        found: list[PeerId] = []
         # Each caller begins with other donors.
         ring = sorted(
             set(candidates),
             key=lambda p: hashlib.sha256(f"{self._transport.peer_id}{p}".encode()).digest(),
         )
-        while ring and len(self.found) < ENOUGH:
-            few = ring[: ENOUGH - len(self.found)]
+        while ring and len(found) < ENOUGH:
+            few = ring[: ENOUGH - len(found)]
             ring = ring[len(few) :]
-            self.found += await self._keepers(few)
-        return self.found
+            found += await self._keepers(few)
+        self.found = found
+        self._keeping = list(found)
+        return found
 
     async def renew(self) -> None:
-        """Ask the donors again, so that they keep the version; one that does not is left out."""
-        self.found = await self._keepers(self.found)
+        """Ask the donors again, so that they keep the version. One that has let go of it is left
+        out, one that does not answer is asked the next time too."""
+        asked = self._keeping
+        keepers = await self._keepers(asked)
+        if asked is self._keeping:  # others may have been found meanwhile
+            self.found = keepers
+            gone = {p for p in asked if p not in keepers and self.reasons[p] == OTHER_VERSION}
+            self._keeping = [peer for peer in asked if peer not in gone]
 
     async def _keepers(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """Ask peers to keep the version. Returns those that do."""
@@ -84,7 +96,7 @@ class Donors:
                     await stub.Describe(request, timeout=DESCRIBE_S)
                 except grpc.aio.AioRpcError as e:
                     if e.code() is grpc.StatusCode.NOT_FOUND:
-                        return "holds another version"
+                        return OTHER_VERSION
                     raise
         except PeerFault as e:
             return e.reason

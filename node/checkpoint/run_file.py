@@ -8,6 +8,9 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 
+import grpc
+import grpc.aio
+
 from node.checkpoint.state import NoDonor
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
@@ -69,6 +72,10 @@ async def _append(transport: TransportPort, donor: PeerId, sha256: str, data: by
                 data += chunk.data
                 transport.count(donor, received=len(chunk.data), plane="state")
                 silence.reschedule(asyncio.get_running_loop().time() + STALL_S)
+        except grpc.aio.AioRpcError as e:
+            # Its file ends before: then the beginning, of an earlier donor, is of another file.
+            if not data or e.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise
         finally:
             call.cancel()
 

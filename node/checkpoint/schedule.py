@@ -34,8 +34,8 @@ class CheckpointSchedule:
         self._newest: float | None = None
         """Time at which the newest version was settled."""
         self._safe: float | None = None
-        """Time at which the newest version on disk was settled; before the first checkpoint, the
-        time at which the first version was settled."""
+        """Time at which the newest version on disk was settled, or a newer one that could not be
+        written; before the first checkpoint, the time at which the first version was settled."""
 
     @property
     def epoch_s(self) -> float:
@@ -92,6 +92,11 @@ class CheckpointSchedule:
     def written(self, settled_at: float, seconds: float) -> None:
         """A version that was settled at ``settled_at`` is on disk after ``seconds`` of writing."""
         self._writings.append(seconds)
+        self.failed(settled_at)
+
+    def failed(self, settled_at: float) -> None:
+        """A version that was settled at ``settled_at`` could not be written. The next one waits for
+        its turn: each attempt costs a device its bandwidth and the operator a message."""
         self._safe = max(settled_at, self._safe or settled_at)
 
 

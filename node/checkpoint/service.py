@@ -36,7 +36,8 @@ STREAMS = 16
 NAMES = 20_000
 """Tensors a question may name."""
 FILES = 4
-"""Files of the run given out at once, to all peers together: each is in memory meanwhile."""
+"""Files of the run given out at once, to all peers together, one to each: each is in memory
+meanwhile, and a peer may read slowly."""
 
 
 class _No(Exception):
@@ -71,8 +72,8 @@ class StateService(state_pb2_grpc.StateServicer):
         self.pins = Pins()
         self._weights = weights
         self._files = files
-        self._giving = 0
-        """Files being given out."""
+        self._taking: set[PeerId] = set()
+        """Peers to which a file is being given out."""
         self._share = Share(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()
@@ -142,9 +143,9 @@ class StateService(state_pb2_grpc.StateServicer):
         """A file that the manifest names by its hash, from an offset to its end: NOT_FOUND when it
         is not here, RESOURCE_EXHAUSTED when busy."""
         async with self._stream(context) as peer:
-            if self._giving >= FILES:
+            if peer in self._taking or len(self._taking) >= FILES:
                 raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "files are given out, ask again")
-            self._giving += 1
+            self._taking.add(peer)
             try:
                 data = await self._file(request.sha256)
                 if request.offset > len(data):
@@ -155,7 +156,7 @@ class StateService(state_pb2_grpc.StateServicer):
                     yield state_pb2.StateChunk(offset=at, data=piece)
                     self._transport.count(peer, sent=len(piece), plane="state")
             finally:
-                self._giving -= 1
+                self._taking.discard(peer)
 
     async def _file(self, sha256: str) -> bytes:
         """The bytes of a file of the run. Raises _No where it is not here."""

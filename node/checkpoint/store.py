@@ -228,14 +228,14 @@ class CheckpointStore:
     def distrust(self, stage: int, epoch: int, why: str) -> None:
         """This process does not count the checkpoint of ``epoch`` any more: it can be read, but not
         used."""
-        for name in (_named(epoch), _named(epoch) + ".replaced"):
+        for name in _names(epoch):
             self._distrusted[stage, name] = why
 
     def load(self, stage: int, epoch: int) -> Checkpoint:
         """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn,
         garbled or foreign."""
         reasons: list[str] = []
-        for name in (_named(epoch), _named(epoch) + ".replaced"):
+        for name in _names(epoch):
             try:
                 with self._stage(stage) as at, directory(name, at) as fd:
                     return self._read(fd, stage, epoch)
@@ -324,13 +324,13 @@ class CheckpointStore:
         epochs = self.epochs(stage)
         stay = kept(epochs, protected, keep=self.settings.keep, stride=stride)
         for epoch in epochs:
-            aged = epoch not in protected and self._aged(at, _named(epoch))
+            aged = epoch not in protected and self._aged(at, epoch)
             if aged or epoch not in stay:
                 self._remove(at, epoch)
         for other in self._other_stages(stage):
             with self._stage(other) as there:
                 for epoch in self.epochs(other):
-                    if self._aged(there, _named(epoch)):
+                    if self._aged(there, epoch):
                         self._remove(there, epoch)
 
     def _make_room(self, stage: int, size: int, protected: Collection[int]) -> None:
@@ -362,7 +362,9 @@ class CheckpointStore:
 
     def _other_stages(self, stage: int) -> list[int]:
         """Stages that this peer has hosted before ``stage`` and has checkpoints of."""
-        found = (_STAGE.fullmatch(name) for name in sorted(os.listdir(self.root)))
+        with os.scandir(self.root) as entries:
+            names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+        found = (_STAGE.fullmatch(name) for name in names)
         return [int(match[1]) for match in found if match and int(match[1]) != stage]
 
     def _bytes(self, stage: int | None = None, epoch: int | None = None) -> int:
@@ -373,15 +375,17 @@ class CheckpointStore:
             places = [self.path(stage, epoch), self.path(stage, epoch).with_suffix(".replaced")]
         return sum(f.lstat().st_size for place in places for f in place.rglob("*") if f.is_file())
 
-    def _aged(self, at: int, name: str) -> bool:
+    def _aged(self, at: int, epoch: int) -> bool:
         """Return True if the checkpoint was written longer than ``settings.max_age_h`` ago."""
         if not self.settings.max_age_h:
             return False
+        # After a power cut the one that was to be replaced may be there alone.
+        name = next(n for n in _names(epoch) if n in os.listdir(at))
         age_s = time.time() - os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime
         return age_s > self.settings.max_age_h * HOUR_S
 
     def _remove(self, at: int, epoch: int) -> None:
-        for name in (_named(epoch), _named(epoch) + ".replaced"):
+        for name in _names(epoch):
             if name in os.listdir(at):
                 self._clear(at, epoch, name)
 
@@ -483,6 +487,11 @@ class CheckpointStore:
 
 def _named(epoch: int) -> str:
     return f"epoch-{epoch}"
+
+
+def _names(epoch: int) -> tuple[str, str]:
+    """Directories of the checkpoint of ``epoch``, in the order in which they are read."""
+    return _named(epoch), _named(epoch) + ".replaced"
 
 
 def _rename(old: str, new: str, at: int) -> None:

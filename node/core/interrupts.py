@@ -75,9 +75,19 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A Ctrl-C inside counts at the end of the block, for work that must not be left half done."""
-    with _in_mode(_Mode.HOLD):
-        yield
+    """A Ctrl-C inside counts at the end of the block, for work that must not be left half done. It
+    counts more than an error of the block, which somebody may catch and go on."""
+    try:
+        with _in_mode(_Mode.HOLD):
+            yield
+    except Exception:
+        _count()
+        raise
+    _count()
+
+
+def _count() -> None:
+    """Act on a Ctrl-C that was held."""
     if _State.arrived and _State.mode is _Mode.LEAVE:
         leave()
     if _State.arrived and _State.mode is _Mode.RAISE:

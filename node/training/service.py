@@ -5,7 +5,7 @@ leader; the work itself (pipeline, round, optimizer, state) is done by
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -767,10 +767,18 @@ class Training(rpc.TrainingServicer):
         if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
         dead = {PeerId(p) for p in note.dead} - {self.me}
-        for one in dead:
-            self.vitals.dead(one, self.clock.now())
+        self._count_dead(dead)
         self.work.lost(dead)
         return None
+
+    def _count_dead(self, peers: Iterable[PeerId], since: float | None = None) -> None:
+        """Show ``peers`` as dead, of whom another peer says so, unless they were heard after
+        ``since``. Only members of the plan and peers in sight are shown at all."""
+        plan = self.work.plan
+        members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
+        now = self.clock.now()
+        for peer in (members | self._view().hosts.keys()) & set(peers) - {self.me}:
+            self.vitals.dead(peer, now, since)
 
     async def word(
         self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
@@ -821,10 +829,8 @@ class Training(rpc.TrainingServicer):
         self.vitals.alive(peer, self.clock.now())
         if note.WhichOneof("say") == "ready":
             self.leader_waits = peer, printable(reply.waits_for)
-            for lost in reply.lost[:MOST_LOST]:
-                if lost != self.me:
-                    now = self.clock.now()
-                    self.vitals.dead(PeerId(lost), now, now - HEARD_S)
+            lost = [PeerId(p) for p in reply.lost[:MOST_LOST]]
+            self._count_dead(lost, self.clock.now() - HEARD_S)
         # Answers to other notes take as long as the work that they ask for.
         if note.WhichOneof("say") in (
             None,

@@ -186,6 +186,11 @@ class StageRuntime:
             self.engines.cell.void(plan.epoch)
             self.engines.cell.forget(plan.epoch - 1)
         else:
+            if self.stage.version == plan.base:
+                # Final by this plan. A newcomer, whose update nobody would have undone, has settled
+                # nothing.
+                self.stage.settle()
+                self.anchor.settled()
             self.tokens = plan.tokens
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
@@ -291,6 +296,7 @@ class StageRuntime:
             self.state_export.went_to(version)
         elif how == "left out":
             self.stage.stand(version)
+            self.anchor.settled()
             self.state_export.stood(version)
             e.journal.emit(
                 "training",

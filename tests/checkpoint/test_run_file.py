@@ -127,6 +127,13 @@ async def test_a_false_beginning_spoils_nothing(lab: Lab) -> None:
     assert lab.me.faults == [], "nobody can say which of the two it was"
 
 
+async def test_a_false_beginning_beyond_the_end_spoils_nothing(lab: Lab) -> None:
+    false = await lab.peer("false", Sends(lambda at: [(at, CONTENT + b"x")], breaks=True))
+    has = await lab.donor("has", holding)
+    assert await lab.fetch(false, has) == CONTENT
+    assert lab.me.faults == []
+
+
 @pytest.mark.parametrize(
     ("sends", "why"),
     [
@@ -168,3 +175,20 @@ async def test_a_donor_gives_no_file_beyond_the_limit_and_few_at_once(
     monkeypatch.setattr(service, "FILES", 0)
     with pytest.raises(NoDonor, match="over its limits"):
         await lab.fetch(has)
+
+
+async def test_one_peer_that_reads_slowly_leaves_others_their_file(lab: Lab) -> None:
+    large = bytes(16 << 20)
+    sha256 = hashlib.sha256(large).hexdigest()
+    has = await lab.donor("has", {sha256: large}.get)
+    slow = lab.net.transport("slow")
+    await slow.start()
+    stub = state_pb2_grpc.StateStub(await slow.channel(has))
+    request = state_pb2.FileRequest(sha256=sha256)
+    call = stub.File(request)
+    assert isinstance(await call.read(), state_pb2.StateChunk)
+    for _ in range(service.FILES):
+        with pytest.raises(grpc.aio.AioRpcError, match="given out"):
+            await stub.File(request).read()
+    assert await fetch_file(lab.me, [has], "the file", sha256) == large
+    call.cancel()

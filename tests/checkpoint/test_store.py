@@ -455,6 +455,26 @@ def test_old_checkpoints_are_removed_but_for_the_newest(tmp_path: Path) -> None:
     assert (store.epochs(1), store.epochs(2)) == ([5, 6], [])
 
 
+def test_one_left_by_an_interrupted_replacement_is_no_obstacle(tmp_path: Path) -> None:
+    parameters, optimizer, meta = state(1)
+    at = tmp_path / "stage-1"
+    for epoch in range(1, 5):
+        store = store_in(tmp_path, keep=2)
+        store.save(1, epoch, parameters, optimizer, meta)
+        if epoch == 1:
+            # A power cut between the two renames.
+            (at / "epoch-1").rename(at / "epoch-1.replaced")
+            assert store_in(tmp_path).epochs(1) == [1]
+    assert names(tmp_path) == {"epoch-3", "epoch-4"}
+
+
+def test_what_is_no_directory_of_a_stage_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "stage-2").write_text("a note")
+    (tmp_path / "stage-3").symlink_to(tmp_path.parent)
+    store_in(tmp_path).save(1, 1, *state(1))
+    assert names(tmp_path) == {"epoch-1"}
+
+
 def test_what_stays_beside_is_named(tmp_path: Path) -> None:
     store = store_in(tmp_path, keep=2)
     for epoch in (1, 2, 3, 4, 5, 6):

@@ -2,16 +2,20 @@
 with."""
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import launch, peer
 from node.app.assembly import check_room
+from node.app.daemon import Daemon
 from node.app.node import Node
 from node.app.peer import Peer
 from node.averaging.strategies.outer import OuterSettings
@@ -205,6 +209,37 @@ async def test_a_drain_meanwhile_wins(d: FakeDaemon) -> None:
     await d.idle()
     assert not d.moved
     assert not any(line.startswith("stop") for line in d.log)
+
+
+async def test_who_is_asked_to_end_does_not_move(d: FakeDaemon) -> None:
+    d.asked(2)
+    d.ending = True
+    d.calm.set()
+    await d.idle()
+    assert not d.moved
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stage", [2, None])
+async def test_a_signal_ends_a_daemon_that_was_about_to_begin_elsewhere(
+    d: FakeDaemon, stage: int | None, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(d, "stop", partial(Node.stop, d))
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("ended without clean-up"))
+    d._end, d._why = asyncio.Event(), ""
+    if stage is None:
+        d.joins(CELL)
+    else:
+        d.calm.set()
+        d.asked(stage)
+        await d.idle()
+    assert d.moved
+    assert d._end.is_set()
+    Daemon.signalled(cast(Daemon, d), number)
+    assert not d.moved
+    assert d._why == f"signal {number.name}"
+    Daemon.signalled(cast(Daemon, d), signal.SIGHUP)
+    assert d._why == f"signal {number.name}", "every process of a group is signalled, some twice"
 
 
 async def test_who_changes_its_cell_stops_at_once(d: FakeDaemon) -> None:

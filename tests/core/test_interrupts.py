@@ -65,6 +65,23 @@ print("too late", flush=True)
     assert after(code) == (130, "whole\n", "interrupted\n")
 
 
+@pytest.mark.parametrize("around", ["", "with interrupts.raising(): "])
+def test_a_failure_of_what_is_held_hides_no_ctrl_c(around: str) -> None:
+    code = f"""
+def fails():
+    with interrupts.held():
+        press()
+        raise OSError
+try:
+    {around}fails()
+except OSError:
+    print("too late", flush=True)
+except KeyboardInterrupt:
+    interrupts.leave()
+"""
+    assert after(code) == (130, "", "interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("before", "inside"), [("press()", "print('began', flush=True)"), ("pass", "press()")]
 )

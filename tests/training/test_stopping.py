@@ -12,11 +12,15 @@ import pytest
 import torch
 
 from node.checkpoint import files
+from node.checkpoint.schedule import CheckpointSchedule
+from node.checkpoint.settings import CheckpointSettings
+from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.optim.settings import OptimSettings
 from node.training.member import MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import PlanContext, makes
+from node.training.state.engines import Engines
 from tests.training.conftest import Rig, shared
 from tests.training.test_damaged import taking_part
 from tests.training.test_meeting import DELTAS, _words, two_and_one
@@ -52,6 +56,20 @@ async def test_a_stop_before_the_next_plan_keeps_both_versions(rig: Any) -> None
     after = PlanContext.after(plan, (), plan.owners, tokens)
     assert a.work.local_checkpoints.recall(made) == after
     assert a.work.local_checkpoints.recall(plan.base) == PlanContext.before(plan)
+
+
+async def test_a_stop_in_the_first_epoch_of_a_newcomer_keeps_its_version(rig: Any) -> None:
+    a, b, plan = await rig.trained("ab", 2, every=RARELY)
+    (late,) = await rig.add("late", every=RARELY)
+    listens = await rig.begun((a, b), shared(a, b), plan, listeners=(late,))
+    await late.work.begin(listens, True)
+    await rig.averaged(listens, a, b, late)
+    first = rig.plan((a, b, late), shared(a, b), listens)
+    await late.work.begin(first, False)
+    assert late.work.stage.version == late.work.stage.settled == first.base
+    assert await late.work.keep(LIMIT_S)
+    assert late.work.local_checkpoints.versions() == (first.base,)
+    assert late.work.local_checkpoints.recall(first.base) == PlanContext.before(first)
 
 
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
@@ -91,6 +109,37 @@ async def test_a_stop_keeps_anchor_and_rounding_errors_of_each_version(rig: Rig)
         assert all(torch.equal(c.anchored.anchor[n], state.anchor[n]) for n in state.anchor)
         assert all(torch.equal(c.anchored.momentum[n], state.momentum[n]) for n in state.momentum)
         assert all(torch.equal(_words(c)[n], words[n]) for n in words)
+
+
+async def test_a_stop_between_anchor_and_parameters_keeps_those_of_one_version(
+    rig: Rig, monkeypatch: Any
+) -> None:
+    cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True), every=RARELY)
+    c = cells.everybody[-1]
+    await cells.give(7)
+    state, words = c.anchored, _words(c)
+    taken, aside = asyncio.Event(), Engines.aside
+
+    async def stops(engines: Engines, work: Any, *about: Any) -> Any:
+        if engines is c.work.engines and work == c.work.stage.adopt:
+            taken.set()
+            await asyncio.Event().wait()
+        return await aside(engines, work, *about)
+
+    with monkeypatch.context() as m:
+        m.setattr(Engines, "aside", stops)
+        landing = asyncio.ensure_future(cells.land(7))
+        await taken.wait()
+        landing.cancel()
+        await asyncio.wait([landing])
+    assert c.anchored is not state
+    assert await c.work.keep(LIMIT_S)
+    (kept,) = c.work.local_checkpoints.versions()
+    assert kept == c.work.stage.version
+    await c.work.restore(kept)
+    assert all(torch.equal(c.anchored.anchor[n], state.anchor[n]) for n in state.anchor)
+    assert all(torch.equal(c.anchored.momentum[n], state.momentum[n]) for n in state.momentum)
+    assert all(torch.equal(_words(c)[n], words[n]) for n in words)
 
 
 async def test_what_is_on_disk_is_not_written_again(rig: Any, monkeypatch: Any) -> None:
@@ -166,6 +215,52 @@ async def test_a_full_disk_fails_a_stop_and_leaves_what_is_there(
     assert a.work.local_checkpoints.versions() == before
     assert "no room" in a.events("checkpoint-failed")[-1].text
     assert plan.base in before
+
+
+async def test_a_disk_that_refuses_is_not_tried_again_in_the_same_epoch(
+    rig: Any, monkeypatch: Any
+) -> None:
+    a, plan = await rig.trained("a", 2, every=RARELY)
+    local, now, tried = a.work.local_checkpoints, 0.0, list[float]()
+    schedule = CheckpointSchedule(CheckpointSettings(within_s=30.0))
+    monkeypatch.setattr(local, "_schedule", schedule)
+    monkeypatch.setattr(local, "_now", lambda: now)
+
+    def refuses(*about: Any, **how: Any) -> None:
+        tried.append(now)
+        raise LocalFault("no quota is left", "")
+
+    monkeypatch.setattr(a.store, "save", refuses)
+    assert not local.settled(1)
+    now = 3.0
+    await rig.begun((a,), dict.fromkeys(rig.shapes, a), plan)
+    assert tried == []
+    while now < 100.0:
+        now += 0.25
+        a.work.mind_the_disk()
+        await local.saved()
+    assert len(tried) == len(a.events("checkpoint-failed")) == 1
+    local.settled(3)
+    now += 30.0
+    a.work.mind_the_disk()
+    await local.saved()
+    assert len(tried) == 2, "a newer version is another reason"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the device is lost"), ValueError("no such name")])
+async def test_a_stop_goes_on_when_the_state_cannot_be_read(
+    rig: Any, monkeypatch: Any, error: Exception
+) -> None:
+    a, _ = await rig.trained("a", 2, every=RARELY)
+
+    def fails(*about: Any, **how: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(a.store, "save", fails)
+    assert not await a.work.keep(LIMIT_S)
+    assert str(error) in a.events("checkpoint-failed")[-1].text
+    assert {str(e) for e in a.errors} == {str(error)}
+    a.errors.clear()
 
 
 async def test_a_message_under_way_is_carried_out_before_a_stop(rig: Any, monkeypatch: Any) -> None:

@@ -1,9 +1,15 @@
 """A peer is shown as silent or lost at the first evidence, and as living at its next sign."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from node.core.ids import PeerId
+from node.training import service
 from node.training.vitals import Life, Vitals
+from protos import training_pb2 as pb
+from tests.training.test_damaged import taking_part
 
 A = PeerId("A")
 LIFE_S = 20.0
@@ -91,3 +97,27 @@ def test_a_record_whose_number_is_ahead_of_its_life_says_nothing_of_silence(vita
 
 def test_a_directory_that_was_not_read_is_no_evidence(vitals: Vitals):
     assert vitals.look(A, 500.0)[0] is Life.LIVES
+
+
+async def test_only_peers_in_sight_are_lost_because_another_one_says_so(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another peer could fill the memory with names that nobody has."""
+    a, b, plan = await rig.trained("ab", 1)
+    t, strange = taking_part(a), PeerId("x" * 100_000)
+    t.member.plan = plan
+    monkeypatch.setattr(a.work, "lost", lambda dead: None)
+    note = pb.DeadNote(plan_hash=plan.hash, dead=[strange, a.me, b.me])
+    assert t.hear_of_dead(plan.leader, note) is None
+    assert t.vitals.lost() == [b.me]
+
+    async def tell(said: Any, timeout: float) -> pb.NoteReply:
+        return pb.NoteReply(accepted=True, lost=[strange, a.me, b.me])
+
+    monkeypatch.setattr(service.rpc, "TrainingStub", lambda channel: SimpleNamespace(Tell=tell))
+    t.vitals = Vitals()
+    await t.tell(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
+    assert t.vitals.lost() == [], "it has just answered"
+    monkeypatch.setattr(service, "HEARD_S", 0.0)
+    await t.tell(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
+    assert t.vitals.lost() == [b.me]

@@ -151,7 +151,10 @@ class Anchor(Giver):
     def _at(self, version: Version) -> tuple[OuterState | None, Named, int]:
         """State, error feedback and step that go with the version in place or the one before."""
         now = (self.state, self.words, self.step)
-        return now if version == self.stage.version else self._before or now
+        # The anchor changes first: until the parameters follow, or the change is undone, what was
+        # before goes with those in place.
+        final = version == self.stage.settled
+        return self._before or now if final else now
 
     def saved(self, version: Version) -> dict[str, dict[str, Tensor]]:
         """The part of a checkpoint of ``version``, which is in place or the one before: by part;

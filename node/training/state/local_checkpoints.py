@@ -259,13 +259,23 @@ class LocalCheckpoints:
                     writing = self._write(snapshot, settled_at, beside=beside, hurried=True)
                     self._saving = self._tasks.spawn(writing, "checkpoint")
                     await asyncio.wait([self._saving])
-                    kept = kept and self._saving.result()
+                    kept = self._is_written(self._saving, snapshot.version.epoch) and kept
         except TimeoutError:
             self._goes_on.clear()
             text = f"the checkpoint was not on disk after {limit_s:.0f} s and is given up"
             self._journal.emit("checkpoint", "checkpoint-late", text, "error")
             return False
         return kept
+
+    def _is_written(self, writing: asyncio.Task[bool], epoch: int) -> bool:
+        """Return True if this writing, which is over, put its version on disk. A process that ends
+        because its device is lost cannot read the device either."""
+        error = asyncio.CancelledError() if writing.cancelled() else writing.exception()
+        if error is None:
+            return writing.result()
+        text = f"epoch {epoch} could not be written: {type(error).__name__}: {error}"
+        self._journal.emit("checkpoint", "checkpoint-failed", text, "error", epoch=epoch)
+        return False
 
     async def _write(
         self,
@@ -318,6 +328,7 @@ class LocalCheckpoints:
         except LocalFault as error:
             # Under a quota the disk itself still has room. Then the next write waits for its usual
             # turn.
+            self._schedule.failed(settled_at)
             self._failed = error.what
             self._residual = isinstance(error, OutOfResources) and bool(self._lacks())
             text = f"{error}; {error.next_step}"
