@@ -220,7 +220,7 @@ async def test_a_full_disk_fails_a_stop_and_leaves_what_is_there(
 async def test_a_disk_that_refuses_is_not_tried_again_in_the_same_epoch(
     rig: Any, monkeypatch: Any
 ) -> None:
-    a, plan = await rig.trained("a", 2, every=RARELY)
+    a, plan = await rig.trained("a", 3, every=RARELY)
     local, now, tried = a.work.local_checkpoints, 0.0, list[float]()
     schedule = CheckpointSchedule(CheckpointSettings(within_s=30.0))
     monkeypatch.setattr(local, "_schedule", schedule)
@@ -231,7 +231,7 @@ async def test_a_disk_that_refuses_is_not_tried_again_in_the_same_epoch(
         raise LocalFault("no quota is left", "")
 
     monkeypatch.setattr(a.store, "save", refuses)
-    assert not local.settled(1)
+    assert not local.settled(0), "no power of two"
     now = 3.0
     await rig.begun((a,), dict.fromkeys(rig.shapes, a), plan)
     assert tried == []
@@ -240,7 +240,7 @@ async def test_a_disk_that_refuses_is_not_tried_again_in_the_same_epoch(
         a.work.mind_the_disk()
         await local.saved()
     assert len(tried) == len(a.events("checkpoint-failed")) == 1
-    local.settled(3)
+    local.settled(5)
     now += 30.0
     a.work.mind_the_disk()
     await local.saved()
