@@ -2,11 +2,13 @@
 
 A swarm lives through one moment after the other: at a random time it is stopped, drained, signalled
 or killed, one machine or all of them, and started again. Its machines give every micro-batch the
-same place in every sum (one is in flight at a time, every stage has one replica), so a run that is
-never stopped has the same losses to the last bit. In a run of several cells windows follow the wall
-clock, and the lineage of the versions is compared instead, which covers their whole history.
+same place in every sum (one is in flight at a time, every stage has one replica). So a run that is
+never stopped has the same losses to the last bit, until a machine dies while others live. In a run
+of several cells windows follow the wall clock, and the lineage of the versions is compared instead,
+which covers their whole history.
 """
 
+import math
 import random
 import re
 import shutil
@@ -78,10 +80,11 @@ CASES = (
 
 @dataclass(frozen=True)
 class Moment:
-    """The end of one or all machines, and its cost. ``lost``: committed epochs that were done
-    again, by cell; ``work_s``: seconds that these epochs had taken; ``other``: cells that went on
-    from a version of another history; ``end_s``: until the last process was gone."""
+    """The end of one or all machines ``at`` a Unix time, and its cost. ``lost``: committed epochs
+    that were done again, by cell; ``work_s``: seconds that these epochs had taken; ``other``: cells
+    that went on from a version of another history; ``end_s``: until the last process was gone."""
 
+    at: float
     kind: str
     everybody: bool
     lost: tuple[int, ...]
@@ -122,7 +125,9 @@ def _judged(report: Report, root: Path, case: Case, moments: int) -> None:
         box.clean_up()
     _say(report, case, found)
     if case.cells == 1:
-        _compare(report, case, told, _never_stopped(box, case, _losses(told)))
+        straight = _never_stopped(box, case, _losses(told))
+        kills = [m.at for m in found if not m.planned and (case.nodes and not m.everybody)]
+        _compare(report, case, told, straight, min(kills, default=math.inf))
 
 
 # ------------------------------------------------------------ a swarm and its moments
@@ -154,10 +159,11 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
     kinds = [(kind, everybody) for kind in KINDS for everybody in (True, False)]
     chosen = (kinds * (moments // len(kinds) + 1))[:moments]
     dice.shuffle(chosen)
+    chosen.sort(key=lambda moment: moment[0] == "SIGKILL")  # see _compare
     for kind, everybody in chosen:
         time.sleep(dice.uniform(0.2, case.pause_s))
         victims = list(peers) if everybody else [dice.choice(list(peers))]
-        began = time.monotonic()
+        at, began = time.time(), time.monotonic()
         _tell(box, kind, victims)
         for victim in victims:
             _gone(victim, kind)
@@ -168,7 +174,7 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
         for victim in victims:
             victim.start()
         lost = _resumed(box, case, peers, before, down)
-        made = Moment(kind, everybody, *lost, end_s)
+        made = Moment(at, kind, everybody, *lost, end_s)
         print(f"  {case.name}: {made}", file=sys.stderr, flush=True)
         yield made
 
@@ -343,20 +349,31 @@ def _never_stopped(box: Box, case: Case, losses: Mapping[int, object]) -> dict[i
 
 
 def _compare(
-    report: Report, case: Case, told: Sequence[Told], straight: Mapping[int, set[str]]
+    report: Report,
+    case: Case,
+    told: Sequence[Told],
+    straight: Mapping[int, set[str]],
+    killed: float,
 ) -> None:
-    losses = _losses(told)
-    other = sorted(e for e in losses if len(losses[e]) != 1 or losses[e] != straight.get(e))
-    apart = max((_apart(losses[e], straight.get(e, set())) for e in other), default=0.0)
-    first = f", first at epoch {other[0]}, by at most {apart:.2g} of a loss" if other else ""
-    report.add(
-        f"1 losses that differ from a run that never stopped, {case.name}",
-        len(other),
-        "epochs",
-        f"of {len(losses)}, compared to the last bit{first}",
-        "0",
-        holds=not other and bool(losses),
-    )
+    """Compare losses until the time ``killed``, at which one machine of several was killed. Others
+    go back to a checkpoint then, and a micro-batch that comes before they are there is put off to
+    the next epoch, so that the same samples are taken in another order."""
+    parts = {"": [e for e in told if e.at < killed], " after a kill": told}
+    for when, events in parts.items():
+        losses = _losses(events)
+        other = sorted(e for e in losses if len(losses[e]) != 1 or losses[e] != straight.get(e))
+        apart = max((_apart(losses[e], straight.get(e, set())) for e in other), default=0.0)
+        first = f", first at epoch {other[0]}, by at most {apart:.2g} of a loss" if other else ""
+        row = (
+            f"1 losses that differ from a run that never stopped{when}, {case.name}",
+            len(other),
+            "epochs",
+            f"of {len(losses)}, compared to the last bit{first}",
+        )
+        if not when:
+            report.add(*row, "0", holds=not other and bool(losses))
+        elif killed < math.inf:
+            report.add(*row)
 
 
 def _apart(losses: Collection[str], straight: Collection[str]) -> float:
