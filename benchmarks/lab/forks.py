@@ -161,7 +161,7 @@ def _become(asked: dict[str, Any], server: int) -> list[str]:
     os.close(nothing)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # pyright: ignore[reportAttributeAccessIssue]
-    # A daemon that changes its place starts itself anew by what it was started with.
+    # A daemon that moves starts itself anew with its own command line.
     sys.orig_argv[1:] = ["-m", "cli", *asked["words"]]
     return asked["words"]
 

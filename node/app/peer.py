@@ -324,7 +324,7 @@ class Peer(ABC, Generic[S]):
         except TimeoutError:
             why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
             self.journal.emit("daemon", "move-hasty", why, "warning")
-        # Who drains it ends it, and who has asked it to end meanwhile wants no new beginning.
+        # A drain ends the daemon itself, and a daemon that was told to end must not begin anew.
         if not self.draining and not self.ending:
             self.moved = True
             self.stop(f"moving to {to}")

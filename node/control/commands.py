@@ -66,7 +66,7 @@ STOP_S = 900.0
 EVENTS = 50
 """Number of newest events that are searched for the reason of a wait."""
 ENDING = ("daemon", "checkpoint")
-"""Components whose events can give that reason."""
+"""Components with events about an end: a checkpoint, a child, the daemon itself."""
 NOW_S = 5.0
 """Seconds that a daemon has to end before ``stop --now`` kills it."""
 

@@ -69,8 +69,8 @@ class Window(Protocol):
         ...
 
     def export(self, request: control_pb2.ExportRequest) -> AsyncIterator[control_pb2.Event]:
-        """Events of kind "export-progress", then one of kind "exported" whose fields hold the
-        directory."""
+        """Yield events of kind "export-progress", then one of kind "exported". The fields of the
+        last one hold the directory."""
         ...
 
     def invite(self) -> control_pb2.InviteReply | Awaitable[control_pb2.InviteReply]: ...

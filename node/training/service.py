@@ -772,8 +772,8 @@ class Training(rpc.TrainingServicer):
         return None
 
     def _count_dead(self, peers: Iterable[PeerId], since: float | None = None) -> None:
-        """Show ``peers`` as dead, of whom another peer says so, unless they were heard after
-        ``since``. Only members of the plan and peers in sight are shown at all."""
+        """Show ``peers``, which another peer reported dead, as dead unless they were heard after
+        ``since``. Peers that are neither members of the plan nor in sight are ignored."""
         plan = self.work.plan
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
         now = self.clock.now()

@@ -187,8 +187,8 @@ class StageRuntime:
             self.engines.cell.forget(plan.epoch - 1)
         else:
             if self.stage.version == plan.base:
-                # Final by this plan. A newcomer, whose update nobody would have undone, has settled
-                # nothing.
+                # This plan makes the version final. A newcomer has made no update that a leader
+                # could undo, so it has settled nothing before.
                 self.stage.settle()
                 self.anchor.settled()
             self.tokens = plan.tokens

@@ -85,7 +85,7 @@ def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
 
 
 class Waits:
-    """Stands for :mod:`time` where a joiner waits: time is what was waited."""
+    """Double of :mod:`time` for a joiner that waits: the clock shows the sum of all pauses."""
 
     def __init__(self) -> None:
         self.now, self.pauses = 0.0, list[float]()

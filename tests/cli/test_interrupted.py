@@ -39,7 +39,7 @@ VERBS = (
     ("join", "tutti2abcdefgh"),
 )
 MOMENTS = 4
-"""Of each verb."""
+"""Moments of each verb at which a Ctrl-C comes."""
 ONE_LINE = "interrupted\n"
 Run = tuple[int, str, str]
 

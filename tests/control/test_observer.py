@@ -427,7 +427,7 @@ def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str,
 
     places = list(observed_places.values())
     survey(places, [ping()], 20)
-    gc.collect()  # of connections whose time was over in tests before
+    gc.collect()  # connections of earlier tests that timed out
     before = threading.active_count()
     survey(places, [ping()], 20)
     ask(observed_places["4/udp"], ping(), timeout=20)

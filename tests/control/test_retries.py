@@ -38,7 +38,7 @@ class Joiner:
         self.retries = Retries(self.now)
 
     def plays(self, outcome: Outcome, times: int = 1, took: float | None = None) -> GiveUp | None:
-        """The end if it comes within so many attempts."""
+        """Play an outcome ``times`` times; returns the end, if it comes."""
         for _ in range(times):
             self.now += self.within_s if took is None else took
             decided = self.retries.handle(outcome, self.now, 0.5)

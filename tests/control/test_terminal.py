@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def written(text: str, encoding: str) -> bytes:
-    """What a terminal of ``encoding`` is sent for ``text``."""
+    """Bytes that a terminal of ``encoding`` gets for ``text``."""
     prepare()
     sent = io.BytesIO()
     stream = _safe(io.TextIOWrapper(sent, encoding=encoding, newline=""))

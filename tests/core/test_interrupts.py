@@ -86,8 +86,7 @@ except KeyboardInterrupt:
     ("before", "inside"), [("press()", "print('began', flush=True)"), ("pass", "press()")]
 )
 def test_a_block_that_raises_inside_one_that_holds(before, inside):
-    """Whether the Ctrl-C comes before the inner block or in it, the clean-up of the outer one is
-    whole."""
+    """The clean-up of the outer block is whole, wherever the Ctrl-C comes."""
     code = f"""
 try:
     with interrupts.held():

@@ -231,7 +231,7 @@ async def test_a_lost_peer_is_forgotten_and_found_after_its_restart(swarm):
     await b.close()
     await asyncio.wait_for(lost.wait(), 10)
     assert a.path(b.peer_id) == ""
-    # Whether the peer is lost or has left is for others to say.
+    # Others decide whether the peer is lost or has left.
     (broke,) = (e for e in a._journal.recent() if e.kind == "line-lost")
     assert (broke.level, broke.text) == (
         "debug",

@@ -151,8 +151,8 @@ class Anchor(Giver):
     def _at(self, version: Version) -> tuple[OuterState | None, Named, int]:
         """State, error feedback and step that go with the version in place or the one before."""
         now = (self.state, self.words, self.step)
-        # The anchor changes first: until the parameters follow, or the change is undone, what was
-        # before goes with those in place.
+        # The anchor changes before the parameters do. Until they follow, or the change is undone,
+        # the anchor before the change belongs to the parameters in place.
         final = version == self.stage.settled
         return self._before or now if final else now
 
