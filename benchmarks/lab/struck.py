@@ -145,26 +145,22 @@ def killed(swarm: StruckSwarm, *, leads: bool) -> float:
 def cut_off(swarm: StruckSwarm, *, leads: bool) -> float:
     """The cable is pulled, and put back."""
     victim = swarm.victim(leads=leads)
-    swarm.watch.one_fault.fault("partition")
-    only = frozenset({victim.name})
-    walls = [Wall(only, frozenset()), Wall(frozenset(), only)]
-    swarm.links.walls.extend(walls)
-    took = swarm.goes_on(victim)
-    swarm.holds()
-    swarm.watch.one_fault.fault("over")
-    for wall in walls:
-        swarm.links.walls.remove(wall)
-    swarm.comes_back(victim)
-    return took
+    return _behind_walls(swarm, victim, frozenset())
 
 
 def half_cut(swarm: StruckSwarm, *, leads: bool) -> float:
     """Only the other ends peers and the leader still reach each other."""
     victim = swarm.victim(leads=leads)
-    swarm.watch.one_fault.fault("partition")
     cell = [p for p in swarm.live() if p.training.cell == victim.training.cell]
-    only, far = frozenset({victim.name}), frozenset(p.name for p in cell if p.stage != ENDS)
+    return _behind_walls(swarm, victim, frozenset(p.name for p in cell if p.stage != ENDS))
+
+
+def _behind_walls(swarm: StruckSwarm, victim: SimPeer, far: frozenset[str]) -> float:
+    """Separate ``victim`` from the peers in ``far`` for a while; from all others if it is empty.
+    Returns the seconds until the cell goes on."""
+    only = frozenset({victim.name})
     walls = [Wall(only, far), Wall(far, only)]
+    swarm.watch.one_fault.fault("partition")
     swarm.links.walls.extend(walls)
     took = swarm.goes_on(victim)
     swarm.holds()
