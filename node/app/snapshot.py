@@ -302,6 +302,12 @@ class SnapshotBuilder:
         standing = {peer: training.standing_of(peer) for peer in about - {training.me}}
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         busy = 0.0 < a.thread.busy_for < JOB_S
+        unreached = tuple(training.unproven())
+        reporting = dict[PeerId, int]()
+        if training.leader is not None:
+            # A peer that has just published its record reports with its next heartbeat.
+            known = {*view.follows, *training.leader.roster.candidates, *unreached}
+            reporting = {p: stage for p, stage in view.hosts.items() if p not in known}
         return replace(
             general,
             awaits_weights=a.work.stage.empty and a.work.fetching >= 1.0,
@@ -316,10 +322,10 @@ class SnapshotBuilder:
             voters=voters,
             life={p: found for p, found in standing.items() if found[0] is not Life.LIVES},
             hosts=view.hosts,
-            coming=view.coming,
+            coming={**view.coming, **reporting},
             children=tuple(sorted(loading)),
             children_s=now - max(loading.values(), default=now),
-            unreached=tuple(training.unproven()),
+            unreached=unreached,
             ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
             idle_s=0.0 if busy or not training.started else s.last_work_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),

@@ -75,7 +75,8 @@ class Situation:
     hosts: Mapping[PeerId, int] = field(default_factory=dict)
     """Other peers with the stage that they host, the silent ones included."""
     coming: Mapping[PeerId, int | None] = field(default_factory=dict)
-    """Peers that are about to take part, and at which stage; None while they choose one."""
+    """Peers that are about to take part, or about to report to this leader, and at which stage;
+    None while they choose one."""
     children: tuple[int, ...] = ()
     """Stages that daemons of this machine are loading for this one."""
     children_s: float = 0.0
@@ -202,7 +203,8 @@ def _children(s: Situation) -> Cause | None:
     """Stages that this machine loads itself are not missing."""
     lacking = _lacking(s)
     own = [stage for stage in lacking if stage in s.children]
-    if not own or len(own) < len(lacking):
+    filled = {s.coming[p] for p in _joining(s)}
+    if not own or not filled.issuperset(set(lacking) - set(own)):
         return None
     if s.child_trouble:
         return Cause("child-ended", s.child_trouble[0], f"it is started again; {LOGS}")
@@ -252,7 +254,7 @@ def _stages(s: Situation) -> Cause | None:
     lacking = _lacking(s)
     if not lacking or s.wait is None:
         return None
-    coming = [p for p, stage in s.coming.items() if stage in lacking and s.lives(p)]
+    coming = _joining(s)
     filled = {s.coming[p] for p in coming}
     gone = [p for p, stage in s.hosts.items() if stage in lacking and not s.lives(p)]
     what = f"waiting for {s.wait}"
@@ -375,6 +377,12 @@ def clock_words(offset: ClockOffset) -> str:
 
 def _lacking(s: Situation) -> tuple[int, ...]:
     return s.wait.stages if s.wait is not None and s.wait.lack is Lack.PEERS else ()
+
+
+def _joining(s: Situation) -> list[PeerId]:
+    """Peers that are about to take part at a stage which lacks peers."""
+    lacking = _lacking(s)
+    return [p for p, stage in s.coming.items() if stage in lacking and s.lives(p)]
 
 
 def _no_way(s: Situation) -> str:

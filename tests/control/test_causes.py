@@ -252,6 +252,10 @@ USUAL = {
         {"wait": STAGES, "children": (1, 2, 3), "children_s": 4.0},
         "stages 2, 3 load on this machine, for 4 s so far",
     ),
+    "children of whom one has not reported yet": (
+        {"wait": STAGES, "children": (3,), "children_s": 4.0, "coming": {B: 2}},
+        "stage 3 loads on this machine, for 4 s so far",
+    ),
     "settling": ({"wait": Wait(Lack.SETTLING)}, "all peers can report"),
     "history": ({"wait": Wait(Lack.HISTORY, epoch=7)}, "the history of epoch 7"),
     "next leader": ({"wait": Wait(Lack.NEXT_LEADER)}, "the next leader"),

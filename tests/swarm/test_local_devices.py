@@ -29,8 +29,13 @@ def test_the_loss_equals_one_process_and_a_lost_device_ends_it(box, tmp_path):
     for peer in (ends, blocks):
         peer.child.arguments += ("--local-devices", "2")
         peer.start()
-    box.wait("the last epoch", lambda: ends.status().state == "finished", 150.0, (ends, blocks))
-    status = ends.status()
+
+    def complete():
+        """The last plan has told the loss of the last epoch."""
+        now = ends.status()
+        return len(now.loss_history) == EPOCHS and now.state == "finished" and now
+
+    status = box.wait("the last epoch", complete, 150.0, (ends, blocks))
     losses = [e.loss for e in Reference(box.manifest, tmp_path).train(EPOCHS)]
     assert status.loss_first == pytest.approx(losses[0], rel=1e-5)
     assert status.loss == pytest.approx(losses[-1], rel=1e-3)
