@@ -18,6 +18,7 @@ different: a hop keeps to the one it took first.
 """
 
 import sys
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -85,6 +86,8 @@ from node.pipeline.route import (
 )
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
+BEGUN = 64
+"""Plans that are remembered: work under another one is ahead of its plan, whatever its epoch."""
 
 
 class Step(IntEnum):
@@ -160,6 +163,8 @@ class PipelineMachine:
         self.me, self.fewest, self.planned = me, fewest, planned
         self.visits: dict[Key, Visit] = {}
         self.suspects = Suspects()
+        self._begun: deque[str] = deque(maxlen=BEGUN)
+        """Hashes of the plans that were in force here."""
         self._adopt(None)
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
@@ -249,6 +254,8 @@ class PipelineMachine:
         self.visits.clear()
         self.suspects.gone.clear()
         self.plan, self.closed = plan, False
+        if plan is not None:
+            self._begun.append(plan.hash)
         self.paths: dict[int, Path] = {p.index: p for p in plan.paths} if plan else {}
         """The plan's path of each micro-batch."""
         mine = plan.member(self.me) if plan else None
@@ -273,8 +280,12 @@ class PipelineMachine:
         """Why work under this plan is not taken; None when this plan is in force."""
         if self.plan is None or epoch > self.plan.epoch:
             return Answer(Say.AWAIT_PLAN, f"epoch {epoch} has not begun here")
-        if epoch < self.plan.epoch or self.closed:
+        over = epoch < self.plan.epoch or self.closed
+        if over and plan_hash in self._begun:
             return Answer(Say.REFUSED, f"epoch {epoch} is over here")
+        if over:
+            # The swarm goes back to a checkpoint, and the plan is behind its first micro-batches.
+            return Answer(Say.AWAIT_PLAN, f"epoch {epoch} is over here, or has not begun anew")
         # a new term's plan reaches us a little later than our neighbours
         if plan_hash != self.plan.hash:
             return Answer(Say.AWAIT_PLAN, "another plan is in force here")

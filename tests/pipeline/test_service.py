@@ -215,8 +215,11 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
     assert all(pipeline.stash.used == 0 for pipeline in swarm.pipelines.values())
 
 
+@pytest.mark.parametrize("before", [0, 9], ids=["first epoch", "the swarm goes back"])
 @pytest.mark.parametrize("stash_bytes", [0, 1])
-async def test_frames_that_are_ahead_of_the_plan_wait_for_it(make_swarm, stash_bytes, monkeypatch):
+async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
+    make_swarm, stash_bytes, before, monkeypatch
+):
     peaks, charge = defaultdict(int), Stash.charge
 
     def charged(stash, nbytes):
@@ -227,6 +230,8 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(make_swarm, stash_b
     limits = PipelineLimits(stash_bytes=stash_bytes, in_flight=4)
     swarm = await make_swarm().fill(replicas=1, limits=limits, plan_wait_s=5.0)
     plan, late = swarm.plan(4), swarm.pipelines["s1a"]
+    if before:
+        late.set_plan(swarm.plan(1, epoch=before))
     for name in ("s0a", "s2a", "s3a"):
         swarm.pipelines[name].set_plan(plan)
     running = asyncio.ensure_future(swarm.run(plan, counted=True))
