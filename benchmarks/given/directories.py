@@ -11,11 +11,12 @@ import torch
 import transformers
 
 from benchmarks.lab.books import COMMITTED
-from benchmarks.lab.fleet import Box, Hang, free_port, named
+from benchmarks.lab.fleet import Box, Hang, named
 from benchmarks.reference.swarm import Reference
 from benchmarks.report import Report
 from node.identity.keys import Identity
 from node.manifest import read_manifest
+from node.reach.interfaces import free_port
 
 STAGES, STEPS = 2, 20
 CLOSE, LOSSES = 1e-5, 1e-5
@@ -168,7 +169,7 @@ def swarm(
         raise Hang(f"no manifest: {done.stderr}")
     box.manifest = read_manifest(file)
     key = Identity.load(root / "ends-0" / "identity.key").peer_id
-    box.doors[named(0, "0")] = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{key}"
+    box.doors[named(0, "0")] = f"/ip4/127.0.0.1/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
     peers = [box.member(s, str(i)) for s, count in enumerate(nodes) for i in range(count)]
     try:
         box.start(*peers)

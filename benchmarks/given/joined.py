@@ -18,12 +18,13 @@ import transformers
 
 from benchmarks.given.directories import SETTINGS, TINY
 from benchmarks.lab.books import COMMITTED
-from benchmarks.lab.fleet import Box, Hang, Host, Peer, free_port, named
+from benchmarks.lab.fleet import Box, Hang, Host, Peer, named
 from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report
 from node.identity.keys import Identity
 from node.manifest import read_manifest
 from node.model.shapes import base_shapes, count
+from node.reach.interfaces import free_port
 
 SHAPE = {
     **TINY,
@@ -199,7 +200,9 @@ def swarm(box: Box, there: Path) -> list[Peer]:
     labels = [named(0, "0"), *(named(1, str(i)) for i in range(DONORS))]
     box.place(labels)
     key = Identity.load(box.root / "ends-0" / "identity.key").peer_id
-    box.doors[labels[0]] = f"/ip4/{box.host(labels[0]).address}/tcp/{free_port()}/p2p/{key}"
+    box.doors[labels[0]] = (
+        f"/ip4/{box.host(labels[0]).address}/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
+    )
     return [box.member(0, "0"), *(box.member(1, str(i)) for i in range(DONORS))]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 
 from benchmarks.lab.books import COMMITTED, Books
-from benchmarks.lab.fleet import REPOSITORY, Box, free_port
+from benchmarks.lab.fleet import REPOSITORY, Box
 from benchmarks.lab.ledger import ledger
 from benchmarks.report import Report
 from node.data.settings import AS_NAMED, DataSettings
@@ -28,6 +28,7 @@ from node.data.sources import open_source
 from node.data.streamed.documents import documents_of
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
+from node.reach.interfaces import free_port
 
 SHARDS, BYTES = 64, 2_000_000_000
 CAP = 200_000_000
@@ -231,7 +232,7 @@ class Server:
     """The web server, a process of its own that always has the same port."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.port = directory, free_port()
+        self.directory, self.port = directory, free_port(["127.0.0.1"])
         self.source = f"http://127.0.0.1:{self.port}/SHA256SUMS"
         self._process: subprocess.Popen[bytes] | None = None
 

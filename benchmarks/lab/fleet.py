@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from node.control.text import compare_digests
 from node.core.errors import LocalFault
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
+from node.reach.interfaces import free_port
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import Snapshot
 
@@ -231,7 +231,9 @@ class Box:
         self.place(labels)
         for label in labels[: nodes[0]]:
             key = Identity.load_or_create(self.root / label / "identity.key").peer_id
-            self.doors[label] = f"/ip4/{self.host(label).address}/tcp/{free_port()}/p2p/{key}"
+            self.doors[label] = (
+                f"/ip4/{self.host(label).address}/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
+            )
         chief = Identity.load(self.root / labels[0] / "identity.key")
         self.manifest = Manifest.parse(signed(chief, changes))
         (self.root / "swarm.toml").write_bytes(self.manifest.to_toml())
@@ -480,9 +482,3 @@ def signed(chief: Identity, changes: Mapping[str, Any]) -> bytes:
     """The tiny swarm's manifest with these fields changed."""
     fields = {key.replace("__", "."): value for key, value in changes.items()}
     return amended(Manifest.default_demo().owned_by(chief.peer_id), {**TINY, **fields}).sign(chief)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

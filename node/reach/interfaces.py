@@ -4,6 +4,7 @@ ports. Never: a packet."""
 
 import contextlib
 import itertools
+import random
 import socket
 from collections.abc import Sequence
 
@@ -14,6 +15,9 @@ from node.core.errors import NetworkFault
 
 TRIES = 64
 """Ports that are tried before giving up on finding one that is free in every family."""
+LISTENING = range(20_000, 32_768)
+"""Ports for servers: below those that kernels give to outgoing connections (RFC 6056; Linux begins
+at 32,768)."""
 
 
 def is_loopback(host: str) -> bool:
@@ -64,16 +68,18 @@ def wildcards() -> tuple[str, ...]:
 
 
 def free_port(hosts: Sequence[str]) -> int:
-    """A port that is free on all these hosts for TCP and UDP. Raises OSError when none is found."""
+    """A port that is free on all these hosts for TCP and UDP. Raises OSError when none is found.
+
+    A port of :data:`LISTENING` is free until somebody asks for it; one that the kernel gives
+    could belong to an outgoing connection of anybody before its owner listens on it."""
     for _ in range(TRIES):
         with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
-            port = 0
+            port = random.choice(LISTENING)
             for host, kind in itertools.product(hosts, (socket.SOCK_STREAM, socket.SOCK_DGRAM)):
                 one = taken.enter_context(socket.socket(family_of(host), kind))
                 if ":" in host:
                     one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 one.bind((host, port))
-                port = port or one.getsockname()[1]
             return port
     raise OSError(f"no port is free on all of {', '.join(hosts)}")
 

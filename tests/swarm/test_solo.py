@@ -8,8 +8,8 @@ import signal
 import psutil
 import pytest
 
-from benchmarks.lab.fleet import free_port
 from node.core.errors import ExitCode
+from node.reach.interfaces import free_port
 
 pytestmark = pytest.mark.swarm
 
@@ -20,7 +20,7 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(runtime))
     monkeypatch.setenv("TUTTI_THREADS", "1")
     first = box.bare("first", "start")
-    image = {f"TUTTI_{kind}_PORT": str(free_port()) for kind in ("P2P", "GRPC")}
+    image = {f"TUTTI_{kind}_PORT": str(free_port(["127.0.0.1"])) for kind in ("P2P", "GRPC")}
     first.environment = {**first.environment, "TUTTI_LISTEN": "0.0.0.0", **image}
     first.start()
     reasons = dict[str, bool]()
