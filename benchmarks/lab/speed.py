@@ -298,8 +298,11 @@ class Wire(Ours):
     def _serve(self) -> None:
         import grpc
 
+        from node.transport.limits import LARGEST, Limit
+
         service, _, name = self.METHOD[1:].partition("/")
         handlers = {name: grpc.stream_stream_rpc_method_handler(self._exchange)}
+        self.transport.serve_also(self.METHOD, Limit(LARGEST, 64, 1000, 1000))
         self.transport.server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, handlers),)
         )

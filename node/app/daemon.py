@@ -228,6 +228,8 @@ class Daemon(Node):
         self.memory_process = max(0, taken - a.parameter_bytes)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
+        self.transport.established = a.training.is_established
+        self.transport.leads = a.training.has_reported_to
         await self.transport.serve()
         self.assembled = a
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)

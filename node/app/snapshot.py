@@ -231,6 +231,8 @@ class SnapshotBuilder:
                 "sides of a partition met"
             )
         s.warnings.extend(self._troubles)
+        if refused := d.transport.refusals.line():
+            s.warnings.append(refused)
         if n := a.pipeline.math.slice:
             s.warnings.append(f"memory ran out: {n} sequences are computed at once; see --memory")
         if times := work.engines.owner.singly:

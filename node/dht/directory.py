@@ -10,7 +10,6 @@ from typing import Any
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
 
 # isort: split
-from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.utils.multiaddr import Multiaddr
@@ -46,7 +45,7 @@ NEAREST = 8
 k). hivemind's 20 are for swarms of thousands; each question costs both sides a millisecond of
 processor time, every few seconds, for ever."""
 FRESH_S = 0.5
-"""A walk that posts a record asks the same nodes as a walk for a reading, and gets all records. So
+"""A walk that posts a record asks as many nodes as a walk for a reading, and gets all records. So
 a reading that begins within these seconds of such a walk asks nobody."""
 ATTACH_S = 120.0
 """For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
@@ -87,7 +86,7 @@ class Directory:
         )
         self._body: PeerBody | None = None
         self._topic = PEERS
-        self._node: DHTNode | None = None
+        self._node: guard.SwarmNode | None = None
         self._p2p: P2P | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._company: asyncio.Task[None] | None = None
@@ -134,7 +133,7 @@ class Directory:
     async def _attach(self, p2p: P2P) -> None:
         await self._detach(keep=p2p)
         self._served = self._serving
-        self._node = await DHTNode.create(
+        self._node = await guard.SwarmNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
@@ -315,7 +314,7 @@ class Directory:
             if self._body is not None and idle >= 2 * self._times * self._settings.refresh_s:
                 await self._post(self._body.pack())
 
-    async def _keep_company(self, p2p: P2P, node: DHTNode) -> None:
+    async def _keep_company(self, p2p: P2P, node: guard.SwarmNode) -> None:
         """Meet the bootstrap peers, and whoever is on the board when nobody is left to ask."""
         pause, complained = self._settings.rejoin_s, False
         while True:
@@ -352,7 +351,7 @@ class Directory:
             pause = min(2 * pause, self._settings.rejoin_max_s)
 
     async def _meet(
-        self, p2p: P2P, node: DHTNode, peer: PeerId, addresses: list[Multiaddr]
+        self, p2p: P2P, node: guard.SwarmNode, peer: PeerId, addresses: list[Multiaddr]
     ) -> bool:
         who = PeerID.from_base58(peer)
         client: Any = p2p._client  # the public face of P2P has no way to dial an address
@@ -364,7 +363,7 @@ class Directory:
         except _DOWN:
             return False
 
-    async def _settle(self, node: DHTNode) -> None:
+    async def _settle(self, node: guard.SwarmNode) -> None:
         """Having met somebody: find the nodes near this one, and post the record among them."""
         with contextlib.suppress(*_DOWN):
             await self._search("settle", lambda: node.find_nearest_nodes([node.node_id]))

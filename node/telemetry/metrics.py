@@ -56,6 +56,9 @@ class Metrics:
         self.faults_total = counter(
             "faults_total", "Faults of other peers, by the component that saw them", "component"
         )
+        self.refused_total = counter(
+            "refused_total", "Calls and connections of others that were refused, by reason", "kind"
+        )
         self.bans_total = counter("bans_total", "Times a peer was refused for a while")
         self.p2pd_restarts_total = counter("p2pd_restarts_total", "Restarts of the libp2p daemon")
         self.time_seconds_total = counter(

@@ -303,6 +303,18 @@ class Training(rpc.TrainingServicer):
 
     # ----------------------------------------------------------- who leads
 
+    def is_established(self, peer: PeerId) -> bool:
+        """Return True for a member of the plan in force and for a colleague: peers that this one
+        works with, as opposed to strangers."""
+        plan = self.member.plan
+        member = plan is not None and plan.member(peer) is not None
+        return member or peer in self.work.colleagues.all
+
+    def has_reported_to(self, peer: PeerId) -> bool:
+        """Return True for a peer whose plans this one may follow: it sent it a heartbeat, as to its
+        leader, a short time ago."""
+        return self._election.heeds(peer, self.clock.now())
+
     def leader_id(self) -> PeerId | None:
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
         view = self._view()

@@ -1,5 +1,5 @@
-"""Who calls: a token in the metadata names the caller. A channel adds it to every call; the server
-knows by it who may call, before a byte of the body is read.
+"""Calls between peers, at both ends. A token in the metadata names the caller. A channel adds it to
+every call; by it and by the table of limits the server decides, before it reads the message.
 
 gRPC's asyncio interceptors of clients put a queue and a task between a stream and its caller; a
 label on the metadata needs neither. So the label is added where a call begins, and the call object
@@ -10,44 +10,97 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
+from dataclasses import dataclass
 from functools import lru_cache, partial, partialmethod, wraps
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.identity.faults import until_heard
+from node.identity.faults import TokenBucket, until_heard
+from node.identity.places import Places, block_of
+from node.identity.refusals import Refusals
+from node.transport.connections import remote_of
 from node.transport.handshake import Tokens
-from node.transport.traffic import Paced, PacedStream, Seats, Traffic
+from node.transport.limits import FAVOUR, RPCS, Limit, Sender, limit_of
+from node.transport.port import printable
+from node.transport.traffic import Paced, PacedStream, Traffic
+from protos.training_pb2 import NoteReply
 
 TOKEN_KEY = "tutti-token"
 
 LONGEST_S = 1e6
 """A call is not watched for an end of admission that is further away: no call lasts so long."""
 _EXPIRED = grpc.StatusCode.UNAUTHENTICATED, "admission expired; repeat the handshake"
+_PLACE_LOST = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "the place is needed for a peer with fewer calls",
+)
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call under way. ``ends``: the reason for which it is ended, when it is."""
+
+    peer: PeerId
+    method: str
+    admitted: asyncio.Timeout
+    ends: tuple[grpc.StatusCode, str] = _EXPIRED
+
+
+@dataclass(frozen=True)
+class Callers:
+    """What this peer knows of callers. ``banned(peer)``: seconds for which the peer is still
+    refused, 0 for none. ``established(peer)``: it is a member of the plan in force, or a colleague.
+    ``leads(peer)``: this peer has reported to it as to its leader. ``fault(peer, why, weight)``
+    counts a fault."""
+
+    banned: Callable[[PeerId], float] = lambda peer: 0.0
+    established: Callable[[PeerId], bool] = lambda peer: False
+    leads: Callable[[PeerId], bool] = lambda peer: True
+    fault: Callable[[PeerId, str, float], None] = lambda peer, why, weight: None
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call
-    too many (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out
-    (UNAUTHENTICATED). ``banned(peer)`` is the seconds a peer has left outside, 0 for none;
-    ``traffic`` counts what passes, and holds it back."""
+    """The place at which the table of limits (:mod:`node.transport.limits`) is enforced.
+
+    Refused are, in this order: methods without a row (UNIMPLEMENTED), unknown tokens
+    (UNAUTHENTICATED), banned peers (PERMISSION_DENIED), calls too often or beyond the places
+    (RESOURCE_EXHAUSTED), messages that do not come in time (DEADLINE_EXCEEDED), are too large or
+    from a sender that may not send them (INVALID_ARGUMENT). No message is parsed before that. Calls
+    of a peer end when its admission does (UNAUTHENTICATED), and calls of strangers also when a
+    stranger with fewer calls needs a place. ``traffic`` counts what passes, and holds it back.
+    ``slack()``: seconds by which this process is late. ``on_call(where, peer)`` is told of each
+    call that gets a place; ``where`` is gRPC's name for the caller's end of the connection.
+    """
 
     def __init__(
         self,
         tokens: Tokens,
-        seats: Seats,
-        banned: Callable[[PeerId], float],
+        places: Places[Hashable],
         traffic: Traffic,
+        callers: Callers,
+        refusals: Refusals,
+        slack: Callable[[], float] = lambda: 0.0,
+        on_call: Callable[[str, PeerId], None] = lambda where, peer: None,
     ) -> None:
-        self._tokens, self._seats, self._banned, self._traffic = tokens, seats, banned, traffic
-        self._running: dict[asyncio.Timeout, PeerId] = {}
-        self._too_many = (
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"{seats.per_peer} calls of this caller are open",
-        )
+        self.rows: dict[str, Limit] = dict(RPCS)
+        """The limits by method. Programs with services of their own add rows."""
+        self._tokens = tokens
+        self._places = places
+        self._traffic = traffic
+        self._callers = callers
+        self._refusals = refusals
+        self._slack = slack
+        self._on_call = on_call
+        self._running: set[_Call] = set()
+        self._open: Counter[tuple[PeerId, str]] = Counter()
+        self._rates: dict[tuple[str, bool], TokenBucket] = {}
+        """Of each method, for strangers and for established peers."""
 
     def caller(self, metadata: Any) -> PeerId | None:
         """The peer that the token in a call's metadata names; None for an unknown token."""
@@ -56,41 +109,70 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     def end(self, whose: Callable[[PeerId], bool]) -> None:
         """End the running calls of these peers, as when their admission runs out."""
-        for admitted, peer in self._running.items():
-            if whose(peer) and not admitted.expired():
-                admitted.reschedule(0.0)
+        for call in self._running:
+            if whose(call.peer):
+                _end(call, _EXPIRED)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        """See grpc.aio.ServerInterceptor."""
+        method = handler_call_details.method
+        row = self.rows.get(method)
+        if row is None:
+            return _turn_away(grpc.StatusCode.UNIMPLEMENTED, "no such method")
         peer = self.caller(handler_call_details.invocation_metadata)
         if peer is None:
+            self._refusals.count("token", None)
             return _turn_away(grpc.StatusCode.UNAUTHENTICATED, "unknown token; handshake first")
-        if (left := self._banned(peer)) > 0:
+        if (left := self._callers.banned(peer)) > 0:
+            self._refusals.count("ban", peer)
             return _turn_away(grpc.StatusCode.PERMISSION_DENIED, f"you: {until_heard(left)}")
-        if not self._seats.free(peer):
-            return _turn_away(*self._too_many)
+        rate = self._rate(method, row, self._callers.established(peer))
+        if not rate.allow(peer, time.monotonic()):
+            self._refusals.count("rate", peer)
+            why = f"more than {rate.per_s:g} calls of {_short(method)} a second"
+            return _turn_away(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler
-        streams = handler.request_streaming, handler.response_streaming
-        kind = "_".join("stream" if streamed else "unary" for streamed in streams)
-        return getattr(grpc, f"{kind}_rpc_method_handler")(
-            self._count(getattr(handler, kind), peer),
-            self._traffic.into(handler.request_deserializer, handler.request_streaming),
-            self._traffic.out(handler.response_serializer, handler.response_streaming),
+        kind = _kind(handler.request_streaming, handler.response_streaming)
+        inner = getattr(handler, kind)
+        read = self._traffic.into(
+            self._checked(peer, method, handler.request_deserializer), handler.request_streaming
         )
+        write = self._traffic.out(handler.response_serializer, handler.response_streaming)
+        served = self._serve(inner, peer, method, None if handler.request_streaming else read)
+        # gRPC reads the message of a unary call before the handler runs, and as long as it takes;
+        # as a stream it is read when this handler asks for it.
+        kind = _kind(True, handler.response_streaming)
+        deserialise = read if handler.request_streaming else None
+        return getattr(grpc, f"{kind}_rpc_method_handler")(served, deserialise, write)
 
-    def _count(self, inner: Any, peer: PeerId) -> Any:
-        """``inner`` while ``peer`` holds a seat; a generator function or a coroutine function, as
-        it was."""
+    def _rate(self, method: str, row: Limit, established: bool) -> TokenBucket:
+        """The calls that a peer may make of a method."""
+        found = self._rates.get((method, established))
+        if found is None:
+            times = FAVOUR if established else 1.0
+            found = TokenBucket(times * row.per_s, times * row.burst)
+            self._rates[method, established] = found
+        return found
+
+    def _serve(
+        self, inner: Any, peer: PeerId, method: str, read: Callable[[bytes], Any] | None
+    ) -> Any:
+        """``inner`` while ``peer`` holds a place; a generator function or a coroutine function, as
+        it was. ``read`` parses the message of a call that has one."""
         if inspect.isasyncgenfunction(inner):
 
             @wraps(inner)
-            async def generate(request: Any, context: Any) -> Any:
-                async with self._seated(peer, context):
+            async def generate(requests: Any, context: Any) -> Any:
+                async with self._seated(peer, method, context):
+                    request = await self._message(requests, context, peer, method, read)
+                    if isinstance(request, _Instead):
+                        return
                     answers = inner(*self._held_back(peer, request, context))
                     try:
                         async for answer in answers:
@@ -102,44 +184,139 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             return generate
 
         @wraps(inner)
-        async def run(request: Any, context: Any) -> Any:
-            async with self._seated(peer, context):
+        async def run(requests: Any, context: Any) -> Any:
+            async with self._seated(peer, method, context):
+                request = await self._message(requests, context, peer, method, read)
+                if isinstance(request, _Instead):
+                    return request.answer
                 return await inner(*self._held_back(peer, request, context))
 
         return run
 
+    async def _message(
+        self,
+        requests: Any,
+        context: Any,
+        peer: PeerId,
+        method: str,
+        read: Callable[[bytes], Any] | None,
+    ) -> Any:
+        """The message of a call that has one, in its time; of a stream the messages to come."""
+        if read is None:
+            return requests
+        try:
+            async with asyncio.timeout(self.rows[method].within_s + self._slack()):
+                raw = await context.read()
+        except TimeoutError:
+            self._refusals.count("late", peer)
+            why = f"the message of {_short(method)} did not come in time"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+        if raw is grpc.aio.EOF:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without its message")
+        return read(raw)
+
+    def _checked(
+        self, peer: PeerId, method: str, parse: Callable[[bytes], Any] | None
+    ) -> Callable[[bytes], Any]:
+        """``parse`` for messages within their limit. Raises WireError for another one."""
+
+        def checked(raw: bytes) -> Any:
+            name, row = limit_of(method, self.rows[method], raw)
+            if row.sender is Sender.LEADER and not self._callers.leads(peer):
+                self._refusals.count("sender", peer)
+                self._callers.fault(peer, f"{name} of a peer that does not lead", row.breach)
+                return _Instead(NoteReply(reason="this peer follows another leader"))
+            if len(raw) > row.size:
+                self._refusals.count("size", peer)
+                raise WireError(f"{name} of {len(raw)} bytes, at most {row.size} are read")
+            return parse(raw) if parse else raw
+
+        return checked
+
     @contextlib.asynccontextmanager
-    async def _seated(self, peer: PeerId, context: Any) -> AsyncIterator[None]:
-        """While a seat is held; the call ends when the caller's admission does, which may have been
-        while its body came."""
+    async def _seated(self, peer: PeerId, method: str, context: Any) -> AsyncIterator[None]:
+        """While a place is held; the call ends when the caller's admission does, which may have
+        been while its message came."""
         if not (left := self._tokens.left(peer)):
             await context.abort(*_EXPIRED)
-        if not self._seats.take(peer):
-            await context.abort(*self._too_many)
-        admitted = asyncio.timeout(left if left < LONGEST_S else None)
+        call = _Call(peer, method, asyncio.timeout(left if left < LONGEST_S else None))
+        await self._take(call, context)
         try:
-            async with admitted:
-                self._running[admitted] = peer
+            async with call.admitted:
                 yield
         except TimeoutError:
-            if not admitted.expired():
+            if not call.admitted.expired():
                 raise
-            await context.abort(*_EXPIRED)
+            await context.abort(*call.ends)
+        except WireError as e:
+            self._callers.fault(peer, str(e), self.rows[method].breach)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
         finally:
-            self._running.pop(admitted, None)
-            self._seats.leave(peer)
+            self._running.discard(call)
+            self._places.leave(call)
+            self._open[peer, method] -= 1
+            if not self._open[peer, method]:
+                del self._open[peer, method]
+
+    async def _take(self, call: _Call, context: Any) -> None:
+        """Hold a place for the call, or abort it."""
+        peer, method = call.peer, call.method
+        most = self.rows[method].at_once
+        if self._callers.established(peer):
+            most = self._places.per_peer
+        refusal = ""
+        if self._open[peer, method] >= most:
+            refusal = f"{most} calls of {_short(method)} of this peer are open"
+        else:
+            taken = self._places.take(call, peer, self._block(context.peer(), peer))
+            refusal = taken.refusal
+            if isinstance(taken.evicted, _Call):
+                self._refusals.count("place", taken.evicted.peer)
+                _end(taken.evicted, _PLACE_LOST)
+        if refusal:
+            self._refusals.count("place", peer)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
+        self._open[peer, method] += 1
+        self._running.add(call)
+
+    def _block(self, where: str, peer: PeerId) -> str:
+        """The address block of a caller. Callers through a tunnel come from this machine, and share
+        a block."""
+        self._on_call(where, peer)
+        remote = remote_of(where)
+        return block_of(remote[0]) if remote is not None else where
 
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
         """The messages of a call; where a cap is set, each waits for its turn."""
         if not self._traffic.capped:
             return request, context
-        reads, sends = (
-            partial(self._traffic.may_read, peer),
-            partial(self._traffic.may_send, peer),
-        )
-        return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(
-            context, reads, sends
-        )
+        reads = partial(self._traffic.may_read, peer)
+        sends = partial(self._traffic.may_send, peer)
+        paced = PacedStream(context, reads, sends)
+        return Paced(request, reads) if hasattr(request, "__aiter__") else request, paced
+
+
+@dataclass(frozen=True)
+class _Instead:
+    """An answer to give instead of asking the servicer."""
+
+    answer: Any
+
+
+def _end(call: _Call, why: tuple[grpc.StatusCode, str]) -> None:
+    """End a call from outside, with this status."""
+    if not call.admitted.expired():
+        call.ends = why
+        call.admitted.reschedule(0.0)
+
+
+def _kind(requests: bool, answers: bool) -> str:
+    """The name that gRPC has for calls with streams of requests, and of answers."""
+    return "_".join("stream" if streamed else "unary" for streamed in (requests, answers))
+
+
+def _short(method: str) -> str:
+    return method.rpartition(".")[2]
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ newest common one, or the handshake ends with a Farewell that gives the reason.
 import asyncio
 import hashlib
 import hmac
+import itertools
 import math
 import secrets
 import time
@@ -110,15 +111,20 @@ infinity for no end."""
 
 
 class Tokens:
-    """One token for each peer, as long as this process lives or 4096 other peers have met us
-    meanwhile.
+    """One token for each peer. When there are more than 4096, the stranger that met us longest ago
+    loses its token; ``established`` peers keep theirs.
 
     A token is worth something only after :meth:`accept`, for we hand ours over before we have seen
     who the other is, and no longer than its peer is admitted. ``wall`` is the clock, Unix seconds.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        established: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self._wall = wall
+        self._established = established
         self._of: OrderedDict[PeerId, bytes] = OrderedDict()
         self._owner: dict[bytes, PeerId] = {}
         self._accepted: dict[PeerId, float] = {}
@@ -130,8 +136,18 @@ class Tokens:
         self._of[peer] = token
         self._owner[_key(token.hex())] = peer
         if len(self._of) > PEERS_KEPT:
-            self.revoke(next(iter(self._of)))
+            self._make_room()
         return token
+
+    def _make_room(self) -> None:
+        """Forget the stranger that met us longest ago, or without strangers any peer."""
+        for peer in list(itertools.islice(self._of, len(self._of) - 1)):
+            if not self._established(peer):
+                break
+            self._of.move_to_end(peer)
+        else:
+            peer = next(iter(self._of))
+        self.revoke(peer)
 
     def owner(self, shown: str) -> PeerId | None:
         """Who was given this token (hex); None for nobody. What is compared is a hash, so timing

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import psutil
 
 from node.core.contention import Contention
 from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault, WireError
@@ -28,6 +29,8 @@ from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import PEERS_KEPT, FaultBook, TokenBucket, until_heard
 from node.identity.keys import Identity
+from node.identity.places import Places
+from node.identity.refusals import LATELY_S, Refusals
 from node.reach.interfaces import check_free, taken
 from node.reach.ladder import ClimbAttempt, Rung
 from node.reach.secure import make_certificate
@@ -38,14 +41,16 @@ from node.telemetry.metrics import Metrics
 from node.transport import ask, handshake
 from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
 from node.transport.ask import Asking
-from node.transport.auth import AuthInterceptor
+from node.transport.auth import AuthInterceptor, Callers
 from node.transport.clocks import PeerClocks
+from node.transport.connections import Connections, hang_up, incoming
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
+from node.transport.limits import Limit
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.settings import TransportSettings
-from node.transport.traffic import PAYLOAD, Beside, Moved, Seats, Traffic, read_io
+from node.transport.traffic import PAYLOAD, Beside, Moved, Traffic, read_io
 from node.transport.ways import punch, relay, tunnel
 from node.transport.ways.lines import Lines
 from node.transport.ways.reachable import Known, Reachable
@@ -56,10 +61,17 @@ from protos.handshake_pb2 import Hello
 from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
 
 CONNECTIONS = 512
-"""Incoming gRPC connections at once, with a handshake timeout that clears silent ones."""
+"""Incoming gRPC connections that stay open. gRPC accepts twice as many, so that newcomers get in
+between two looks at them."""
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the incoming connections while there are many."""
+FEW = 128
+"""Descriptors of this process up to which nobody looks."""
 DESCRIPTORS = 8192
 """Sockets and files that this process may have open. At its limits a relay has some 3,000, and most
 systems begin with 1,024."""
+CALLS = 1024
+"""Calls of others that are served at once, half of them those of strangers."""
 METADATA_BYTES = 8192
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 0.5, 10.0
 CLIMB_EVERY_S = 1.0
@@ -103,12 +115,35 @@ class Transport:
         self.p2p.slack = lambda: self.patience.slack(time.monotonic())
         self._tasks = Tasks("transport", on_error)
         self._certificate = make_certificate(time.time())
-        self._tokens, self._book = Tokens(), FaultBook()
+        self._tokens = Tokens(established=lambda peer: self.established(peer))
+        self._book = FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
         self._beside, self._tunnelled = Beside(), 0
-        seats = Seats(settings.peer_streams, 16 * settings.peer_streams)
-        self._auth = AuthInterceptor(self._tokens, seats, self._banned, self.traffic)
+        self.refusals = Refusals(
+            on_count=lambda kind: metrics.refused_total.labels(kind=kind).inc()
+        )
+        """Calls and connections of others that were refused."""
+        self.established: Callable[[PeerId], bool] = lambda peer: False
+        """Return True for a member of the plan in force and for a colleague. Half of all places is
+        for them."""
+        self.leads: Callable[[PeerId], bool] = lambda peer: True
+        """Return True for a peer that this one has reported to as to its leader."""
+        self._auth = AuthInterceptor(
+            self._tokens,
+            Places("calls", CALLS, settings.peer_streams, lambda peer: self.established(peer)),
+            self.traffic,
+            Callers(
+                self._banned,
+                lambda peer: self.established(peer),
+                lambda peer: self.leads(peer),
+                self.fault,
+            ),
+            self.refusals,
+            lambda: self.patience.slack(time.monotonic()),
+            lambda where, peer: self._connections.called(where, peer, time.monotonic()),
+        )
+        self._connections = Connections(CONNECTIONS, lambda peer: self.established(peer))
         self.reachable = Reachable(
             self.p2p,
             settings,
@@ -188,6 +223,7 @@ class Transport:
         )
         self._contention = Contention()
         self._queue_said = float("-inf")
+        self._refusals_said = float("-inf")
         self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
         self._moved: Newest[PeerId, Moved] = Newest(PEERS_KEPT)
         self._pinged: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
@@ -212,13 +248,17 @@ class Transport:
             *settings.connection_options(relayed=True, server=True),
             ("grpc.max_concurrent_streams", settings.peer_streams),
             ("grpc.max_metadata_size", METADATA_BYTES),
-            ("grpc.max_allowed_incoming_connections", CONNECTIONS),
+            ("grpc.max_allowed_incoming_connections", 2 * CONNECTIONS),
             ("grpc.server_handshake_timeout_ms", round(1000 * settings.handshake_timeout_s)),
             # gRPC takes a probe without a call within five minutes of the last for abuse.
             ("grpc.http2.min_ping_interval_without_data_ms", round(500 * settings.keepalive_s)),
             ("grpc.so_reuseport", 0),
         ]
         return grpc.aio.server(interceptors=[self._auth], options=options)
+
+    def serve_also(self, method: str, limit: Limit) -> None:
+        """Add a row to the table of limits, for a program with a service of its own."""
+        self._auth.rows[method] = limit
 
     @property
     def clocks(self) -> PeerClocks:
@@ -300,6 +340,7 @@ class Transport:
         self.reachable.start()
         self.relays.start()
         self._tasks.spawn(self._climb(), "climb", eternal=True)
+        self._tasks.spawn(self._mind_connections(), "connections", eternal=True)
 
     async def serve(self) -> None:
         """Let the gRPC server answer; services can no longer be added."""
@@ -454,6 +495,26 @@ class Transport:
             self.lines.climb(time.monotonic())
             self.lines.rest(time.monotonic())
             self._count_p2pd()
+            self._tell_refusals(time.monotonic())
+
+    def _tell_refusals(self, now: float) -> None:
+        """Say once a minute that many calls are refused."""
+        if now - self._refusals_said < LATELY_S:
+            return
+        if line := self.refusals.line():
+            self._refusals_said = now
+            self._journal.emit("transport", "refused-much", line, "warning")
+
+    async def _mind_connections(self) -> None:
+        """End the incoming connections that nobody needs, and those beyond a stranger's share."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if await asyncio.to_thread(_descriptors) <= FEW:
+                continue
+            present = await asyncio.to_thread(incoming, self._port)
+            for connection in self._connections.look(present, time.monotonic()):
+                if hang_up(connection):
+                    self.refusals.count("connection", connection.remote[0])
 
     def _mind_newcomers(self, due: float, now: float) -> None:
         """Let newcomers in as fast as this process bears it, and say that some wait."""
@@ -648,6 +709,11 @@ class Transport:
     async def _p2p_up(self, p2p: object) -> None:
         if self.p2p.restarts:
             self._metrics.p2pd_restarts_total.inc()
+
+
+def _descriptors() -> int:
+    """The number of open files and sockets of this process."""
+    return psutil.Process().num_fds()
 
 
 async def _echo(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

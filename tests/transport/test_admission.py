@@ -84,7 +84,7 @@ async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
     for call in (pieces.read(), unary):
         with pytest.raises(grpc.aio.AioRpcError, match="(?s)StatusCode.UNAUTHENTICATED.*expired"):
             await call
-    await until(lambda: not b._auth._seats._held, 30)  # its seat is free again
+    await until(lambda: not b._auth._running, 30)  # its place is free again
 
 
 async def test_a_call_in_progress_is_ended_when_its_caller_is_revoked(swarm):
@@ -95,7 +95,7 @@ async def test_a_call_in_progress_is_ended_when_its_caller_is_revoked(swarm):
     for pieces in streams:
         assert len((await pieces.read()).data) == 1 << 16
     unary = told(await a.channel(b.peer_id))
-    await until(lambda: b._auth._seats._held[a.peer_id] == 2, 10)
+    await until(lambda: sum(c.peer == a.peer_id for c in b._auth._running) == 2, 10)
     b.expel(lambda peer: peer == a.peer_id)
     for call in (streams[0].read(), unary):
         with pytest.raises(grpc.aio.AioRpcError, match="StatusCode.UNAUTHENTICATED"):

@@ -10,14 +10,16 @@ import grpc.aio
 import pytest
 
 from node.core.ids import PeerId
-from node.transport.auth import TOKEN_KEY, AuthInterceptor, LabelledChannel
+from node.identity.places import Places
+from node.identity.refusals import Refusals
+from node.transport.auth import TOKEN_KEY, AuthInterceptor, Callers, LabelledChannel
 from node.transport.handshake import Tokens
+from node.transport.limits import LARGEST, Limit
 from node.transport.traffic import (
     BULK,
     Beside,
     Moved,
     Paced,
-    Seats,
     Traffic,
     acknowledged,
     on_wire,
@@ -60,7 +62,8 @@ class Lane:
         tokens = Tokens()
         token = tokens.issue(CALLER).hex()
         tokens.accept(CALLER)
-        auth = AuthInterceptor(tokens, Seats(64, 64), lambda peer: 0.0, theirs)
+        auth = AuthInterceptor(tokens, Places("calls", 128, 64), theirs, Callers(), Refusals())
+        auth.rows |= {f"/T/{name}": Limit(LARGEST, 64, 100, 100) for name in ("Up", "Down", "Ping")}
         self.server = grpc.aio.server(interceptors=[auth])
         methods = {
             "Up": grpc.stream_stream_rpc_method_handler(_sum),

@@ -1,0 +1,135 @@
+"""Incoming gRPC connections: which of them are ended.
+
+Enters: the connections that the kernel knows, and the calls that came over them. Leaves:
+connections to end. gRPC itself only bounds their number, so that whoever opens as many as it takes
+keeps all others out.
+
+A connection over which no call with a token came within :data:`UNKNOWN_S`, and one of a stranger
+without a call for :data:`IDLE_S`, ends. Half of the places is for established peers; strangers
+share the other half by address block and by key, as with calls.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import psutil
+
+from node.core.ids import PeerId
+from node.identity.places import Places, block_of
+
+UNKNOWN_S = 15.0
+"""Seconds within which a connection has to show a token: three handshake time-outs."""
+IDLE_S = 120.0
+"""Seconds without a call after which a stranger's connection ends."""
+PER_PEER = 64
+"""Connections of one peer, and of one address without a token."""
+
+Remote = tuple[str, int]
+"""Address and port of the other end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An incoming connection: its descriptor in this process, and the other end."""
+
+    fd: int
+    remote: Remote
+
+
+@dataclass(slots=True)
+class _Seen:
+    since: float
+    peer: PeerId | None = None
+    used: float = 0.0
+
+
+class Connections:
+    """The incoming connections of one server, at most ``total``. Times are monotonic seconds."""
+
+    def __init__(self, total: int, established: Callable[[PeerId], bool]) -> None:
+        self._places = Places[Remote]("connections", total, PER_PEER, established)
+        self._established = established
+        self._seen: dict[Remote, _Seen] = {}
+        self._called: dict[Remote, tuple[PeerId, float]] = {}
+        """Calls since the last look: the caller, and when."""
+
+    def called(self, where: str, peer: PeerId, now: float) -> None:
+        """``peer`` made a call over a connection; ``where`` is gRPC's name for its other end."""
+        if (remote := remote_of(where)) is not None:
+            self._called[remote] = peer, now
+
+    def look(self, present: Iterable[Connection], now: float) -> list[Connection]:
+        """Return the connections to end, of those that are open now, oldest first."""
+        by_remote = {c.remote: c for c in present}
+        for remote in self._seen.keys() - by_remote.keys():
+            self._places.leave(remote)
+            del self._seen[remote]
+        ended = list[Remote]()
+        for remote in by_remote:
+            seen = self._seen.setdefault(remote, _Seen(now, used=now))
+            peer, seen.used = self._called.get(remote, (seen.peer, seen.used))
+            if peer != seen.peer or remote not in self._places:
+                seen.peer = peer
+                self._places.leave(remote)
+                ended += self._place(remote, peer or PeerId(f"at {remote[0]}"))
+        self._called = {}
+        ended += [r for r, seen in self._seen.items() if self._is_idle(seen, now)]
+        return [by_remote[r] for r in dict.fromkeys(ended) if r in by_remote]
+
+    def _place(self, remote: Remote, peer: PeerId) -> list[Remote]:
+        """Give a connection a place. Returns the connection that has none instead, if any."""
+        taken = self._places.take(remote, peer, block_of(remote[0]))
+        if not taken:
+            return [remote]
+        return [taken.evicted] if taken.evicted is not None else []
+
+    def _is_idle(self, seen: _Seen, now: float) -> bool:
+        if seen.peer is None:
+            return now - seen.since > UNKNOWN_S
+        return now - seen.used > IDLE_S and not self._established(seen.peer)
+
+
+def remote_of(where: str) -> Remote | None:
+    """Address and port in gRPC's name for the other end of a connection, for example
+    "ipv4:192.0.2.1:5000" or "ipv6:%5B::1%5D:5000"; None for another kind."""
+    kind, _, address = where.partition(":")
+    host, _, port = address.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not (port.isascii() and port.isdigit()):
+        return None
+    return _plain(host.replace("%5B", "").replace("%5D", "")), int(port)
+
+
+def incoming(port: int) -> list[Connection]:
+    """The connections to a TCP port of this process, from elsewhere: those that this process opened
+    to itself are not among them. Reads the kernel's tables, which takes milliseconds."""
+    found = [
+        c
+        for c in psutil.Process().net_connections("tcp")
+        if c.status == psutil.CONN_ESTABLISHED and c.raddr and c.fd >= 0
+    ]
+    own = {(_plain(c.laddr.ip), c.laddr.port) for c in found if c.laddr.port != port}
+    there = [
+        Connection(c.fd, (_plain(c.raddr.ip), c.raddr.port)) for c in found if c.laddr.port == port
+    ]
+    return [c for c in there if c.remote not in own]
+
+
+def hang_up(connection: Connection) -> bool:
+    """End a connection whose descriptor belongs to gRPC, which then closes it. Returns False for a
+    descriptor that belongs to something else by now."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fd)) as its:
+            host, port = its.getpeername()[:2]
+            if (_plain(host), port) != connection.remote:
+                return False
+            its.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    return True
+
+
+def _plain(host: str) -> str:
+    """An address without the prefix of IPv4 in IPv6, and without its zone."""
+    return host.removeprefix("::ffff:").partition("%")[0]
