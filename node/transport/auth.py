@@ -26,7 +26,7 @@ from node.identity.places import Places, block_of
 from node.identity.refusals import Refusals
 from node.transport.connections import remote_of
 from node.transport.handshake import Tokens
-from node.transport.limits import FAVOUR, RPCS, Limit, Sender, limit_of
+from node.transport.limits import FAVOUR, RPCS, Limit, Sender, limit_of, short
 from node.transport.port import printable
 from node.transport.traffic import Paced, PacedStream, Traffic
 from protos.training_pb2 import NoteReply
@@ -133,7 +133,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         rate = self._rate(method, row, self._callers.established(peer))
         if not rate.allow(peer, time.monotonic()):
             self._refusals.count("rate", peer)
-            why = f"more than {rate.per_s:g} calls of {_short(method)} a second"
+            why = f"more than {rate.per_s:g} calls of {short(method)} a second"
             return _turn_away(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         handler: Any = await continuation(handler_call_details)
         if handler is None:
@@ -209,7 +209,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 raw = await context.read()
         except TimeoutError:
             self._refusals.count("late", peer)
-            why = f"the message of {_short(method)} did not come in time"
+            why = f"the message of {short(method)} did not come in time"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
         if raw is grpc.aio.EOF:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without its message")
@@ -266,7 +266,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             most = self._places.per_peer
         refusal = ""
         if self._open[peer, method] >= most:
-            refusal = f"{most} calls of {_short(method)} of this peer are open"
+            refusal = f"{most} calls of {short(method)} of this peer are open"
         else:
             taken = self._places.take(call, peer, self._block(context.peer(), peer))
             refusal = taken.refusal
@@ -313,10 +313,6 @@ def _end(call: _Call, why: tuple[grpc.StatusCode, str]) -> None:
 def _kind(requests: bool, answers: bool) -> str:
     """The name that gRPC has for calls with streams of requests, and of answers."""
     return "_".join("stream" if streamed else "unary" for streamed in (requests, answers))
-
-
-def _short(method: str) -> str:
-    return method.rpartition(".")[2]
 
 
 @lru_cache(maxsize=64)

@@ -55,7 +55,7 @@ RPCS: Mapping[str, Limit] = {
     "/tutti.v1.Pipeline/Fetch": Limit(16 * KIB, at_once=16, per_s=50, burst=500),
     "/tutti.v1.Pipeline/Lost": Limit(16 * KIB, at_once=16, per_s=50, burst=500),
     "/tutti.v1.Pipeline/Counted": Limit(MIB, at_once=16, per_s=10, burst=60),
-    "/tutti.v1.Averaging/Exchange": Limit(LARGEST, at_once=8, per_s=5, burst=30),
+    "/tutti.averaging.v1.Averaging/Exchange": Limit(LARGEST, at_once=8, per_s=10, burst=60),
     "/tutti.v1.State/Describe": Limit(KIB, at_once=4, per_s=5, burst=30),
     "/tutti.v1.State/Fetch": Limit(4 * KIB, at_once=16, per_s=50, burst=500),
     "/tutti.v1.State/List": Limit(KIB, at_once=4, per_s=5, burst=30),
@@ -88,11 +88,16 @@ MOST_FIELDS = 16
 """Fields at the top of a training message that are looked at; it has three."""
 
 
+def short(method: str) -> str:
+    """The name of a method without its package, for example "Training/Tell"."""
+    return method.rpartition(".")[2]
+
+
 def limit_of(method: str, row: Limit, raw: bytes) -> tuple[str, Limit]:
     """The limit of a message of ``method``, whose row is ``row``, and its name, for example
     "Training/Tell plan". Raises WireError for a training message of several kinds, or of none that
     is known, or that is no protobuf."""
-    name = method.removeprefix("/tutti.v1.")
+    name = short(method)
     if method != _TELL:
         return name, row
     kinds = {number for number in _fields(raw) if number in NOTES}

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from node.core.errors import WireError
-from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of
+from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of, short
 from protos import training_pb2 as pb
 from tests.transport.conftest import introduce, stream, tell
 
@@ -27,12 +27,14 @@ def methods() -> set[str]:
     """Every RPC between peers that is declared in protos/."""
     found = set[str]()
     for file in (ROOT / "protos").glob("*.proto"):
-        service = ""
+        service = package = ""
         for line in file.read_text().splitlines():
-            if named := re.match(r"service (\w+)", line):
+            if named := re.match(r"package ([\w.]+);", line):
+                package = named[1]
+            elif named := re.match(r"service (\w+)", line):
                 service = named[1]
             elif named := re.match(r"\s+rpc (\w+)\(", line):
-                found.add(f"/tutti.v1.{service}/{named[1]}")
+                found.add(f"/{package}.{service}/{named[1]}")
     return {m for m in found if m.split("/")[1].split(".")[-1] not in OF_THE_OPERATOR}
 
 
@@ -66,7 +68,7 @@ def test_every_rpc_and_every_training_message_has_a_row() -> None:
 
 
 def test_the_documentation_shows_the_same_table() -> None:
-    rows = {m.removeprefix("/tutti.v1."): row for m, row in RPCS.items()}
+    rows = {short(m): row for m, row in RPCS.items()}
     rows |= {f"Training/Tell {name}": row for name, row in NOTES.values()}
     assert written() == {name: cells(row) for name, row in rows.items()}
 
