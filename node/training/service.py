@@ -172,6 +172,8 @@ class Training(rpc.TrainingServicer):
         self.on_lead: Callable[[], None] = lambda: None
         self.cell = NO_CELL
         """The cell this peer belongs to; empty in a run of one cell. Set before the start."""
+        self._named: tuple[Plan | None, frozenset[PeerId]] = None, frozenset()
+        """A plan, and the peers that it names."""
         self.on_cell: Callable[[CellId], None] = lambda cell: None
         """This peer belongs to another cell from now on."""
         self.on_partners: Callable[[Plan], None] = lambda plan: None
@@ -304,11 +306,20 @@ class Training(rpc.TrainingServicer):
     # ----------------------------------------------------------- who leads
 
     def is_established(self, peer: PeerId) -> bool:
-        """Return True for a member of the plan in force and for a colleague: peers that this one
-        works with, as opposed to strangers."""
+        """Return True for a colleague, for a member of the plan in force, and for a member of a cell
+        that it averages with: peers that this one works with, as opposed to strangers."""
+        return peer in self.work.colleagues.all or peer in self._planned()
+
+    def _planned(self) -> frozenset[PeerId]:
+        """The peers that the plan in force names."""
         plan = self.member.plan
-        member = plan is not None and plan.member(peer) is not None
-        return member or peer in self.work.colleagues.all
+        if plan is not self._named[0]:
+            peers = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
+            for partner in plan.window.partners if plan is not None else ():
+                peers.add(partner.leader)
+                peers.update(h.peer for hosts in partner.hosts.values() for h in hosts)
+            self._named = plan, frozenset(peers)
+        return self._named[1]
 
     def has_reported_to(self, peer: PeerId) -> bool:
         """Return True for a peer whose plans this one may follow: it sent it a heartbeat, as to its

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from functools import lru_cache, partial, partialmethod, wraps
 from typing import Any
@@ -26,7 +26,7 @@ from node.identity.places import Places, block_of
 from node.identity.refusals import Refusals
 from node.transport.connections import remote_of
 from node.transport.handshake import Tokens
-from node.transport.limits import FAVOUR, RPCS, Limit, Sender, limit_of, short
+from node.transport.limits import FAVOUR, KIB, RPCS, Limit, Sender, limit_of, short
 from node.transport.port import printable
 from node.transport.traffic import Paced, PacedStream, Traffic
 from protos.training_pb2 import NoteReply
@@ -36,6 +36,11 @@ TOKEN_KEY = "tutti-token"
 LONGEST_S = 1e6
 """A call is not watched for an end of admission that is further away: no call lasts so long."""
 _EXPIRED = grpc.StatusCode.UNAUTHENTICATED, "admission expired; repeat the handshake"
+SMALL = 64 * KIB
+"""Bytes up to which a message needs no place of its own."""
+LARGE_AT_ONCE = 32
+"""Twice the number of large messages that strangers may send at once. gRPC holds up to 4 MiB of
+each while it comes."""
 _PLACE_LOST = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     "the place is needed for a peer with fewer calls",
@@ -48,6 +53,7 @@ class _Call:
 
     peer: PeerId
     method: str
+    block: str
     admitted: asyncio.Timeout
     ends: tuple[grpc.StatusCode, str] = _EXPIRED
 
@@ -74,6 +80,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     from a sender that may not send them (INVALID_ARGUMENT). No message is parsed before that. Calls
     of a peer end when its admission does (UNAUTHENTICATED), and calls of strangers also when a
     stranger with fewer calls needs a place. ``traffic`` counts what passes, and holds it back.
+    At most ``most`` calls are served at once, ``per_peer`` of one peer.
     ``slack()``: seconds by which this process is late. ``on_call(where, peer)`` is told of each
     call that gets a place; ``where`` is gRPC's name for the caller's end of the connection.
     """
@@ -81,7 +88,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         tokens: Tokens,
-        places: Places[Hashable],
+        most: int,
+        per_peer: int,
         traffic: Traffic,
         callers: Callers,
         refusals: Refusals,
@@ -91,7 +99,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self.rows: dict[str, Limit] = dict(RPCS)
         """The limits by method. Programs with services of their own add rows."""
         self._tokens = tokens
-        self._places = places
+        self._places = Places[_Call]("calls", most, per_peer, callers.established)
+        self._large = Places[_Call]("large messages", LARGE_AT_ONCE, per_peer)
         self._traffic = traffic
         self._callers = callers
         self._refusals = refusals
@@ -169,8 +178,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
             @wraps(inner)
             async def generate(requests: Any, context: Any) -> Any:
-                async with self._seated(peer, method, context):
-                    request = await self._message(requests, context, peer, method, read)
+                async with self._seated(peer, method, context) as call:
+                    request = await self._message(call, requests, context, read)
                     if isinstance(request, _Instead):
                         return
                     answers = inner(*self._held_back(peer, request, context))
@@ -185,8 +194,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
         @wraps(inner)
         async def run(requests: Any, context: Any) -> Any:
-            async with self._seated(peer, method, context):
-                request = await self._message(requests, context, peer, method, read)
+            async with self._seated(peer, method, context) as call:
+                request = await self._message(call, requests, context, read)
                 if isinstance(request, _Instead):
                     return request.answer
                 return await inner(*self._held_back(peer, request, context))
@@ -195,25 +204,41 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     async def _message(
         self,
+        call: _Call,
         requests: Any,
         context: Any,
-        peer: PeerId,
-        method: str,
         read: Callable[[bytes], Any] | None,
     ) -> Any:
         """The message of a call that has one, in its time; of a stream the messages to come."""
+        await self._hold(call, context)
         if read is None:
             return requests
+        row = self.rows[call.method]
         try:
-            async with asyncio.timeout(self.rows[method].within_s + self._slack()):
+            async with asyncio.timeout(row.within_s + self._slack()):
                 raw = await context.read()
         except TimeoutError:
-            self._refusals.count("late", peer)
-            why = f"the message of {short(method)} did not come in time"
+            self._refusals.count("late", call.peer)
+            why = f"the message of {short(call.method)} did not come in time"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+        finally:
+            self._large.leave(call)
         if raw is grpc.aio.EOF:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without its message")
         return read(raw)
+
+    async def _hold(self, call: _Call, context: Any) -> None:
+        """Take a place for a large message of a stranger, which gRPC holds while it comes, or abort
+        the call."""
+        if self.rows[call.method].size <= SMALL or self._callers.established(call.peer):
+            return
+        taken = self._large.take(call, call.peer, call.block)
+        if taken.evicted is not None:
+            self._refusals.count("place", taken.evicted.peer)
+            _end(taken.evicted, _PLACE_LOST)
+        if not taken:
+            self._refusals.count("place", call.peer)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, taken.refusal)
 
     def _checked(
         self, peer: PeerId, method: str, parse: Callable[[bytes], Any] | None
@@ -234,16 +259,17 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return checked
 
     @contextlib.asynccontextmanager
-    async def _seated(self, peer: PeerId, method: str, context: Any) -> AsyncIterator[None]:
+    async def _seated(self, peer: PeerId, method: str, context: Any) -> AsyncIterator[_Call]:
         """While a place is held; the call ends when the caller's admission does, which may have
         been while its message came."""
         if not (left := self._tokens.left(peer)):
             await context.abort(*_EXPIRED)
-        call = _Call(peer, method, asyncio.timeout(left if left < LONGEST_S else None))
+        admitted = asyncio.timeout(left if left < LONGEST_S else None)
+        call = _Call(peer, method, self._block(context.peer(), peer), admitted)
         await self._take(call, context)
         try:
             async with call.admitted:
-                yield
+                yield call
         except TimeoutError:
             if not call.admitted.expired():
                 raise
@@ -254,6 +280,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         finally:
             self._running.discard(call)
             self._places.leave(call)
+            self._large.leave(call)
             self._open[peer, method] -= 1
             if not self._open[peer, method]:
                 del self._open[peer, method]
@@ -268,9 +295,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if self._open[peer, method] >= most:
             refusal = f"{most} calls of {short(method)} of this peer are open"
         else:
-            taken = self._places.take(call, peer, self._block(context.peer(), peer))
+            taken = self._places.take(call, peer, call.block)
             refusal = taken.refusal
-            if isinstance(taken.evicted, _Call):
+            if taken.evicted is not None:
                 self._refusals.count("place", taken.evicted.peer)
                 _end(taken.evicted, _PLACE_LOST)
         if refusal:

@@ -29,7 +29,6 @@ from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import PEERS_KEPT, FaultBook, TokenBucket, until_heard
 from node.identity.keys import Identity
-from node.identity.places import Places
 from node.identity.refusals import LATELY_S, Refusals
 from node.reach.interfaces import check_free, taken
 from node.reach.ladder import ClimbAttempt, Rung
@@ -131,7 +130,8 @@ class Transport:
         """Return True for a peer that this one has reported to as to its leader."""
         self._auth = AuthInterceptor(
             self._tokens,
-            Places("calls", CALLS, settings.peer_streams, lambda peer: self.established(peer)),
+            CALLS,
+            settings.peer_streams,
             self.traffic,
             Callers(
                 self._banned,

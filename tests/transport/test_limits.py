@@ -13,7 +13,7 @@ import pytest
 from node.core.errors import WireError
 from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of, short
 from protos import training_pb2 as pb
-from tests.transport.conftest import introduce, stream, tell
+from tests.transport.conftest import introduce, stream, tell, until
 
 ROOT = Path(__file__).parents[2]
 TELL = "/tutti.v1.Training/Tell"
@@ -191,3 +191,20 @@ async def test_a_stranger_with_few_calls_takes_the_place_of_one_with_many(swarm)
     b.source.gate.set()
     assert [len((await call.read()).data) for call in held[:-1]] == [1 << 16] * 3
     assert b.refusals.lately()[0] == {"place": 1}
+
+
+async def test_strangers_share_the_memory_for_large_messages(swarm):
+    a, b, c = introduce(await swarm(), await swarm(), await swarm())
+    b._auth._large.total = 8
+    calls = [(await a.channel(b.peer_id)).stream_stream(TELL)() for _ in range(4)]
+    silent = [asyncio.ensure_future(call.read()) for call in calls]
+    await until(lambda: len(b._auth._large) == 4, 10)
+    assert await tell(c, b.peer_id) == c.peer_id
+    code, _ = await refused(silent[3])
+    assert code == "RESOURCE_EXHAUSTED"
+    assert len(b._auth._large) == 3
+    b.established = lambda peer: peer == c.peer_id
+    assert await tell(c, b.peer_id) == c.peer_id
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*silent, return_exceptions=True)

@@ -10,7 +10,6 @@ import grpc.aio
 import pytest
 
 from node.core.ids import PeerId
-from node.identity.places import Places
 from node.identity.refusals import Refusals
 from node.transport.auth import TOKEN_KEY, AuthInterceptor, Callers, LabelledChannel
 from node.transport.handshake import Tokens
@@ -62,7 +61,7 @@ class Lane:
         tokens = Tokens()
         token = tokens.issue(CALLER).hex()
         tokens.accept(CALLER)
-        auth = AuthInterceptor(tokens, Places("calls", 128, 64), theirs, Callers(), Refusals())
+        auth = AuthInterceptor(tokens, 128, 64, theirs, Callers(), Refusals())
         auth.rows |= {f"/T/{name}": Limit(LARGEST, 64, 100, 100) for name in ("Up", "Down", "Ping")}
         self.server = grpc.aio.server(interceptors=[auth])
         methods = {
