@@ -306,8 +306,8 @@ class Training(rpc.TrainingServicer):
     # ----------------------------------------------------------- who leads
 
     def is_established(self, peer: PeerId) -> bool:
-        """Return True for a colleague, for a member of the plan in force, and for a member of a cell
-        that it averages with: peers that this one works with, as opposed to strangers."""
+        """Return True for a peer that this one works with, as opposed to a stranger: a colleague, a
+        member of the plan in force, or one of a cell that it averages with."""
         return peer in self.work.colleagues.all or peer in self._planned()
 
     def _planned(self) -> frozenset[PeerId]:
