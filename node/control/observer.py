@@ -26,7 +26,6 @@ if "hivemind" in sys.modules:
 import libp2p.transport.quic.transport as quic_transport
 import trio
 from aioquic.quic.connection import QuicConnection
-from google.protobuf.message import DecodeError
 from libp2p import new_host
 from libp2p.abc import IHost
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -60,6 +59,7 @@ from node.core.errors import ExitCode, UsageFault, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
 from node.identity.invites import Endpoint, endpoint_of, peer_of_address
+from node.wire import bounds
 from protos.ask_pb2 import Answer, Ask
 
 PROTOCOL = TProtocol("/tutti/ask/1")
@@ -481,10 +481,7 @@ async def _exchange(host: IHost, peer: ID, question: bytes) -> Answer:
     # The other side waits for this: closing first, it would reset what we have not read yet.
     with trio.move_on_after(CLOSING_S), contextlib.suppress(BaseLibp2pError, QUICError):
         await stream.close()
-    try:
-        answer = Answer.FromString(raw)
-    except DecodeError as e:
-        raise WireError("it is not an Answer") from e
+    answer = bounds.parse(Answer, raw, "an Answer")
     protocols_of(answer)
     return answer
 

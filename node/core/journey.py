@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from node.core.errors import WireError
-from node.core.ids import ENDS, NO_CELL, CellId, PeerId, is_cell
+from node.core.ids import CELL_DIGITS, ENDS, NO_CELL, CellId, PeerId, is_cell
 from node.core.mass import MOST, MOST_STAGES, Books, Shares, parse_books, parse_units
-from node.core.numbers import cell_name, whole
+from node.core.numbers import cell_name, few, peer_name, short_text, whole
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
 
@@ -120,6 +120,25 @@ class Window:
 
 
 NO_WINDOW = Window()
+
+MOST_PEERS, MOST_PARTS, MOST_PATHS = 2048, 1 << 16, 1 << 18
+"""Peers, parts and paths that a plan names: twice the members of the largest cell that a directory
+shows, the parameters of a model of 4,096 layers, and more paths than fit into 4 MiB."""
+MOST_STAGES_TOLD, MOST_PARTNERS, MOST_HOSTS = 4097, 64, 16
+"""Stages that a plan tells of, partners in a window, hosts of a stage and addresses of a host."""
+MOST_LISTS = 3 * MOST_PATHS
+"""Lists and objects in the JSON of a plan: a path has four and takes some 30 bytes. An empty list
+takes 56 bytes in memory."""
+MOST_CHANGE = 4096
+"""Characters of the owner's change."""
+_MOST = {
+    "peers": MOST_PEERS,
+    "members": MOST_PEERS,
+    "owners": MOST_PARTS,
+    "moved": MOST_PARTS,
+    "stood": MOST_STAGES_TOLD,
+}
+"""Entries of fields of a plan."""
 
 
 @dataclass(frozen=True)
@@ -276,13 +295,20 @@ class Plan:
         return hashlib.sha256(self.canonical()).hexdigest()
 
     @classmethod
-    def parse(cls, raw: bytes) -> "Plan":
-        """The inverse of :meth:`canonical`. Raises WireError for anything that is not a plan."""
+    def parse(cls, raw: bytes, most_paths: int = MOST_PATHS) -> "Plan":
+        """The inverse of :meth:`canonical`. Raises WireError for anything that is not a plan, and,
+        before its paths are built, for a plan with more than ``most_paths`` of them."""
         try:
+            if raw.count(b"[") + raw.count(b"{") > MOST_LISTS:
+                raise ValueError(f"more than {MOST_LISTS} lists")
             body = json.loads(raw)
-            names = [_peer(p) for p in body["peers"]]
+            for field_name, most in (*_MOST.items(), ("paths", most_paths)):
+                few(body[field_name], most, field_name)
+            names = [peer_name(p) for p in body["peers"]]
             loss, loss_val, tokens, run_s, round_s = body["news"]
-            cell, parent, founds = (str(name) for name in body.get("cell", ("", "", "")))
+            cell, parent, founds = (
+                short_text(name, CELL_DIGITS) for name in body.get("cell", ("", "", ""))
+            )
             voters, elders, orphan = body["votes"]
             if not all(map(is_cell, (cell, parent, founds))):
                 raise ValueError("a cell's name is 16 hex digits, or empty")
@@ -316,10 +342,10 @@ class Plan:
                     )
                     for i, o, samples, hops in body["paths"]
                 ),
-                owners={str(k): name(v) for k, v in body["owners"].items()},
-                moved={str(k): name(v) for k, v in body["moved"].items()},
-                digests={int(k): str(v) for k, v in body["digests"].items()},
-                change=str(body["change"]),
+                owners={_part(k): name(v) for k, v in body["owners"].items()},
+                moved={_part(k): name(v) for k, v in body["moved"].items()},
+                digests=_digests(body["digests"]),
+                change=short_text(body["change"], MOST_CHANGE),
                 deadline_s=_finite(body["deadline_s"]),
                 cursor=parse_cursor(body["cursor"]),
                 loss=_finite(loss),
@@ -332,10 +358,12 @@ class Plan:
                 founds=CellId(founds),
                 window=_window(body["window"], *body["sums"]) if cell else NO_WINDOW,
                 electorate=Electorate(
-                    _once(map(name, voters)), _once(map(name, elders)), bool(orphan)
+                    _once(map(name, few(voters, MOST_PEERS, "voters"))),
+                    _once(map(name, few(elders, MOST_PEERS, "voters before"))),
+                    bool(orphan),
                 ),
                 stood={
-                    int(k): Version(whole(e), lineage(line))
+                    _stage(k): Version(whole(e), lineage(line))
                     for k, (e, line) in body["stood"].items()
                 },
             )
@@ -365,24 +393,25 @@ def _window(body: Any, books: Any, shares: Any) -> Window:
     return Window(
         whole(number),
         tuple(
-            Partner(
-                cell_name(cell),
-                _peer(leader),
-                {
-                    int(stage): tuple(
-                        Host(_peer(peer), tuple(_address(a) for a in maddrs)) for peer, maddrs in of
-                    )
-                    for stage, of in hosts.items()
-                },
-            )
-            for cell, leader, hosts in partners
+            Partner(cell_name(cell), peer_name(leader), _hosts(hosts))
+            for cell, leader, hosts in few(partners, MOST_PARTNERS, "partners")
         ),
         _finite(within_s),
-        {int(stage): str(digest) for stage, digest in means.items()},
+        _digests(means),
         copies is True,
         None if books is None else parse_books(books),
         _shares(shares),
     )
+
+
+def _hosts(body: Any) -> dict[int, tuple[Host, ...]]:
+    return {
+        _stage(stage): tuple(
+            Host(peer_name(peer), tuple(map(_address, few(maddrs, MOST_HOSTS, "addresses"))))
+            for peer, maddrs in few(of, MOST_HOSTS, "hosts of a stage")
+        )
+        for stage, of in few(body, MOST_STAGES_TOLD, "stages of a partner").items()
+    }
 
 
 def _shares(body: Any) -> dict[int, dict[CellId, int]]:
@@ -397,12 +426,21 @@ def _shares(body: Any) -> dict[int, dict[CellId, int]]:
     }
 
 
-def _peer(name: Any) -> PeerId:
-    if type(name) is not str or not 0 < len(name) <= 128:
-        raise ValueError("no name of a peer")
-    if not (name.isascii() and name.isprintable()):
-        raise ValueError("the name of a peer is printable")
-    return PeerId(name)
+def _digests(body: Any) -> dict[int, str]:
+    """By stage."""
+    few(body, MOST_STAGES_TOLD, "digests")
+    return {_stage(stage): short_text(digest, 64) for stage, digest in body.items()}
+
+
+def _stage(text: str) -> int:
+    """The number of a stage as a key of JSON has it."""
+    if len(text) > 5 or not text.isascii():
+        raise ValueError("expected the number of a stage")
+    return whole(int(text))
+
+
+def _part(text: str) -> str:
+    return short_text(text, 256)
 
 
 def _address(text: Any) -> str:

@@ -1,11 +1,16 @@
 """Numbers and names that a stranger may have written, and numbers for people."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from node.core.errors import WireError
-from node.core.ids import CELL_DIGITS, CellId, is_cell
+from node.core.ids import CELL_DIGITS, CellId, PeerId, is_cell
+
+S = TypeVar("S", bound=Sized)
+
+PEER_NAME = 128
+"""Characters of a peer's name."""
 
 
 def whole(value: Any, least: int = 0, below: int = 2**63) -> int:
@@ -13,6 +18,13 @@ def whole(value: Any, least: int = 0, below: int = 2**63) -> int:
     if type(value) is not int or not least <= value < below:
         raise ValueError(f"expected a whole number from {least} to {below - 1}")
     return value
+
+
+def few(told: S, most: int, what: str) -> S:
+    """``told`` itself. Raises WireError for more than ``most`` entries."""
+    if len(told) > most:
+        raise WireError(f"{len(told)} {what}, at most {most} are told")
+    return told
 
 
 def human(size: float) -> str:
@@ -39,3 +51,20 @@ def cell_name(text: Any) -> CellId:
     if type(text) is not str or not text or not is_cell(text):
         raise WireError(f"a cell's name is {CELL_DIGITS} hex digits")
     return CellId(text)
+
+
+def peer_name(text: Any) -> PeerId:
+    """A peer's name as others write it. Raises WireError for anything else; whether the name is a
+    key shows where a signature is checked."""
+    if type(text) is not str or not 0 < len(text) <= PEER_NAME:
+        raise WireError(f"the name of a peer has 1 to {PEER_NAME} characters")
+    if not (text.isascii() and text.isprintable()):
+        raise WireError("the name of a peer is printable")
+    return PeerId(text)
+
+
+def short_text(text: Any, most: int) -> str:
+    """A text of at most ``most`` characters. Raises WireError for anything else."""
+    if type(text) is not str or len(text) > most:
+        raise WireError(f"expected a text of at most {most} characters")
+    return text

@@ -45,13 +45,20 @@ from node.identity.faults import TokenBucket
 
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
+MAX_DICTIONARY = 4 << 20
+"""Bytes of a dictionary of records: those of 512 writers take 2 MiB at most."""
 MAX_KEYS = 8
 """Keys in one request; we use one, and every key of a search costs a whole dictionary in the
 answer."""
-MAX_ENTRIES = 4096
-"""Records in one dictionary; more are not even looked at."""
+MAX_ENTRIES = 1024
+"""Records in one dictionary; more are not even looked at. A signature takes about 0.1 ms."""
 MAX_SUBKEY = 128
 """Bytes of a packed subkey; a PeerId has 52."""
+MAX_NEAREST, MAX_ID = 64, 64
+"""Nodes near a key in one answer, and bytes of the id of each. hivemind makes objects of all of
+them, which takes seconds for a million."""
+MAX_VALUE = 8192
+"""Bytes of a packed value; a record has at most 4 KiB."""
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 100.0
 """DHT requests of one peer: sustained rate, and burst. Reading and posting every few seconds takes
 one or two a second."""
@@ -118,6 +125,70 @@ def _unpack_flat(packed: bytes, longest: int) -> Any:
         raise WireError("not a packed scalar") from e
 
 
+def unpack_dictionary(data: bytes) -> DictionaryDHTValue:
+    """The first :data:`MAX_ENTRIES` records of a dictionary as hivemind packs it. Raises WireError
+    for anything else, before objects are made of it: [size, expiry, [[subkey, value, expiry], …]].
+    """
+    if len(data) > MAX_DICTIONARY:
+        raise WireError(f"a dictionary of {len(data)} bytes, at most {MAX_DICTIONARY} are read")
+    packed = msgpack.Unpacker(
+        raw=False,
+        ext_hook=_refuse_extension,
+        max_buffer_size=MAX_DICTIONARY,
+        read_size=1 << 14,
+        max_str_len=MAX_SUBKEY,
+        max_bin_len=MAX_VALUE,
+        max_array_len=0,
+        max_map_len=0,
+        max_ext_len=0,
+    )
+    packed.feed(data)
+    try:
+        size = float(_triple(packed))
+        expires = float(packed.unpack())
+        count = packed.read_array_header()
+        found = DictionaryDHTValue(size)
+        with found.freeze():
+            for _ in range(min(count, MAX_ENTRIES)):
+                found.store(_triple(packed), packed.unpack(), packed.unpack())
+        found.latest_expiration_time = expires
+    except (ValueError, TypeError, msgpack.UnpackException) as e:
+        raise WireError("not a dictionary of records") from e
+    return found
+
+
+def _triple(packed: msgpack.Unpacker) -> Any:
+    """The first of three values. Raises ValueError where others stand."""
+    if packed.read_array_header() != 3:
+        raise ValueError("expected three values")
+    return packed.unpack()
+
+
+def _dictionary(code: int, data: bytes) -> Any:
+    if code != MSGPackSerializer._ext_types[DictionaryDHTValue]:
+        raise ValueError("an extension that is no dictionary of records")
+    return unpack_dictionary(data)
+
+
+class RecordSerializer(MSGPackSerializer):
+    """hivemind's serializer for what others send: a value or a dictionary of records, and no other
+    container."""
+
+    @classmethod
+    def loads(cls, buf: bytes) -> Any:
+        """Raises ValueError for bytes that are neither."""
+        return msgpack.loads(
+            buf,
+            ext_hook=_dictionary,
+            raw=False,
+            max_str_len=MAX_SUBKEY,
+            max_bin_len=MAX_VALUE,
+            max_array_len=0,
+            max_map_len=0,
+            max_ext_len=MAX_DICTIONARY,
+        )
+
+
 class AdmissionFilter:
     """Checks and makes the admission tokens of DHT requests, and limits how often a peer may ask.
     ``admit`` raises Refused for a peer that the run does not admit (None: an open run),
@@ -176,6 +247,24 @@ class _Labelled:
         return labelled
 
 
+class _Bounded:
+    """A stub whose answers name a few nodes near each key; others raise WireError."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stub, name)
+
+    async def rpc_find(self, request: Any, **options: Any) -> Any:
+        answer = await self._stub.rpc_find(request, **options)
+        for result in answer.results[: len(request.keys)]:
+            for near in (result.nearest_node_ids, result.nearest_peer_ids):
+                if len(near) > MAX_NEAREST or any(len(n) > MAX_ID for n in near):
+                    raise WireError("an answer that names too many nodes")
+        return answer
+
+
 class EnvelopeValidator(RecordValidatorBase):
     """Lets through what the stores take: our signed records, under our keys and the signer's
     PeerId; nothing else.
@@ -229,6 +318,7 @@ class SwarmProtocol(DHTProtocol):
     # hivemind caches these on the class; inherited, they would still carry the parent's name.
     _rpc_handlers = None
     _stub_type = None
+    serializer = RecordSerializer
 
     @property
     def _door(self) -> AdmissionFilter:
@@ -238,7 +328,7 @@ class SwarmProtocol(DHTProtocol):
         return _Welcome(context.handle_name, context.local_id, context.remote_id)
 
     def get_stub(self, peer: PeerID) -> Any:
-        return self._door.label(super().get_stub(peer))
+        return _Bounded(self._door.label(super().get_stub(peer)))
 
     async def rpc_ping(
         self, request: dht_pb2.PingRequest, context: P2PContext
@@ -324,7 +414,7 @@ class SwarmProtocol(DHTProtocol):
         The parent refuses the whole dictionary for one bad record, so that a single record that
         expired on its way, or is older than what we know, would hide everybody else's.
         """
-        if not isinstance(dictionary, DictionaryDHTValue) or len(dictionary.data) > MAX_ENTRIES:
+        if not isinstance(dictionary, DictionaryDHTValue):
             return False
         with dictionary.freeze():
             offered = [(subkey, value, expires) for subkey, (value, expires) in dictionary.items()]

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
@@ -81,6 +81,10 @@ HEARD_S = 5.0
 """A peer that this one heard in the last HEARD_S is not shown as lost, whatever the leader says."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
+LARGE_PLAN = 256 << 10
+"""Bytes from which a plan is parsed and checked beside the event loop."""
+
+R = TypeVar("R")
 
 
 class Unheard(PeerFault):
@@ -134,6 +138,7 @@ class Training(rpc.TrainingServicer):
         self._leader_knows: tuple[PeerId | None, frozenset[PeerId]] = None, frozenset()
         """Of whom the leader of the last plan has said that they voted twice."""
         self._said_refused = float("-inf")
+        self._parsing = asyncio.Lock()
         self._support: dict[tuple[CellId, PeerId, int], Supporter] = {}
         """Given last, of which cell, for whom and at which term."""
         self.past = VersionHistory(transport, journal, facts.bounds)
@@ -667,6 +672,13 @@ class Training(rpc.TrainingServicer):
                 self._election.says(peer, self.clock.now())
                 self._hurry.set()
                 return None if peer == self.leader_id() else "this peer follows another leader"
+            case "ready":
+                pass
+            case _ if self.leader is None:
+                return "this peer does not lead"
+            case "finished":
+                if why := self.facts.bounds.of_results(len(note.finished.results)):
+                    raise WireError(f"invalid results: {why}")
         event = notes.leader_event(note, peer)
         if isinstance(event, ev.Heartbeat):
             self.vitals.leaves(peer, event.leaving)
@@ -708,15 +720,8 @@ class Training(rpc.TrainingServicer):
         self._hurry.set()
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
-        plan = notes.parse_plan(note)
-        if plan.leader != peer:
-            raise WireError("a plan that its sender does not lead")
-        if why := self.facts.bounds.of_plan(plan):
-            raise WireError(f"invalid plan: {why}")
-        if plan.term > (most := self.terms.most(self.clock.wall())):
-            raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
         # A leader knows us because we took it for the leader and told it that we are here; nobody
-        # else's plan is followed.
+        # else's plan is followed, and it is not parsed.
         if not self._election.heeds(peer, self.clock.now()):
             return "this peer follows another leader"
         if not self._may_lead(peer):
@@ -729,9 +734,16 @@ class Training(rpc.TrainingServicer):
             signing_domain("plan", self.facts.run_id),
         ):
             raise WireError("a plan whose signature is wrong")
+        plan = await self._parse(note)
+        if plan.leader != peer:
+            raise WireError("a plan that its sender does not lead")
+        if why := self.facts.bounds.of_plan(plan):
+            raise WireError(f"invalid plan: {why}")
+        if plan.term > (most := self.terms.most(self.clock.wall())):
+            raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
         if self.cell not in (plan.cell_id, plan.parent) or (plan.parent and not plan.cell_id):
             return f"a plan of cell {plan.cell_id or 'none'}, and this peer is in {self.cell}"
-        if why := self.work.objection(plan):
+        if why := await self._beside(len(note.plan), self.work.objection, plan):
             raise WireError(f"invalid plan: {why}")
         if old := self.standing.refuses(plan, self.work.read(plan.change)):
             self._hurry.set()
@@ -741,6 +753,22 @@ class Training(rpc.TrainingServicer):
             return why
         self._election.forgive(peer)
         return await self._told(ev.PlanArrived(plan))
+
+    async def _parse(self, note: pb.PlanNote) -> Plan:
+        """The plan of a note, with its hash. One large plan is parsed at a time."""
+
+        def parsed() -> Plan:
+            plan = notes.parse_plan(note, self.facts.bounds.paths)
+            _ = plan.hash
+            return plan
+
+        async with self._parsing:
+            return await self._beside(len(note.plan), parsed)
+
+    async def _beside(self, nbytes: int, work: Callable[..., R], *about: Any) -> R:
+        """What ``work`` on a plan of ``nbytes`` returns. For a large plan it runs beside the event
+        loop, which would stand still for as long."""
+        return await asyncio.to_thread(work, *about) if nbytes > LARGE_PLAN else work(*about)
 
     def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
         """Why those who voted last do not stand behind this plan, as far as this peer can tell."""
@@ -1049,12 +1077,12 @@ class Training(rpc.TrainingServicer):
 
     def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:
         """What tells the leader of each result of the plan. What finishes while a note is on its
-        way travels in the next one."""
+        way travels in the next ones."""
         results: list[MicroBatchDone] = []
 
         async def tell() -> None:
             while results and self.member.plan is plan:
-                batch = tuple(results)
+                batch = tuple(results[: notes.RESULTS])
                 await self._tell_leader(plan, notes.finished_note(plan, batch))
                 del results[: len(batch)]
 

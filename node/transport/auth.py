@@ -29,6 +29,7 @@ from node.transport.handshake import Tokens
 from node.transport.limits import FAVOUR, KIB, RPCS, Limit, Sender, limit_of, short
 from node.transport.port import printable
 from node.transport.traffic import Paced, PacedStream, Traffic
+from node.wire.bounds import lenient, strict
 from protos.training_pb2 import NoteReply
 
 TOKEN_KEY = "tutti-token"
@@ -150,7 +151,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         kind = _kind(handler.request_streaming, handler.response_streaming)
         inner = getattr(handler, kind)
         read = self._traffic.into(
-            self._checked(peer, method, handler.request_deserializer), handler.request_streaming
+            self._checked(peer, method, strict(handler.request_deserializer)),
+            handler.request_streaming,
         )
         write = self._traffic.out(handler.response_serializer, handler.response_streaming)
         served = self._serve(inner, peer, method, None if handler.request_streaming else read)
@@ -404,7 +406,7 @@ class LabelledChannel(grpc.aio.Channel):
         inner = getattr(self.raw, kind)(
             method,
             traffic.out(request_serializer, kind.startswith("stream")),
-            traffic.into(response_deserializer, kind.endswith("stream")),
+            traffic.into(lenient(response_deserializer), kind.endswith("stream")),
             _registered_method=_registered_method,
         )
 

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 from typing import Protocol, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.reach.secure import Secured
+from node.wire import bounds
 
 M = TypeVar("M", bound=Message)
 
@@ -45,11 +46,9 @@ async def read_frame(reader: FrameReader, limit: int) -> bytes:
 
 
 def parsed(kind: type[M], raw: bytes, what: str) -> M:
-    """The message in ``raw``. Raises WireError, which says that it is not ``what``."""
-    try:
-        return kind.FromString(raw)
-    except DecodeError as e:
-        raise WireError(f"not {what}: {e}") from e
+    """The message in ``raw``, within its bounds. Raises WireError, which says that it is not
+    ``what``."""
+    return bounds.parse(kind, raw, what)
 
 
 async def write_frame(writer: Writer, message: bytes) -> None:

@@ -170,8 +170,8 @@ def costs_through(said: Measured) -> Measured:
 def test_of_many_versions_the_newest_are_told() -> None:
     kept = tuple(Version(epoch, "ab" * 16) for epoch in range(100))
     note = through(notes.ready_note(ev.Heartbeat(A, 1, Version(100), "d", reachable=kept)))
-    assert notes.leader_event(note, A).reachable == kept[-notes.MAX_REACHABLE :]
-    assert len(note.ready.reachable) == notes.MAX_REACHABLE
+    assert notes.leader_event(note, A).reachable == kept[-notes.REACHABLE :]
+    assert len(note.ready.reachable) == notes.REACHABLE
 
 
 def test_costs_come_back_within_a_step_of_the_scale() -> None:
@@ -206,14 +206,14 @@ def test_the_longest_seconds_and_the_most_slots_are_bounded() -> None:
 
 
 def test_of_many_ways_those_carrying_tensors_are_reported() -> None:
-    idle = tuple((PeerId(f"a{i:03d}"), LinkCost(0.0, 0.01)) for i in range(notes.MAX_SEEN))
+    idle = tuple((PeerId(f"a{i:03d}"), LinkCost(0.0, 0.01)) for i in range(notes.SEEN))
     busy = tuple((PeerId(f"z{i}"), LinkCost(0.2, 0.01)) for i in range(3))
     told = dict(costs_through(Measured(ways=(*idle, *busy))).ways)
-    assert len(told) == notes.MAX_SEEN
+    assert len(told) == notes.SEEN
     assert {p for p, _ in busy} <= told.keys()
 
 
-MANY = ["a"] * (notes.MAX_NAMED + 1)
+MANY = ["a"] * (notes.PARTS + 1)
 HUGE = [math.inf, -1.0, math.nan, 1e300]
 TINY = 5e-324
 """One over it is infinite."""
@@ -234,7 +234,7 @@ TINY = 5e-324
                 pb.CostNote(ways={"A": (MOST_CODE + 1) * notes.CODES}),
                 pb.CostNote(ways={"A": MOST_CODE + 1}),
                 pb.CostNote(ways={"A": 2**32 - 1}),
-                pb.CostNote(ways={f"p{i}": 1 for i in range(notes.MAX_SEEN + 1)}),
+                pb.CostNote(ways={f"p{i}": 1 for i in range(notes.SEEN + 1)}),
             )
         ),
         pb.ReadyNote(term=MOST_TERM + 1),
@@ -265,7 +265,7 @@ def test_a_note_with_numbers_beyond_all_limits_is_refused(said: Any) -> None:
 
 def test_a_huge_plan_is_not_read() -> None:
     with pytest.raises(WireError, match="at most"):
-        notes.parse_plan(pb.PlanNote(plan=b" " * (notes.MAX_PLAN + 1)))
+        notes.parse_plan(pb.PlanNote(plan=b" " * (notes.PLAN + 1)))
 
 
 def test_a_history_comes_back_and_only_for_its_own_version() -> None:

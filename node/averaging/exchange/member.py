@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 import torch
-from google.protobuf.message import DecodeError
 
 from node.averaging.coding import parcel
 from node.averaging.coding.codecs import Coded, encode, opened
@@ -19,6 +18,7 @@ from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.tasks import together
 from node.transport.port import TransportPort, answers, printable
+from node.wire import bounds
 from protos import averaging_pb2, tensor_pb2
 
 SERVICE = "tutti.averaging.v1.Averaging"
@@ -176,10 +176,7 @@ async def _fresh(
     first: bytes | None = await anext(aiter(call), None)
     if first is None:
         raise WireError("an empty answer")
-    try:
-        message = averaging_pb2.Fresh.FromString(first)
-    except DecodeError as e:
-        raise WireError("the first message is none of ours") from e
+    message = bounds.parse(averaging_pb2.Fresh, first)
     if message.WhichOneof("part") == "refusal":
         kind, text = _kind(message.refusal.kind), printable(message.refusal.text)
         raise Unwelcome(owner, f"refused our exchange, {kind.value}: {text}")

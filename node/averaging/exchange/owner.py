@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import torch
-from google.protobuf.message import DecodeError
 
 from node.averaging.coding import parcel
 from node.averaging.coding.codecs import Coded, Numbers, Rounded, settled
@@ -55,6 +54,7 @@ from node.core.ids import PeerId, RoundId
 from node.core.tasks import Tasks
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort
+from node.wire import bounds
 from protos import averaging_pb2
 
 HEAD_TIMEOUT_S = 10.0
@@ -582,12 +582,12 @@ def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
 
 async def _head(requests: AsyncIterator[bytes]) -> averaging_pb2.ContributionHead | None:
     """The head a stream begins with, or None when something else comes, or nothing in time."""
-    with contextlib.suppress(TimeoutError, DecodeError):
+    with contextlib.suppress(TimeoutError, WireError):
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             first = await anext(requests, b"")
             if len(first) > HEAD_LIMIT:
                 return None
-            message = averaging_pb2.Contribution.FromString(first)
+            message = bounds.parse(averaging_pb2.Contribution, first)
             if message.WhichOneof("part") == "head":
                 return message.head
     return None

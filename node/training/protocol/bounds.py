@@ -8,7 +8,7 @@ These are bounds, not proofs: a claim within them can still be false.
 
 from dataclasses import dataclass
 
-from node.core.journey import Plan
+from node.core.journey import MOST_PATHS, Plan
 from node.training.protocol import events as ev
 
 PLANS_PER_S = 10.0
@@ -28,12 +28,22 @@ leave the range of an integer on the wire."""
 
 @dataclass(frozen=True)
 class Bounds:
-    """``epochs`` of the run, ``tokens`` of one epoch and block ``stages`` (0: not known, and no
-    bound)."""
+    """``epochs`` of the run, ``tokens`` and ``micro_batches`` of one epoch, block ``stages``; 0 is
+    not known, and no bound."""
 
     epochs: int
     tokens: int
     stages: int = 0
+    micro_batches: int = 0
+
+    @property
+    def paths(self) -> int:
+        """The most paths of a plan."""
+        return self.micro_batches or MOST_PATHS
+
+    def of_results(self, count: int) -> str:
+        """Why no peer has finished so many micro-batches of an epoch."""
+        return f"{count} results, and an epoch has {self.paths}" if count > self.paths else ""
 
     def of_history(self, epoch: int, tokens: int) -> str:
         """Why no history of ``epoch`` epochs counts so many tokens."""
@@ -63,11 +73,11 @@ class Bounds:
 
     def of_round(self, r: ev.RoundArrived) -> str:
         """Why no epoch can have counted what this round does."""
-        return (
-            f"{r.tokens} tokens in one epoch, at most {self.tokens}"
-            if self.tokens and r.tokens > self.tokens
-            else ""
-        )
+        if self.tokens and r.tokens > self.tokens:
+            return f"{r.tokens} tokens in one epoch, at most {self.tokens}"
+        if len(r.dropped) > self.paths:
+            return f"{len(r.dropped)} dropped micro-batches, and an epoch has {self.paths}"
+        return ""
 
     def counted(self, epoch: int, tokens: int) -> int:
         """What is believed of a number of tokens that was written down: a file may be anybody's."""

@@ -104,4 +104,9 @@ class RunFacts:
     @property
     def bounds(self) -> Bounds:
         """How far numbers go that others tell."""
-        return Bounds(self.epochs, self.target_batch * self.sizes.sequence, self.stages)
+        return Bounds(
+            self.epochs,
+            self.target_batch * self.sizes.sequence,
+            self.stages,
+            self.target_batch // self.micro_batch,
+        )

@@ -1,12 +1,12 @@
 """Notes on the wire to events and back. Pure; what does not parse raises WireError."""
 
 import math
-from collections.abc import Iterable, Sequence, Sized
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId, is_cell
-from node.core.journey import Plan, Version, lineage
+from node.core.journey import MOST_PATHS, Plan, Version, lineage
+from node.core.numbers import few, peer_name
 from node.identity.keys import SIGNATURE_BYTES
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
@@ -23,24 +23,11 @@ from node.training.protocol.votes import (
     Vote,
     Warrant,
 )
+from node.wire.limits import PARTS, PAST, PEERS, PLAN, REACHABLE, RESULTS, SEEN
 from protos import training_pb2 as pb
 
-S = TypeVar("S", bound=Sized)
-
-
-MAX_PLAN = 4 << 20
-"""Bytes of the largest plan that is read."""
-MAX_SEEN = 64
-"""Neighbours a peer tells its measurements of."""
-MAX_REACHABLE = 64
-"""Versions that a peer tells it could go back to, the newest: the one before the version in place
-above all, which every epoch that is begun again starts from."""
 CODES = 512
 """Steps of the scale that seconds are told in, and room."""
-MAX_PAST = 1024
-"""Versions of its past that a peer tells."""
-MAX_NAMED = 20_000
-"""Parts, or peers, that a note names."""
 MAX_COUNT, MAX_AMOUNT, MAX_DIGEST, LEAST_RATE = 1 << 53, 1e12, 64, 1e-9
 """What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan
 any more."""
@@ -86,12 +73,12 @@ def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
     """No signature is checked. Raises WireError for more than anybody tells."""
     return tuple(
         DoubleVote(
-            PeerId(d.peer),
+            peer_name(d.peer),
             _vote(d.one),
             _vote(d.other),
             (_signature(d.one.signature), _signature(d.other.signature)),
         )
-        for d in _few(told, "peers that voted twice", MOST_TOLD)
+        for d in few(told, MOST_TOLD, "peers that voted twice")
     )
 
 
@@ -127,8 +114,10 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
     """Why a plan may be followed, as its leader says; no signature is checked. Raises WireError for
     more votes or supporters than a cell has."""
     supporters = tuple(
-        Supporter(PeerId(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature))
-        for s in _few(note.supporters, "supporters")
+        Supporter(
+            peer_name(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature)
+        )
+        for s in few(note.supporters, PEERS, "supporters")
     )
     return Warrant(
         parse_certificate(note.certificate) if note.HasField("certificate") else None,
@@ -145,8 +134,10 @@ def parse_certificate(c: pb.CertificateNote) -> Certificate:
         parse_version(c.version),
         _peers(c.voters),
         tuple(
-            Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
-            for b in _few(c.ballots, "ballots")
+            Ballot(
+                peer_name(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature)
+            )
+            for b in few(c.ballots, PEERS, "ballots")
         ),
     )
 
@@ -231,11 +222,11 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             at=version_note(e.at),
             digest=e.digest,
             speed=e.speed,
-            reachable=[version_note(v) for v in e.reachable[-MAX_REACHABLE:]],
+            reachable=[version_note(v) for v in e.reachable[-REACHABLE:]],
             term=e.term,
             tokens=e.tokens,
             leaving=e.leaving,
-            seen=dict(e.seen[:MAX_SEEN]),
+            seen=dict(e.seen[:SEEN]),
             room=e.room,
             costs=cost_note(e.costs),
             change=e.change,
@@ -253,7 +244,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
 
 def cost_note(m: Measured) -> pb.CostNote:
     """Seconds as steps of a logarithmic scale; of the ways those that carry tensors first."""
-    ways = sorted(m.ways, key=lambda row: (not row[1].tensor_s, row[0]))[:MAX_SEEN]
+    ways = sorted(m.ways, key=lambda row: (not row[1].tensor_s, row[0]))[:SEEN]
     return pb.CostNote(
         forward=code(m.forward_s),
         backward=code(m.backward_s),
@@ -271,12 +262,12 @@ def parse_costs(note: pb.CostNote) -> Measured:
     """Raises WireError for seconds that are none, and for more ways than anybody tells of."""
     ways = tuple(
         (
-            PeerId(p),
+            peer_name(p),
             LinkCost(
                 decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))
             ),
         )
-        for p, number in sorted(_few(note.ways.items(), "ways", MAX_SEEN))
+        for p, number in sorted(few(note.ways.items(), SEEN, "ways"))
     )
     return Measured(
         decoded(note.forward),
@@ -316,23 +307,26 @@ def history_reply(
 
 
 def parse_history(
-    version: Version, reply: pb.HistoryReply
+    version: Version, reply: pb.HistoryReply, most_paths: int = MOST_PATHS
 ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
     """The inverse; what does not make or start from ``version`` is not believed, and no signature
     is checked. Raises WireError for nonsense."""
-    past = [(parse_version(m.version), _count(m.tokens)) for m in reply.past[:MAX_PAST]]
+    past = [(parse_version(m.version), _count(m.tokens)) for m in few(reply.past, PAST, "versions")]
     certificate = parse_certificate(reply.certificate) if reply.HasField("certificate") else None
     if not reply.plan:
         return ev.Recalled(version, certificate=certificate), past
-    plan, dropped = parse_plan(pb.PlanNote(plan=reply.plan)), tuple(reply.dropped)
+    plan, dropped = (
+        Plan.parse(few(reply.plan, PLAN, "bytes of a plan"), most_paths),
+        tuple(reply.dropped),
+    )
     if version not in (plan.base, makes(plan, dropped)):
         raise WireError("a plan that did not make this version")
     return ev.Recalled(version, plan, dropped, certificate), past
 
 
-def parse_plan(note: pb.PlanNote) -> Plan:
+def parse_plan(note: pb.PlanNote, most_paths: int = MOST_PATHS) -> Plan:
     """The plan inside; its signature is the caller's to check."""
-    return Plan.parse(_few(note.plan, "bytes of a plan", MAX_PLAN))
+    return Plan.parse(few(note.plan, PLAN, "bytes of a plan"), most_paths)
 
 
 def leader_event(note: pb.Note, peer: PeerId) -> object | None:
@@ -346,11 +340,11 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 parse_version(r.at),
                 _digest(r.digest),
                 _rate(r.speed),
-                tuple(parse_version(v) for v in r.reachable[-MAX_REACHABLE:]),
+                tuple(parse_version(v) for v in r.reachable[-REACHABLE:]),
                 _count(r.term, MOST_TERM),
                 _count(r.tokens),
                 r.leaving,
-                tuple((PeerId(p), _rate(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
+                tuple((peer_name(p), _rate(rate)) for p, rate in sorted(r.seen.items())[:SEEN]),
                 _count(r.room),
                 parse_costs(r.costs),
                 r.change,
@@ -366,14 +360,14 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
         case "finished":
             rows = tuple(
                 MicroBatchDone(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40))
-                for r in note.finished.results
+                for r in few(note.finished.results, RESULTS, "results")
             )
-            return ev.MicroBatchesReported(peer, note.finished.plan_hash, rows)
+            return ev.MicroBatchesReported(peer, _digest(note.finished.plan_hash), rows)
         case "committed":
             c = note.committed
             return ev.Committed(
                 peer,
-                c.plan_hash,
+                _digest(c.plan_hash),
                 c.attempt,
                 _digest(c.digest),
                 _rate(c.speed),
@@ -382,10 +376,14 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
         case "incomplete":
             i = note.incomplete
             return ev.Incomplete(
-                peer, i.plan_hash, i.attempt, tuple(_few(i.holds, "parts")), _peers(i.failed)
+                peer,
+                _digest(i.plan_hash),
+                i.attempt,
+                tuple(few(i.holds, PARTS, "parts")),
+                _peers(i.failed),
             )
         case "fault":
-            return ev.Accused(PeerId(note.fault.about), peer)
+            return ev.Accused(peer_name(note.fault.about), peer)
     return None
 
 
@@ -396,10 +394,10 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
         leader,
         note.epoch,
         note.term,
-        r.plan_hash,
+        _digest(r.plan_hash),
         r.attempt,
         _peers(r.dead),
-        {k: PeerId(v) for k, v in r.owners.items()},
+        {k: peer_name(v) for k, v in few(r.owners, PARTS, "owners").items()},
         _peers(r.sources),
         tuple(r.dropped),
         min(_finite(r.deadline_s), 3600.0),
@@ -408,14 +406,8 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
     )
 
 
-def _few(told: S, what: str, most: int = MAX_NAMED) -> S:
-    if len(told) > most:
-        raise WireError(f"{len(told)} {what}, at most {most} are told")
-    return told
-
-
 def _signature(told: bytes) -> bytes:
-    return _few(told, "bytes of a signature", SIGNATURE_BYTES)
+    return few(told, SIGNATURE_BYTES, "bytes of a signature")
 
 
 def _finite(value: float) -> float:
@@ -438,7 +430,7 @@ def _count(value: int, most: int = MAX_COUNT) -> int:
 
 
 def _peers(told: Sequence[str]) -> tuple[PeerId, ...]:
-    return tuple(map(PeerId, _few(told, "peers")))
+    return tuple(map(peer_name, few(told, PEERS, "peers")))
 
 
 def _cell(text: str) -> CellId:
@@ -448,4 +440,4 @@ def _cell(text: str) -> CellId:
 
 
 def _digest(text: str) -> str:
-    return _few(text, "letters of a digest", MAX_DIGEST)
+    return few(text, MAX_DIGEST, "letters of a digest")

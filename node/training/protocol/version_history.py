@@ -1,6 +1,7 @@
 """The versions from which this peer has begun epochs, the plan behind a version as others remember
 it, and what is lost when one side of a partition gives up its history."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -23,7 +24,7 @@ class VersionHistory:
 
     def __init__(self, transport: TransportPort, journal: Journal, bounds: Bounds) -> None:
         self._transport, self._journal, self._bounds = transport, journal, bounds
-        self.versions: deque[tuple[Version, int]] = deque(maxlen=notes.MAX_PAST)
+        self.versions: deque[tuple[Version, int]] = deque(maxlen=notes.PAST)
         """Each with the tokens counted until then, the newest first."""
         self.given_up_epochs = self.given_up_tokens = 0
 
@@ -104,7 +105,10 @@ class VersionHistory:
                 pb.HistoryRequest(version=notes.version_note(version)), timeout=RECALL_S
             )
         try:
-            found, past = notes.parse_history(version, reply)
+            # A plan of megabytes would hold up the event loop.
+            found, past = await asyncio.to_thread(
+                notes.parse_history, version, reply, self._bounds.paths
+            )
             if found.plan is not None and (why := self._bounds.of_plan(found.plan)):
                 raise WireError(f"invalid earlier plan: {why}")
             return found, past

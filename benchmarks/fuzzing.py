@@ -1,0 +1,165 @@
+"""Fuzzes every parser of foreign bytes (``benchmarks/lab/parsers.py``): mutated valid messages, and
+random bytes.
+
+A parser returns or raises one of its typed errors. It allocates no more than :data:`BASE_BYTES`
+and :data:`BYTES_PER_BYTE` for each byte that it was given, and makes no more calls than
+:data:`BASE_CALLS` and :data:`CALLS_PER_BYTE` for each byte. What protobuf allocates outside of
+Python is bounded for the whole run, by the growth of the process.
+
+    python -m benchmarks.fuzzing --seconds 600
+"""
+
+import argparse
+import resource
+import sys
+import time
+import traceback
+import tracemalloc
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from random import Random
+from types import FrameType
+
+from benchmarks.lab.mutations import mutated
+from benchmarks.lab.parsers import PARSERS, kind_of_message, seeds_of
+from benchmarks.report import Report
+
+BASE_BYTES, BYTES_PER_BYTE = 1 << 20, 64
+"""Bytes that one parse may allocate: JSON makes a list of 56 bytes of two brackets."""
+BASE_CALLS, CALLS_PER_BYTE = 20_000, 4
+"""Calls of functions, those of C included, that one parse may make."""
+MOST_GROWTH = 128 << 20
+"""Bytes by which the process may grow over a run; mutated messages have up to 4 MiB."""
+KEPT = 20
+"""Failures of a run that are reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A parser that broke its promise, and the bytes that made it."""
+
+    parser: str
+    raw: bytes
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.parser}: {self.what}\n  {len(self.raw)} bytes: {self.raw[:120]!r}"
+
+
+@dataclass
+class Fuzzed:
+    """What a run found. ``examples`` were parsed, ``refused`` of them with a typed error;
+    ``growth``: bytes by which the process has grown."""
+
+    failures: list[Failure] = field(default_factory=list)
+    examples: int = 0
+    refused: int = 0
+    nbytes: int = 0
+    growth: int = 0
+
+
+class _Calls:
+    """Counts calls of functions while it is the profiler."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        self.count += event in ("call", "c_call")
+
+
+def trial(name: str, raw: bytes) -> tuple[str, bool]:
+    """Parse ``raw`` once: why the parser broke its promise, "" if it did not; and whether it
+    refused the bytes."""
+    parser, refused, calls = PARSERS[name], False, _Calls()
+    tracemalloc.start()
+    try:
+        sys.setprofile(calls)
+        try:
+            parser.read(raw)
+        finally:
+            sys.setprofile(None)
+    except parser.allowed:
+        refused = True
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt | SystemExit):
+            raise
+        place = traceback.extract_tb(e.__traceback__)[-1]
+        return f"{type(e).__name__}: {str(e)[:200]} ({place.filename}:{place.lineno})", False
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    if peak > BASE_BYTES + BYTES_PER_BYTE * len(raw):
+        return f"{peak} bytes allocated", refused
+    if calls.count > BASE_CALLS + CALLS_PER_BYTE * len(raw):
+        return f"{calls.count} calls", refused
+    return "", refused
+
+
+def example(name: str, dice: Random) -> bytes:
+    """Mutated valid bytes for a parser."""
+    seeds = seeds_of(name)
+    return mutated(dice.choice(seeds), seeds, kind_of_message(name), dice)
+
+
+def run(seconds: float, seed: int = 0, only: Collection[str] = ()) -> Fuzzed:
+    """Fuzz all parsers in turns for so long, or those named ``only``."""
+    found = Fuzzed()
+    dice = Random(seed)
+    names = [name for name in PARSERS if not only or name in only]
+    for name in names:  # modules that a parser loads on first use count against none
+        for raw in seeds_of(name):
+            trial(name, raw)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and len(found.failures) < KEPT:
+        for name in names:
+            raw = example(name, dice)
+            why, refused = trial(name, raw)
+            found.examples += 1
+            found.refused += refused
+            found.nbytes += len(raw)
+            if why:
+                found.failures.append(Failure(name, raw, why))
+    found.growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    return found
+
+
+def main() -> int:
+    """Run, and report in the way of all benchmarks."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="parsers, separated by commas")
+    parser.add_argument("--json", default=None, help="a file for the result, - for stdout")
+    given = parser.parse_args()
+    report = Report()
+    found = run(given.seconds, given.seed, [n for n in given.only.split(",") if n])
+    for failure in found.failures:
+        print(failure, file=sys.stderr)
+    report.add("examples", found.examples, "", f"seed {given.seed}")
+    report.add("refused", found.refused, "")
+    report.add("parsed", found.nbytes / 1e6, "MB")
+    report.add(
+        "parsers that broke their promise",
+        len({f.parser for f in found.failures}),
+        "",
+        f"of {len(PARSERS)}",
+        "0",
+        holds=not found.failures,
+    )
+    growth = found.growth / (1 << 20)
+    report.add(
+        "growth of the process",
+        growth,
+        "MiB",
+        target=f"at most {MOST_GROWTH >> 20}",
+        holds=found.growth <= MOST_GROWTH,
+    )
+    return report.end(given.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
