@@ -4,10 +4,10 @@
 A parser takes bytes and returns, or raises one of its typed errors; anything else is a bug.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -15,8 +15,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from node.app.change import read as read_change
+from node.app import change
 from node.averaging.coding import parcel
+from node.averaging.strategies.outer import OuterSettings
 from node.cells import census, postings
 from node.cells import notes as cell_notes
 from node.cells.mass import _units
@@ -41,10 +42,13 @@ from node.identity.invites import Invite, endpoint_of
 from node.identity.keys import Identity
 from node.identity.records import open_record, seal
 from node.manifest import Manifest
+from node.pipeline.events import Claim
 from node.pipeline.frames import FrameReader, FrameShape, loose_shape, parse_head
+from node.pipeline.frames import frames as pipeline_frames
 from node.reach import natpmp, nearby
 from node.reach.secure import check_certificate, make_certificate
 from node.training.protocol import notes
+from node.training.protocol.rules import Rules
 from node.transport import addresses, handshake
 from node.transport import limits as transport_limits
 from node.transport.handshake import Facts, Handshake, Tokens
@@ -349,10 +353,15 @@ def _facts() -> postings.CellFacts:
 
 
 def _change() -> bytes:
-    body = json.dumps(
-        {"run": manifest().run_id, "revision": 1, "cell": 2, "outer": {"window_s": 60.0}}
-    )
-    return b"c2ln\n" + body.encode()
+    changed = change.under(manifest(), Rules(0, OuterSettings()))
+    return change.signed(manifest(), changed, 1, ME, {"0123456789abcdef"}).encode()
+
+
+def _pcp_answer() -> bytes:
+    """A router's answer to a request for a mapping, which repeats its body."""
+    asked = natpmp.pcp_map("192.0.2.1", bytes(12), ("tcp", 7001), 7001, "192.0.2.9", 3600)
+    head = bytes((asked[0], asked[1] | natpmp.ANSWER, 0, 0)) + asked[4:8]
+    return head + bytes(16) + asked[24:]
 
 
 def _dictionary() -> bytes:
@@ -378,7 +387,7 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
             lambda: [Invite(RUN, PEER, (f"{MADDR}/p2p/{PEER}",)).encode().encode()],
         ),
         "change": (
-            Parser(partial(_text, lambda text: read_change(manifest(), text)), local),
+            Parser(partial(_text, lambda text: change.read(manifest(), text)), local),
             lambda: [_change()],
         ),
         "admission": (
@@ -429,9 +438,9 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         ),
         "NAT-PMP answer": (
             Parser(natpmp.read_pmp),
-            lambda: [bytes.fromhex("00810000000000011b591b5900000e10")],
+            lambda: [bytes.fromhex("00820000000000011b591b5900000e10")],
         ),
-        "PCP answer": (Parser(natpmp.read_pcp), lambda: [b"\2\x81" + bytes(58)]),
+        "PCP answer": (Parser(natpmp.read_pcp), lambda: [_pcp_answer()]),
         "LAN announcement": (
             Parser(_announced),
             lambda: ["\0".join((nearby.VERSION, RUN, "demo", PEER, PEER, "otter", "3")).encode()],
@@ -443,17 +452,50 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
     }
 
 
+def _more_seeds() -> Mapping[type[Message], Callable[[], list[Message]]]:
+    """Valid messages where a field depends on another one."""
+
+    def acceptance() -> cells_pb2.AcceptanceNote:
+        accepting = cell_notes.Accepting(ME, RUN)
+        return cell_notes.acceptance_note(accepting.accept(_facts(), 4, "0.1", CELL))
+
+    def frames() -> list[Message]:
+        hops = (Hop(0, PEER), Hop(1, OTHER), Hop(0, PEER))
+        claim = Claim(3, DIGEST, 1, hops, 1)
+        numbers = bytes(2 * 8 * 4 * 4)
+        made = pipeline_frames(claim, pipeline_pb2.TRAIN, 5.0, (2, 8, 4), numbers, SHAPE, (3, 7))
+        return list(made)
+
+    def contributions() -> list[Message]:
+        head = averaging_pb2.ContributionHead(tensors=[parcel.head_of("a", (2, 2), "int8")])
+        return [averaging_pb2.Contribution(head=head)]
+
+    def fresh() -> list[Message]:
+        made = [averaging_pb2.Made(tensors=1, tokens=9, contributors=[PEER])]
+        head = averaging_pb2.FreshHead(tensors=[parcel.head_of("a", (2, 2), "bf16")], made=made)
+        return [averaging_pb2.Fresh(head=head)]
+
+    return {
+        training_pb2.Note: lambda: [notes.plan_note(plan(), bytes(64))],
+        training_pb2.HistoryReply: lambda: [
+            notes.history_reply(replace(plan(), epoch=3, lineage=LINEAGE), (), ())
+        ],
+        pipeline_pb2.Frame: frames,
+        averaging_pb2.Contribution: contributions,
+        averaging_pb2.Fresh: fresh,
+        cells_pb2.CellsNote: lambda: [
+            cell_notes.group_note(4, "0.1", CELL, [cell_notes.parse_acceptance(acceptance())])
+        ],
+        cells_pb2.CellsReply: lambda: [cells_pb2.CellsReply(accepts=True, acceptance=acceptance())],
+    }
+
+
 def _messages() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
     special = _special()
 
     def seeds(kind: type[Message]) -> list[bytes]:
-        found = [made.SerializeToString(deterministic=True) for made in _variants(kind)]
-        if kind is training_pb2.Note:
-            signed = notes.plan_note(plan(), bytes(64))
-            found.append(signed.SerializeToString(deterministic=True))
-        if kind is training_pb2.HistoryReply:
-            found.append(training_pb2.HistoryReply(plan=plan().canonical()).SerializeToString())
-        return found
+        more = _more_seeds().get(kind, list)()
+        return [m.SerializeToString(deterministic=True) for m in (*_variants(kind), *more)]
 
     return {
         name: (special.get(name, Parser(partial(bounds.parse, kind))), partial(seeds, kind))
