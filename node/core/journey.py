@@ -133,14 +133,14 @@ MOST_LISTS = 3 * MOST_PATHS
 takes 56 bytes in memory."""
 MOST_CHANGE = 4096
 """Characters of the owner's change."""
-_MOST = {
+ENTRIES = {
     "peers": MOST_PEERS,
     "members": MOST_PEERS,
     "owners": MOST_PARTS,
     "moved": MOST_PARTS,
     "stood": MOST_STAGES_TOLD,
 }
-"""Entries of fields of a plan."""
+"""The most entries of fields of a plan."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class Plan:
             if raw.count(b"[") + raw.count(b"{") > MOST_LISTS:
                 raise ValueError(f"more than {MOST_LISTS} lists")
             body = json.loads(raw)
-            for field_name, most in (*_MOST.items(), ("paths", most_paths)):
+            for field_name, most in (*ENTRIES.items(), ("paths", most_paths)):
                 few(body[field_name], most, field_name)
             names = [peer_name(p) for p in body["peers"]]
             loss, loss_val, tokens, run_s, round_s = body["news"]

@@ -77,7 +77,7 @@ SIZES: Mapping[str, int] = {
     "v1.HistoryReply": PLAN + 64 * KIB,
     "v1.Frame": MIB + 64 * KIB,
     "v1.Receipt": 8 * KIB,
-    "v1.FetchInput": 32 * KIB,
+    "v1.FetchInput": 16 * KIB,
     "v1.LostNote": 8 * KIB,
     "v1.LostReply": KIB,
     "v1.CountedNote": MIB,

@@ -365,3 +365,68 @@ async def test_validator_refuses_what_is_not_bytes(node: Node) -> None:
         (pack("x"), pack(b"x"), "soon"),
     ):
         assert not validator.validate(DHTRecord(KEY, subkey, value, expires))  # type: ignore
+
+
+def dictionary(*records: Any) -> bytes:
+    """A dictionary of records as hivemind packs it, whatever the records are."""
+    body = msgpack.packb([math.inf, until(), list(records)])
+    return msgpack.packb(msgpack.ExtType(0x50, body))
+
+
+def test_a_dictionary_comes_back_as_it_was_packed() -> None:
+    made, expires = DictionaryDHTValue(), until()
+    for name in ("alice", "bob"):
+        made.store(name, name.encode(), expires)
+    found = guard.RecordSerializer.loads(pack(made))
+    assert dict(found.items()) == dict(made.items())
+    assert found.latest_expiration_time == made.latest_expiration_time
+
+
+def test_of_a_long_dictionary_the_first_records_are_looked_at() -> None:
+    rows = [[f"{i}", b"", until()] for i in range(guard.MAX_ENTRIES + 9)]
+    assert len(guard.RecordSerializer.loads(dictionary(*rows)).data) == guard.MAX_ENTRIES
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        msgpack.packb([[]] * 100_000),  # containers cost fifty times their bytes
+        msgpack.packb({i: [] for i in range(1000)}),
+        msgpack.packb(msgpack.ExtType(0x40, msgpack.packb([1]))),
+        dictionary([]),
+        dictionary(["name", [], until()]),
+        dictionary(["name", {}, until()]),
+        dictionary(["name", b"", "soon"]),
+        dictionary(["name", msgpack.ExtType(0x50, b""), until()]),
+        dictionary(["name", bytes(guard.MAX_VALUE + 1), until()]),
+        dictionary(["n" * 200, b"", until()]),
+        msgpack.packb(msgpack.ExtType(0x50, b"")),
+        msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([1, 2]))),
+        msgpack.packb(msgpack.ExtType(0x50, bytes(guard.MAX_DICTIONARY + 1))),
+    ],
+)
+def test_what_is_no_dictionary_of_records_is_refused_before_it_is_built(raw: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - msgpack's own, and ours
+        guard.RecordSerializer.loads(raw)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        dht_pb2.FindResult(nearest_node_ids=[b"a"] * (guard.MAX_NEAREST + 1)),
+        dht_pb2.FindResult(nearest_peer_ids=[b"a"] * (guard.MAX_NEAREST + 1)),
+        dht_pb2.FindResult(nearest_node_ids=[bytes(guard.MAX_ID + 1)]),
+    ],
+    ids=["nodes", "peers", "long"],
+)
+async def test_an_answer_that_names_too_many_nodes_is_none(
+    node: Node, result: dht_pb2.FindResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob, key = PeerID.from_base58(BOB.peer_id), DHTID.from_bytes(KEY)
+    answers = [dht_pb2.FindResult(type=dht_pb2.NOT_FOUND), result]
+    stub = SimpleNamespace(
+        rpc_find=AsyncMock(side_effect=[dht_pb2.FindResponse(results=[r]) for r in answers])
+    )
+    monkeypatch.setattr(guard.DHTProtocol, "get_stub", lambda self, peer: stub)
+    assert await node.protocol.call_find(bob, [key]) == {key: (None, {})}
+    assert await node.protocol.call_find(bob, [key]) is None

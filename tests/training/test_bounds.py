@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Path, Plan, PlanMember, Version
+from node.core.journey import MOST_PATHS, Hop, Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import (
@@ -21,7 +21,7 @@ from node.training.protocol.bounds import (
 )
 
 E, S = PeerId("ends"), PeerId("stage")
-RUN = Bounds(epochs=120, tokens=128, stages=2)
+RUN = Bounds(epochs=120, tokens=128, stages=2, micro_batches=4)
 PATH = Path(0, E, (0, 1), (Hop(1, S),))
 
 
@@ -61,6 +61,11 @@ CLOSED = ev.RoundArrived(E, 7, 9, "hash", 0, (), {}, (), (), 6.0, tokens=128)
         (RUN.of_plan(plan(cursor=(SampleClass(0, 0, MOST_SAMPLES + 1),))), "sample order"),
         (RUN.of_round(CLOSED), ""),
         (RUN.of_round(dataclasses.replace(CLOSED, tokens=129)), "tokens"),
+        (RUN.of_round(dataclasses.replace(CLOSED, dropped=(0, 1, 2, 3))), ""),
+        (RUN.of_round(dataclasses.replace(CLOSED, dropped=(0, 1, 2, 3, 4))), "5 dropped"),
+        (RUN.of_results(4), ""),
+        (RUN.of_results(5), "5 results"),
+        (Bounds(120, 0).of_results(MOST_PATHS), ""),  # the epoch's size is not known
     ],
 )
 def test_numbers_go_as_far_as_the_run_can_have_come(said: str, why: str) -> None:

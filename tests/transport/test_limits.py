@@ -12,6 +12,7 @@ import pytest
 
 from node.core.errors import WireError
 from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of, short
+from node.wire.limits import SIZES
 from protos import training_pb2 as pb
 from tests.transport.conftest import introduce, stream, tell, until
 
@@ -208,3 +209,24 @@ async def test_strangers_share_the_memory_for_large_messages(swarm):
     for call in calls:
         call.cancel()
     await asyncio.gather(*silent, return_exceptions=True)
+
+
+async def test_a_request_with_more_entries_than_any_is_a_fault_and_is_not_parsed(swarm):
+    a, b = introduce(await swarm(), await swarm())
+    call = (await a.channel(b.peer_id)).unary_unary(TELL)
+    many = pb.Note(dead=pb.DeadNote(dead=[""] * 2000)).SerializeToString()
+    code, why = await refused(call(many))
+    assert (code, why) == (
+        "INVALID_ARGUMENT",
+        "v1.DeadNote.dead has 1025 entries, at most 1024 are read",
+    )
+    assert b._book.count(a.peer_id, 2.0, asyncio.get_running_loop().time()) > 0, "one fault before"
+
+
+async def test_an_answer_beyond_its_bounds_reads_as_an_empty_one(
+    swarm, monkeypatch: pytest.MonkeyPatch
+):
+    a, b = introduce(await swarm(), await swarm())
+    assert await tell(a, b.peer_id) == a.peer_id
+    monkeypatch.setitem(SIZES, "v1.NoteReply", 9)
+    assert await tell(a, b.peer_id) == ""

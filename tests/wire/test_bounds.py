@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from benchmarks.lab.parsers import filled, message_kinds
 from node.core.errors import WireError
+from node.transport.limits import NOTES, RPCS
 from node.wire import bounds
 from node.wire.limits import (
     CELL_ADDRESSES,
@@ -89,6 +90,17 @@ def test_every_field_that_repeats_has_a_bound_and_every_row_a_field() -> None:
     found = fields()
     assert {name for name, field in found.items() if field.is_repeated} <= LIMITS.keys()
     assert LIMITS.keys() <= found.keys()
+
+
+def test_a_call_has_room_for_what_is_read_of_it() -> None:
+    """The table of calls and that of messages agree."""
+    for kind in message_kinds().values():
+        for service in kind.DESCRIPTOR.file.services_by_name.values():
+            for method in service.methods if service.full_name != OPERATOR else ():
+                row = RPCS[f"/{service.full_name}/{method.name}"]
+                assert row.size >= SIZES[method.input_type.full_name.removeprefix("tutti.")]
+    for name, row in NOTES.values():
+        assert row.size >= LIMITS[f"v1.Note.{name}"].nbytes
 
 
 @pytest.mark.parametrize("name", SIZES)
