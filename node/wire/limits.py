@@ -178,8 +178,8 @@ LIMITS: Mapping[str, Limit] = {
     "v1.ReachAnswer.open": Limit(4),
     "v1.Hello.addresses": Limit(8, NAME),
     "v1.Hello.mapped": Limit(8, NAME),
-    "v1.PunchAsk.addresses": Limit(16, NAME),
-    "v1.PunchAnswer.addresses": Limit(16, NAME),
+    "v1.PunchAsk.addresses": Limit(64, NAME),
+    "v1.PunchAnswer.addresses": Limit(64, NAME),
     # Forward-only work for peers without the ends.
     "v1.GenerateRequest.prompt": Limit(nbytes=64 * KIB),
     "v1.Piece.text": Limit(nbytes=64 * KIB),
