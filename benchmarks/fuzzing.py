@@ -3,8 +3,8 @@ random bytes.
 
 A parser returns or raises one of its typed errors. It allocates no more than :data:`BASE_BYTES`
 and :data:`BYTES_PER_BYTE` for each byte that it was given, and makes no more calls than
-:data:`BASE_CALLS` and :data:`CALLS_PER_BYTE` for each byte. What protobuf allocates outside of
-Python is bounded for the whole run, by the growth of the process.
+:data:`BASE_CALLS` and :data:`CALLS_PER_BYTE` for each byte. The growth of the process
+bounds the memory of protobuf, which Python does not see.
 
     python -m benchmarks.fuzzing --seconds 600
 """
@@ -27,7 +27,7 @@ from benchmarks.report import Report
 BASE_BYTES, BYTES_PER_BYTE = 1 << 20, 64
 """Bytes that one parse may allocate: JSON makes a list of 56 bytes of two brackets."""
 BASE_CALLS, CALLS_PER_BYTE = 20_000, 4
-"""Calls of functions, those of C included, that one parse may make."""
+"""Calls of functions in one parse, functions of C included."""
 MOST_GROWTH = 128 << 20
 """Bytes by which the process may grow over a run; mutated messages have up to 4 MiB."""
 KEPT = 20
@@ -48,7 +48,7 @@ class Failure:
 
 @dataclass
 class Fuzzed:
-    """What a run found. ``examples`` were parsed, ``refused`` of them with a typed error;
+    """Result of a run. ``examples`` were parsed, ``refused`` of them with a typed error;
     ``growth``: bytes by which the process has grown."""
 
     failures: list[Failure] = field(default_factory=list)
@@ -103,7 +103,7 @@ def example(name: str, dice: Random) -> bytes:
 
 
 def run(seconds: float, seed: int = 0, only: Collection[str] = ()) -> Fuzzed:
-    """Fuzz all parsers in turns for so long, or those named ``only``."""
+    """Fuzz all parsers in turns, or the ones named ``only``, for ``seconds``."""
     found = Fuzzed()
     dice = Random(seed)
     names = [name for name in PARSERS if not only or name in only]

@@ -147,10 +147,10 @@ def filled(kind: type[Message], choice: int = 0) -> Message:
     return made
 
 
-def _fill(made: Any, field: FieldDescriptor) -> None:
+def _fill(made: Any, field: Any) -> None:
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
-        entry = GetMessageClass(kind)()
+        entry: Any = GetMessageClass(kind)()
         for part in kind.fields:
             _fill(entry, part)
         if entry.DESCRIPTOR.fields_by_name["value"].message_type is None:
@@ -168,7 +168,7 @@ def _fill(made: Any, field: FieldDescriptor) -> None:
         setattr(made, field.name, _value(field))
 
 
-def _value(field: FieldDescriptor) -> Any:
+def _value(field: Any) -> Any:
     match field.type:
         case FieldDescriptor.TYPE_STRING:
             return _TEXTS.get(field.name, PEER if field.name in ("dead", "sources") else "text")
@@ -505,7 +505,7 @@ def _messages() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
 
 _ALL = {**_messages(), **_texts()}
 PARSERS: Mapping[str, Parser] = {name: parser for name, (parser, _) in _ALL.items()}
-"""Every parser of foreign bytes, by what it reads."""
+"""Every parser of foreign bytes, by the name of the bytes."""
 
 
 @cache

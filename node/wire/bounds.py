@@ -42,7 +42,7 @@ _HIGH = bytes(range(128, 256))
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field of a message. ``slot``: fields that are counted together, those of a oneof.
+    """One field of a message. Fields of a oneof have the same ``slot``, by which entries are counted.
     ``inside``: the fields of its message, None where the bound on its bytes is enough."""
 
     name: str
@@ -216,5 +216,6 @@ def _is_walked(message: Descriptor) -> bool:
     return any(f.is_repeated or _WIDTHS.get(f.type) == _SIZED for f in message.fields)
 
 
-def _named(of: Descriptor | FieldDescriptor) -> str:
+def _named(of: Any) -> str:
+    """The name of a message or a field as the tables of limits have it."""
     return of.full_name.removeprefix("tutti.")

@@ -20,7 +20,7 @@ MICRO_BATCHES = 1 << 18
 RESULTS = 1024
 """Results of micro-batches in one message; further ones go into the next message."""
 SEEN = 64
-"""Neighbours whose measurements a heartbeat carries."""
+"""Neighbours in a heartbeat, each with the measurements of its connection."""
 REACHABLE = 64
 """Versions that a heartbeat offers to return to, the newest ones."""
 PAST = 1024
@@ -30,7 +30,7 @@ PROOFS = 8
 CELLS, CELL_STAGES, CELL_HOSTS, CELL_ADDRESSES = 32, 256, 8, 4
 """Cells of a group; stages of a cell there, hosts of a stage, addresses of a host."""
 MASS_STAGES = 1024
-"""Stages whose mass a message tells."""
+"""Stages in a message about mass."""
 NAME = 512
 """Bytes of one name or address in a list."""
 TEXT = 4 * KIB
@@ -42,7 +42,7 @@ CELL_HOSTS_BYTES = 96 * KIB
 UNKNOWN = 64
 """Unknown fields of one message: a newer tutti of the same protocol version may add some."""
 FIELDS = 1 << 17
-"""Fields of one message, those of the messages inside it included."""
+"""Fields of one message, with the fields of the messages inside it."""
 
 
 @dataclass(frozen=True, slots=True)
