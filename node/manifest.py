@@ -50,6 +50,9 @@ FORMAT = 2
 """Of the manifests that are made here. Those from 1 to this one are read."""
 MAX_MANIFEST = 64 * 1024
 """Bytes of a manifest; a longer one is refused unread."""
+MAX_DOTS = 64
+"""Dots of a line that is no comment. tomllib keeps every beginning of a dotted key: 64 KiB of one
+key would take 4 GiB."""
 BYTE_VOCAB = 259
 WIDTH = 96
 """Of a comment in a file, without its mark."""
@@ -553,6 +556,9 @@ def _read(raw: bytes) -> tuple[int, dict[str, Any]]:
     UsageFault."""
     if len(raw) > MAX_MANIFEST:
         raise UsageFault(f"the manifest is {len(raw)} bytes long", f"allowed: {MAX_MANIFEST}")
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.count(b".") > MAX_DOTS and not line.lstrip().startswith(b"#"):
+            raise UsageFault(f"line {number} of the manifest has more than {MAX_DOTS} dots", _WHOLE)
     try:
         table = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as e:

@@ -15,6 +15,7 @@ BLOWN_UP = 1 << 22
 """Bytes of a message in which one piece is repeated."""
 WORDS = (
     b"NaN",
+    b"a." * 4000,
     b"Infinity",
     b"-1",
     b"1e999",

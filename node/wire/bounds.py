@@ -42,7 +42,7 @@ _HIGH = bytes(range(128, 256))
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field of a message. Fields of a oneof have the same ``slot``, by which entries are counted.
+    """One field of a message. Fields of a oneof share a ``slot``, by which entries are counted.
     ``inside``: the fields of its message, None where the bound on its bytes is enough."""
 
     name: str

@@ -265,3 +265,10 @@ def test_a_signed_file_that_was_cut_anywhere_is_refused():
         assert fault.value.next_step
     with pytest.raises(UsageFault, match="middle of a line"):
         Manifest.parse(whole[: whole.index(b'owner = "') + 12])
+
+
+def test_a_key_of_a_thousand_parts_is_refused_before_it_is_parsed() -> None:
+    raw = Manifest.default_demo().to_toml()
+    with pytest.raises(UsageFault, match=r"line 2 of the manifest has more than 64 dots"):
+        Manifest.parse(b"\n" + b"a." * 1000 + b"a = 1\n" + raw)
+    assert Manifest.parse(b"# " + b"." * 1000 + b"\n" + raw) == Manifest.default_demo()
