@@ -5,12 +5,12 @@ A parser takes bytes and returns, or raises one of its typed errors; anything el
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -75,14 +75,16 @@ class Parser(NamedTuple):
     allowed: tuple[type[Exception], ...] = (WireError,)
 
 
-ME = Identity.ephemeral()
-PEER, OTHER = ME.peer_id, Identity.ephemeral().peer_id
+ME = Identity(Ed25519PrivateKey.from_private_bytes(b"m" * 32), None)
+PEER = ME.peer_id
+OTHER = Identity(Ed25519PrivateKey.from_private_bytes(b"o" * 32), None).peer_id
 RUN = RunId("ab" * 32)
 CELL = first_cell(RUN)
 LINEAGE, DIGEST = "0123456789abcdef" * 2, "fedcba9876543210" * 4
 SHAPE = FrameShape(sequences=2, length=8, width=4, wire="fp32", stages=3, masked=True)
 MADDR = "/ip4/192.0.2.7/tcp/7001"
-NOW = time.time()
+NOW = 2e9
+"""Unix seconds of the messages here, so that the same seed of the fuzzer gives the same bytes."""
 TELL = "/tutti.v1.Training/Tell"
 
 _TEXTS = {

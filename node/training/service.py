@@ -60,6 +60,7 @@ from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
 from node.training.vitals import MOST_LOST, Life, Vitals
 from node.transport.port import TransportPort, answers, blamed, printable
+from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -1082,7 +1083,7 @@ class Training(rpc.TrainingServicer):
 
         async def tell() -> None:
             while results and self.member.plan is plan:
-                batch = tuple(results[: notes.RESULTS])
+                batch = tuple(results[:RESULTS])
                 await self._tell_leader(plan, notes.finished_note(plan, batch))
                 del results[: len(batch)]
 

@@ -17,8 +17,9 @@ STAGES = 4097
 """The ends and the block stages of the largest manifest."""
 MICRO_BATCHES = 1 << 18
 """Micro-batches that a message names: a plan of 4 MiB has fewer paths."""
-RESULTS = 1024
-"""Results of micro-batches in one message; further ones go into the next message."""
+RESULTS, MOST_RESULTS = 1024, 1 << 14
+"""Results of micro-batches that are sent in one message, and that are read of one: earlier software
+of the same protocol version sends all that it has."""
 SEEN = 64
 """Neighbours in a heartbeat, each with the measurements of its connection."""
 REACHABLE = 64
@@ -107,7 +108,7 @@ LIMITS: Mapping[str, Limit] = {
     # KiB of the owner's change. A result has up to 40 bytes. A round names the new owners of parts,
     # 120 bytes each, and its dropped micro-batches, 3 bytes each.
     "v1.Note.plan": _PLAN_NOTE,
-    "v1.Note.finished": Limit(nbytes=64 * KIB),
+    "v1.Note.finished": Limit(nbytes=MIB),
     "v1.Note.round": Limit(nbytes=2 * MIB),
     "v1.Note.committed": Limit(nbytes=4 * KIB),
     "v1.Note.incomplete": Limit(nbytes=2 * MIB),
@@ -122,7 +123,7 @@ LIMITS: Mapping[str, Limit] = {
     "v1.PlanNote.doubles": _PROOFS,
     "v1.CertificateNote.voters": _PEERS,
     "v1.CertificateNote.ballots": Limit(PEERS, NAME),
-    "v1.FinishedNote.results": Limit(RESULTS, 128),
+    "v1.FinishedNote.results": Limit(MOST_RESULTS, 128),
     "v1.RoundNote.dead": _PEERS,
     "v1.RoundNote.owners": Limit(PARTS, 2 * NAME),
     "v1.RoundNote.sources": _PEERS,

@@ -16,6 +16,7 @@ from node.pipeline.events import MicroBatchDone
 from node.training.protocol import notes
 from node.training.protocol.bounds import Bounds
 from node.training.service import LARGE_PLAN, Training
+from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
 
 E, S = PeerId("ends"), PeerId("stage")
@@ -118,10 +119,10 @@ async def test_many_results_travel_in_several_messages() -> None:
     )
     member = SimpleNamespace(plan=made)
     done = service(_tell_leader=tell, tasks=tasks, member=member)._reports(made)
-    for i in range(2 * notes.RESULTS + 1):
+    for i in range(2 * RESULTS + 1):
         done(MicroBatchDone(i, True, 1.0, 8))
     await asyncio.gather(*spawned)
-    assert told == [notes.RESULTS, notes.RESULTS, 1]
+    assert told == [RESULTS, RESULTS, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from node.wire.limits import (
     CELLS,
     FIELDS,
     LIMITS,
+    MOST_RESULTS,
     PARTS,
     PEERS,
-    RESULTS,
     SEEN,
     SIZES,
     UNKNOWN,
@@ -153,7 +153,7 @@ def largest() -> dict[str, Message]:
                 results=[
                     pb.MicroBatchResult(index=1 << 17, counted=True, loss_sum=1e6, tokens=1 << 30)
                 ]
-                * RESULTS,
+                * MOST_RESULTS,
             )
         ),
         "round": pb.Note(
@@ -238,8 +238,8 @@ BEYOND: dict[str, tuple[type[Message], bytes, str]] = {
     ),
     "empty results": (
         pb.Note,
-        tagged(NOTE["finished"].number, b"\x12\0" * (RESULTS + 1)),
-        "v1.FinishedNote.results has 1025 entries",
+        tagged(NOTE["finished"].number, b"\x12\0" * (MOST_RESULTS + 1)),
+        "v1.FinishedNote.results has 16385 entries",
     ),
     "empty names": (
         pb.Note,

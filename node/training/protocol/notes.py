@@ -23,7 +23,7 @@ from node.training.protocol.votes import (
     Vote,
     Warrant,
 )
-from node.wire.limits import PARTS, PAST, PEERS, PLAN, REACHABLE, RESULTS, SEEN
+from node.wire.limits import MOST_RESULTS, PARTS, PAST, PEERS, PLAN, REACHABLE, SEEN
 from protos import training_pb2 as pb
 
 CODES = 512
@@ -360,7 +360,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
         case "finished":
             rows = tuple(
                 MicroBatchDone(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40))
-                for r in few(note.finished.results, RESULTS, "results")
+                for r in few(note.finished.results, MOST_RESULTS, "results")
             )
             return ev.MicroBatchesReported(peer, _digest(note.finished.plan_hash), rows)
         case "committed":
