@@ -357,6 +357,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         clock=o.clock,
         on_error=o.on_error,
         machine=o.machines.round(),
+        shapes=state.shapes,
     )
     engines = Engines(
         o.transport,
