@@ -58,8 +58,8 @@ MOST_SERVED = 8
 """Times a peer is sent the same group in an attempt: once is enough, a lost connection makes it
 two, and more only costs our uplink."""
 MOST_OPEN = 4 * UNDER_WAY
-"""Unanswered streams of one peer. It opens ``UNDER_WAY`` at once; streams of an earlier attempt or of
-a broken connection may not have ended here yet."""
+"""Unanswered streams of one peer. It opens ``UNDER_WAY`` at once; streams of an earlier attempt or
+of a broken connection may not have ended here yet."""
 PLANS_KEPT = 4
 """Epochs of which the members are remembered."""
 
