@@ -404,6 +404,8 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         on_served=work.state_export.served,
         weights=o.weights,
         files=o.files,
+        parameters=sum(part.bytes for part in o.parts[state.stage]),
+        established=work.knows,
     )
     training = Training(
         o.identity,

@@ -318,11 +318,14 @@ class ExchangeServer:
         try:
             self._feed(knocked)
             await self._converse(line, requests, context)
+            return
         except TimeoutError:
-            await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
+            pass
         finally:
             del self._lines[number]
             self._feed(Ended(number))
+        # All that the stream held is given back: it may be late because nobody reads its answer.
+        await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
 
     def _read_head(self, line: ExchangeStream) -> None:
         """Read the head of a stream, and tell the machine."""

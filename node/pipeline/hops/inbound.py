@@ -18,6 +18,7 @@ from node.pipeline.events import (
     Claim,
     Counted,
     Direction,
+    Key,
     Lost,
     Say,
     TensorReceived,
@@ -179,13 +180,27 @@ class Inbound(PipelineServicer):
             tuple(request.skipped[: pipeline.shape.stages]),
         )
         answer, key = pipeline.handle(asked), asked.key
-        work = pipeline.stash.get(key)
-        output = None if work is None else work.output  # may be freed while it is sent
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
-        if answer.say is not Say.TAKE or work is None or output is None:
+        late = given = False
+        try:
+            given = answer.say is Say.TAKE and await self._give(key, request, caller, context)
+        except TimeoutError:
+            late = True
+        # Only now: the error held what was sent, and the call ends when its peer has read or is
+        # gone.
+        if late:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not read in time")
+        elif not given:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
-            return
+
+    async def _give(self, key: Key, request: pb.FetchInput, caller: PeerId, context: Any) -> bool:
+        """Send the output of a visit; False where it is not here any more. Raises TimeoutError for
+        a peer that does not read it within a hop's time."""
+        pipeline, work = self._pipeline, self._pipeline.stash.get(key)
+        output = None if work is None else work.output  # may be freed while it is sent
+        if work is None or output is None:
+            return False
         claim = Claim(
             key.epoch,
             request.plan_hash,
@@ -196,13 +211,11 @@ class Inbound(PipelineServicer):
         messages = frames(
             claim, pb.TRAIN, 1.0, work.shape, output, pipeline.shape, work.document_ends
         )
-        try:
-            async with self._newest((key, caller)):
-                for frame in messages:
-                    await context.write(frame)
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not read in time")
+        async with self._newest((key, caller)):
+            for frame in messages:
+                await context.write(frame)
         pipeline.transport.count(caller, sent=len(output), plane="pipeline")
+        return True
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
         caller = self._pipeline.transport.caller(context)
