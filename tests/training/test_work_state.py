@@ -44,6 +44,16 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     assert a.work.local_checkpoints.recall(Version(3, two.lineage)) is None
 
 
+async def test_members_of_a_plan_are_expected_before_its_round(rig: Any) -> None:
+    a, b, plan = await rig.trained("ab", 1)
+    last = await rig.begun((a, b), shared(a, b), plan)
+    planned = a.work.engines.cell._machine._plans[last.epoch]
+    assert planned.plan_hash == last.hash
+    assert planned.members == {m.peer for m in last.stage(1)} == {a.me, b.me}
+    assert a.work.knows(b.me)
+    assert not a.work.knows(PeerId("stranger"))
+
+
 async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, alone: Any) -> None:
     a, b, plan = await rig.trained("ab", 3, every=2)
     alone.epochs(["ab"] * 2)
