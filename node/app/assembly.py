@@ -405,7 +405,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         weights=o.weights,
         files=o.files,
         parameters=sum(part.bytes for part in o.parts[state.stage]),
-        established=work.knows,
+        established=lambda peer: training.is_established(peer),
     )
     training = Training(
         o.identity,

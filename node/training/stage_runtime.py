@@ -167,13 +167,6 @@ class StageRuntime:
             micro_batches=self.settings.target_batch // settings.micro_batch,
         )
 
-    def knows(self, peer: PeerId) -> bool:
-        """Return True if ``peer`` is a member of the plan in force, or has worked with this
-        peer."""
-        return peer in self.colleagues.all or (
-            self.plan is not None and self.plan.member(peer) is not None
-        )
-
     # ----------------------------------------------------------- the epoch
 
     async def begin(self, plan: Plan, listener: bool) -> None:
