@@ -273,7 +273,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compute(OneWay):
-    """A job for the device."""
+    """A job for the device. ``keep``: False for a gradient whose share is thrown away as soon as it
+    is made."""
+
+    keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)

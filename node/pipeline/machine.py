@@ -486,7 +486,7 @@ class PipelineMachine:
             # It has waited long enough for a place. It goes on, for the hops before this one, and
             # counts here for nobody.
             visit.committed = True
-            return [Compute(key, BACKWARD)]
+            return [Compute(key, BACKWARD, keep=False)]
         leg = visit.leg(way)
         if leg.target is not None or leg.step < Step.COMPUTED:
             return []

@@ -349,8 +349,8 @@ class Pipeline(PipelineBase):
 
     def _carry_out(self, action: ev.Action) -> None:
         match action:
-            case ev.Compute(key, way):
-                self.tasks.spawn(self._compute(key, way), "compute")
+            case ev.Compute(key, way, keep):
+                self.tasks.spawn(self._compute(key, way, keep), "compute")
             case ev.Send():
                 self.sender.send(action)
             case ev.Later(key, way, seconds):
@@ -402,7 +402,7 @@ class Pipeline(PipelineBase):
             case ev.Dropped(index, reason):
                 self.origin.dropped(index, reason)
 
-    async def _compute(self, key: Key, way: Direction) -> None:
+    async def _compute(self, key: Key, way: Direction, keep: bool) -> None:
         work = self.stash.get(key)
         if work is None:
             return
@@ -413,6 +413,8 @@ class Pipeline(PipelineBase):
                 return 0.0
             began = self.device.now()
             job(work)
+            if not keep:
+                work.share = None
             return self.device.now() - began
 
         try:

@@ -145,7 +145,7 @@ def test_gradients_wait_for_a_place_until_an_earlier_share_is_named():
         ),
         (ev.Retry(keys[2], back), []),  # its wait was over before it had to end
         # The last one has waited long enough. It goes on, and its share counts for nobody.
-        (ev.Retry(keys[3], back), [computes[3]]),
+        (ev.Retry(keys[3], back), [replace(computes[3], keep=False)]),
         (
             ev.Computed(keys[3], back),
             [

@@ -277,7 +277,7 @@ async def test_an_origin_that_names_nothing_holds_few_shares_and_loses_them(
     for pipeline, held in zip(stages, seen, strict=True):
         parameters = sum(p.nbytes for p in pipeline.math.module.parameters())
         assert held[-1] == 2 * parameters, "one for each place"
-        assert max(held) <= 3 * parameters, "and the one that is passed on"
+        assert max(held) <= 3 * parameters, "and the one that the device is making"
         assert await pipeline.take_gradients(3) == ({}, 0)
         assert unnamed_bytes(pipeline) == 0, "given back before the round"
 
