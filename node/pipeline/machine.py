@@ -28,9 +28,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from node.core.accounts import Account
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
+from node.pipeline.accounts import Account
 from node.pipeline.events import (
     AcknowledgeVisit,
     Action,

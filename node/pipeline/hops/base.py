@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from node.core.accounts import Account
 from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.core.journey import Path
 from node.core.tasks import Tasks
+from node.pipeline.accounts import Account
 from node.pipeline.device import DeviceThread
 from node.pipeline.events import Action, Answer, Direction, Event, Expired, Key, Say, TensorReceived
 from node.pipeline.frames import FrameReader, FrameShape, read_chunks
@@ -43,7 +43,7 @@ class Stash:
 
     ``limit`` is in bytes; ``on_room()`` is called when there is more room. Every byte is charged to
     the origin of its micro-batch, and an origin that holds more than its part leaves half of the
-    stash to the others (:class:`~node.core.accounts.Account`). A tensor is charged
+    stash to the others (:class:`~node.pipeline.accounts.Account`). A tensor is charged
     (:meth:`charge`) before it is read, so that frames which are still arriving count too; gradients
     of activations that are here and the origin's own micro-batches are never turned away. One
     micro-batch always fits into an empty stash, however small the limit, otherwise a stage with a

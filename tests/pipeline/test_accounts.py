@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.accounts import Account
+from node.pipeline.accounts import Account
 
 
 def test_one_request_always_fits_into_an_empty_account() -> None:
