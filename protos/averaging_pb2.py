@@ -25,27 +25,31 @@ _sym_db = _symbol_database.Default()
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/averaging.proto\x12\x12tutti.averaging.v1\x1a\x13protos/tensor.proto\"\xcd\x01\n\x10\x43ontributionHead\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tplan_hash\x18\x04 \x01(\t\x12\x16\n\x0eownership_hash\x18\x05 \x01(\t\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12%\n\x07tensors\x18\x07 \x03(\x0b\x32\x14.tutti.v1.TensorHead\x12\r\n\x05group\x18\x08 \x01(\r\x12\x14\n\x0cgroup_digest\x18\t \x01(\tJ\x04\x08\n\x10\x0b\"]\n\x0c\x43ontribution\x12\x34\n\x04head\x18\x01 \x01(\x0b\x32$.tutti.averaging.v1.ContributionHeadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"l\n\tFreshHead\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.tutti.v1.TensorHead\x12&\n\x04made\x18\x05 \x03(\x0b\x32\x18.tutti.averaging.v1.MadeJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"=\n\x04Made\x12\x0f\n\x07tensors\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ontributors\x18\x03 \x03(\t\"\x7f\n\x05\x46resh\x12-\n\x04head\x18\x01 \x01(\x0b\x32\x1d.tutti.averaging.v1.FreshHeadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12.\n\x07refusal\x18\x03 \x01(\x0b\x32\x1b.tutti.averaging.v1.RefusalH\x00\x42\x06\n\x04part\"F\n\x07Refusal\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.tutti.averaging.v1.RefusalKind\x12\x0c\n\x04text\x18\x02 \x01(\t*\xaf\x01\n\x0bRefusalKind\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x08\n\x04PLAN\x10\x01\x12\r\n\tOWNERSHIP\x10\x02\x12\x0c\n\x08STRANGER\x10\x03\x12\t\n\x05HEADS\x10\x04\x12\n\n\x06VALUES\x10\x05\x12\x08\n\x04\x42USY\x10\x06\x12\x08\n\x04LATE\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x12\r\n\tFORGOTTEN\x10\t\x12\n\n\x06\x46\x41ILED\x10\n\x12\n\n\x06GROUPS\x10\x0b\x32X\n\tAveraging\x12K\n\x08\x45xchange\x12 .tutti.averaging.v1.Contribution\x1a\x19.tutti.averaging.v1.Fresh(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/averaging.proto\x12\x12tutti.averaging.v1\x1a\x13protos/tensor.proto\"\xcd\x01\n\x10\x43ontributionHead\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tplan_hash\x18\x04 \x01(\t\x12\x16\n\x0eownership_hash\x18\x05 \x01(\t\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12%\n\x07tensors\x18\x07 \x03(\x0b\x32\x14.tutti.v1.TensorHead\x12\r\n\x05group\x18\x08 \x01(\r\x12\x14\n\x0cgroup_digest\x18\t \x01(\tJ\x04\x08\n\x10\x0b\"]\n\x0c\x43ontribution\x12\x34\n\x04head\x18\x01 \x01(\x0b\x32$.tutti.averaging.v1.ContributionHeadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"Z\n\x14LabelledContribution\x12)\n\x04head\x18\x01 \x01(\x0b\x32\x19.tutti.averaging.v1.LabelH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"Y\n\x05Label\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tplan_hash\x18\x04 \x01(\t\x12\x0f\n\x07tensors\x18\x07 \x03(\x0c\"l\n\tFreshHead\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.tutti.v1.TensorHead\x12&\n\x04made\x18\x05 \x03(\x0b\x32\x18.tutti.averaging.v1.MadeJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"=\n\x04Made\x12\x0f\n\x07tensors\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ontributors\x18\x03 \x03(\t\"\x7f\n\x05\x46resh\x12-\n\x04head\x18\x01 \x01(\x0b\x32\x1d.tutti.averaging.v1.FreshHeadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12.\n\x07refusal\x18\x03 \x01(\x0b\x32\x1b.tutti.averaging.v1.RefusalH\x00\x42\x06\n\x04part\"F\n\x07Refusal\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.tutti.averaging.v1.RefusalKind\x12\x0c\n\x04text\x18\x02 \x01(\t*\xaf\x01\n\x0bRefusalKind\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x08\n\x04PLAN\x10\x01\x12\r\n\tOWNERSHIP\x10\x02\x12\x0c\n\x08STRANGER\x10\x03\x12\t\n\x05HEADS\x10\x04\x12\n\n\x06VALUES\x10\x05\x12\x08\n\x04\x42USY\x10\x06\x12\x08\n\x04LATE\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x12\r\n\tFORGOTTEN\x10\t\x12\n\n\x06\x46\x41ILED\x10\n\x12\n\n\x06GROUPS\x10\x0b\x32X\n\tAveraging\x12K\n\x08\x45xchange\x12 .tutti.averaging.v1.Contribution\x1a\x19.tutti.averaging.v1.Fresh(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.averaging_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REFUSALKIND']._serialized_start=745
-  _globals['_REFUSALKIND']._serialized_end=920
+  _globals['_REFUSALKIND']._serialized_start=928
+  _globals['_REFUSALKIND']._serialized_end=1103
   _globals['_CONTRIBUTIONHEAD']._serialized_start=68
   _globals['_CONTRIBUTIONHEAD']._serialized_end=273
   _globals['_CONTRIBUTION']._serialized_start=275
   _globals['_CONTRIBUTION']._serialized_end=368
-  _globals['_FRESHHEAD']._serialized_start=370
-  _globals['_FRESHHEAD']._serialized_end=478
-  _globals['_MADE']._serialized_start=480
-  _globals['_MADE']._serialized_end=541
-  _globals['_FRESH']._serialized_start=543
-  _globals['_FRESH']._serialized_end=670
-  _globals['_REFUSAL']._serialized_start=672
-  _globals['_REFUSAL']._serialized_end=742
-  _globals['_AVERAGING']._serialized_start=922
-  _globals['_AVERAGING']._serialized_end=1010
+  _globals['_LABELLEDCONTRIBUTION']._serialized_start=370
+  _globals['_LABELLEDCONTRIBUTION']._serialized_end=460
+  _globals['_LABEL']._serialized_start=462
+  _globals['_LABEL']._serialized_end=551
+  _globals['_FRESHHEAD']._serialized_start=553
+  _globals['_FRESHHEAD']._serialized_end=661
+  _globals['_MADE']._serialized_start=663
+  _globals['_MADE']._serialized_end=724
+  _globals['_FRESH']._serialized_start=726
+  _globals['_FRESH']._serialized_end=853
+  _globals['_REFUSAL']._serialized_start=855
+  _globals['_REFUSAL']._serialized_end=925
+  _globals['_AVERAGING']._serialized_start=1105
+  _globals['_AVERAGING']._serialized_end=1193
 # @@protoc_insertion_point(module_scope)

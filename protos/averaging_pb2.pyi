@@ -65,6 +65,28 @@ class Contribution(_message.Message):
     chunk: bytes
     def __init__(self, head: _Optional[_Union[ContributionHead, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
+class LabelledContribution(_message.Message):
+    __slots__ = ("head", "chunk")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    head: Label
+    chunk: bytes
+    def __init__(self, head: _Optional[_Union[Label, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class Label(_message.Message):
+    __slots__ = ("epoch", "term", "attempt", "plan_hash", "tensors")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    term: int
+    attempt: int
+    plan_hash: str
+    tensors: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_hash: _Optional[str] = ..., tensors: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class FreshHead(_message.Message):
     __slots__ = ("tensors", "made")
     TENSORS_FIELD_NUMBER: _ClassVar[int]

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from node.app.capacity import check_memory, parts_of_stages, room_on, shares, stash_limit
+from node.app.capacity import (
+    check_memory,
+    parts_of_stages,
+    room_on,
+    share_places,
+    shares,
+    stash_limit,
+)
 from node.app.change import read, under
 from node.app.run_files import RunFiles
 from node.averaging.exchange.machine import RoundMachine
@@ -218,6 +225,7 @@ async def assemble(
             learn=learn,
             weights=given,
             files=RunFiles(config, manifest, tokenizer).read,
+            places=share_places(config, manifest, stage, verdict, device.is_cuda),
         ),
         state,
     )
@@ -281,7 +289,7 @@ class Machines:
     """What decides in a peer's services, and who searches paths for its leader: those of the
     product, unless a simulation watches them."""
 
-    pipeline: Callable[[PeerId, int, bool], PipelineMachine] = PipelineMachine
+    pipeline: Callable[[PeerId, int, bool, int], PipelineMachine] = PipelineMachine
     round: Callable[[], RoundMachine] = RoundMachine
     member: Callable[..., Member] = Member
     leader: Callable[..., Leader] = Leader
@@ -296,7 +304,8 @@ class Ports:
     reads the owner's changes (None: as the manifest's owner signs them), ``facts`` makes the facts
     that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory;
     ``weights`` reads any stage of the model that the run begins from, None where it is not here;
-    ``files`` reads a file of the run by its sha256."""
+    ``files`` reads a file of the run by its sha256. ``places``: of the pipeline, 0 for its own
+    number."""
 
     identity: Signer
     transport: TransportPort
@@ -324,6 +333,7 @@ class Ports:
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
     weights: Given | None = None
     files: Callable[[str], bytes | None] | None = None
+    places: int = 0
 
 
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
@@ -346,6 +356,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         usual_s=t.epoch_timeout_s,
         document_mask=manifest.data.document_mask,
         planned=manifest.scheduler.paths == "planned",
+        places=o.places,
         machine=o.machines.pipeline,
     )
 
@@ -357,6 +368,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         clock=o.clock,
         on_error=o.on_error,
         machine=o.machines.round(),
+        shapes=state.shapes,
     )
     engines = Engines(
         o.transport,
@@ -392,6 +404,8 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         on_served=work.state_export.served,
         weights=o.weights,
         files=o.files,
+        parameters=sum(part.bytes for part in o.parts[state.stage]),
+        established=lambda peer: training.is_established(peer),
     )
     training = Training(
         o.identity,

@@ -27,8 +27,9 @@ from node.model.cost import (
     fits_beside,
     frames_bytes,
     stash_bytes,
+    uncounted_shares,
 )
-from node.model.shapes import parameter_shapes
+from node.model.shapes import count, parameter_shapes
 from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
 from node.pipeline.settings import STASH
 from node.training.rounds.memory import outer_bytes
@@ -213,13 +214,39 @@ def stash_limit(
     leaves memory. ``gpu``: the stage is on a GPU."""
     if asked := config.limits.stash_bytes:
         return asked
+    planned = _planned_stash(config, manifest, stage, verdict, gpu)
+    return max(planned, min(STASH, planned + _free(verdict)))
+
+
+def share_places(
+    config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
+) -> int:
+    """Number of micro-batches whose gradients may wait here until their origins name them: the
+    number in the plan of memory, one for a note on its way, and up to a window more where
+    ``verdict`` leaves memory beside the stash."""
+    m, p, window = manifest.model, manifest.pipeline, config.limits.in_flight
+    each = manifest.optimizer.width * count(parameter_shapes(m, p.stages, stage))
+    planned = min(window, uncounted_shares(stage if stage != ENDS else p.stages))
+    stash = stash_limit(config, manifest, stage, verdict, gpu)
+    beyond = max(0, stash - _planned_stash(config, manifest, stage, verdict, gpu))
+    left = max(0, _free(verdict) - beyond)
+    return planned + 1 + min(window, left // each)
+
+
+def _planned_stash(
+    config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
+) -> int:
+    """Bytes of the planned micro-batches and passing tensors."""
     m, p = manifest.model, manifest.pipeline
     masked = manifest.data.document_mask
     cast = casts(manifest, gpu)
     kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
-    planned = config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
-    free = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
-    return max(planned, min(STASH, planned + free))
+    return config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
+
+
+def _free(verdict: Verdict) -> int:
+    """Bytes that the plan of memory leaves."""
+    return max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
 
 
 # ------------------------------------------------------------ over the line

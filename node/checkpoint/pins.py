@@ -1,12 +1,13 @@
 """Snapshots a donor holds still while joiners read them: few, and not for ever.
 
 A pin keeps references to the tensors of one epoch, so training goes on while they are read; the
-price is the memory of an epoch that would otherwise be gone. Hence the bounds: how many, how long
-unused, how long at all.
+price is the memory of an epoch that would otherwise be gone. Hence the bounds: the number of pins
+of one reader, of strangers, and of all; their bytes together; the time without a reader that gets
+on, and the time at all. A reader that gets on comes before one that does not.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,13 +16,27 @@ import torch
 from node.checkpoint.state import WIRE, StateKind
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.wire.tensors import digest_of, encode, expected_head, hashes_of
+from node.wire.tensors import digest_of, encode, expected_head, hashes_of, nbytes_of
 from protos import state_pb2
 
 PINS = 8
+"""Snapshots held at once; half of them may be those that only strangers read."""
+TIMES = 4
+"""Bytes of all snapshots together, as a multiple of the stage's parameters, or of the largest
+snapshot where that is more."""
+OF_READER, OF_STRANGER = 4, 2
+"""Snapshots that one reader may have. A member of the run needs parameters, optimizer state and the
+state of outer rounds; a stranger needs parameters and the state of the outer optimizer."""
 IDLE_S = 60.0
+"""Seconds for which a snapshot that nobody uses is held."""
+STUCK_S = 600.0
+"""Seconds for which a reader may take no byte, though it asks for descriptions again: it may be
+busy with another stage."""
 SPARE_S = 2.0
-"""Unused for so long, a snapshot gives way to a new one when all places are taken."""
+"""Unused for so long, a snapshot gives way to a new one when there is no place or memory."""
+GRACE_S, PACE_S = 30.0, 1200.0
+"""Where another reader needs the place, a snapshot is left to those that are on their way to have
+read it within ``PACE_S`` seconds. The first ``GRACE_S`` seconds do not count."""
 LONGEST_S = 3600.0
 
 
@@ -33,19 +48,82 @@ class PinKey(NamedTuple):
     version: Version
 
 
+@dataclass(slots=True)
+class Reading:
+    """One reader of a snapshot: ``total`` bytes that it was told of, ``got`` bytes that it has
+    taken, again and again included. ``used``: when it last asked for something, ``moved``: when it
+    last took a byte."""
+
+    began: float
+    used: float
+    moved: float
+    names: set[str] = field(default_factory=set)
+    total: int = 0
+    got: int = 0
+    again: bool = False
+    """It had read all of it and began anew."""
+
+    @property
+    def done(self) -> bool:
+        return self.got >= self.total
+
+    def told(self, names: Mapping[str, int], now: float) -> None:
+        """The reader asked for a description of these tensors, of so many bytes each."""
+        if self.total and self.done and not names.keys() - self.names:
+            self.began, self.got, self.again = now, 0, True
+        for name in names.keys() - self.names:
+            self.names.add(name)
+            self.total += names[name]
+        self.used = now
+
+    def behind(self, within_s: float, now: float) -> bool:
+        """Return True if this reader will not have read everything ``within_s`` seconds after its
+        beginning at the pace that it has kept so far."""
+        elapsed = now - self.began - GRACE_S
+        return self.again or (not self.done and elapsed * self.total > self.got * within_s)
+
+    def over(self, now: float) -> bool:
+        """Return True if the reader takes nothing any more."""
+        return now - self.used > IDLE_S or (not self.done and now - self.moved > STUCK_S)
+
+
 @dataclass
 class Pin:
     """One snapshot. ``views``: the bytes of tensors and ``hashes`` those of their pieces, made
-    once; ``given``: how many bytes of a tensor went to a peer."""
+    once; ``given``: how many bytes of a tensor went to a peer; ``readers``: requests under way."""
 
     key: PinKey
     tensors: dict[str, torch.Tensor]
     born: float
-    used: float
+    readings: dict[PeerId, Reading] = field(default_factory=dict)
     views: dict[str, memoryview] = field(default_factory=dict)
     hashes: dict[str, bytes] = field(default_factory=dict)
     given: Counter[tuple[PeerId, str]] = field(default_factory=Counter)
     readers: int = 0
+
+    @property
+    def used(self) -> float:
+        """The time of its last use."""
+        return max((reading.used for reading in self.readings.values()), default=self.born)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers as they travel."""
+        return sum(nbytes_of(tensor.shape, WIRE) for tensor in self.tensors.values())
+
+    def uses(self, peer: PeerId, now: float) -> bool:
+        """``peer`` uses it now; False where this is not its snapshot."""
+        if (reading := self.readings.get(peer)) is None:
+            return False
+        reading.used = now
+        return True
+
+    def took(self, peer: PeerId, nbytes: int, now: float) -> None:
+        """``peer`` has taken ``nbytes``."""
+        if (reading := self.readings.get(peer)) is not None:
+            reading.got += nbytes
+            reading.used = now
+            reading.moved = now
 
     def view(self, name: str) -> memoryview:
         """The fp32 bytes of one tensor; for one on a device this is its copy on the CPU."""
@@ -76,19 +154,34 @@ class Pin:
 
 
 class Pins:
-    """All pins of a donor. Pure: ``now`` is monotonic seconds given by the caller."""
+    """All pins of a donor. Pure: ``now`` is monotonic seconds given by the caller.
 
-    def __init__(self) -> None:
+    ``parameters``: bytes of the stage's parameters; ``rate``: bytes a second that the donor gives
+    to all readers together, 0 for no limit; ``established(peer)`` says if ``peer`` is a member of
+    the run or has worked with this peer.
+    """
+
+    def __init__(
+        self,
+        parameters: int = 0,
+        rate: float = 0.0,
+        established: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
+        self._parameters, self._rate, self._established = parameters, rate, established
         self._pins: dict[PinKey, Pin] = {}
 
     def __len__(self) -> int:
         return len(self._pins)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all snapshots."""
+        return sum(pin.nbytes for pin in self._pins.values())
+
     def find(
         self, stage: int, kind: StateKind | None, epoch: int, lineage: str, now: float
     ) -> Pin | None:
-        """The pin of that state, used now; an empty ``lineage`` stands for any. None when there is
-        none."""
+        """The pin of that state; an empty ``lineage`` stands for any. None when there is none."""
         self.expire(now)
         for key, pin in self._pins.items():
             if (
@@ -96,47 +189,141 @@ class Pins:
                 and key.version.epoch == epoch
                 and lineage in ("", key.version.lineage)
             ):
-                pin.used = now
                 return pin
         return None
 
-    def hold(self, key: PinKey, tensors: Mapping[str, torch.Tensor], now: float) -> Pin | None:
-        """The pin of ``key``, used now, a new one if there is none, with these tensors too,
-        counters as numbers; what was there already stays as it is. None when :data:`PINS` others
-        are in use; a pin in use is never taken from its readers."""
+    def hold(
+        self, key: PinKey, tensors: Mapping[str, torch.Tensor], peer: PeerId, now: float
+    ) -> Pin | None:
+        """The pin of ``key`` for ``peer`` to read, a new one if there is none, with these tensors
+        too, counters as numbers; what was there already stays as it is. None when there is no place
+        or no memory; a pin is never taken from readers that get on."""
         self.expire(now)
+        new = {n: t for n, t in tensors.items() if key not in self._pins or self._lacks(key, n)}
+        nbytes = sum(nbytes_of(tensor.shape, WIRE) for tensor in new.values())
         if key not in self._pins:
-            # Epochs may follow each other faster than pins grow old, and their readers have long
-            # gone.
-            spare = [p for p in self._pins.values() if not p.readers and now - p.used > SPARE_S]
-            if key.kind is not StateKind.PARAMETERS:
-                # Optimizer state is copied every few epochs: old snapshots of it would fill the
-                # memory one after the other.
-                for old in [p for p in spare if p.key.kind is key.kind]:
-                    spare.remove(old)
-                    del self._pins[old.key]
-            if len(self._pins) >= PINS:
-                if not spare:
-                    return None
-                del self._pins[min(spare, key=lambda p: p.used).key]
-            self._pins[key] = Pin(key, {}, now, now)
-        pin = self._pins[key]
-        pin.used = now
-        for name, tensor in tensors.items():
-            pin.tensors.setdefault(name, tensor if tensor.is_floating_point() else tensor.float())
+            self._give_way(key, now)
+        self._leave(key, peer)
+        if not self._has_room(key, nbytes, peer, now):
+            return None
+        pin = self._pins.setdefault(key, Pin(key, {}, now))
+        for name, tensor in new.items():
+            pin.tensors[name] = tensor if tensor.is_floating_point() else tensor.float()
+        self.reads(pin, peer, (), now)
         return pin
+
+    def reads(self, pin: Pin, peer: PeerId, names: Collection[str], now: float) -> None:
+        """``peer`` is told of these tensors of a pin and may read them."""
+        told = {name: nbytes_of(pin.tensors[name].shape, WIRE) for name in names}
+        self._leave(pin.key, peer)
+        pin.readings.setdefault(peer, Reading(now, now, now)).told(told, now)
+
+    def _leave(self, key: PinKey, peer: PeerId) -> None:
+        """Take from ``peer`` the pins that it has not used for the longest time, until it may have
+        that of ``key``."""
+        most = OF_READER if self._established(peer) else OF_STRANGER
+        mine = [p for p in self._pins.values() if peer in p.readings and p.key != key]
+        mine.sort(key=lambda pin: pin.readings[peer].used)
+        for pin in mine[: max(0, len(mine) + 1 - most)]:
+            del pin.readings[peer]
+            if not pin.readings:
+                del self._pins[pin.key]
+
+    def holds(self, pin: Pin) -> bool:
+        """Return True if this pin is still held."""
+        return self._pins.get(pin.key) is pin
+
+    def _lacks(self, key: PinKey, name: str) -> bool:
+        return name not in self._pins[key].tensors
+
+    def _give_way(self, key: PinKey, now: float) -> None:
+        """Optimizer state is copied every few epochs: old snapshots of it would fill the memory one
+        after the other."""
+        if key.kind is StateKind.PARAMETERS:
+            return
+        for old in [p for p in self._pins.values() if p.key.kind is key.kind]:
+            if self._spare(old, now):
+                del self._pins[old.key]
+
+    def _has_room(self, key: PinKey, nbytes: int, peer: PeerId, now: float) -> bool:
+        """Return True if there is a place and memory for so many bytes more of ``key``. Snapshots
+        that nobody uses make room, then those of readers that do not get on, then, for a peer of
+        the run, those of strangers."""
+        while (candidates := self._in_the_way(key, nbytes, peer)) is not None:
+            victim = self._victim(candidates, peer, now)
+            if victim is None:
+                return False
+            del self._pins[victim.key]
+        return True
+
+    def _in_the_way(self, key: PinKey, nbytes: int, peer: PeerId) -> list[Pin] | None:
+        """Pins of which one has to go before so many bytes more of ``key`` may be held for
+        ``peer``; None where none has to."""
+        others = [pin for pin in self._pins.values() if pin.key != key]
+        new = key not in self._pins
+        largest = max((pin.nbytes for pin in others), default=0)
+        most = TIMES * max(self._parameters, largest, nbytes)
+        if nbytes and others and self.nbytes + nbytes > most:
+            return others
+        if new and len(others) >= PINS:
+            return others
+        strange = [pin for pin in others if self._strange(pin)]
+        if new and not self._established(peer) and len(strange) >= PINS // 2:
+            return strange
+        return None
+
+    def _strange(self, pin: Pin) -> bool:
+        """Return True if nobody of the run reads this pin."""
+        return not any(self._established(peer) for peer in pin.readings)
+
+    @staticmethod
+    def _spare(pin: Pin, now: float) -> bool:
+        return not pin.readers and now - pin.used > SPARE_S
+
+    def _victim(self, others: Sequence[Pin], peer: PeerId, now: float) -> Pin | None:
+        spare = [pin for pin in others if self._spare(pin, now) and self._settled(pin)]
+        if spare:
+            return min(spare, key=lambda pin: pin.used)
+        slow = [pin for pin in others if self._slow(pin, now)]
+        if slow:
+            return min(slow, key=lambda pin: self._pace(pin, now))
+        strange = [pin for pin in others if self._strange(pin)]
+        if strange and self._established(peer):
+            return min(strange, key=lambda pin: self._pace(pin, now))
+        return None
+
+    @staticmethod
+    def _settled(pin: Pin) -> bool:
+        """Return True if nobody is in the middle of reading it."""
+        return all(reading.done or not reading.got for reading in pin.readings.values())
+
+    def _slow(self, pin: Pin, now: float) -> bool:
+        within_s = PACE_S
+        if self._rate:
+            count = sum(len(p.readings) for p in self._pins.values())
+            within_s = max(within_s, 2 * count * pin.nbytes / self._rate)
+        return all(reading.behind(within_s, now) for reading in pin.readings.values())
+
+    @staticmethod
+    def _pace(pin: Pin, now: float) -> float:
+        """Share of the snapshot that its best reader takes in a second."""
+        return max(
+            (r.got / max(1, r.total) / (1.0 + now - r.began) for r in pin.readings.values()),
+            default=0.0,
+        )
 
     def others(self, stage: int, kind: StateKind, now: float) -> bool:
         """Whether state of this kind of another stage is being read, or was a moment ago."""
         return any(
-            key.kind is kind and key.stage != stage and (pin.readers or now - pin.used <= SPARE_S)
+            key.kind is kind and key.stage != stage and not self._spare(pin, now)
             for key, pin in self._pins.items()
         )
 
     def expire(self, now: float) -> None:
-        """Let go of what nobody read for :data:`IDLE_S`, and of everything older than
+        """Let go of pins without a reader that takes anything, and of every pin older than
         :data:`LONGEST_S`."""
-        for key in [
-            k for k, p in self._pins.items() if now - p.used > IDLE_S or now - p.born > LONGEST_S
-        ]:
-            del self._pins[key]
+        for pin in list(self._pins.values()):
+            for peer in [p for p, reading in pin.readings.items() if reading.over(now)]:
+                del pin.readings[peer]
+            if not pin.readings or now - pin.born > LONGEST_S:
+                del self._pins[pin.key]

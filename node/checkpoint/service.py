@@ -6,8 +6,9 @@ The other end is :func:`node.checkpoint.fetch.fetch`.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.identity.places import Places, block_of
 from node.transport.port import TransportPort
 from node.transport.traffic import Share
 from protos import state_pb2, state_pb2_grpc
@@ -35,15 +37,81 @@ STREAMS = 16
 """Requests of one joiner served at once."""
 NAMES = 20_000
 """Tensors a question may name."""
-FILES = 4
-"""Files of the run given out at once, to all peers together, one to each: each is in memory
-meanwhile, and a peer may read slowly."""
+FILES = 8
+"""Requests for files of the run served at once, one of each peer; half of them may be of
+strangers."""
+UNREAD_S = 30.0
+"""Seconds within which a message that was sent must be taken: then the request ends."""
+FILE_S = 300.0
+"""Seconds for one request for a file. Where another peer needs the place, it is left to those that
+are on their way to have the file within half of that."""
 
 
-class _No(Exception):
+_BUSY = "all snapshots are in use, try again later"
+
+
+class Unserved(Exception):
+    """Why a request is not answered: a status for its call, and the reason."""
+
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
         self.code, self.reason = code, reason
+
+
+@dataclass(slots=True, eq=False)
+class FileReader:
+    """A request for a file: when it ends, when it began, its bytes, and those that were taken."""
+
+    ends: asyncio.Timeout
+    began: float
+    total: int = 0
+    got: int = 0
+
+    def pace(self, now: float) -> float:
+        """Share of the file that is taken in a second."""
+        return self.got / max(1, self.total) / (1.0 + now - self.began)
+
+
+class FileReaders:
+    """Places of requests for files. A request whose place another peer needs ends."""
+
+    def __init__(self, established: Callable[[PeerId], bool]) -> None:
+        self._places: Places[FileReader] = Places("requests for files", FILES, 1, established)
+        self._readers: list[FileReader] = []
+
+    def enter(self, reader: FileReader, peer: PeerId, block: str) -> str:
+        """Give ``reader`` a place; the reason where there is none, else ""."""
+        taken = self._places.take(reader, peer, block)
+        if taken.refusal and not self._places.held_by(peer):
+            slowest = min(self._readers, key=lambda r: r.pace(reader.began), default=None)
+            if slowest is not None and self._behind(slowest, reader.began):
+                self._end(slowest)
+                taken = self._places.take(reader, peer, block)
+        if taken.evicted is not None:
+            self._end(taken.evicted)
+        if taken:
+            self._readers.append(reader)
+        return taken.refusal
+
+    def leave(self, reader: FileReader) -> None:
+        """Give its place back."""
+        self._places.leave(reader)
+        if reader in self._readers:
+            self._readers.remove(reader)
+
+    @staticmethod
+    def _behind(reader: FileReader, now: float) -> bool:
+        return now - reader.began > UNREAD_S and reader.pace(now) * FILE_S < 2.0
+
+    def _end(self, reader: FileReader) -> None:
+        self.leave(reader)
+        if not reader.ends.expired():
+            reader.ends.reschedule(0.0)
+
+
+def block(context: Any) -> str:
+    """The block of the address that a call comes from."""
+    return block_of(str(context.peer()).removeprefix("ipv4:").rpartition(":")[0])
 
 
 class StateService(state_pb2_grpc.StateServicer):
@@ -53,7 +121,8 @@ class StateService(state_pb2_grpc.StateServicer):
     ``on_served(kind, version, name)`` is told of every tensor that has gone out whole to a peer.
     ``weights`` reads the parameters of any stage that the run begins from, where they are on the
     disk here; it may block. ``files`` reads a file of the run by its sha256, None where it is not
-    here; it may block.
+    here; it may block. ``parameters``: bytes of the stage's parameters; ``established(peer)`` says
+    if ``peer`` is a member of the run or has worked with this peer.
     """
 
     def __init__(
@@ -66,14 +135,17 @@ class StateService(state_pb2_grpc.StateServicer):
         on_served: Callable[[StateKind, Version, str], None] = lambda kind, version, name: None,
         weights: Callable[[int], Mapping[str, torch.Tensor]] | None = None,
         files: Callable[[str], bytes | None] | None = None,
+        parameters: int = 0,
+        established: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self._transport, self._provider, self._on_served = transport, provider, on_served
         self._clock = clock or SystemClock()
-        self.pins = Pins()
+        self.pins = Pins(parameters, settings.max_up, established)
         self._weights = weights
         self._files = files
-        self._taking: set[PeerId] = set()
-        """Peers to which a file is being given out."""
+        self._taking = FileReaders(established)
+        self._opened: dict[str, tuple[int, bytes]] = {}
+        """Files that are being given out, by hash: the number of requests, and the bytes."""
         self._share = Share(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()
@@ -84,49 +156,68 @@ class StateService(state_pb2_grpc.StateServicer):
     ) -> state_pb2.StateManifest:
         """Heads and hashes of what is held, and from now on pinned: NOT_FOUND when it is not,
         RESOURCE_EXHAUSTED when busy."""
-        async with self._stream(context):
+        async with self._stream(context) as peer:
             kind = StateKind.of(request.kind)
             if kind is None or len(request.names) > NAMES:
-                raise _No(
+                raise Unserved(
                     grpc.StatusCode.INVALID_ARGUMENT, "unknown kind of state, or too many names"
                 )
-            pin = self._pin(request, kind, await self._given(request, kind))
+            pin = self._pin(request, kind, peer, await self._given(request, kind))
             names = tuple(sorted(set(request.names) or pin.tensors))
             if not pin.tensors.keys() >= set(names):
-                raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
+                raise Unserved(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
             async with self._hashing:  # one core at most goes to joiners
                 manifest = await asyncio.to_thread(pin.describe, names)
-            pin.used = self._clock.now()
+            if not self.pins.holds(pin):
+                raise Unserved(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
+            self.pins.reads(pin, peer, names, self._clock.now())
             return manifest
 
-    async def Fetch(
-        self, request: state_pb2.FetchRequest, context: Any
-    ) -> AsyncIterator[state_pb2.StateChunk]:
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> None:
         """A byte range of one tensor of a pinned snapshot, in order."""
         async with self._stream(context) as peer:
-            pin, view = self._range(request)
-            pin.readers += 1
-            try:
-                for at in range(0, len(view), MESSAGE):
-                    data = bytes(view[at : at + MESSAGE])
-                    await self._share.take(peer, len(data))
-                    yield state_pb2.StateChunk(offset=request.offset + at, data=data)
-                    pin.used = self._clock.now()  # in use: does not expire under its reader
-                    self._transport.count(peer, sent=len(data), plane="state")
-                # The pieces of a tensor are asked for in any order.
-                pin.given[peer, request.name] += request.length
-                if pin.given[peer, request.name] >= len(pin.views[request.name]):
-                    del pin.given[peer, request.name]
-                    self._on_served(pin.key.kind, pin.key.version, request.name)
-            finally:
-                pin.readers -= 1
+            await self._send(self.pieces(request, peer), peer, context)
+
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[state_pb2.StateChunk, None]:
+        """The answer to a Fetch of ``peer``, chunk by chunk. Raises Unserved."""
+        pin, view = self._range(request, peer)
+        pin.readers += 1
+        try:
+            for at in range(0, len(view), MESSAGE):
+                data = bytes(view[at : at + MESSAGE])
+                await self._share.take(peer, len(data))
+                if not self.pins.holds(pin) or not pin.uses(peer, self._clock.now()):
+                    raise Unserved(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
+                yield state_pb2.StateChunk(offset=request.offset + at, data=data)
+                pin.took(peer, len(data), self._clock.now())
+            # The pieces of a tensor are asked for in any order.
+            pin.given[peer, request.name] += request.length
+            if pin.given[peer, request.name] >= len(pin.views[request.name]):
+                del pin.given[peer, request.name]
+                self._on_served(pin.key.kind, pin.key.version, request.name)
+        finally:
+            pin.readers -= 1
+
+    async def _send(
+        self, chunks: AsyncGenerator[state_pb2.StateChunk, None], peer: PeerId, context: Any
+    ) -> None:
+        """Send chunks, each of which must be taken in time; what they are cut from is let go before
+        the call ends, which takes until the peer reads or hangs up. Raises TimeoutError, and what
+        making the chunks raises."""
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                async with asyncio.timeout(UNREAD_S):
+                    await context.write(chunk)
+                self._transport.count(peer, sent=len(chunk.data), plane="state")
 
     async def List(self, request: state_pb2.ListRequest, context: Any) -> state_pb2.StateList:
         """Parts there is optimizer state of here, with the version each is of. Pins nothing."""
         async with self._stream(context):
             kind = StateKind.of(request.kind)
             if kind is None or kind not in (StateKind.OPTIMIZER, StateKind.SPARE):
-                raise _No(
+                raise Unserved(
                     grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state"
                 )
             held = sorted(self._provider.listing(request.stage, kind).items())[:NAMES]
@@ -137,56 +228,77 @@ class StateService(state_pb2_grpc.StateServicer):
                 ]
             )
 
-    async def File(
-        self, request: state_pb2.FileRequest, context: Any
-    ) -> AsyncIterator[state_pb2.StateChunk]:
+    async def File(self, request: state_pb2.FileRequest, context: Any) -> None:
         """A file that the manifest names by its hash, from an offset to its end: NOT_FOUND when it
         is not here, RESOURCE_EXHAUSTED when busy."""
-        async with self._stream(context) as peer:
-            if peer in self._taking or len(self._taking) >= FILES:
-                raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "files are given out, ask again")
-            self._taking.add(peer)
+        async with self._stream(context) as peer, asyncio.timeout(FILE_S) as ends:
+            reader = FileReader(ends, self._clock.now())
+            if refusal := self._taking.enter(reader, peer, block(context)):
+                raise Unserved(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{refusal}, ask again")
             try:
-                data = await self._file(request.sha256)
-                if request.offset > len(data):
-                    raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"it has {len(data)} bytes")
-                for at in range(request.offset, len(data), MESSAGE):
-                    piece = data[at : at + MESSAGE]
-                    await self._share.take(peer, len(piece))
-                    yield state_pb2.StateChunk(offset=at, data=piece)
-                    self._transport.count(peer, sent=len(piece), plane="state")
+                await self._send(self._of_file(request, reader, peer), peer, context)
             finally:
-                self._taking.discard(peer)
+                self._taking.leave(reader)
 
-    async def _file(self, sha256: str) -> bytes:
-        """The bytes of a file of the run. Raises _No where it is not here."""
+    async def _of_file(
+        self, request: state_pb2.FileRequest, reader: FileReader, peer: PeerId
+    ) -> AsyncGenerator[state_pb2.StateChunk, None]:
+        """The rest of a file, chunk by chunk. Raises Unserved."""
+        async with self._file(request.sha256) as data:
+            if request.offset > len(data):
+                text = f"it has {len(data)} bytes"
+                raise Unserved(grpc.StatusCode.INVALID_ARGUMENT, text)
+            reader.total = len(data) - request.offset
+            for at in range(request.offset, len(data), MESSAGE):
+                piece = data[at : at + MESSAGE]
+                await self._share.take(peer, len(piece))
+                yield state_pb2.StateChunk(offset=at, data=piece)
+                reader.got += len(piece)
+
+    @asynccontextmanager
+    async def _file(self, sha256: str) -> AsyncIterator[bytes]:
+        """The bytes of a file of the run, in memory once for all requests. Raises Unserved where it
+        is not here."""
+        count, data = self._opened.get(sha256, (0, b""))
+        if not count:
+            data = await self._read_file(sha256)
+            count = self._opened.get(sha256, (0, b""))[0]
+        self._opened[sha256] = count + 1, data
+        try:
+            yield data
+        finally:
+            count, _ = self._opened.pop(sha256)
+            if count > 1:
+                self._opened[sha256] = count - 1, data
+
+    async def _read_file(self, sha256: str) -> bytes:
         data = None
         if self._files is not None and sha256:
             try:
                 data = await asyncio.to_thread(self._files, sha256)
             except LocalFault as e:
-                raise _No(grpc.StatusCode.NOT_FOUND, "cannot be read here") from e
+                raise Unserved(grpc.StatusCode.NOT_FOUND, "cannot be read here") from e
         if data is None or len(data) > LARGEST_FILE:
-            raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
+            raise Unserved(grpc.StatusCode.NOT_FOUND, "not held here")
         return data
 
-    def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
+    def _range(self, request: state_pb2.FetchRequest, peer: PeerId) -> tuple[Pin, memoryview]:
         now, kind = self._clock.now(), StateKind.of(request.kind)
         pin = self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
-        if pin is None or request.name not in pin.views:
-            raise _No(
+        if pin is None or request.name not in pin.views or not pin.uses(peer, now):
+            raise Unserved(
                 grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first"
             )
         view, end = pin.views[request.name], request.offset + request.length
         if not 0 < request.length <= LARGEST or end > len(view):
-            raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
+            raise Unserved(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
         return pin, view[request.offset : end]
 
     async def _given(
         self, request: state_pb2.DescribeRequest, kind: StateKind
     ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
         """What the run begins from, where that is asked for, is on the disk here and not held
-        already. Raises _No when it cannot be read."""
+        already. Raises Unserved when it cannot be read."""
         if self._weights is None or kind is not StateKind.BASE:
             return None
         stage = request.stage
@@ -196,19 +308,20 @@ class StateService(state_pb2_grpc.StateServicer):
                 return None
             # Each is a stage in memory: they go out one after the other.
             if self.pins.others(stage, kind, self._clock.now()):
-                raise _No(
+                raise Unserved(
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     "another stage is given out, ask again later",
                 )
             try:
                 return Version(0), await asyncio.to_thread(self._weights, stage)
             except (LocalFault, IndexError) as e:
-                raise _No(grpc.StatusCode.NOT_FOUND, "cannot be read here") from e
+                raise Unserved(grpc.StatusCode.NOT_FOUND, "cannot be read here") from e
 
     def _pin(
         self,
         request: state_pb2.DescribeRequest,
         kind: StateKind,
+        peer: PeerId,
         given: tuple[Version, Mapping[str, torch.Tensor]] | None,
     ) -> Pin:
         now, stage, lineage = self._clock.now(), request.stage, request.lineage
@@ -217,17 +330,16 @@ class StateService(state_pb2_grpc.StateServicer):
         # Spares of one version come one after the other, so an older snapshot of them may lack
         # some.
         if pin is not None and kind is not StateKind.SPARE:
+            self.pins.reads(pin, peer, (), now)
             return pin
         held = given or self._provider.describe(stage, kind, epoch, lineage)
         if held is None:
-            raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
+            raise Unserved(grpc.StatusCode.NOT_FOUND, "not held here")
         if not len(self.pins):
             asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
-        pin = self.pins.hold(PinKey(stage, kind, held[0]), held[1], now)
+        pin = self.pins.hold(PinKey(stage, kind, held[0]), held[1], peer, now)
         if pin is None:
-            raise _No(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "all snapshots are in use, try again later"
-            )
+            raise Unserved(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
         return pin
 
     def _tidy(self) -> None:
@@ -239,11 +351,13 @@ class StateService(state_pb2_grpc.StateServicer):
     @asynccontextmanager
     async def _stream(self, context: Any) -> AsyncIterator[PeerId]:
         """Around the answer to a request, with who asks; ends the call for who has too many open
-        here, and with the _No that is raised within."""
+        here, with the Unserved that is raised within, and where it takes too long."""
         peer = self._transport.caller(context)
         try:
             if self._streams[peer] >= STREAMS:
-                raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "you have enough requests open here")
+                raise Unserved(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "you have enough requests open here"
+                )
             self._streams[peer] += 1
             try:
                 yield peer
@@ -251,6 +365,10 @@ class StateService(state_pb2_grpc.StateServicer):
                 self._streams[peer] -= 1
                 if not self._streams[peer]:
                     del self._streams[peer]
-        except _No as no:
+        except Unserved as no:
             await context.abort(no.code, no.reason)
+            raise
+        except TimeoutError:
+            text = "not taken in time, or another peer needs the place"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
             raise

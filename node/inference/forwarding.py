@@ -38,6 +38,8 @@ LIMIT_S = 600.0
 """For one whole answer, at who asks and at who runs the passes."""
 SERVED = 2
 """Questions of others that an ends peer works on at once, one of each peer: it has its own work."""
+UNREAD_S = 30.0
+"""Seconds within which a part of an answer that was sent must be taken."""
 MISSES = 3
 """Signs of life missed one after the other before an ends peer that is silent is given up."""
 MAX_PROMPT = 1 << 16
@@ -83,18 +85,22 @@ class EndsService(rpc.EndsServicer):
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "busy with the questions of others"
             )
         self._serving.add(peer)
+        ended: TimeoutError | LocalFault | PeerFault | WireError | None = None
         try:
             async with asyncio.timeout(LIMIT_S), contextlib.aclosing(begin()) as answers:
                 async for item in answers:
-                    await context.write(item)
-        except TimeoutError:
-            await context.abort(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"not done after {LIMIT_S:.0f} s"
-            )
-        except (LocalFault, PeerFault, WireError) as fault:
-            await refuse(context, fault)
+                    async with asyncio.timeout(UNREAD_S):
+                        await context.write(item)
+        except (TimeoutError, LocalFault, PeerFault, WireError) as error:
+            ended = error
         finally:
             self._serving.discard(peer)
+        # Its place is free by now: a call ends when the peer has read its answer or is gone.
+        if isinstance(ended, TimeoutError):
+            text = f"not done after {LIMIT_S:.0f} s, or not read"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        elif ended is not None:
+            await refuse(context, ended)
 
 
 def check(request: pb.GenerateRequest) -> pb.GenerateRequest:

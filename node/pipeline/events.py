@@ -223,7 +223,7 @@ class Turned(OneWay):
 
 @dataclass(frozen=True, slots=True)
 class Retry(OneWay):
-    """The pause of a :class:`Later` is over."""
+    """The pause of a :class:`Later`, or the wait of a :class:`Hold`, is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class Counted(Note):
 
 @dataclass(frozen=True, slots=True)
 class Expired(OfVisit):
-    """The stash is full and this entry's micro-batch is past its deadline."""
+    """This entry's micro-batch is past its deadline."""
 
 
 VisitEvent = Fetched | NotFetched | Computed | Broken | Passed | Settled | Turned | Retry | Expired
@@ -273,7 +273,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compute(OneWay):
-    """A job for the device."""
+    """A job for the device. ``keep``: False for a gradient whose share is thrown away as soon as it
+    is made."""
+
+    keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,12 @@ class Later(OneWay):
     """Come back with :class:`Retry` after ``seconds``."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(OfVisit):
+    """The gradient of this visit waits: its origin has as many unnamed shares here as it may have.
+    Come back with :class:`Retry` when it has waited long enough; Compute may come before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +395,7 @@ Action = (
     | Fetch
     | Send
     | Later
+    | Hold
     | Commit
     | Void
     | AcknowledgeVisit

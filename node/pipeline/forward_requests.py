@@ -2,6 +2,7 @@
 is kept for backward."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,9 +26,10 @@ from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
 T = TypeVar("T")
-SHARE, GUESTS = 0.5, 0.25
-"""Shares of the stash for all forward-only work, and for that of peers outside the plan: any peer
-may ask, but training comes first, and then the evaluation that the leader waits for."""
+SHARE, GUESTS, GUEST = 0.5, 0.25, 0.125
+"""Shares of the stash for all forward-only work, for that of peers outside the plan, and for that
+which one such peer brings: any peer may ask, but training comes first, and then the evaluation that
+the leader waits for."""
 
 
 class ForwardRequests:
@@ -39,6 +41,10 @@ class ForwardRequests:
         self._numbers = count(1)
         self._held = self._guests = 0
         """Bytes of the stash that others' forward-only work has reserved, and those of guests."""
+        self._of_guest: Counter[PeerId] = Counter()
+        """Of these, the bytes that each guest or member brought for guests."""
+        self._bringing: set[tuple[int, int, PeerId]] = set()
+        """Results that are being read: purpose, number and sender."""
         self._waiting: dict[
             tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[FrameReader]]
         ] = {}
@@ -114,7 +120,14 @@ class ForwardRequests:
         last, shape, back = waiting
         if caller != last.peer and caller not in self._pipeline.machine.replicas(last.stage):
             return await say(context, pb.REFUSED, "only a replica of the last stage may bring it")
-        reader = await self._read(incoming, shape, context)
+        bringing = (incoming.head.purpose, incoming.claim.index, caller)
+        if bringing in self._bringing:
+            return await say(context, pb.BUSY, "this peer is bringing it already")
+        self._bringing.add(bringing)
+        try:
+            reader = await self._read(incoming, shape, context)
+        finally:
+            self._bringing.discard(bringing)
         if not back.done():
             back.set_result(reader)
         await say(context, pb.ACCEPTED)
@@ -127,9 +140,13 @@ class ForwardRequests:
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
         # Each hop before this one has checked that the work came from the peer that the journey
         # names.
-        guest = not {caller, incoming.claim.journey[0].peer} <= members
+        guest = None if {caller, incoming.claim.journey[0].peer} <= members else caller
         if self._held + cost > max(cost, SHARE * limit) or (
-            guest and self._guests + cost > max(cost, GUESTS * limit)
+            guest is not None
+            and (
+                self._guests + cost > max(cost, GUESTS * limit)
+                or self._of_guest[guest] + cost > max(cost, GUEST * limit)
+            )
         ):
             return await say(context, pb.BUSY, "forward-only work has its share of the stash")
         if not pipeline.make_room(cost):
@@ -151,10 +168,14 @@ class ForwardRequests:
         except PeerFault as e:
             await say(context, pb.REFUSED, e.reason)
 
-    def _charge(self, cost: int, guest: bool) -> None:
+    def _charge(self, cost: int, guest: PeerId | None) -> None:
         self._pipeline.stash.charge(cost)
         self._held += cost
-        self._guests += guest * cost
+        if guest is not None:
+            self._guests += cost
+            self._of_guest[guest] += cost
+            if not self._of_guest[guest]:
+                del self._of_guest[guest]
 
     async def _work(
         self,

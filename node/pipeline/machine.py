@@ -12,19 +12,25 @@ peer of every stage on that journey, once. So a micro-batch counts at most once 
 forked on the way: duplicates after a time-out, a hop thought dead and replaced or skipped that was
 alive after all. A name that gets lost costs a count and never adds one.
 
+A share takes as much memory as the stage's parameters, so an origin has a number of places for
+unnamed ones, and a gradient without a place is not computed yet. It waits for an earlier share to
+be named. If none is in time, it is computed and passed on, and its share here is thrown away: an
+origin that names nothing loses its own work and holds up nobody.
+
 When no replica of a block stage can be reached, and the run allows it, a forward leaves that hop
 out; the gradient takes the same way back. Activations that came over different stages are
 different: a hop keeps to the one it took first.
 """
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
+from node.pipeline.accounts import Account
 from node.pipeline.events import (
     AcknowledgeVisit,
     Action,
@@ -51,6 +57,7 @@ from node.pipeline.events import (
     Free,
     FreeGradient,
     FreeGraph,
+    Hold,
     Key,
     Later,
     Lost,
@@ -157,11 +164,23 @@ class PipelineMachine:
     ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. By
     default none is. ``planned``: paths are planned around the memory of every peer, so a peer
     without room is waited for before others are asked, unless it is slower than another.
+    ``places``: shares of others' micro-batches that may be here unnamed; the origins of a plan have
+    parts of them by the number of their micro-batches.
     """
 
-    def __init__(self, me: PeerId, fewest: int = sys.maxsize, planned: bool = False) -> None:
-        self.me, self.fewest, self.planned = me, fewest, planned
+    def __init__(
+        self,
+        me: PeerId,
+        fewest: int = sys.maxsize,
+        planned: bool = False,
+        places: int = sys.maxsize,
+    ) -> None:
+        self.me, self.fewest, self.planned, self.places = me, fewest, planned, places
         self.visits: dict[Key, Visit] = {}
+        self._unnamed: dict[Key, Visit] = {}
+        """Visits with a place for their share, which is made or about to be."""
+        self._waiting: dict[Key, Visit] = {}
+        """Visits whose gradient is here and has no place for its share."""
         self.suspects = Suspects()
         self._begun: deque[str] = deque(maxlen=BEGUN)
         """Hashes of the plans that were in force here."""
@@ -186,6 +205,10 @@ class PipelineMachine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at clock time ``now``; the actions are to be carried out in order."""
+        actions = self._handle(event, now)
+        return actions + self._let_in() if self._waiting else actions
+
+    def _handle(self, event: Event, now: float) -> list[Action]:
         if isinstance(event, Note) and (answer := self._in_force(event.epoch, event.plan_hash)):
             return [Answer(Say.REFUSED, answer.reason)]
         match event:
@@ -227,7 +250,7 @@ class PipelineMachine:
             case Turned():
                 return self._turned(event, visit, now)
             case Retry(key, way):
-                return self._send(key, visit, way, now) if visit.leg(way).target is None else []
+                return self._retried(key, visit, way, now)
             case Broken():
                 return self._broken(event, visit)
             case Fetched(key, peer):
@@ -252,12 +275,15 @@ class PipelineMachine:
             ),
         ]
         self.visits.clear()
+        self._unnamed.clear()
+        self._waiting.clear()
         self.suspects.gone.clear()
         self.plan, self.closed = plan, False
         if plan is not None:
             self._begun.append(plan.hash)
         self.paths: dict[int, Path] = {p.index: p for p in plan.paths} if plan else {}
         """The plan's path of each micro-batch."""
+        self._weights = Counter(path.origin for path in self.paths.values())
         mine = plan.member(self.me) if plan else None
         self._stage = mine.stage if mine else ENDS
         cells = current(plan) if plan else {}
@@ -269,12 +295,15 @@ class PipelineMachine:
         if self.plan is None or self.plan.epoch != epoch or self.closed:
             return []
         self.closed = True
-        return [
-            a
-            for key in list(self.visits)
-            if key.position == 0
-            for a in self._drop(key.index, "the epoch was closed")
-        ]
+        actions: list[Action] = []
+        for key in list(self.visits):
+            if key.position == 0:
+                actions += self._drop(key.index, "the epoch was closed")
+        for key, visit in self._with_places().items():  # nobody can name them any more
+            visit.committed = True
+            actions.append(Void(key))
+        self._waiting.clear()
+        return actions
 
     def _in_force(self, epoch: int, plan_hash: str) -> Answer | None:
         """Why work under this plan is not taken; None when this plan is in force."""
@@ -312,9 +341,12 @@ class PipelineMachine:
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
         if said := self._said(event, now):
             return said
-        # A micro-batch that comes home has had room reserved since its start; refusing it would
-        # hold up the stash of every hop.
-        if event.way is FORWARD and not event.room and event.claim.journey[0].peer != self.me:
+        # A micro-batch that comes home has had room reserved since its start, and so has the
+        # gradient of an activation that is here: refusing them would hold up the stash of every
+        # hop. A gradient without its activation comes to who replaces a hop, and needs as much
+        # room as a forward.
+        reserved = event.claim.key in self.visits or event.claim.journey[0].peer == self.me
+        if not event.room and not reserved:
             return [Answer(Say.BUSY, "my stash is full")]
         return [Answer(Say.TAKE)]
 
@@ -329,7 +361,7 @@ class PipelineMachine:
             return [Answer(Say.TAKE), Compute(key, FORWARD)]
         visit.backward.step, visit.gradient_from = Step.HELD, event.caller
         if visit.forward.step >= Step.COMPUTED:
-            return [Answer(Say.TAKE), Compute(key, BACKWARD)]
+            return [Answer(Say.TAKE), *self._backward(key, visit)]
         if visit.forward.step is Step.HELD:  # backward follows when forward is computed
             return [Answer(Say.TAKE)]
         before = visit.journey[beside(visit.journey, key.position, BACKWARD)]
@@ -387,6 +419,7 @@ class PipelineMachine:
             if key.position > 0:
                 return [
                     FreeGraph(key),
+                    *([Void(key)] if visit.committed else []),
                     *self._count(key, visit),
                     *self._send(key, visit, BACKWARD, now),
                 ]
@@ -406,8 +439,58 @@ class PipelineMachine:
             ]
         if visit.backward.step is Step.HELD:  # we replace a peer whose output has arrived
             visit.forward.step = Step.SETTLED
-            return [*self._tell(key, visit, FORWARD), Compute(key, BACKWARD)]
+            return [*self._tell(key, visit, FORWARD), *self._backward(key, visit)]
         return self._send(key, visit, FORWARD, now)
+
+    def _backward(self, key: Key, visit: Visit) -> list[Action]:
+        """Compute a gradient that is here, if its share has a place."""
+        if key.position == 0 or self._place(key, visit):
+            return [Compute(key, BACKWARD)]
+        self._waiting[key] = visit
+        return [Hold(key)]
+
+    def _place(self, key: Key, visit: Visit) -> bool:
+        """Give the share of a visit a place; False where its origin has all it may have."""
+        taken: Account[PeerId] = Account(self.places)
+        taken.divide(self._weights)
+        for other in self._with_places().values():
+            taken.charge(other.journey[0].peer, 1)
+        if not taken.room(visit.journey[0].peer, 1):
+            return False
+        self._unnamed[key] = visit
+        return True
+
+    def _with_places(self) -> dict[Key, Visit]:
+        """Visits whose shares are not decided."""
+        self._unnamed = {
+            key: visit
+            for key, visit in self._unnamed.items()
+            if self.visits.get(key) is visit and not visit.committed
+        }
+        return self._unnamed
+
+    def _let_in(self) -> list[Action]:
+        """Compute gradients that have waited for a place and get one, in the order in which their
+        origins began them."""
+        actions: list[Action] = []
+        for key, visit in sorted(self._waiting.items()):
+            if self.visits.get(key) is not visit:
+                del self._waiting[key]
+            elif self._place(key, visit):
+                del self._waiting[key]
+                actions.append(Compute(key, BACKWARD))
+        return actions
+
+    def _retried(self, key: Key, visit: Visit, way: Direction, now: float) -> list[Action]:
+        if way is BACKWARD and self._waiting.pop(key, None) is visit:
+            # It has waited long enough for a place. It goes on, for the hops before this one, and
+            # counts here for nobody.
+            visit.committed = True
+            return [Compute(key, BACKWARD, keep=False)]
+        leg = visit.leg(way)
+        if leg.target is not None or leg.step < Step.COMPUTED:
+            return []
+        return self._send(key, visit, way, now)
 
     def _broken(self, event: Broken, visit: Visit) -> list[Action]:
         if visit.leg(event.way).step is not Step.HELD:
@@ -575,7 +658,10 @@ class PipelineMachine:
         if visit.backward.step is Step.SETTLED and not visit.committed:
             visit.committed = True
             return [Void(key), Free(key)]
-        if visit.backward.step is not Step.ABSENT or visit.forward.step is Step.HELD:
+        waits = self._waiting.pop(key, None) is visit
+        if not waits and (
+            visit.backward.step is not Step.ABSENT or visit.forward.step is Step.HELD
+        ):
             return []
         del self.visits[key]
         return [*self._fail_open(key, visit, "too late"), Free(key)]

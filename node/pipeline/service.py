@@ -6,6 +6,7 @@ job ends with its result encoded, so that a frame crosses between the threads on
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -27,7 +28,7 @@ from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import NotFinite
 from node.pipeline.hops.base import PipelineBase, Telemetry
-from node.pipeline.hops.inbound import Inbound
+from node.pipeline.hops.inbound import ROOM_WAIT, Inbound
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
@@ -106,7 +107,9 @@ class Origin:
         if plan is None or machine.paths.get(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force
         result = self._results[index] = asyncio.get_running_loop().create_future()
-        work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
+        work = VisitBuffers(
+            pipeline.clock.now() + left, pipeline.shape_of(index), pipeline.me, batch=batch
+        )
         pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index))
         pipeline.handle(ev.Start(index))
         try:
@@ -164,7 +167,8 @@ class Pipeline(PipelineBase):
     ``math`` and ``gradients``: replace the arithmetic and the gradient sum where the stage is not
     on one device. ``usual_s``: the least seconds that a plan gives an epoch; where it gives more,
     hops have longer by the same factor; 0: never. ``document_mask``: targets say where documents
-    end, and blocks keep them apart. ``planned``: paths are planned by measured costs.
+    end, and blocks keep them apart. ``planned``: paths are planned by measured costs. ``places``:
+    shares of others' micro-batches that wait here to be named, at most; 0: twice the window.
     """
 
     def __init__(
@@ -186,7 +190,8 @@ class Pipeline(PipelineBase):
         usual_s: float = 0.0,
         document_mask: bool = False,
         planned: bool = False,
-        machine: Callable[[PeerId, int, bool], PipelineMachine] = PipelineMachine,
+        places: int = 0,
+        machine: Callable[[PeerId, int, bool, int], PipelineMachine] = PipelineMachine,
     ) -> None:
         super().__init__(
             transport,
@@ -204,7 +209,12 @@ class Pipeline(PipelineBase):
                 settings.stages,
                 masked=document_mask,
             ),
-            machine(transport.peer_id, fewest_hops(settings.stages, settings.may_skip), planned),
+            machine(
+                transport.peer_id,
+                fewest_hops(settings.stages, settings.may_skip),
+                planned,
+                places or 2 * limits.in_flight,
+            ),
             stage,
             math(module, settings.wire, autocast),
         )
@@ -234,6 +244,7 @@ class Pipeline(PipelineBase):
         self._gradients.reset()
         if plan is not None:
             self.guard.begin(plan.epoch)
+            self.stash.divide(Counter(path.origin for path in plan.paths))
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
         if plan is not None and plan.paths and self._usual_s:
             self._stretch = min(max(1.0, plan.deadline_s / self._usual_s), STRETCH_MOST)
@@ -328,6 +339,8 @@ class Pipeline(PipelineBase):
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""
         self.set_plan(None)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         self.forward_requests.close()
         await self.tasks.close()
 
@@ -336,12 +349,15 @@ class Pipeline(PipelineBase):
 
     def _carry_out(self, action: ev.Action) -> None:
         match action:
-            case ev.Compute(key, way):
-                self.tasks.spawn(self._compute(key, way), "compute")
+            case ev.Compute(key, way, keep):
+                self.tasks.spawn(self._compute(key, way, keep), "compute")
             case ev.Send():
                 self.sender.send(action)
             case ev.Later(key, way, seconds):
                 self.sender.later(key, way, seconds)
+            case ev.Hold(key):
+                # The hop that sent the gradient must not give this one up meanwhile.
+                self.sender.later(key, Direction.BACKWARD, ROOM_WAIT * self.hop_s)
             case ev.Fetch():
                 self.tasks.spawn(self.sender.fetch(action), "fetch")
             case ev.Commit(key):
@@ -352,6 +368,7 @@ class Pipeline(PipelineBase):
                 self.telemetry.emit(
                     "share-void",
                     "this peer's gradients of the micro-batch cannot count",
+                    "debug" if self.machine.closed else "info",
                     index=key.index,
                 )
             case ev.AcknowledgeVisit(key, way):
@@ -385,7 +402,7 @@ class Pipeline(PipelineBase):
             case ev.Dropped(index, reason):
                 self.origin.dropped(index, reason)
 
-    async def _compute(self, key: Key, way: Direction) -> None:
+    async def _compute(self, key: Key, way: Direction, keep: bool) -> None:
         work = self.stash.get(key)
         if work is None:
             return
@@ -396,6 +413,8 @@ class Pipeline(PipelineBase):
                 return 0.0
             began = self.device.now()
             job(work)
+            if not keep:
+                work.share = None
             return self.device.now() - began
 
         try:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from node.core.errors import WireError
+from node.core.ids import PeerId
 from node.model.device import free_cached, out_of_memory
 from node.model.documents import ends_of, within
 from node.model.stages import Blocks
@@ -42,6 +43,8 @@ class VisitBuffers:
 
     deadline: float
     shape: tuple[int, ...]
+    origin: PeerId | None = None
+    """The peer to which the stash charges it."""
     batch: Callable[[], tuple[Tensor, Tensor]] | None = None
     targets: Tensor | None = None
     input: FrameReader | None = None

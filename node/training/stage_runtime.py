@@ -194,6 +194,8 @@ class StageRuntime:
             self.tokens = plan.tokens
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
+        cell = [m.peer for m in plan.stage(self.stage.stage)]
+        self.engines.cell.planned(plan.epoch, plan.hash, cell)
         self.state_export.begin(plan, listener)
 
     def enter(self, plan: Plan) -> None:

@@ -17,8 +17,10 @@ from node.averaging.exchange.events import (
     Fail,
     Forgot,
     Kind,
+    Knocked,
     PeerFoundDead,
     Read,
+    ReadHead,
     ReduceAndStep,
     Serve,
     Spoiled,
@@ -231,6 +233,8 @@ class Schedule:
                         wanted = self.streams[number]
                         group = self.groups[wanted.round.attempt][wanted.group]
                         assert set(names) == set(wanted.names or group.names)
+                case ReadHead(number):
+                    self.apply(self.streams[number])
                 case Read(number):
                     self.reading.add(number)
                 case Wait(number):
@@ -310,7 +314,7 @@ class Schedule:
             names if tokens else (),
         )
         self.streams[number] = head
-        self.apply(head)
+        self.apply(Knocked(number, peer, head.round, head.plan_hash))
 
     def turn(self):
         """Something happens, or nothing."""

@@ -1,5 +1,6 @@
 """The owner's decisions, with no network and time turned by hand."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,12 @@ from node.averaging.exchange.events import (
     Fail,
     Forgot,
     Kind,
+    Knocked,
     Opened,
     PeerFoundDead,
+    Planned,
     Read,
+    ReadHead,
     ReduceAndStep,
     Serve,
     Spoiled,
@@ -24,7 +28,7 @@ from node.averaging.exchange.events import (
     Wait,
     micro_groups,
 )
-from node.averaging.exchange.machine import MOST_SERVED, RoundMachine
+from node.averaging.exchange.machine import MOST_OPEN, MOST_SERVED, RoundMachine
 from node.core.ids import PeerId, RoundId
 
 A, B, C, D = map(PeerId, "abcd")
@@ -37,6 +41,8 @@ def one(*names):
     return micro_groups(dict.fromkeys(names, 4), 1 << 20)
 
 
+HEADS = weakref.WeakKeyDictionary()
+"""By machine: the heads of its streams, by number."""
 ALONE, BOTH = one(P), one(P, Q)
 OPEN = Opened(
     round=R0,
@@ -63,14 +69,29 @@ def began(stream, peer, tokens=5, names=(P,), round_id=R0, groups=ALONE, group=0
     )
 
 
+def ahead(stream, peer, round_id=R0, **changes):
+    """A stream that comes before its round is open: nothing of it is read."""
+    head = began(stream, peer, round_id=round_id, **changes)
+    return Knocked(stream, peer, round_id, head.plan_hash), head
+
+
 def feed(machine, *events, now=0.0):
-    """What the machine does about the events; a number among them is the time from then on."""
-    done = []
+    """What the machine does about the events; a number among them is the time from then on. A
+    stream that is ahead comes with its head, which is read when the machine says so."""
+    done, heads = [], HEADS.setdefault(machine, {})
     for event in events:
         if isinstance(event, float):
             now = event
-        else:
-            done += machine.handle(event, now)
+            continue
+        if isinstance(event, tuple):
+            heads[event[1].stream] = event[1]
+            event = event[0]
+        for action in machine.handle(event, now):
+            done += (
+                machine.handle(heads[action.stream], now)
+                if isinstance(action, ReadHead)
+                else [action]
+            )
     return done
 
 
@@ -152,7 +173,7 @@ SCRIPTS = {
         ((began(3, C),), [(3, Kind.STRANGER)]),
     ],
     "streams wait for their round": [
-        ((began(1, B), began(2, C, plan_hash="other")), []),
+        ((ahead(1, B), ahead(2, C, plan_hash="other")), []),
         ((OPEN,), [Read(1), (2, Kind.PLAN)]),
     ],
     "a repair steps only what is new": [
@@ -200,18 +221,18 @@ SCRIPTS = {
         ((began(4, C, names=(Q, P), groups=BOTH),), [Read(4)]),
     ],
     "a forgotten epoch is over for everybody": [
-        ((OPEN, began(1, B), began(2, C, round_id=RoundId(4, 1, 0))), [Read(1)]),
+        ((OPEN, began(1, B), ahead(2, C, RoundId(4, 1, 0))), [Read(1)]),
         ((Forgot(3),), [(1, Kind.FORGOTTEN)]),
         ((began(3, B),), [(3, Kind.FORGOTTEN)]),
         ((STEPPED, Uploaded(1), Ended(1)), []),
     ],
     "a voided epoch begins anew under a higher term": [
         ((OPEN, began(1, B), Uploaded(1), began(2, C), Uploaded(2), STEPPED), ANYTHING),
-        ((began(3, B, round_id=AHEAD),), []),
+        ((ahead(3, B, AHEAD),), [Wait(3)]),
         ((Forgot(3),), ANYTHING),
-        ((began(4, B, round_id=AHEAD),), [(4, Kind.FORGOTTEN)]),
+        ((ahead(4, B, AHEAD),), [(4, Kind.FORGOTTEN)]),
         ((Voided(3),), []),
-        ((began(5, C, round_id=AHEAD),), []),  # a faster member of the new term waits
+        ((ahead(5, C, AHEAD),), []),  # a faster member of the new term waits
         ((replace(OPEN, round=AHEAD),), [Read(5)]),
         (
             (Uploaded(5), began(6, B, round_id=AHEAD), Uploaded(6)),
@@ -219,7 +240,7 @@ SCRIPTS = {
         ),
     ],
     "a voided epoch refuses its streams and keeps later ones": [
-        ((OPEN, began(1, B), began(2, C, round_id=AHEAD)), [Read(1)]),
+        ((OPEN, began(1, B), ahead(2, C, AHEAD)), [Read(1), Wait(2)]),
         ((Voided(3),), [(1, Kind.SUPERSEDED)]),
         ((Uploaded(1), Ended(1)), []),
         ((replace(OPEN, round=AHEAD),), [Read(2)]),
@@ -239,17 +260,68 @@ def test_what_an_owner_decides(name):
     play(RoundMachine(), SCRIPTS[name])
 
 
+PLANNED = Planned(3, "plan", frozenset({A, B, C}))
+
+
 def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
     play(
         RoundMachine(held_per_peer=2, held_total=3),
         [
-            ((began(1, B), began(2, B)), []),
-            ((began(3, B),), [(3, Kind.BUSY)]),
-            ((began(4, C),), []),
-            ((began(5, D),), [(5, Kind.BUSY)]),
-            ((Ended(1), began(6, D)), []),
+            ((PLANNED, ahead(1, B), ahead(2, B)), [Wait(1), Wait(2)]),
+            ((ahead(3, B),), [(3, Kind.BUSY)]),
+            ((ahead(4, C),), [Wait(4)]),
+            ((ahead(5, C),), [(5, Kind.BUSY)]),
+            ((Ended(1), ahead(6, C)), [Wait(6)]),
         ],
     )
+
+
+def test_who_is_in_no_plan_takes_a_quarter_of_the_places_ahead_of_it():
+    unknown = {"round_id": RoundId(4, 1, 0), "plan_hash": "next"}
+    play(
+        RoundMachine(held_total=8),
+        [
+            ((PLANNED, ahead(1, D, **unknown), ahead(2, D, **unknown)), []),
+            ((ahead(3, D, **unknown),), [(3, Kind.BUSY)]),
+            ((ahead(4, B, **unknown), ahead(5, C)), [Wait(5)]),
+            ((Ended(1), ahead(6, D, **unknown)), []),
+        ],
+    )
+
+
+def test_a_plan_says_who_may_wait_for_its_round():
+    play(
+        RoundMachine(),
+        [
+            ((ahead(1, B), ahead(2, D), ahead(3, C, plan_hash="other")), []),
+            ((PLANNED,), [Wait(1), (2, Kind.STRANGER)]),
+            ((ahead(4, D),), [(4, Kind.STRANGER)]),
+            ((ahead(5, C, RoundId(3, 1, 1)),), [Wait(5)]),  # a member is at a later attempt
+            ((OPEN,), [Read(1), (3, Kind.PLAN)]),
+            ((ahead(6, D),), [(6, Kind.STRANGER)]),
+        ],
+    )
+
+
+def test_no_head_is_read_before_its_peer_has_a_place_in_an_open_round():
+    machine = RoundMachine()
+    said = [machine.handle(knock, 0.0) for knock, _ in (ahead(1, B), ahead(2, D))]
+    assert said == [[], []]
+    read = machine.handle(replace(OPEN, members=AB), 0.0)
+    assert read[0] == ReadHead(1)
+    (refused,) = read[1:]
+    assert (refused.stream, refused.kind, refused.weight) == (2, Kind.STRANGER, 1.0)
+    assert machine.handle(Spoiled(1, Kind.HEADS, "no head"), 0.0)[0].weight == 1.0
+
+
+def test_a_peer_has_few_exchanges_open():
+    machine = opened()
+    assert ReadHead(1) in machine.handle(ahead(1, C, tokens=0)[0], 0.0)
+    for stream in range(2, MOST_OPEN + 1):
+        feed(machine, ahead(stream, C, tokens=0))
+    (refused,) = machine.handle(ahead(99, C, tokens=0)[0], 0.0)
+    assert (refused.kind, refused.weight) == (Kind.BUSY, 0.0)
+    assert machine.handle(ahead(100, B)[0], 0.0) == [ReadHead(100)]
 
 
 def test_a_round_that_is_over_cannot_be_opened():

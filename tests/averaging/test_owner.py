@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from node.averaging.coding import parcel
+from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import micro_groups
-from node.averaging.exchange.owner import HEAD_LIMIT
+from node.averaging.exchange.owner import HEAD_LIMIT, HEAD_SLACK, HeadBounds
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.wire.tensors import encode, expected_head
-from protos import averaging_pb2, averaging_pb2_grpc
-from tests.averaging.conftest import same
+from protos import averaging_pb2, averaging_pb2_grpc, tensor_pb2
+from tests.averaging.conftest import SHAPES, same
 from tests.transport.conftest import until
 
 
@@ -193,6 +194,58 @@ async def test_streams_of_an_unopened_round_are_bounded(cell_of, grads):
     answers = await asyncio.gather(*sends)
     assert sorted(kind for kind, _, _ in answers) == ["BUSY"] * 2 + ["LATE"] * 6
     assert not duel.cell.rounds[duel.p0]._machine._streams
+
+
+def head_bytes(**fields):
+    return averaging_pb2.Contribution(
+        head=averaging_pb2.ContributionHead(**fields)
+    ).SerializeToString()
+
+
+@pytest.mark.parametrize("format_", sorted(FORMATS))
+def test_an_honest_head_is_within_the_bounds_of_its_stage(format_):
+    heads = [parcel.head_of(name, shape, format_) for name, shape in SHAPES.items()]
+    most = {"epoch": 1 << 40, "term": 1 << 47, "attempt": 1 << 20, "tokens": 1 << 40, "group": 999}
+    hashes = {"plan_hash": "f" * 64, "ownership_hash": "f" * 64, "group_digest": "f" * 32}
+    message = head_bytes(tensors=heads, **most, **hashes)
+    bounds = HeadBounds.of(SHAPES)
+    label = bounds.label(message)
+    assert (label.epoch, label.term, label.attempt) == (1 << 40, 1 << 47, 1 << 20)
+    assert label.plan_hash == "f" * 64
+    assert bounds.nbytes < 2 * len(message) + HEAD_SLACK
+
+
+def test_a_head_of_more_than_the_stage_has_is_not_read():
+    bounds = HeadBounds.of(SHAPES)
+    crowd = head_bytes(tensors=[tensor_pb2.TensorHead() for _ in range(len(SHAPES) + 1)])
+    assert len(crowd) < bounds.nbytes
+    assert bounds.label(crowd) is None
+    assert bounds.label(head_bytes(ownership_hash="x" * bounds.nbytes)) is None
+    assert bounds.label(b"") is None
+    assert bounds.label(b"\xff\xff") is None
+    assert bounds.label(averaging_pb2.Contribution(chunk=b"x").SerializeToString()) is None
+
+
+async def test_a_head_beyond_the_bounds_is_a_fault(duel):
+    kind, text = await duel.refused([averaging_pb2.Contribution(chunk=b"x")])
+    assert (kind, text) == ("HEADS", "the first message is the head")
+    assert [(p, w) for p, _, w in duel.cell.transports[duel.p0].faults] == [(duel.p1, 1.0)]
+
+
+async def test_a_head_ahead_of_its_round_is_kept_as_bytes(cell_of, grads):
+    duel = Duel(await cell_of(2), grads)
+    owner = duel.cell.rounds[duel.p0]
+    call = (await duel.stub()).Exchange()
+    head = duel.messages()[0]
+    await call.write(head)
+    await until(lambda: owner._lines, 60)
+    (line,) = owner._lines.values()
+    assert (line.head, line.heads) == (head.SerializeToString(), [])
+    running = duel.begin(deadline_s=300.0)
+    await until(lambda: line.heads, 60)
+    assert line.head == b""
+    call.cancel()
+    await running
 
 
 class Liar(averaging_pb2_grpc.AveragingServicer):

@@ -10,12 +10,13 @@ import pytest
 from benchmarks.lab.memory_net import MemoryNet
 from node.checkpoint import run_file, service
 from node.checkpoint.run_file import fetch_file
-from node.checkpoint.service import StateService
+from node.checkpoint.service import FileReader, FileReaders, StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import NoDonor
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from protos import state_pb2, state_pb2_grpc
+from tests.transport.conftest import until
 
 CONTENT = bytes(range(256)) * 3000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -173,8 +174,9 @@ async def test_a_donor_gives_no_file_beyond_the_limit_and_few_at_once(
     monkeypatch.setattr(service, "LARGEST_FILE", len(CONTENT))
     assert await lab.fetch(has) == CONTENT
     monkeypatch.setattr(service, "FILES", 0)
+    full = await lab.donor("full", holding)
     with pytest.raises(NoDonor, match="over its limits"):
-        await lab.fetch(has)
+        await lab.fetch(full)
 
 
 async def test_one_peer_that_reads_slowly_leaves_others_their_file(lab: Lab) -> None:
@@ -188,7 +190,57 @@ async def test_one_peer_that_reads_slowly_leaves_others_their_file(lab: Lab) -> 
     call = stub.File(request)
     assert isinstance(await call.read(), state_pb2.StateChunk)
     for _ in range(service.FILES):
-        with pytest.raises(grpc.aio.AioRpcError, match="given out"):
+        with pytest.raises(grpc.aio.AioRpcError, match="files of this peer"):
             await stub.File(request).read()
     assert await fetch_file(lab.me, [has], "the file", sha256) == large
     call.cancel()
+
+
+async def test_who_does_not_read_a_file_leaves_its_place(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "UNREAD_S", 0.5)
+    large = bytes(16 << 20)
+    sha256 = hashlib.sha256(large).hexdigest()
+    transport = lab.net.transport("has")
+    state = StateService(transport, None, CheckpointSettings(), files={sha256: large}.get)  # type: ignore[arg-type]
+    await transport.start()
+    stub = state_pb2_grpc.StateStub(await lab.me.channel(transport.peer_id))
+    call = stub.File(state_pb2.FileRequest(sha256=sha256))
+    assert isinstance(await call.read(), state_pb2.StateChunk)
+    await until(lambda: not state._taking._readers, 20)
+    assert not state._opened, "its bytes are given back"
+    assert await fetch_file(lab.me, [transport.peer_id], "the file", sha256) == large
+    call.cancel()
+
+
+def test_readers_of_files_that_do_not_get_on_give_way() -> None:
+    """Four identities that read a byte now and then hold the places of strangers for a while."""
+    taking = FileReaders(lambda peer: False)
+    ended: list[FileReader] = []
+
+    class Ends:
+        def __init__(self) -> None:
+            self.reader: FileReader
+
+        def expired(self) -> bool:
+            return False
+
+        def reschedule(self, when: float) -> None:
+            ended.append(self.reader)
+
+    def reader(now: float) -> FileReader:
+        ends = Ends()
+        ends.reader = FileReader(ends, now, total=1000)  # type: ignore[arg-type]
+        return ends.reader
+
+    four = [reader(0.0) for _ in range(service.FILES // 2)]
+    for number, each in enumerate(four):
+        assert not taking.enter(each, PeerId(f"p{number}"), "block")
+        each.got = 1 if number else 900
+    assert taking.enter(reader(1.0), PeerId("newcomer"), "block"), "they have only begun"
+    late = reader(service.UNREAD_S + 1)
+    assert not taking.enter(late, PeerId("newcomer"), "block")
+    assert ended == [four[1]]
+    taking.leave(four[1])
+    assert taking._readers == [four[0], *four[2:], late]

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from node.core.journey import Version
 from node.wire import tensors
 from node.wire.tensors import HASH, digest, encode, hash_of, hashes_of
 from protos import state_pb2, state_pb2_grpc, tensor_pb2
+from tests.transport.conftest import until
 
 SETTINGS = CheckpointSettings(fetch_parallel=3)
 QUICK = FetchTimeouts(60, stall_s=60, request_s=60, tries=2, pause_s=0.01, again_s=60)
@@ -106,9 +107,11 @@ class Odd(StateService):
         self.describes(manifest)
         return manifest
 
-    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[Any]:
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[Any, None]:
         await self.before_pieces(request)
-        async for chunk in super().Fetch(request, context):
+        async for chunk in super().pieces(request, peer):
             if (spoilt := self.sends(request, chunk)) is not None:
                 yield spoilt
 
@@ -540,8 +543,9 @@ def asking(**fields: Any) -> state_pb2.FetchRequest:
 async def two_at_once(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[PeerId, VirtualClock, pins.Pins]:
-    """A donor of many epochs that holds two of them still."""
-    monkeypatch.setattr(pins, "PINS", 2)
+    """A donor of many epochs that holds two of them still for strangers."""
+    monkeypatch.setattr(pins, "PINS", 4)
+    monkeypatch.setattr(pins, "OF_STRANGER", 9)
     clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 9)})
     donor = await swarm.donor("donor", held, clock=clock)
     return donor, clock, swarm.services[donor].pins
@@ -625,6 +629,39 @@ async def test_more_streams_than_one_joiner_may_open_are_refused(swarm: Swarm) -
     for call in calls:
         call.cancel()
     assert [name for name in names if name != "OK"] == ["RESOURCE_EXHAUSTED"]
+
+
+async def read_all(call: Any) -> None:
+    while isinstance(await call.read(), state_pb2.StateChunk):
+        pass
+
+
+async def test_who_does_not_read_holds_nothing(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "UNREAD_S", 0.5)
+    large = {"norm": torch.zeros(4 << 20)}
+    donor = await swarm.donor("donor", Held({3: large}))
+    stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
+    await stub.Describe(
+        state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3), timeout=5
+    )
+    (pin,) = swarm.services[donor].pins._pins.values()
+    call = stub.Fetch(asking(length=16 << 20))
+    assert isinstance(await call.read(), state_pb2.StateChunk)
+    await until(lambda: pin.readers == 0, 20)
+    with pytest.raises(grpc.aio.AioRpcError, match="not taken in time"):
+        await read_all(call)
+    assert same((await swarm.fetch([donor], shapes={"norm": (4 << 20,)})).tensors, large)
+
+
+async def test_who_was_not_told_of_a_snapshot_cannot_read_it(swarm: Swarm, good: PeerId) -> None:
+    await swarm.fetch([good])
+    other = swarm.net.transport("other")
+    await other.start()
+    stub = state_pb2_grpc.StateStub(await other.channel(good))
+    with pytest.raises(grpc.aio.AioRpcError, match="describe first"):
+        await stub.Fetch(asking(), timeout=5).read()
 
 
 HERE, THERE = "a" * 32, "b" * 32

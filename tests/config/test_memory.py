@@ -1,5 +1,6 @@
 """How much of a device a stage may take: what is there, what is free, what is left to others."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from node.app.assembly import split_between
-from node.app.capacity import check_memory, room_on, shares
+from node.app.capacity import check_memory, room_on, share_places, shares, stash_limit
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest
@@ -109,3 +110,23 @@ def test_stages_on_one_card_share_what_is_free(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert split_between(ours, DEMO) == {}, "each picks a card"
     assert split_between(config(tmp_path, device="cuda:0"), DEMO).keys() == split.keys()
+
+
+def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path: Path) -> None:
+    config_, stage = config(tmp_path), DEMO.pipeline.stages
+    window = config_.limits.in_flight
+    parameters = check_memory(config_, DEMO, stage, 0).table[0].nbytes
+
+    def places(spare: int) -> tuple[int, int]:
+        """Of a peer with so many bytes beyond the plan: places, and bytes of the stash."""
+        needed = check_memory(config_, DEMO, stage, 64 * GIB).needed
+        verdict = check_memory(config_, DEMO, stage, math.ceil((needed + spare) / 0.9))
+        found = share_places(config_, DEMO, stage, verdict)
+        return found, stash_limit(config_, DEMO, stage, verdict)
+
+    tight, stash = places(0)
+    assert 1 + 5 * stage // 6 <= tight - 1 <= 2 + 5 * stage // 6, "those that are under way"
+    assert places(GIB - stash) == (tight, GIB), "the stash comes first"
+    few, _ = places(GIB - stash + 2 * parameters + 1000)
+    assert few == tight + 2
+    assert places(32 * GIB) == (tight + window, GIB), "a window more"

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from node.app.export import exporter as export
 from node.app.export.exporter import Exporter, News, Progress
 from node.checkpoint import donors, pins
 from node.checkpoint.fetch import fetch
-from node.checkpoint.service import StateService
+from node.checkpoint.service import StateService, Unserved
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import StateKind
 from node.config import NodeConfig
@@ -80,11 +80,13 @@ class _Counted(StateService):
         super().__init__(transport, of, SETTINGS, files=files)
         self._of = of
 
-    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[Any]:
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[Any, None]:
         if self._of.serves is not None and self._of.sent >= self._of.serves:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            raise Unserved(grpc.StatusCode.UNAVAILABLE, "gone")
         self._of.sent += 1
-        async for chunk in super().Fetch(request, context):
+        async for chunk in super().pieces(request, peer):
             yield chunk
 
 

@@ -5,11 +5,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
 import node.inference.forward_router
-from benchmarks.lab.memory_net import MemoryNet
+from benchmarks.lab.memory_net import PEER_KEY, MemoryNet
 from node.app.operator_service import OperatorService
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
@@ -123,6 +124,25 @@ async def test_a_text_streams_back_with_the_peer_that_made_it(peers):
     pieces = [piece async for piece in stub.Generate(request, timeout=60)]
     assert pieces[-1].last
     assert not any(piece.by for piece in pieces)
+
+
+async def test_an_answer_that_is_not_read_leaves_its_place(peers, monkeypatch):
+    monkeypatch.setattr(forwarding, "UNREAD_S", 0.05)
+    service, seen = peers.services[A], []
+
+    class Context:
+        def invocation_metadata(self):
+            return ((PEER_KEY, ME),)
+
+        async def write(self, piece):
+            assert service._serving == {ME}
+            await asyncio.Event().wait()
+
+        async def abort(self, code, text):
+            seen.append((code, set(service._serving)))
+
+    await service.Generate(pb.GenerateRequest(prompt="a", max_tokens=5), Context())
+    assert seen == [(grpc.StatusCode.DEADLINE_EXCEEDED, set())], "it is free before the call ends"
 
 
 async def test_lost_or_busy_peers_are_passed_over(peers):

@@ -302,6 +302,67 @@ async def test_guests_leave_members_half_of_the_forward_only_work(swarm, plan):
     assert "early" in member, "there is room for it"
 
 
+@pytest.mark.parametrize(("way", "sender"), [("Forward", "s0a"), ("Backward", "s2a")])
+async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way, sender):
+    """Each is charged while it is read; the oldest of more gives way."""
+    s1a = swarm.pipelines["s1a"]
+    stub = PipelineStub(await swarm.net.transports[sender].channel("s1a"))
+    calls = []
+    for _ in range(5):
+        calls.append(getattr(stub, way)(timeout=60))
+        await calls[-1].write(pb.Frame(head=head(plan)))
+        await calls[-1].write(pb.Frame(chunk=bytes(1024)))
+        await until(lambda: s1a.stash.used == min(2, len(calls)) * s1a.cost(0), 10)
+    for call in calls[:3]:
+        assert [r.verdict async for r in call] == [pb.REFUSED]
+    for call in calls[3:]:
+        call.cancel()
+    await until(lambda: s1a.stash.used == 0, 10)
+    assert not swarm.net.transports["s1a"].faults
+
+
+async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan, monkeypatch):
+    s1a, key = swarm.pipelines["s1a"], Key(3, 0, 1)
+    swarm.net.mute(PeerId("s2a"))
+    swarm.net.mute(PeerId("s2b"))
+    running = asyncio.ensure_future(swarm.run(plan))
+    await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
+    inbound, aborted = Inbound(s1a, s1a.forward_requests.receive), []
+
+    class Context:
+        def invocation_metadata(self):
+            return ((PEER_KEY, "s2b"),)
+
+        async def write(self, frame):
+            await asyncio.Event().wait()
+
+        async def abort(self, code, reason):
+            aborted.append(code)
+
+    monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
+    wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
+    await inbound.Fetch(wanted, Context())
+    assert aborted == [grpc.StatusCode.DEADLINE_EXCEEDED]
+    assert not inbound._open
+    swarm.adopt(swarm.plan(1, epoch=4))
+    await running
+
+
+async def test_one_guest_leaves_half_to_other_guests(swarm, plan):
+    stash = swarm.pipelines["s1a"].stash
+    stash.limit = 8 * 2 * 2048
+    heads = {}
+    for guest in ("guest", "other"):
+        await swarm.net.transport(guest).start()
+        home = (0, guest)
+        heads[guest] = head(plan, journey=route(home, *HOPS[1:4], home), **EVALUATE)
+    await fill(swarm, "guest", heads["guest"], 1, stash.limit / 8)
+    ((verdict, _),) = await answers(swarm, "guest", "s1a", [pb.Frame(head=heads["guest"])])
+    assert verdict == pb.BUSY
+    ((_, other),) = await answers(swarm, "other", "s1a", [pb.Frame(head=heads["other"])])
+    assert "early" in other, "there is room for it"
+
+
 async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
     stash = swarm.pipelines["s1a"].stash
     stash.limit = 4 * 2 * 2048

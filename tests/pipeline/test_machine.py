@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Plan
+from node.core.journey import Hop, Plan, PlanMember
 from node.pipeline import events as ev
 from node.pipeline.events import Direction, Key, Say, Trouble
 from node.pipeline.machine import PipelineMachine
@@ -117,11 +117,85 @@ def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
     assert not machine.unsure()
 
 
+def claims_at_2(plan: Plan) -> list[ev.Claim]:
+    """Claims of every micro-batch at stage 2."""
+    return [ev.Claim(3, plan.hash, p.index, p.journey, 2) for p in plan.paths]
+
+
+def gradient(machine: PipelineMachine, claim: ev.Claim) -> ev.Action:
+    """What is done first about the gradient of a micro-batch."""
+    forwarded(machine, claim, "s1a")
+    came = ev.TensorReceived(Direction.BACKWARD, claim, PeerId("s3a"))
+    return machine.handle(came, 0.0)[1]
+
+
+def test_gradients_wait_for_a_place_until_an_earlier_share_is_named():
+    plan, machine = make_plan(4, 1), PipelineMachine(PeerId("s2a"), 99, places=2)
+    machine.handle(ev.AdoptPlan(plan), 0.0)
+    back, keys = Direction.BACKWARD, [claim.key for claim in claims_at_2(plan)]
+    done = [gradient(machine, claim) for claim in claims_at_2(plan)]
+    computes = [ev.Compute(key, back) for key in keys]
+    assert done == [*computes[:2], ev.Hold(keys[2]), ev.Hold(keys[3])]
+    play(
+        machine,
+        (ev.Computed(keys[0], back), ANYTHING),
+        (
+            ev.Counted(3, plan.hash, 0, ORIGIN),
+            [Say.TAKE, ev.Commit(keys[0]), computes[2]],
+        ),
+        (ev.Retry(keys[2], back), []),  # its wait was over before it had to end
+        # The last one has waited long enough. It goes on, and its share counts for nobody.
+        (ev.Retry(keys[3], back), [replace(computes[3], keep=False)]),
+        (
+            ev.Computed(keys[3], back),
+            [
+                ev.FreeGraph(keys[3]),
+                ev.Void(keys[3]),
+                ev.Send(keys[3], back, plan.paths[3].journey, 1),
+            ],
+        ),
+        (ev.Counted(3, plan.hash, 3, ORIGIN), [Say.TAKE]),
+    )
+
+
+def test_a_gradient_that_waits_past_its_deadline_is_given_up():
+    plan, machine = make_plan(2, 1), PipelineMachine(PeerId("s2a"), 99, places=1)
+    machine.handle(ev.AdoptPlan(plan), 0.0)
+    first, second = claims_at_2(plan)
+    gradient(machine, first)
+    assert gradient(machine, second) == ev.Hold(second.key)
+    assert machine.handle(ev.Expired(second.key), 9.0)[-1] == ev.Free(second.key)
+    assert machine.handle(ev.Expired(first.key), 9.0) == [], "it is being computed"
+
+
+def test_an_origin_that_names_nothing_takes_no_place_of_another():
+    other, plan = PeerId("s0b"), make_plan(12, 1)
+    paths = tuple(replace(p, origin=other) if p.index >= 9 else p for p in plan.paths)
+    members = (*plan.members, PlanMember(other, 0))
+    plan = replace(plan, paths=paths, members=members)
+    machine = PipelineMachine(PeerId("s2a"), 99, places=8)
+    machine.handle(ev.AdoptPlan(plan), 0.0)
+    done = [type(gradient(machine, claim)) for claim in claims_at_2(plan)]
+    # Of nine micro-batches in twelve, six places in eight.
+    assert done[:9] == [ev.Compute] * 6 + [ev.Hold] * 3
+    assert done[9:11] == [ev.Compute] * 2
+
+
+def test_a_gradient_without_its_activation_needs_room():
+    machine, plan = at("s2a")
+    (claim,) = claims_at_2(plan)
+    came = ev.Arrived(Direction.BACKWARD, claim, PeerId("s3a"), room=False)
+    play(machine, (came, [Say.BUSY]), (replace(came, room=True), [Say.TAKE]))
+    forwarded(machine, claim, "s1a")
+    play(machine, (came, [Say.TAKE]))  # its room is what its activation has
+
+
 def test_nothing_counts_after_the_close():
     machine, plan = at("s2a")
-    visited_backward(machine, plan)
+    key = visited_backward(machine, plan)
     named = ev.Counted(3, plan.hash, 0, ORIGIN)
-    play(machine, (ev.Close(3), []), (named, [Say.REFUSED]))
+    play(machine, (ev.Close(3), [ev.Void(key)]), (named, [Say.REFUSED]))
+    assert not machine.unsure()
 
 
 def test_the_origin_names_the_journey_that_came_home():

@@ -14,7 +14,7 @@ from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.pipeline import events as ev
 from node.pipeline.events import Direction, Key, Say, Trouble
-from node.pipeline.machine import PipelineMachine
+from node.pipeline.machine import PipelineMachine, Step
 from tests.pipeline.conftest import ORIGIN, STAGES, make_plan, stage_of
 
 PATIENCE = 12
@@ -37,6 +37,8 @@ class Chaos:
     """The device fails, half of the time with a result that is not finite."""
     expire: float = 0.0
     """A stash is full and gives up an entry."""
+    hold: float = 0.0
+    """A gradient waits in vain for a place for its share."""
 
 
 @dataclass
@@ -50,10 +52,14 @@ class World:
     """The receipt that gets lost, counted from 0; -1 for none."""
     chaos: Chaos = field(default_factory=Chaos)
     fewest: int = 99
+    places: int = 99
+    """Unnamed shares at one peer."""
     machines: dict[PeerId, PipelineMachine] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     cut: set[tuple[PeerId, PeerId]] = field(default_factory=set)
     todo: list[Callable[[], object]] = field(default_factory=list)
+    held_up: list[tuple[PeerId, str, Key]] = field(default_factory=list)
+    """Gradients that waited for a place."""
     attempts: Counter = field(default_factory=Counter)
     pauses: Counter = field(default_factory=Counter)
     streams: dict = field(default_factory=lambda: defaultdict(list))
@@ -76,7 +82,9 @@ class World:
 
     def __post_init__(self) -> None:
         for member in self.plan.members:
-            self.machines[member.peer] = PipelineMachine(member.peer, self.fewest)
+            self.machines[member.peer] = PipelineMachine(
+                member.peer, self.fewest, places=self.places
+            )
             if member.peer in self.late:
                 self.later(member.peer, ev.AdoptPlan(self.plan))
             else:
@@ -129,6 +137,8 @@ class World:
         self.seen[type(action).__name__] += 1
         match action:
             case ev.Compute(key, way):
+                if way is Direction.BACKWARD and key.position:
+                    self.check_places(me)
                 if key.position == 0 and way is Direction.FORWARD:
                     self.stash[me].add(key)
                     self.tensors[plan, me, key, way] = ()
@@ -148,6 +158,10 @@ class World:
                     self.later(me, ev.Drop(key.index, "late") if me == ORIGIN else ev.Expired(key))
                 else:
                     self.later(me, ev.Retry(key, way))
+            case ev.Hold(key):
+                self.held_up.append((me, plan, key))
+                if self.chance(self.chaos.hold):
+                    self.later(me, ev.Retry(key, Direction.BACKWARD))
             case ev.Send():
                 assert action.peer, "nobody is sent to"
                 path = next(p for p in self.plan.paths if p.index == action.key.index)
@@ -189,6 +203,19 @@ class World:
                 self.ended[plan, key.index].append("finished")
             case ev.Dropped(index, _):
                 self.ended[plan, index].append("dropped")
+
+    def check_places(self, me: PeerId) -> None:
+        """No more shares are made or wait to be named than there are places."""
+        machine = self.machines[me]
+        unnamed = [
+            key
+            for key, v in machine.visits.items()
+            if key.position
+            and v.backward.step is not Step.ABSENT
+            and v.forward.step >= Step.COMPUTED
+            and not v.committed
+        ]
+        assert len(set(unnamed) - machine._waiting.keys()) <= self.places
 
     def result(self, plan: str, peer: PeerId, key: Key, way: Direction) -> tuple[int, ...]:
         """What a visit makes of what it holds."""
@@ -376,6 +403,12 @@ class World:
             self.todo.append(self.begin_when_there)
 
     def step(self) -> bool:
+        if not self.todo and self.chaos.hold:
+            # Nothing else happens any more: what still waits for a place has waited long enough.
+            held_up, self.held_up = self.held_up, []
+            for peer, plan, key in held_up:
+                if self.plan_of(peer) == plan:
+                    self.later(peer, ev.Retry(key, Direction.BACKWARD))
         if not self.todo:
             return False
         self.now += 0.1
@@ -460,11 +493,17 @@ VICTIMS = [PeerId(f"s{s}{r}") for s in range(1, STAGES + 1) for r in "ab"]
 
 
 @settings(max_examples=180, deadline=None)
-@given(seeds, st.integers(1, 4), st.sampled_from([(1, 99), (2, 99), (3, 99), (2, 1), (2, 1)]))
-def test_without_faults_everything_counts_once_everywhere(seed, batches, swarm):
-    """Stashes that are soon full only delay."""
+@given(
+    seeds,
+    st.integers(1, 4),
+    st.sampled_from([(1, 99), (2, 99), (3, 99), (2, 1), (2, 1)]),
+    st.sampled_from([1, 2, 99]),
+)
+def test_without_faults_everything_counts_once_everywhere(seed, batches, swarm, places):
+    """Stashes and places for shares that are soon full only delay."""
     replicas, capacity = swarm
-    world = World(make_plan(batches, replicas), random.Random(seed), capacity=capacity)
+    plan = make_plan(batches, replicas)
+    world = World(plan, random.Random(seed), capacity=capacity, places=places)
     world.run()
     assert not any(world.stash.values())
     world.check(everything_finishes=True)
@@ -521,6 +560,7 @@ def at_random(seed: int) -> World:
         note=one_of(0.0, 0.0, 0.2),
         broken=one_of(0.0, 0.0, 0.03),
         expire=one_of(0.0, 0.0, 0.05),
+        hold=0.3,
     )
     peers = [m.peer for m in plan.members]
     late = frozenset(p for p in peers if p != ORIGIN and dice.random() < 0.2)
@@ -531,6 +571,7 @@ def at_random(seed: int) -> World:
         capacity=one_of(2, 99),
         chaos=chaos,
         late=late,  # pyright: ignore
+        places=random.Random(f"places {seed}").choice([1, 2, 99]),
     )
     fates: dict[int, Callable[[], None]] = {}
     for _ in range(dice.choice([0, 1, 2, 3])):
@@ -578,6 +619,7 @@ def test_under_all_faults_nothing_counts_twice(bunch):
                 "TellOrigin",
                 "FreeGradient",
                 "Later",
+                "Hold",
                 "TellCounted",
             )
         )

@@ -12,11 +12,13 @@ from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
-from node.pipeline.hops.base import Stash
+from node.pipeline.hops.base import PipelineBase, Stash
 from node.pipeline.hops.sender import AlreadyThere
 from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
+from node.wire.tensors import expected_head
 from protos import pipeline_pb2 as pb
+from protos.pipeline_pb2_grpc import PipelineStub
 from tests.pipeline.conftest import begun, dies_at
 from tests.transport.conftest import until
 
@@ -222,8 +224,8 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
 ):
     peaks, charge = defaultdict(int), Stash.charge
 
-    def charged(stash, nbytes):
-        charge(stash, nbytes)
+    def charged(stash, nbytes, origin=None):
+        charge(stash, nbytes, origin)
         peaks[stash] = max(peaks[stash], stash.used)
 
     monkeypatch.setattr(Stash, "charge", charged)
@@ -239,9 +241,79 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
     late.set_plan(plan)
     await running
     assert "hop-turned" not in swarm.ears["s0a"].events, "who is alone at a stage is waited for"
-    most = late.cost(0) if stash_bytes else late.stash.limit
+    one = late.cost(0) + late.shape.nbytes(4, 8)  # with its gradient
+    most = one if stash_bytes else late.stash.limit
     assert all(0 < peaks[swarm.pipelines[f"s{s}a"].stash] <= most for s in (1, 2, 3))
     await swarm.check(plan)
+
+
+def unnamed_bytes(pipeline):
+    """Of the shares that wait for their names, or are about to."""
+    shares = [work.share for work in pipeline.stash._entries.values() if work.share]
+    return sum(tensor.nbytes for share in shares for tensor in share.values())
+
+
+def watched(pipeline):
+    """The bytes of unnamed shares after everything that the pipeline carries out."""
+    seen, carry_out = [], pipeline.carry_out
+
+    def watch(actions):
+        carry_out(actions)
+        seen.append(unnamed_bytes(pipeline))
+
+    pipeline.carry_out = watch
+    return seen
+
+
+async def test_an_origin_that_names_nothing_holds_few_shares_and_loses_them(
+    make_swarm, monkeypatch
+):
+    monkeypatch.setattr("node.pipeline.service.ROOM_WAIT", 0.0)
+    swarm, plan = await begun(make_swarm().fill(replicas=1, places=2), 12)
+    swarm.pipelines["s0a"].sender.tell_counted = lambda index, peers: None
+    stages = [swarm.pipelines[f"s{s}a"] for s in (1, 2, 3)]
+    seen = [watched(pipeline) for pipeline in stages]
+    await swarm.run(plan, counted=True)
+    for pipeline, held in zip(stages, seen, strict=True):
+        parameters = sum(p.nbytes for p in pipeline.math.module.parameters())
+        assert held[-1] == 2 * parameters, "one for each place"
+        assert max(held) <= 3 * parameters, "and the one that the device is making"
+        assert await pipeline.take_gradients(3) == ({}, 0)
+        assert unnamed_bytes(pipeline) == 0, "given back before the round"
+
+
+async def test_a_single_place_for_shares_costs_no_honest_micro_batch(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1, places=1), 6)
+    await swarm.run(plan, counted=True)
+    await swarm.check(plan)
+    assert not any(ear.events for ear in swarm.ears.values())
+
+
+async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(
+    make_swarm, monkeypatch
+):
+    monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
+    s1a, channel = swarm.pipelines["s1a"], await swarm.net.transports["s0a"].channel("s1a")
+    swarm.net.mute(PeerId("s2a"))
+    journey = [pb.PathHop(stage=h.stage, peer=h.peer) for h in plan.paths[0].journey]
+    head = pb.FrameHead(
+        epoch=3,
+        plan_hash=plan.hash,
+        purpose=pb.TRAIN,
+        journey=journey,
+        position=1,
+        tensor=expected_head("", (4, 8, 16), "fp32"),
+        deadline_s=86_000.0,
+    )
+    call = PipelineStub(channel).Forward()
+    await call.write(pb.Frame(head=head))
+    await call.write(pb.Frame(chunk=bytes(2048)))
+    assert (await call.read()).verdict == pb.ACCEPTED
+    (work,) = s1a.stash._entries.values()
+    assert work.deadline - s1a.clock.now() <= 5 * s1a.hop_s, "of three hops and the way home"
+    await until(lambda: s1a.stash.used == 0, 10)
+    assert not s1a.machine.visits
 
 
 async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):

@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.core.ids import PeerId
 from node.pipeline.events import Key
 from node.pipeline.hops.base import Stash
 from node.pipeline.visit_buffers import VisitBuffers
@@ -27,6 +28,22 @@ def test_the_expired_are_named_oldest_first():
     for index, deadline in ((0, 9.0), (1, 2.0), (2, 1.0)):
         stash.put(Key(1, index, 1), work(deadline), 1)
     assert stash.expired(2.0) == [Key(1, 2, 1), Key(1, 1, 1)]
+
+
+def test_an_origin_beyond_its_part_leaves_half_to_the_others():
+    stash, greedy, other = Stash(100), PeerId("greedy"), PeerId("other")
+    stash.divide({greedy: 1, other: 3})
+    for index in range(6):
+        if stash.room(10, greedy):
+            stash.put(Key(1, index, 1), VisitBuffers(0.0, (1, 1, 1), greedy), 10)
+    assert stash.used == 50
+    assert all(stash.room(n, other) for n in (10, 50))
+    assert not stash.room(51, other)
+    stash.charge(50, other)
+    assert not stash.room(1, other)
+    stash.pop(Key(1, 0, 1))
+    assert not stash.room(10, greedy), "room that others may need"
+    assert stash.room(10, other)
 
 
 operations = st.lists(

@@ -2,15 +2,16 @@
 real transfers, no sleep."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
 import pytest
 import torch
 
-from node.checkpoint.service import StateService
+from node.checkpoint.service import StateService, Unserved
 from node.checkpoint.state import StateKind
+from node.core.ids import PeerId
 from node.core.journey import Version
 from protos import state_pb2
 from tests.training.conftest import same, shared
@@ -116,13 +117,13 @@ async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alo
 class DiesWhileGiving(StateService):
     """Gives the first bytes of optimizer state and is gone."""
 
-    async def Fetch(
-        self, request: state_pb2.FetchRequest, context: Any
-    ) -> AsyncIterator[state_pb2.StateChunk]:
-        async for chunk in super().Fetch(request, context):
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[state_pb2.StateChunk, None]:
+        async for chunk in super().pieces(request, peer):
             if StateKind.of(request.kind) is StateKind.OPTIMIZER and self.dies:
                 yield state_pb2.StateChunk(offset=chunk.offset, data=chunk.data[:4])
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+                raise Unserved(grpc.StatusCode.UNAVAILABLE, "gone")
             yield chunk
 
     dies = False

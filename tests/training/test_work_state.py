@@ -4,7 +4,7 @@ late state."""
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from node.checkpoint.fetch import Partial
-from node.checkpoint.service import StateService
+from node.checkpoint.service import StateService, Unserved
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault, Refused
+from node.core.ids import PeerId
 from node.core.journey import Version, lineage_after
 from node.core.samples import SampleClass
 from node.training.protocol.plan_context import makes
@@ -41,6 +42,14 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     assert past.tokens == last.tokens
     assert a.work.local_checkpoints.recall(Version(4, "f" * 32)) is None
     assert a.work.local_checkpoints.recall(Version(3, two.lineage)) is None
+
+
+async def test_members_of_a_plan_are_expected_before_its_round(rig: Any) -> None:
+    a, b, plan = await rig.trained("ab", 1)
+    last = await rig.begun((a, b), shared(a, b), plan)
+    planned = a.work.engines.cell._machine._plans[last.epoch]
+    assert planned.plan_hash == last.hash
+    assert planned.members == {m.peer for m in last.stage(1)} == {a.me, b.me}
 
 
 async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, alone: Any) -> None:
@@ -119,12 +128,12 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
 class Breaks(StateService):
     """Gives only its largest tensor whole."""
 
-    async def Fetch(
-        self, request: state_pb2.FetchRequest, context: Any
-    ) -> AsyncIterator[state_pb2.StateChunk]:
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[state_pb2.StateChunk, None]:
         if self.broken and request.name != "layers.0.a":
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
-        async for chunk in super().Fetch(request, context):
+            raise Unserved(grpc.StatusCode.UNAVAILABLE, "broken")
+        async for chunk in super().pieces(request, peer):
             self.given += len(chunk.data)
             yield chunk
 
@@ -152,13 +161,13 @@ async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: An
 class Waits(StateService):
     """Gives optimizer state only when it is let."""
 
-    async def Fetch(
-        self, request: state_pb2.FetchRequest, context: Any
-    ) -> AsyncIterator[state_pb2.StateChunk]:
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[state_pb2.StateChunk, None]:
         if StateKind.of(request.kind) is StateKind.OPTIMIZER:
             self.asked.set()
             await self.let.wait()
-        async for chunk in super().Fetch(request, context):
+        async for chunk in super().pieces(request, peer):
             yield chunk
 
     def __init__(self, *args: Any, **more: Any) -> None:

@@ -120,8 +120,32 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan is in force for ``epoch``: ``members`` may open exchanges for its rounds before the
+    round is open here."""
+
+    epoch: int
+    plan_hash: str
+    members: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class Knocked:
+    """A stream's first message has come. Only its size was checked, and its round was read."""
+
+    stream: int
+    peer: PeerId
+    round: RoundId
+    plan_hash: str
+
+    def unread(self) -> "Began":
+        """Return the stream as Began, without the group and the parts: they are not known yet."""
+        return Began(self.stream, self.peer, self.round, self.plan_hash, "", -1, "", 0, ())
+
+
+@dataclass(frozen=True, slots=True)
 class Began:
-    """A stream's head has come; nothing has been set aside for it. It is for one of our groups,
+    """A stream's head was read; nothing has been set aside for it. It is for one of our groups,
     which its peer calls ``digest``. No tokens: it only wants to be served."""
 
     stream: int
@@ -144,7 +168,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """The received bytes do not parse, or their values are not fit to be summed."""
+    """The head or the received bytes do not parse, or their values are not fit to be summed."""
 
     stream: int
     kind: Kind
@@ -195,6 +219,8 @@ class Voided:
 
 Event = (
     Opened
+    | Planned
+    | Knocked
     | Began
     | Uploaded
     | Spoiled
@@ -208,6 +234,13 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
+class ReadHead:
+    """Read the stream's head and say Began, or Spoiled where it does not parse."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Set memory aside for the stream's tensors and read them."""
 
@@ -216,8 +249,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The stream's round is open here and has nothing for it yet: be patient until the round's
-    deadline, and stop reading it."""
+    """The stream's round is open here, or planned, and has nothing for it yet: be patient until the
+    round's deadline, and stop reading it."""
 
     stream: int
 
@@ -259,4 +292,4 @@ class Fail:
     text: str
 
 
-Action = Read | Wait | Serve | EndStream | ReduceAndStep | Fail
+Action = ReadHead | Read | Wait | Serve | EndStream | ReduceAndStep | Fail

@@ -15,6 +15,10 @@ everything else:
 * the first fault of an attempt latches: until the next attempt opens, everybody who still waits is
   refused.
 
+A stream *knocks* first: its round is known then, and nothing else. Its head is read when its peer
+has a place in a round that is open here. Members of the plan in force may be ahead of our own
+round; whoever is ahead of the plan as well waits for a moment only, and only few may.
+
 Pure: no clock, no socket, no tensor.
 """
 
@@ -33,9 +37,12 @@ from node.averaging.exchange.events import (
     Fail,
     Forgot,
     Kind,
+    Knocked,
     Opened,
     PeerFoundDead,
+    Planned,
     Read,
+    ReadHead,
     ReduceAndStep,
     Serve,
     Spoiled,
@@ -50,10 +57,16 @@ from node.core.ids import PeerId, RoundId
 MOST_SERVED = 8
 """Times a peer is sent the same group in an attempt: once is enough, a lost connection makes it
 two, and more only costs our uplink."""
+MOST_OPEN = 4 * UNDER_WAY
+"""Unanswered streams of one peer. It opens ``UNDER_WAY`` at once; streams of an earlier attempt or
+of a broken connection may not have ended here yet."""
+PLANS_KEPT = 4
+"""Epochs of which the members are remembered."""
 
 
 class GroupPhase(Enum):
     HELD = "its round is not open here"
+    OPENING = "its head is to be read"
     QUEUED = "its group is not let in yet"
     READING = "its gradients are coming"
     WAITING = "wants its parts"
@@ -141,10 +154,11 @@ class EpochCounts:
 
 class RoundMachine:
     """``handle(event, now) -> actions``. ``held_per_peer`` and ``held_total`` bound the streams
-    that wait for a round."""
+    that wait for a round; a quarter of all may be of peers that no plan known here names."""
 
     def __init__(self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256) -> None:
         self._held_per_peer, self._held_total = held_per_peer, held_total
+        self._plans: dict[int, Planned] = {}
         self._epochs: dict[int, EpochCounts] = {}
         self._streams: dict[int, Stream] = {}
         self._floor = -1
@@ -155,6 +169,10 @@ class RoundMachine:
         match event:
             case Opened():
                 return self._opened(event, now)
+            case Planned():
+                return self._planned(event)
+            case Knocked():
+                return self._knocked(event)
             case Began():
                 return self._began(event, now)
             case Uploaded(stream):
@@ -182,7 +200,7 @@ class RoundMachine:
         actions: list[Action] = []
         for number, stream in self._of_epoch(opened.round.epoch):
             if stream.phase is GroupPhase.HELD and stream.began.round <= opened.round:
-                actions += self._judge(number, stream)
+                actions += self._admit(number, stream)
             elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
                 actions.append(
                     self._refuse(
@@ -193,6 +211,46 @@ class RoundMachine:
                 actions.append(self._put_off(number, stream))
         return [*actions, *self._serve_ready(epoch), *self._step_if_ready(epoch, now)]
 
+    def _planned(self, planned: Planned) -> list[Action]:
+        self._plans[planned.epoch] = planned
+        while len(self._plans) > PLANS_KEPT:
+            del self._plans[min(self._plans)]
+        actions: list[Action] = []
+        for number, stream in self._of_epoch(planned.epoch):
+            held = stream.phase is GroupPhase.HELD
+            if held and stream.began.plan_hash == planned.plan_hash:
+                actions += self._hold(number, stream)
+        return actions
+
+    def _knocked(self, knocked: Knocked) -> list[Action]:
+        stream = self._streams[knocked.stream] = Stream(knocked.unread())
+        peer = knocked.peer
+        if sum(s.live and s.began.peer == peer for s in self._streams.values()) > MOST_OPEN:
+            text = f"{MOST_OPEN} exchanges of this peer are under way here"
+            return [self._refuse(knocked.stream, Kind.BUSY, text)]
+        return self._admit(knocked.stream, stream)
+
+    def _admit(self, number: int, stream: Stream) -> list[Action]:
+        """Read the head of a stream that has a place in a round open here; hold a stream that may
+        get one, refuse any other."""
+        round_id, epoch = stream.began.round, self._epochs.get(stream.began.round.epoch)
+        if round_id.epoch <= self._floor:
+            return [self._refuse(number, Kind.FORGOTTEN, f"epoch {round_id.epoch} is over")]
+        if epoch is None or round_id > epoch.current.round:
+            return self._hold(number, stream)
+        opened = epoch.rounds.get(round_id)
+        if opened is None:
+            now_at = f"this peer is at attempt {epoch.current.round.attempt}"
+            return [self._refuse(number, Kind.SUPERSEDED, now_at)]
+        plan = stream.began.plan_hash
+        if plan != opened.plan_hash:
+            text = f"plan {plan[:12]!r} is not {opened.plan_hash[:12]!r}"
+            return [self._refuse(number, Kind.PLAN, text)]
+        if stream.began.peer not in opened.members:
+            return [self._refuse(number, Kind.STRANGER, "not in this round's view", 1.0)]
+        stream.phase = GroupPhase.OPENING
+        return [ReadHead(number)]
+
     def _began(self, began: Began, now: float) -> list[Action]:
         stream = self._streams[began.stream] = Stream(began)
         actions = self._judge(began.stream, stream)
@@ -200,17 +258,14 @@ class RoundMachine:
         return actions if epoch is None else actions + self._step_if_ready(epoch, now)
 
     def _judge(self, number: int, stream: Stream) -> list[Action]:
-        """Read, hold, serve or refuse a stream whose head is known."""
+        """Read, put off, serve or refuse a stream whose head is known."""
         began = stream.began
         if began.round.epoch <= self._floor:
             return [self._refuse(number, Kind.FORGOTTEN, f"epoch {began.round.epoch} is over")]
         epoch = self._epochs.get(began.round.epoch)
-        if epoch is None or began.round > epoch.current.round:
-            return self._hold(number, stream)
-        opened = epoch.rounds.get(began.round)
+        if epoch is None or (opened := epoch.rounds.get(began.round)) is None:
+            return [self._refuse(number, Kind.SUPERSEDED, "that round is not open here")]
         now_at = f"this peer is at attempt {epoch.current.round.attempt}"
-        if opened is None:
-            return [self._refuse(number, Kind.SUPERSEDED, now_at)]
         refusal = self._objection(number, began, opened)
         if refusal is not None:
             if refusal.weight and opened is epoch.current:
@@ -319,17 +374,36 @@ class RoundMachine:
         return Wait(number)
 
     def _hold(self, number: int, stream: Stream) -> list[Action]:
+        """Keep a stream whose round is not open here: a member of its plan until the round opens,
+        any other for a moment, in which the plan may come."""
+        peer, plan = stream.began.peer, self._plan_of(stream)
+        if plan is not None and peer not in plan:
+            return [self._refuse(number, Kind.STRANGER, "not in the plan of this round", 1.0)]
         held = [s for n, s in self._streams.items() if s.phase is GroupPhase.HELD and n != number]
+        strange = [s for s in held if not self._known(s.began.peer)]
         if (
             len(held) >= self._held_total
-            or sum(s.began.peer == stream.began.peer for s in held) >= self._held_per_peer
+            or sum(s.began.peer == peer for s in held) >= self._held_per_peer
+            or (not self._known(peer) and len(strange) >= max(1, self._held_total // 4))
         ):
-            return [
-                self._refuse(
-                    number, Kind.BUSY, "too many exchanges wait for rounds that are not open here"
-                )
-            ]
-        return []
+            text = "too many exchanges wait for rounds that are not open here"
+            return [self._refuse(number, Kind.BUSY, text)]
+        return [] if plan is None else [Wait(number)]
+
+    def _plan_of(self, stream: Stream) -> frozenset[PeerId] | None:
+        """Members of the plan that a stream names; None where that plan is not known here."""
+        number, plan_hash = stream.began.round.epoch, stream.began.plan_hash
+        planned = self._plans.get(number)
+        if planned is not None and planned.plan_hash == plan_hash:
+            return planned.members
+        epoch = self._epochs.get(number)
+        if epoch is not None and epoch.current.plan_hash == plan_hash:
+            return epoch.current.members
+        return None
+
+    def _known(self, peer: PeerId) -> bool:
+        """Return True if a plan known here has this peer as a member."""
+        return any(peer in plan.members for plan in self._plans.values())
 
     def _in_epoch(self, number: int) -> tuple[Stream, EpochCounts] | None:
         """The stream and its epoch; None where one of them is not known here."""
@@ -350,6 +424,8 @@ class RoundMachine:
             case Stream(began=began, phase=GroupPhase.READING), epoch:
                 epoch.barred.add(began.peer)  # its earlier contributions are fit, and stay
                 return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
+            case Stream(phase=GroupPhase.OPENING), _:
+                return [self._refuse(number, kind, text, 1.0)]
         return []
 
     def _ended(self, number: int, now: float) -> list[Action]:
@@ -358,7 +434,7 @@ class RoundMachine:
         if found is None:
             return []
         stream, epoch = found
-        if stream.phase in (GroupPhase.HELD, GroupPhase.SETTLED):
+        if stream.phase in (GroupPhase.HELD, GroupPhase.OPENING, GroupPhase.SETTLED):
             return []
         began = stream.began
         others = [
@@ -402,7 +478,8 @@ class RoundMachine:
                 continue
             of_epoch = self._of_epoch(opened.round.epoch)
             # Peers that have not begun a contribution by now are not waited for in later groups.
-            epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
+            begun = (*COMING, GroupPhase.OPENING)
+            epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in begun}
             if not state.given and not opened.may_hold:
                 return self._latch(epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
@@ -450,6 +527,7 @@ class RoundMachine:
             if s.live and s.began.round.epoch <= number
         ]
         self._epochs = {n: e for n, e in self._epochs.items() if n > number}
+        self._plans = {n: p for n, p in self._plans.items() if n > number}
         return actions
 
     def _voided(self, number: int) -> list[Action]:
@@ -462,6 +540,7 @@ class RoundMachine:
             if s.live and s.phase is not GroupPhase.HELD and s.began.round.epoch >= number
         ]
         self._epochs = {n: e for n, e in self._epochs.items() if n < number}
+        self._plans = {n: p for n, p in self._plans.items() if n < number}
         return actions
 
     def _serve_ready(self, epoch: EpochCounts) -> list[Action]:

@@ -3,13 +3,14 @@ others open.
 
 Contributions to a group are buffered whole, one per peer, summed only when the machine says so, and
 gone before the optimizer begins. A stream whose round is not open here, or whose group is not let
-in, is not read: HTTP/2 flow control holds its bytes at the sender.
+in, is not read: HTTP/2 flow control holds its bytes at the sender. Of its first message the round
+is read, and the head when the machine says so.
 """
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,9 +31,12 @@ from node.averaging.exchange.events import (
     Forgot,
     Group,
     Kind,
+    Knocked,
     Opened,
     PeerFoundDead,
+    Planned,
     Read,
+    ReadHead,
     ReduceAndStep,
     Serve,
     Spoiled,
@@ -55,13 +59,22 @@ from node.core.tasks import Tasks
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort
 from node.wire import bounds
+from node.wire.tensors import expected_head
 from protos import averaging_pb2
 
 HEAD_TIMEOUT_S = 10.0
 """A stream that has not said what it is by then is closed."""
 
 HEAD_LIMIT = 1 << 20
-"""Bytes of a head, which is kept as long as its stream: names and shapes of one group."""
+"""Bytes of the largest head of any stage. A head names parts of one group with their shapes; where
+the shapes of the stage are known, no head is larger than one that names all parts."""
+
+HEAD_SLACK = 1 << 10
+"""Bytes of a head beside its tensors, generously."""
+
+AHEAD_S = 5.0
+"""A stream that is ahead of the plan here waits so long for it, and so much longer as this process
+runs late: plans reach all members of a round at about the same time."""
 
 CHUNK = 1 << 21
 """Tensor bytes of a message. Each costs gRPC's asyncio stack some turns of the event loop: with 1
@@ -142,7 +155,9 @@ class ExchangeStream:
     """One open stream, how it began, and what the machine has ordered for it."""
 
     began: Began
-    heads: list
+    head: bytes
+    """The first message, until it is read."""
+    heads: list = field(default_factory=list)
     orders: asyncio.Queue[Read | Wait | Serve | EndStream] = field(default_factory=asyncio.Queue)
     reader: parcel.ParcelReader | None = None
     """The bytes received so far of a contribution that is still wanted, else None."""
@@ -154,7 +169,8 @@ class ExchangeServer:
 
     Adds the Averaging service to ``transport.server``, so make it before the transport starts.
     ``executor`` runs the step (None: a thread of the loop's own); ``on_error`` is told what a step
-    raised.
+    raised. ``shapes``: those of the stage's parts, where they are known: no head is larger than
+    one that names them all.
     """
 
     def __init__(
@@ -168,7 +184,9 @@ class ExchangeServer:
         chunk: int = CHUNK,
         on_error: Callable[[str, BaseException], None] | None = None,
         machine: RoundMachine | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
+        self._heads = HeadBounds.of(shapes)
         self._transport, self._settings, self._journal = transport, settings, journal
         self._executor, self._chunk, self._clock = executor, chunk, clock or SystemClock()
         self._tasks = Tasks("averaging", on_error)
@@ -235,6 +253,10 @@ class ExchangeServer:
         self._settle(request.round.epoch)
         return attempt
 
+    def planned(self, epoch: int, plan_hash: str, members: Collection[PeerId]) -> None:
+        """A plan is in force: exchanges of its members may come before our own round."""
+        self._feed(Planned(epoch, plan_hash, frozenset(members)))
+
     def gone(self, peer: PeerId) -> None:
         """This peer is dead: no round in progress waits for its contribution until the
         deadline."""
@@ -269,10 +291,14 @@ class ExchangeServer:
         except PeerFault as e:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(e))
             return
-        if (head := await _head(requests)) is None:
+        first = await _first(requests)
+        label = self._heads.label(first)
+        if label is None:
+            if first:
+                self._transport.fault(peer, "its first message is no head of this stage", 1.0)
             await context.write(_refusal(Kind.HEADS, "the first message is the head"))
         else:
-            await self._attend(peer, head, requests, context)
+            await self._attend(peer, first, label, requests, context)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 async for _ in requests:
@@ -281,14 +307,40 @@ class ExchangeServer:
     async def _attend(
         self,
         peer: PeerId,
-        head: averaging_pb2.ContributionHead,
+        first: bytes,
+        label: averaging_pb2.Label,
         requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        began = Began(
-            next(self._numbers),
-            peer,
-            RoundId(head.epoch, head.term, head.attempt),
+        number, round_id = next(self._numbers), RoundId(label.epoch, label.term, label.attempt)
+        knocked = Knocked(number, peer, round_id, label.plan_hash)
+        line = self._lines[number] = ExchangeStream(knocked.unread(), first)
+        try:
+            self._feed(knocked)
+            await self._converse(line, requests, context)
+            return
+        except TimeoutError:
+            pass
+        finally:
+            del self._lines[number]
+            self._feed(Ended(number))
+        # All that the stream held is given back: it may be late because nobody reads its answer.
+        await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
+
+    def _read_head(self, line: ExchangeStream) -> None:
+        """Read the head of a stream, and tell the machine."""
+        began, raw = line.began, line.head
+        line.head = b""
+        try:
+            head = bounds.parse(averaging_pb2.Contribution, raw).head
+        except DecodeError:
+            self._feed(Spoiled(began.stream, Kind.HEADS, "its head does not parse"))
+            return
+        line.heads = list(head.tensors)
+        line.began = Began(
+            began.stream,
+            began.peer,
+            began.round,
             head.plan_hash,
             head.ownership_hash,
             head.group,
@@ -296,15 +348,7 @@ class ExchangeServer:
             head.tokens,
             tuple(h.name for h in head.tensors),
         )
-        line = self._lines[began.stream] = ExchangeStream(began, list(head.tensors))
-        try:
-            self._feed(began)
-            await self._converse(line, requests, context)
-        except TimeoutError:
-            await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
-        finally:
-            del self._lines[began.stream]
-            self._feed(Ended(began.stream))
+        self._feed(line.began)
 
     async def _converse(
         self,
@@ -314,14 +358,14 @@ class ExchangeServer:
     ) -> None:
         """Do what the machine orders until the stream is answered. Raises TimeoutError when no
         order, or no byte, comes in time."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._settings.round_timeout_s) as patience:
+        loop, longest = asyncio.get_running_loop(), self._settings.round_timeout_s
+        ahead_s = AHEAD_S + self._transport.patience.slack(self._clock.now())
+        async with asyncio.timeout(min(ahead_s, longest)) as patience:
             while True:
                 order = await line.orders.get()
                 attempt = self._attempt(line.began.round)
                 patience.reschedule(
-                    loop.time()
-                    + (attempt.request.deadline_s if attempt else self._settings.round_timeout_s)
+                    loop.time() + (attempt.request.deadline_s if attempt else longest)
                 )
                 match order:
                     case Read():
@@ -431,6 +475,9 @@ class ExchangeServer:
     def _feed(self, event: Event) -> None:
         for action in self._machine.handle(event, self._clock.now()):
             match action:
+                case ReadHead():
+                    if (line := self._lines.get(action.stream)) is not None:
+                        self._read_head(line)
                 case Read() | Wait() | Serve() | EndStream():
                     if (line := self._lines.get(action.stream)) is not None:
                         line.orders.put_nowait(action)
@@ -580,17 +627,43 @@ def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
     return [Coded.of(gradients[n]) if up == "fp32" else Rounded(gradients[n], up) for n in names]
 
 
-async def _head(requests: AsyncIterator[bytes]) -> averaging_pb2.ContributionHead | None:
-    """The head a stream begins with, or None when something else comes, or nothing in time."""
-    with contextlib.suppress(TimeoutError, WireError):
+async def _first(requests: AsyncIterator[bytes]) -> bytes:
+    """The first message of a stream; empty when none comes in time."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HEAD_TIMEOUT_S):
-            first = await anext(requests, b"")
-            if len(first) > HEAD_LIMIT:
-                return None
-            message = bounds.parse(averaging_pb2.Contribution, first)
-            if message.WhichOneof("part") == "head":
-                return message.head
-    return None
+            return await anext(requests, b"")
+    return b""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBounds:
+    """The most that a head of this stage can have: ``nbytes`` in all, ``tensors`` that it names."""
+
+    nbytes: int = HEAD_LIMIT
+    tensors: int = HEAD_LIMIT
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Sequence[int]] | None) -> "HeadBounds":
+        """The bounds for a stage of these parts; None: those of any stage."""
+        if shapes is None:
+            return cls()
+        tensors = [expected_head(name, shape, "fp32") for name, shape in shapes.items()]
+        named = averaging_pb2.ContributionHead(tensors=tensors).ByteSize()
+        # In another format a part may announce some more bytes, which takes a digit or two.
+        return cls(min(HEAD_LIMIT, named + 2 * len(tensors) + HEAD_SLACK), len(tensors))
+
+    def label(self, first: bytes) -> averaging_pb2.Label | None:
+        """The round that a first message says it is of. None for a message that is no head, or
+        beyond these bounds."""
+        if len(first) > self.nbytes:
+            return None
+        try:
+            message = averaging_pb2.LabelledContribution.FromString(first)
+        except DecodeError:
+            return None
+        if message.WhichOneof("part") != "head" or len(message.head.tensors) > self.tensors:
+            return None
+        return message.head
 
 
 def _refusal(kind: Kind, text: str) -> bytes:

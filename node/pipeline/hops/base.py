@@ -3,13 +3,14 @@ share."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.core.journey import Path
 from node.core.tasks import Tasks
+from node.pipeline.accounts import Account
 from node.pipeline.device import DeviceThread
 from node.pipeline.events import Action, Answer, Direction, Event, Expired, Key, Say, TensorReceived
 from node.pipeline.frames import FrameReader, FrameShape, read_chunks
@@ -40,25 +41,44 @@ class Stash:
     """Activations kept for backward, bounded in bytes: what this peer keeps for micro-batches that
     are not finished.
 
-    ``limit`` is in bytes; ``on_room()`` is called when there is more room. A forward is charged
-    (:meth:`charge`) before its tensor is read, so that frames which are still arriving count too;
-    backward work and the origin's own micro-batches go in with :meth:`put` alone and are never
-    turned away. One micro-batch always fits into an empty stash, however small the limit, otherwise
-    a stage with a tiny limit would never finish anything.
+    ``limit`` is in bytes; ``on_room()`` is called when there is more room. Every byte is charged to
+    the origin of its micro-batch, and an origin that holds more than its part leaves half of the
+    stash to the others (:class:`~node.pipeline.accounts.Account`). A tensor is charged
+    (:meth:`charge`) before it is read, so that frames which are still arriving count too; gradients
+    of activations that are here and the origin's own micro-batches are never turned away. One
+    micro-batch always fits into an empty stash, however small the limit, otherwise a stage with a
+    tiny limit would never finish anything.
     """
 
     def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
-        self.limit, self.used, self._on_room = limit, 0, on_room
+        self._account, self._on_room = Account[PeerId](limit), on_room
         self._entries: dict[Key, VisitBuffers] = {}
 
-    def room(self, nbytes: int) -> bool:
-        """True when ``nbytes`` more may come in."""
-        return self.used == 0 or self.used + nbytes <= self.limit
+    @property
+    def limit(self) -> int:
+        return self._account.limit
 
-    def charge(self, nbytes: int) -> None:
+    @limit.setter
+    def limit(self, nbytes: int) -> None:
+        self._account.limit = nbytes
+
+    @property
+    def used(self) -> int:
+        """Bytes that are charged."""
+        return self._account.used
+
+    def divide(self, micro_batches: Mapping[PeerId, int]) -> None:
+        """Give every origin a part in proportion to its micro-batches in the plan."""
+        self._account.divide(micro_batches)
+
+    def room(self, nbytes: int, origin: PeerId | None = None) -> bool:
+        """True when ``nbytes`` more of ``origin`` may come in; None: of work without a plan."""
+        return self._account.room(origin, nbytes)
+
+    def charge(self, nbytes: int, origin: PeerId | None = None) -> None:
         """Reserve ``nbytes`` for a frame that starts to arrive, after :meth:`room` was asked; the
         negative amount when it is here, or will not come."""
-        self.used += nbytes
+        self._account.charge(origin, nbytes)
         if nbytes < 0:
             self._on_room()
 
@@ -66,14 +86,14 @@ class Stash:
         """Keep ``work`` until popped; after its deadline :meth:`expired` names it."""
         self.pop(key)
         self._entries[key], work.nbytes = work, nbytes
-        self.charge(nbytes)
+        self.charge(nbytes, work.origin)
 
     def recharge(self, key: Key, nbytes: int) -> None:
         """Correct the charge of an entry once its real size is known. Unknown keys are ignored: the
         entry was freed meanwhile."""
         work = self._entries.get(key)
         if work is not None:
-            self.charge(nbytes - work.nbytes)
+            self.charge(nbytes - work.nbytes, work.origin)
             work.nbytes = nbytes
 
     def get(self, key: Key) -> VisitBuffers | None:
@@ -83,8 +103,12 @@ class Stash:
         """Free an entry; None when it is not there."""
         work = self._entries.pop(key, None)
         if work is not None:
-            self.charge(-work.nbytes)
+            self.charge(-work.nbytes, work.origin)
         return work
+
+    def first_deadline(self) -> float | None:
+        """The earliest deadline of an entry; None where there is no entry."""
+        return min((work.deadline for work in self._entries.values()), default=None)
 
     def expired(self, now: float) -> list[Key]:
         """Entries whose micro-batch nobody waits for any more, oldest first."""
@@ -123,6 +147,7 @@ class PipelineBase(ABC):
         self._handled = asyncio.Event()
         self._plan_until = 0.0
         self._stretch = 1.0
+        self._sweeping: asyncio.TimerHandle | None = None
         self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
 
     @abstractmethod
@@ -159,10 +184,16 @@ class PipelineBase(ABC):
         if answer.say is Say.TAKE:
             work = self.stash.get(key)
             if work is None:
-                work = VisitBuffers(self.clock.now() + deadline_s, self.shape_of(key.index))
+                work = VisitBuffers(
+                    self.clock.now() + min(deadline_s, self._longest(key.index)),
+                    self.shape_of(key.index),
+                    origin=event.claim.journey[0].peer,
+                )
                 self.stash.put(key, work, self.cost(key.index))
+                self._sweep_later()
             if event.way is Direction.BACKWARD:
                 work.gradient = reader
+                self.stash.recharge(key, work.nbytes + reader.nbytes)
             else:
                 work.input = reader
                 if self.at_origin(key):  # the loss needs the targets of where it began
@@ -202,13 +233,33 @@ class PipelineBase(ABC):
         path = self.machine.paths.get(key.index)
         return path is not None and path.origin == self.me
 
-    def make_room(self, nbytes: int) -> bool:
-        """Whether the stash takes ``nbytes`` more; work past its deadline makes way."""
-        if self.stash.room(nbytes):
+    def make_room(self, nbytes: int, origin: PeerId | None = None) -> bool:
+        """Return True if the stash takes ``nbytes`` more of ``origin``; work past its deadline
+        makes way."""
+        if self.stash.room(nbytes, origin):
             return True
         for key in self.stash.expired(self.clock.now()):
             self.handle(Expired(key))
-        return self.stash.room(nbytes)
+        return self.stash.room(nbytes, origin)
+
+    def _longest(self, index: int) -> float:
+        """Seconds for which a micro-batch may be of use here, whatever its sender says: as long as
+        its origin gives it by the plan, and a hop's time more for differences between the clocks
+        and for the note that names its share."""
+        path = self.machine.paths.get(index)
+        return self.hop_s + (max(0.0, self.time_left(path)) if path is not None else 0.0)
+
+    def _sweep_later(self) -> None:
+        if self._sweeping is None and (first := self.stash.first_deadline()) is not None:
+            wait_s = self.hop_s + max(0.0, first - self.clock.now())
+            self._sweeping = asyncio.get_running_loop().call_later(wait_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Give up what nobody has asked for a hop's time after its deadline."""
+        self._sweeping = None
+        for key in self.stash.expired(self.clock.now() - self.hop_s):
+            self.handle(Expired(key))
+        self._sweep_later()
 
     async def read(
         self,

@@ -2,7 +2,8 @@
 is the service's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from node.pipeline.events import (
     Claim,
     Counted,
     Direction,
+    Key,
     Lost,
     Say,
     TensorReceived,
@@ -31,15 +33,20 @@ from protos.pipeline_pb2_grpc import PipelineServicer
 ROOM_WAIT = 0.25
 """Share of a hop's time that a patient frame may wait for room; the rest is for the tensor and the
 work."""
+AT_ONCE = 2
+"""Streams of one tensor between two peers: a sender has one, and a former one may not have ended
+here yet."""
 ForwardOnly = Callable[[Direction, PeerId, Incoming, Any], Awaitable[None]]
 """Takes a frame that belongs to no micro-batch of a plan."""
 
 
 class Inbound(PipelineServicer):
-    """Carries no state of its own."""
+    """Keeps nothing but the streams that are open."""
 
     def __init__(self, pipeline: PipelineBase, forward_only: ForwardOnly) -> None:
         self._pipeline, self._forward_only = pipeline, forward_only
+        self._open: dict[Hashable, list[asyncio.Timeout]] = {}
+        """Timeouts of the streams that carry a tensor, by tensor and peer, oldest first."""
 
     async def Forward(self, request_iterator: Any, context: Any) -> None:
         await self._receive(Direction.FORWARD, context)
@@ -76,14 +83,19 @@ class Inbound(PipelineServicer):
         waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
             shape, forward = pipeline.shape_of(claim.index), way is Direction.FORWARD
-            masked = pipeline.shape.masked and forward
-            charge = cost if forward and not pipeline.at_origin(claim.key) else 0
-            pipeline.stash.charge(charge)
+            masked, origin = pipeline.shape.masked and forward, claim.journey[0].peer
+            if pipeline.at_origin(claim.key):
+                charge = 0
+            elif claim.key in pipeline.machine.visits:  # a gradient alone, or what came twice
+                charge = pipeline.shape.nbytes(shape[0], shape[1])
+            else:
+                charge = cost
+            pipeline.stash.charge(charge, origin)
             try:
-                async with asyncio.timeout(pipeline.hop_s):
+                async with self._newest((claim.key, way, caller)):
                     reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
             finally:
-                pipeline.stash.charge(-charge)
+                pipeline.stash.charge(-charge, origin)
             answer, rest = self._look(way, caller, incoming, reader)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
@@ -99,6 +111,22 @@ class Inbound(PipelineServicer):
             case other:
                 verdict = {Say.SETTLED: pb.DONE, Say.BUSY: pb.BUSY}.get(other, pb.REFUSED)
                 await say(context, verdict, answer.reason)
+
+    @asynccontextmanager
+    async def _newest(self, what: Hashable) -> AsyncIterator[None]:
+        """Around the bytes of one tensor to or from one peer, within a hop's time; the oldest of
+        more than ``AT_ONCE`` streams of the same ends. Raises TimeoutError."""
+        async with asyncio.timeout(self._pipeline.hop_s) as until:
+            streams = self._open.setdefault(what, [])
+            streams.append(until)
+            if len(streams) > AT_ONCE and not streams[0].expired():
+                streams[0].reschedule(0.0)
+            try:
+                yield
+            finally:
+                streams.remove(until)
+                if not streams:
+                    self._open.pop(what, None)
 
     def _look(
         self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader
@@ -128,7 +156,8 @@ class Inbound(PipelineServicer):
             async with asyncio.timeout(pipeline.plan_wait_s) as patience:
                 while True:
                     changed, cost = pipeline.changed, pipeline.cost(claim.index)
-                    answer = pipeline.handle(Arrived(way, claim, caller, pipeline.make_room(cost)))
+                    room = pipeline.make_room(cost, claim.journey[0].peer)
+                    answer = pipeline.handle(Arrived(way, claim, caller, room))
                     if answer.say is Say.BUSY and incoming.head.patient:
                         patience.reschedule(until)
                     elif answer.say is not Say.AWAIT_PLAN:
@@ -151,30 +180,42 @@ class Inbound(PipelineServicer):
             tuple(request.skipped[: pipeline.shape.stages]),
         )
         answer, key = pipeline.handle(asked), asked.key
-        work = pipeline.stash.get(key)
-        output = None if work is None else work.output  # may be freed while it is sent
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
-        if answer.say is not Say.TAKE or work is None or output is None:
+        late = given = False
+        try:
+            given = answer.say is Say.TAKE and await self._give(key, request, caller, context)
+        except TimeoutError:
+            late = True
+        # Only now: the error held what was sent, and the call ends when its peer has read or is
+        # gone.
+        if late:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not read in time")
+        elif not given:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
-            return
-        for frame in frames(
-            Claim(
-                key.epoch,
-                request.plan_hash,
-                key.index,
-                tuple(pipeline.machine.visits[key].journey),
-                request.position,
-            ),
-            pb.TRAIN,
-            1.0,
-            work.shape,
-            output,
-            pipeline.shape,
-            work.document_ends,
-        ):
-            await context.write(frame)
+
+    async def _give(self, key: Key, request: pb.FetchInput, caller: PeerId, context: Any) -> bool:
+        """Send the output of a visit; False where it is not here any more. Raises TimeoutError for
+        a peer that does not read it within a hop's time."""
+        pipeline, work = self._pipeline, self._pipeline.stash.get(key)
+        output = None if work is None else work.output  # may be freed while it is sent
+        if work is None or output is None:
+            return False
+        claim = Claim(
+            key.epoch,
+            request.plan_hash,
+            key.index,
+            tuple(pipeline.machine.visits[key].journey),
+            request.position,
+        )
+        messages = frames(
+            claim, pb.TRAIN, 1.0, work.shape, output, pipeline.shape, work.document_ends
+        )
+        async with self._newest((key, caller)):
+            for frame in messages:
+                await context.write(frame)
         pipeline.transport.count(caller, sent=len(output), plane="pipeline")
+        return True
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
         caller = self._pipeline.transport.caller(context)
