@@ -39,3 +39,10 @@ def cell_name(text: Any) -> CellId:
     if type(text) is not str or not text or not is_cell(text):
         raise WireError(f"a cell's name is {CELL_DIGITS} hex digits")
     return CellId(text)
+
+
+def whole_number(text: str) -> int | None:
+    """A number of at most 18 decimal digits, ASCII alone; None for any other text. Unlike int(), it
+    takes no sign, space, underscore or digit of another script, and unlike isdigit() no "\u00b2",
+    which is no number to int()."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
