@@ -371,6 +371,9 @@ def join(
         with interrupts.raising():  # the prompt leaves the terminal as it was
             if not typer.confirm("Join this swarm?", err=True):
                 return ExitCode.REFUSED
+        # The user has seen which files are read, and agreed for this run.
+        agreed = dataclasses.replace(ours.places(manifest.run_id), for_all_runs=())
+        ours.keep_places(manifest.run_id, agreed)
     path = ours.remember(manifest, asked)
     _say(f"remembered in {path}")
     if no_start:
@@ -938,7 +941,9 @@ def swarm_init(
         made.check_continues(base)
     if model is not None:
         made = joining.with_weights(made, model)
-    places = dataclasses.replace(ours.places_of(base), **here)
+    places = ours.places_of(base)
+    of_all = tuple(setting for setting in places.for_all_runs if setting not in here)
+    places = dataclasses.replace(places, **{**here, "for_all_runs": of_all})
     if file is None:  # no words but this user's
         places = dataclasses.replace(places, own=True)
     corpus = None

@@ -426,11 +426,17 @@ class NodeConfig:
 
         hosts = kept.get("hosts")
         told = [h for h in hosts if isinstance(h, str)] if isinstance(hosts, list) else []
+        for_all_runs = [
+            name
+            for name in ("data", "tokenizer")
+            if getattr(self.node, name) and not self.sources.get(name, "").startswith("--")
+        ]
         return Places(
             found("data", self.node.data),
             found("tokenizer", self.node.tokenizer),
             found("weights", self.node.weights),
             self.node.data_hosts or tuple(told),
+            tuple(n for n in for_all_runs if found(n, getattr(self.node, n)) != kept.get(n)),
         )
 
     def places_of(self, manifest: Manifest) -> Places:
@@ -444,7 +450,8 @@ class NodeConfig:
 
     def keep_places(self, run_id: str, places: Places) -> None:
         """Remember them, so that the next start of this run needs no flag."""
-        said = dataclasses.replace(places, own=False)
+        of_all = dict.fromkeys(places.for_all_runs, "")
+        said = dataclasses.replace(places, own=False, for_all_runs=(), **of_all)
         if said != NO_PLACES:
             _note(self.swarm_dir(run_id) / "places.json", json.dumps(dataclasses.asdict(said)))
 

@@ -586,12 +586,13 @@ def check_demo(ours: NodeConfig, manifest: Manifest) -> None:
 def check_reading(ours: NodeConfig, manifest: Manifest) -> None:
     """Raises UsageFault where a peer without a person who is asked would read a file of this user
     that no hash proves, and that was named for all runs, not for this one."""
-    if ours.node.role in ("stage", "rendezvous") or ours.places_of(manifest).own:
+    places = ours.places_of(manifest)
+    if ours.node.role in ("stage", "rendezvous") or places.own:
         return
     for setting, name in unproven_files(manifest):
-        place = str(getattr(ours.node, setting))
-        source = ours.sources.get(setting, "")
-        if named_for_one_run(place) and not source.startswith("--"):
+        place = str(getattr(places, setting))
+        if named_for_one_run(place) and setting in places.for_all_runs:
+            source = ours.sources[setting]
             raise UsageFault(
                 f"this run asks for the {setting} {name} and names no hash of it, and  {setting} = "
                 f"{place}  is set ({source}):  --yes  does not agree to reading a file of yours",
@@ -614,7 +615,7 @@ def reading_lines(ours: NodeConfig, manifest: Manifest) -> list[str]:
     lines = list[str]()
     for setting, name, place in named:
         if place and (setting not in unproven or named_for_one_run(place)):
-            lines.append(f"{place}, which you named as the {setting}")
+            lines.append(f"{place}, which you set as the {setting}")
         elif setting not in unproven:
             lines.append(f"{name}, if a file there has the hash of the run's {setting}")
         elif places.own:

@@ -21,16 +21,13 @@ _SHARED_MEMORY = "/dev/shm"
 
 def data_file(name: str, sha256: str, places: Places) -> Path:
     """Path of the data that a manifest calls ``name``. Raises UsageFault as :func:`_located`."""
-    return _located(name, places.data, "data", "--data", proven=bool(sha256), own=places.own)
+    return _located(name, "data", places.data, places, proven=bool(sha256))
 
 
 def tokenizer_file(name: str, sha256: str, places: Places) -> Path:
     """Path of the tokenizer.json that a manifest calls ``name``. Raises UsageFault as
     :func:`_located`."""
-    own = places.own
-    return _located(
-        name, places.tokenizer, "tokenizer", "--tokenizer", proven=bool(sha256), own=own
-    )
+    return _located(name, "tokenizer", places.tokenizer, places, proven=bool(sha256))
 
 
 def directory(name: str, places: Places) -> Path | None:
@@ -57,25 +54,30 @@ def directory(name: str, places: Places) -> Path | None:
     return place / base
 
 
-def _located(name: str, place: str, what: str, flag: str, *, proven: bool, own: bool) -> Path:
+def _located(name: str, setting: str, place: str, places: Places, *, proven: bool) -> Path:
     """Path of the file that a manifest calls ``name`` and this user keeps at ``place``.
 
-    The user names a file by its path. A directory, and the path in a manifest, are a place to look
-    only: what is found there is read if its hash is in the manifest, or if the manifest is the
-    user's own. Raises UsageFault for every other file, and for a name that is none.
+    The user names a file for this run by its path. A directory, a file set for all runs, and the
+    path in a manifest are places to look only: what is found there is read if its hash is in the
+    manifest, or if the manifest is the user's own. Raises UsageFault for every other file, and for
+    a name that is none.
     """
-    if place and not os.path.isdir(place):
+    is_file = named_for_one_run(place)
+    if is_file and setting not in places.for_all_runs:
         return expanded(place)
     base = Path(name).name
-    refuse((not base or base == "..", f"{name!r} is no name of a file", f"name it by  {flag} PATH"))
-    path = expanded(place) / base if place else expanded(name)
+    step = f"name it by  --{setting} PATH"
+    refuse((not base or base == "..", f"{name!r} is no name of a file", step))
+    path = expanded(place or name)
+    if place and not is_file:
+        path /= base
     refuse(
         (
-            not (proven or own),
-            f"the manifest names the {what} {name} and no hash of it, so {path} is not opened: it "
-            "could be any file of yours",
-            f"if you want this run to read a file of yours, name it:  {flag} FILE ; a block stage "
-            "needs none",
+            not (proven or places.own),
+            f"the manifest names the {setting} {name} and no hash of it, so {path} is not opened: "
+            "it could be any file of yours",
+            f"if you want this run to read a file of yours, name it:  --{setting} FILE ; a block "
+            "stage needs none",
         )
     )
     return path

@@ -45,6 +45,8 @@ class Places:
     weights: str = ""
     hosts: tuple[str, ...] = ()
     """Addresses, networks and names outside the public Internet from which data may be fetched."""
+    for_all_runs: tuple[str, ...] = ()
+    """The fields of these places that are set for all runs of a peer, not named for this one."""
     own: bool = False
     """The key of this peer has signed the manifest: its paths are those of this user."""
 

@@ -67,7 +67,7 @@ def test_consent_says_what_is_read_and_what_leaves(home, ours, diary):
     proven = " ".join(reading_lines(ours, of(OWNER, sha256="a" * 64)))
     assert "~/passwords.txt, if a file there has the hash" in proven
     here = loaded(home, {"data": str(diary)})
-    assert f"{diary}, which you named as the data" in reading_lines(here, of(OWNER))[0]
+    assert f"{diary}, which you set as the data" in reading_lines(here, of(OWNER))[0]
     folder = loaded(home, {"data": str(diary.parent)})
     assert "no data" in reading_lines(folder, of(OWNER))[0]
     both = reading_lines(ours, of(OWNER, tokenizer="~/t.json", tokenizer_sha256="a" * 64))
@@ -120,3 +120,21 @@ def test_the_environment_is_for_all_runs_too(home, diary):
     ours = loaded(home, environment={"TUTTI_DATA": str(diary)})
     with pytest.raises(UsageFault, match="TUTTI_DATA"):
         joining.check_reading(ours, of(OWNER))
+    # A daemon that is started without a question reads it no more than one that is.
+    with pytest.raises(UsageFault, match="is not opened"):
+        joining.opened(ours, of(OWNER), ours.places_of(of(OWNER)))
+    flagged = loaded(home, {"data": str(diary)})
+    assert joining.opened(flagged, of(OWNER), flagged.places_of(of(OWNER)))[0].tokens == 900
+
+
+def test_what_a_person_agrees_to_is_named_for_this_run(join, home, diary, monkeypatch):
+    home.mkdir()
+    (home / "config.toml").write_text(f'data = "{diary}"\n')
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: True)
+    ours = NodeConfig.load({"home": home}, {})
+    ours.keep_places(of(OWNER).run_id, ours.places(of(OWNER).run_id))
+    assert ours.places(of(OWNER).run_id).for_all_runs == ("data",), "a start agrees to nothing"
+    join(of(OWNER)).good()
+    assert ours.places(of(OWNER).run_id).for_all_runs == ()
+    assert ours.places(of(OWNER, column="x").run_id).for_all_runs == ("data",)
