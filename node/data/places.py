@@ -12,8 +12,7 @@ from node.core.home import expanded
 from node.data.settings import Places
 
 _KERNEL = ("/proc", "/sys", "/dev")
-"""Directories whose files are interfaces of the kernel: to read one can block, or change
-something."""
+"""Directories of interfaces of the kernel: reading one can block, or change something."""
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of which a directory has one that the library ``datasets`` has saved."""
 _SHARED_MEMORY = "/dev/shm"
@@ -58,9 +57,9 @@ def _located(name: str, setting: str, place: str, places: Places, *, proven: boo
     """Path of the file that a manifest calls ``name`` and this user keeps at ``place``.
 
     The user names a file for this run by its path. A directory, a file set for all runs, and the
-    path in a manifest are places to look only: what is found there is read if its hash is in the
-    manifest, or if the manifest is the user's own. Raises UsageFault for every other file, and for
-    a name that is none.
+    path in a manifest are places to look only: a file there is read if its hash is in the manifest,
+    or if the manifest is the user's own. Raises UsageFault for every other file, and for a name
+    without a last part.
     """
     is_file = named_for_one_run(place)
     if is_file and setting not in places.for_all_runs:

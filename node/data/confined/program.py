@@ -89,8 +89,7 @@ def _exactly(size: int) -> bytes:
 
 
 class Source:
-    """The file of a call, of which the parent gives what is asked for; for libraries that want a
-    file."""
+    """The file of a call, for libraries that want a file: each read asks the parent for bytes."""
 
     closed = False
     mode = "rb"

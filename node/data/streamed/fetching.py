@@ -102,7 +102,8 @@ def host_entry(url: str) -> tuple[str, ...]:
 
 
 class _Paced(httpcore2.NetworkStream):
-    """A connection whose answers must come at :data:`SLOWEST`, their heads included."""
+    """A connection that is given up when its answers, heads included, are slower than
+    :data:`SLOWEST`."""
 
     def __init__(self, inner: httpcore2.NetworkStream) -> None:
         self._inner = inner
