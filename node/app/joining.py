@@ -43,7 +43,7 @@ from node.core.errors import (
 from node.core.ids import ENDS, PeerId, RunId, short
 from node.core.numbers import human
 from node.core.version import PROTOCOLS
-from node.data.places import named_for_one_run
+from node.data.places import directory, named_for_one_run
 from node.data.settings import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
@@ -607,17 +607,21 @@ def reading_lines(ours: NodeConfig, manifest: Manifest) -> list[str]:
     d = manifest.data
     places = ours.places_of(manifest)
     unproven = dict(unproven_files(manifest))
+    kind, _, name = d.source.partition(":")
     named = list[tuple[str, str, str]]()
-    if d.source.startswith(("file:", "hf:")) and (d.source.startswith("file:") or places.data):
-        named.append(("data", d.source.partition(":")[2], places.data))
+    lines = list[str]()
+    if kind == "hf" and (saved := directory(name.partition(":")[0], places)) is not None:
+        lines.append(f"{saved}, the data set that you named")
+    if kind == "file":
+        named.append(("data", name, places.data))
     if d.tokenizer != "bytes":
         named.append(("tokenizer", d.tokenizer, places.tokenizer))
-    lines = list[str]()
     for setting, name, place in named:
-        if place and (setting not in unproven or named_for_one_run(place)):
+        if named_for_one_run(place):
             lines.append(f"{place}, which you set as the {setting}")
         elif setting not in unproven:
-            lines.append(f"{name}, if a file there has the hash of the run's {setting}")
+            where = f" in {place}" if place else ""
+            lines.append(f"{name}{where}, if a file there has the hash of the run's {setting}")
         elif places.own:
             lines.append(f"{name}, the {setting} in your own manifest")
         else:

@@ -30,27 +30,18 @@ def tokenizer_file(name: str, sha256: str, places: Places) -> Path:
 
 
 def directory(name: str, places: Places) -> Path | None:
-    """The directory of a data set that a manifest calls ``name``, as the library saves it; None
-    where the name is one of the Hub. Raises UsageFault for a directory in a place for all runs that
-    the user has not named for this one, unless the manifest is the user's own."""
-    if not places.data:
-        own = expanded(name) if places.own else None
-        return own if own is not None and own.is_dir() else None
-    place = expanded(places.data)
-    if any((place / mark).is_file() for mark in _SAVED):
-        return place
-    base = Path(name).name
-    if not base or base == ".." or not (place / base).is_dir():
-        return None
-    refuse(
-        (
-            not places.own,
-            f"the manifest names the data set {name}, and {place / base} is not opened: it could "
-            "be any data set of yours",
-            f"if you want this run to read it, name it:  --data {place / base}",
-        )
-    )
-    return place / base
+    """The directory of a data set that a manifest calls ``name``, as the library ``datasets`` saves
+    it: the one that the user named for this run, or one of the user's own manifest. None where the
+    name is one of the Hub."""
+    if places.data:
+        place = expanded(places.data)
+        named = places.own or "data" not in places.for_all_runs
+        if named and any((place / mark).is_file() for mark in _SAVED):
+            return place
+        inside = place / Path(name).name
+        return inside if places.own and inside.is_dir() else None
+    own = expanded(name) if places.own else None
+    return own if own is not None and own.is_dir() else None
 
 
 def _located(name: str, setting: str, place: str, places: Places, *, proven: bool) -> Path:

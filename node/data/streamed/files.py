@@ -20,6 +20,7 @@ import httpx2
 from node.core.errors import NetworkFault, OutOfResources, UsageFault, refuse
 from node.core.numbers import whole_number
 from node.data.confined.process import Pool, explained
+from node.data.places import open_regular
 from node.data.readers import check_installed
 from node.data.streamed.fetching import asked
 
@@ -249,12 +250,13 @@ class Files:
 
     def _compare(self, shard: Shard, path: Path) -> None:
         """Raises UsageFault for a file that is not what the list says of a shard."""
-        try:
-            with open(path, "rb") as file:
+        step = "check  --data PATH"
+        with open_regular(path, step) as file:
+            try:
                 digest = self._digest(file) if shard.sha256 else ""
                 size = os.fstat(file.fileno()).st_size
-        except OSError as e:
-            raise UsageFault(f"cannot read {path}: {e.strerror}", "check  --data PATH") from e
+            except OSError as e:
+                raise UsageFault(f"cannot read {path}: {e.strerror}", step) from e
         if size != shard.size or digest != shard.sha256:
             raise _other(shard, f"{size} bytes, sha256 {digest[:16]}…")
 

@@ -42,7 +42,8 @@ _RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
 def is_streamed(source: str, places: Places = NO_PLACES) -> bool:
     """Return True for a source that is read in pieces. Of a file the manifest's word counts: all
-    peers must read it in the same way. Raises as :func:`directory`."""
+    peers must read it in the same way. Raises UsageFault for the home of an
+    unknown user."""
     kind, _, name = source.partition(":")
     if kind == "hf":
         return directory(name.partition(":")[0], places) is None
