@@ -61,6 +61,8 @@ def more_time(cpu_s: int) -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(time.process_time()) + cpu_s
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 

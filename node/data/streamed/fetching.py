@@ -20,9 +20,8 @@ from urllib.parse import urlsplit
 import httpcore2
 import httpx2
 
-from node.core.addresses import Scope, scope
+from node.core.addresses import Scope, join_host, scope
 from node.core.errors import NetworkFault, UsageFault, refuse
-from node.transport.addresses import join_host
 
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 """Seconds without a byte after which a server is held to be gone."""
