@@ -147,6 +147,15 @@ Data = Annotated[
         "--data", metavar="PATH", help="Where the run's data is here: a file, or its directory."
     ),
 ]
+DataHosts = Annotated[
+    list[str] | None,
+    Option(
+        "--data-host",
+        metavar="HOST",
+        help="A host of this machine or the LAN from which the run's data may be fetched; "
+        "repeatable.",
+    ),
+]
 TokenizerPath = Annotated[
     str | None,
     Option(
@@ -219,6 +228,7 @@ def start(
     force_tunnel: ForceTunnel = None,
     join: Joins = None,
     data: Data = None,
+    data_host: DataHosts = None,
     tokenizer: TokenizerPath = None,
     weights: WeightsPath = None,
     metrics_port: MetricsPort = None,
@@ -243,6 +253,7 @@ def start(
         force_tunnel=force_tunnel,
         local_devices=local_devices,
         data=data,
+        data_hosts=data_host,
         tokenizer=tokenizer,
         weights=weights,
         max_up=max_up,
@@ -299,6 +310,7 @@ def join(
     announce: Announce = None,
     force_tunnel: ForceTunnel = None,
     data: Data = None,
+    data_host: DataHosts = None,
     tokenizer: TokenizerPath = None,
     weights: WeightsPath = None,
     metrics_port: MetricsPort = None,
@@ -323,6 +335,7 @@ def join(
         force_tunnel=force_tunnel,
         local_devices=local_devices,
         data=data,
+        data_hosts=data_host,
         tokenizer=tokenizer,
         weights=weights,
         max_up=max_up,
@@ -348,7 +361,9 @@ def join(
     manifest, asked = joining.look(ours, invite)
     joining.check(ours, asked)
     _say("\n".join(joining.sheet(ours, manifest, signed=True, verbose=verbose)))
-    if not yes:
+    if yes:
+        joining.check_reading(ours, manifest)
+    else:
         if not sys.stdin.isatty():
             raise UsageFault(
                 "joining needs your consent", "look at the above and repeat with  --yes"
@@ -356,6 +371,9 @@ def join(
         with interrupts.raising():  # the prompt leaves the terminal as it was
             if not typer.confirm("Join this swarm?", err=True):
                 return ExitCode.REFUSED
+        # The user has seen which files are read, and agreed for this run.
+        agreed = dataclasses.replace(ours.places(manifest.run_id), for_all_runs=())
+        ours.keep_places(manifest.run_id, agreed)
     path = ours.remember(manifest, asked)
     _say(f"remembered in {path}")
     if no_start:
@@ -403,8 +421,11 @@ def demo(
     from node.manifest import read_manifest
 
     chosen = read_manifest(manifest) if manifest else None
+    from node.app import joining
     from node.app.demo import DemoOptions, run, spread
 
+    if chosen:
+        joining.check_demo(_config({}), chosen)
     if chosen and chosen.model.weights:
         raise UsageFault(
             f"{manifest} begins from a model, which the homes of the demo do not have",
@@ -880,7 +901,8 @@ def swarm_init(
         )
     changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
     changes |= _assignments(settings)
-    model, here = None, dict[str, str]()
+    model: Path | None = None
+    here = dict[str, Any]()
     if source is not None and os.path.isdir(source):
         if shape:
             raise UsageFault("--from DIR and --shape", "give one: the directory says the shape")
@@ -919,7 +941,11 @@ def swarm_init(
         made.check_continues(base)
     if model is not None:
         made = joining.with_weights(made, model)
-    places = dataclasses.replace(ours.places(base.run_id), **here)
+    places = ours.places_of(base)
+    of_all = tuple(setting for setting in places.for_all_runs if setting not in here)
+    places = dataclasses.replace(places, **{**here, "for_all_runs": of_all})
+    if file is None:  # no words but this user's
+        places = dataclasses.replace(places, own=True)
     corpus = None
     if not no_open:
         made, corpus = joining.with_hashes(ours, made, places)
@@ -961,6 +987,7 @@ def swarm_validate(
         ),
     ] = None,
     data: Data = None,
+    data_host: DataHosts = None,
     tokenizer: TokenizerPath = None,
     no_open: NoOpen = False,
     as_json: Json = False,
@@ -970,13 +997,13 @@ def swarm_validate(
     from node.app import joining
     from node.manifest import left_out, read_manifest
 
-    ours = _config(dict(data=data, tokenizer=tokenizer))
+    ours = _config(dict(data=data, data_hosts=data_host, tokenizer=tokenizer))
     file = file or _usual_manifest(ours)
     manifest = read_manifest(file)
     signed = manifest.signature is not None
     if signed:
         manifest.verify(me=joining.who(ours))
-    corpus = None if no_open else joining.opened(ours, manifest, ours.places(manifest.run_id))[0]
+    corpus = None if no_open else joining.opened(ours, manifest, ours.places_of(manifest))[0]
     if as_json:
         document = {"valid": True, "signed": signed, "run_id": manifest.run_id}
         _json(document | joining.content_document(manifest, corpus))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from node.checkpoint.settings import CheckpointSettings
-from node.core.errors import Refused, TooNew, UsageFault, writing
+from node.core.errors import LocalFault, Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
 from node.core.ids import is_cell
 from node.core.interrupts import held
@@ -34,9 +34,10 @@ from node.core.tables import (
     show,
     unknown,
 )
-from node.data.settings import AS_NAMED, Places
+from node.data.settings import NO_PLACES, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
+from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest, toml_entry
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
@@ -177,6 +178,10 @@ class NodeSettings:
     data: str = ""
     """Where this peer keeps the data of the run: the file, or a directory that holds it; empty:
     where it was found last, else the path in the manifest."""
+    data_hosts: tuple[str, ...] = ()
+    """Hosts of this machine or the LAN from which a run's data may be fetched: names, addresses,
+    networks ("nas.lan", "10.0.0.7:8000", "10.0.0.0/8"). Public ones always may; of a run of your
+    own the host in its manifest may."""
     data_disk: int = 8 << 30
     """Most bytes of a stream of data to keep on this disk."""
     tokenizer: str = ""
@@ -404,22 +409,51 @@ class NodeConfig:
         _note(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses))
 
     def places(self, run_id: str) -> Places:
-        """Where the files of a run are: as set, else where they were found last if something is
-        still there."""
-        kept: dict[str, str] = {}
+        """Where the files of a run are: as the user has set it here, else as the user set it at an
+        earlier start of that run, if something is still there."""
+        kept: dict[str, Any] = {}
         with contextlib.suppress(ValueError, TypeError, RecursionError):
-            found = json.loads(_kept(self.swarm_dir(run_id) / "places.json"))
-            kept = {
-                k: v for k, v in dict(found).items() if isinstance(v, str) and os.path.exists(v)
-            }
-        here = {f.name: getattr(self.node, f.name) for f in dataclasses.fields(Places)}
-        set_here = {k: os.path.abspath(os.path.expanduser(v)) for k, v in here.items() if v}
-        return Places(**{k: set_here.get(k) or kept.get(k, "") for k in here})
+            kept = dict(json.loads(_kept(self.swarm_dir(run_id) / "places.json")))
+
+        def found(name: str, here: str) -> str:
+            if here:
+                return os.path.abspath(os.path.expanduser(here))
+            before = kept.get(name)
+            with contextlib.suppress(ValueError):  # a zero byte
+                if isinstance(before, str) and os.path.exists(before):
+                    return before
+            return ""
+
+        hosts = kept.get("hosts")
+        told = [h for h in hosts if isinstance(h, str)] if isinstance(hosts, list) else []
+        for_all_runs = [
+            name
+            for name in ("data", "tokenizer")
+            if getattr(self.node, name) and not self.sources.get(name, "").startswith("--")
+        ]
+        return Places(
+            found("data", self.node.data),
+            found("tokenizer", self.node.tokenizer),
+            found("weights", self.node.weights),
+            self.node.data_hosts or tuple(told),
+            tuple(n for n in for_all_runs if found(n, getattr(self.node, n)) != kept.get(n)),
+        )
+
+    def places_of(self, manifest: Manifest) -> Places:
+        """As :meth:`places`, and whether the manifest is of this user: signed by the key of this
+        home."""
+        own = False
+        with contextlib.suppress(LocalFault):  # no key here, or no signature, or another's
+            manifest.verify(expected_owner=Identity.load(self.identity_path).peer_id)
+            own = True
+        return dataclasses.replace(self.places(manifest.run_id), own=own)
 
     def keep_places(self, run_id: str, places: Places) -> None:
         """Remember them, so that the next start of this run needs no flag."""
-        if places != AS_NAMED:
-            _note(self.swarm_dir(run_id) / "places.json", json.dumps(dataclasses.asdict(places)))
+        of_all = dict.fromkeys(places.for_all_runs, "")
+        said = dataclasses.replace(places, own=False, for_all_runs=(), **of_all)
+        if said != NO_PLACES:
+            _note(self.swarm_dir(run_id) / "places.json", json.dumps(dataclasses.asdict(said)))
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""

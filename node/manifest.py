@@ -86,6 +86,7 @@ LATER = (
     "optimizer.parameters",
     "data.document_mask",
     "model.positions",
+    "data.sizes",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -98,6 +99,8 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
+_PRINTED = r"[^\x00-\x1f\x7f-\x9f]"
+"""A character that is no control character: text of a manifest goes to terminals."""
 _SHARE = FieldRule(0.0, 1.0)
 _SEED = FieldRule(0, 2**63 - 1)
 MANIFEST_RULES: dict[str, FieldRule] = {
@@ -192,14 +195,15 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "optimizer.schedule": FieldRule(choices=SCHEDULES),
     "optimizer.floor": _SHARE,
     "data.source": FieldRule(
-        pattern=r"builtin:pydoc|file:.+|hf:.+|https?://.+|synthetic:[0-9]{1,18}",
-        says="builtin:pydoc, file:NAME, hf:NAME, http(s)://… or synthetic:SEED",
+        pattern=f"builtin:pydoc|synthetic:[0-9]{{1,18}}|(file:|hf:|https?://){_PRINTED}{{1,4096}}",
+        says="builtin:pydoc, file:NAME, hf:NAME, http(s)://… or synthetic:SEED, without control "
+        "characters",
     ),
     "data.windows": FieldRule(0, 1 << 20),
-    "data.column": FieldRule(pattern=r".{1,256}", says="the name of a field"),
+    "data.column": FieldRule(pattern=_PRINTED + "{1,256}", says="the name of a field"),
     "data.sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.tokenizer": FieldRule(
-        pattern=r".{1,4096}", says='"bytes" or the name of a tokenizer.json'
+        pattern=_PRINTED + "{1,4096}", says='"bytes" or the name of a tokenizer.json'
     ),
     "data.tokenizer_sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.seed": _SEED,
@@ -346,6 +350,11 @@ class Manifest:
                 f"{self.outer.window_s:g}",
                 'take "fp32", or one cell (outer.window_s = 0): what cells differ by is less than '
                 "bf16 can say",
+            ),
+            (
+                not all(0 <= size < 1 << 48 for size in d.sizes),
+                "data.sizes",
+                "must be bytes of shards, 0 or more",
             ),
             (
                 d.tokenizer == "bytes" and d.tokenizer_sha256,

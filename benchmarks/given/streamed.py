@@ -23,7 +23,8 @@ from benchmarks.lab.books import COMMITTED, Books
 from benchmarks.lab.fleet import REPOSITORY, Box
 from benchmarks.lab.ledger import ledger
 from benchmarks.report import Report
-from node.data.settings import AS_NAMED, DataSettings
+from node.data.readers import file_sha256
+from node.data.settings import OWN_MANIFEST, DataSettings
 from node.data.sources import open_source
 from node.data.streamed.documents import documents_of
 from node.data.streamed.stream import Stream
@@ -35,7 +36,7 @@ CAP = 200_000_000
 VOCAB, SEQ_LEN, MICRO_BATCH = 4096, 512, 4
 FIRST_S, COLUMNS, TIMED, TRIES = 5.0, 8, 32, 3
 DOWN_S, BETWEEN_S, AFTER = 8.0, 12.0, 10
-SETTINGS = ("checkpoint.every=5", f"data_disk={CAP}")
+SETTINGS = ("checkpoint.every=5", f"data_disk={CAP}", "data_hosts=127.0.0.0/8")
 SHAPE = {"model.vocab": VOCAB, "model.seq_len": SEQ_LEN, "pipeline.micro_batch": MICRO_BATCH}
 
 
@@ -108,7 +109,7 @@ def train(report: Report, root: Path, server: "Server", words: Path) -> None:
     box.root.mkdir()
     given = {f"data.{key}": value for key, value in (
         ("source", server.source), ("sha256", found.sha256), ("windows", windows),
-        ("tokenizer", str(words)), ("holdout", 0.001),
+        ("tokenizer", str(words)), ("tokenizer_sha256", file_sha256(words)), ("holdout", 0.001),
     )}  # fmt: skip
     more = {"training.epochs": 100_000, "training.min_replicas": 1}
     peers = box.swarm((2, 1, 1), **SHAPE, **given, **more)
@@ -160,7 +161,7 @@ def train(report: Report, root: Path, server: "Server", words: Path) -> None:
 
 
 def opened(settings: DataSettings, home: Path) -> tuple[Stream, Tokenizer]:
-    found, tokenizer = open_source(settings, SEQ_LEN, VOCAB, home, AS_NAMED, CAP)
+    found, tokenizer = open_source(settings, SEQ_LEN, VOCAB, home, OWN_MANIFEST, CAP)
     assert isinstance(found, Stream)
     return found, tokenizer
 

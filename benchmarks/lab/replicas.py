@@ -32,7 +32,7 @@ from node.averaging.strategies.strategy import (
     Strategy,
 )
 from node.data.order import SampleOrder
-from node.data.settings import DataSettings
+from node.data.settings import OWN_MANIFEST, DataSettings
 from node.data.sources import Ids, open_data
 from node.model.settings import ModelSettings
 from node.model.stages import Rope, rotate
@@ -101,7 +101,7 @@ class Text:
 
     def __init__(self, task: Task, home: Path, source: str = DataSettings().source) -> None:
         data = DataSettings(source=source)
-        corpus = open_data(data, task.model.seq_len, task.model.vocab, home)[0]
+        corpus = open_data(data, task.model.seq_len, task.model.vocab, home, OWN_MANIFEST)[0]
         self._task, self._train, self._order = (
             task,
             corpus.train,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.reference.unsplit import Unsplit
 from node.data.order import SampleOrder, Sampler
+from node.data.settings import OWN_MANIFEST
 from node.data.sources import open_data
 from node.manifest import Manifest
 from node.model.device import Device
@@ -50,7 +51,7 @@ class Reference:
         device: Device = CPU,
     ) -> None:
         m, p, t = manifest.model, manifest.pipeline, manifest.training
-        corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home)
+        corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home, OWN_MANIFEST)
         self.manifest = manifest
         parameters = manifest.optimizer.parameters
         self.model = Unsplit(m).to(dtype_of(parameters))

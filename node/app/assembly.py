@@ -599,7 +599,7 @@ def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None
     """A reader of the weights in the directory where this peer keeps the model, or of the stage
     that it fetched; None where there is neither. Raises UsageFault for a directory that is named
     now and not there."""
-    m, places = manifest.model, config.places(manifest.run_id)
+    m, places = manifest.model, config.places_of(manifest)
     where = Path(places.weights or config.base_dir(manifest.run_id, stage))
     if not m.weights or not (config.node.weights or where.is_dir()):
         return None
@@ -635,7 +635,7 @@ def _begin(
 
 
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:
-    m, places, size = manifest.model, config.places(manifest.run_id), manifest.pipeline.micro_batch
+    m, places, size = manifest.model, config.places_of(manifest), manifest.pipeline.micro_batch
     found, tokenizer = open_source(
         manifest.data, m.seq_len, m.vocab, config.home, places, config.node.data_disk
     )

@@ -461,7 +461,7 @@ def data(ours: NodeConfig) -> list[DoctorCheck]:
     if ours.node.role in ("stage", "rendezvous") or (ours.stage or ENDS) != ENDS:
         return [passed("data", "a block stage needs none")]
     try:
-        found, _ = opened(ours, manifest, ours.places(manifest.run_id))
+        found, _ = opened(ours, manifest, ours.places_of(manifest))
     except LocalFault as e:
         needed = ours.node.role == "ends" or _founded(ours, manifest)
         return [fault("data", e.what, e.next_step, warning=not needed)]

@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -42,6 +43,7 @@ from node.core.errors import (
 from node.core.ids import ENDS, PeerId, RunId, short
 from node.core.numbers import human
 from node.core.version import PROTOCOLS
+from node.data.places import directory, named_for_one_run
 from node.data.settings import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
@@ -186,17 +188,23 @@ def _invite_of(ours: NodeConfig, manifest: Manifest) -> Invite | None:
         return None
 
 
-def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of a manifest for what the owner of a new run names on the command line, and fields of
     :class:`Places` for where that lies here.
 
     A file goes into the manifest by its name: its path is nobody else's business.
     """
-    fields, places = dict[str, Any](), dict[str, str]()
+    fields = dict[str, Any]()
+    places = dict[str, Any]()
     if data is not None:
         kind, _, rest = data.partition(":")
         fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
         fields["data.windows"] = 0
+        fields["data.sizes"] = ()
+        if kind in ("http", "https"):
+            from node.data.streamed.fetching import host_entry  # takes its time to load
+
+            places["hosts"] = host_entry(data)
         if kind not in ("builtin", "hf", "http", "https", "synthetic"):
             path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
             fields["data.source"], places["data"] = f"file:{path.name}", str(path)
@@ -286,6 +294,7 @@ def with_hashes(
     Raises what :func:`open_source` raises.
     """
     from node.data.sources import streams
+    from node.data.streamed.shards import MOST_ASKED
     from node.data.streamed.stream import Stream
 
     fresh = streams(manifest.data, places) and not manifest.data.windows
@@ -295,7 +304,10 @@ def with_hashes(
     hashes: dict[str, Any] = {"data.sha256": corpus.sha256}
     if isinstance(corpus, Stream):
         hashes["data.source"] = corpus.listing.source
-        hashes |= {"data.windows": corpus.measured()} if fresh else {}
+        if fresh:
+            hashes["data.windows"] = corpus.measured()
+        if len(corpus.listing.sizes) > MOST_ASKED:
+            hashes["data.sizes"] = corpus.listing.sizes
     if manifest.data.tokenizer != "bytes":
         hashes["data.tokenizer_sha256"] = tokenizer.digest
     return amended(manifest, hashes), corpus
@@ -547,6 +559,85 @@ def invite_text(
     return Invite(manifest.run_id, manifest.swarm.owner, addresses, token).encode()
 
 
+def unproven_files(manifest: Manifest) -> list[tuple[str, str]]:
+    """The files that a manifest names without a hash, each as the setting that says where it is
+    ("data", "tokenizer") and the manifest's name of it."""
+    d = manifest.data
+    found = list[tuple[str, str]]()
+    if d.source.startswith("file:") and not d.sha256:
+        found.append(("data", d.source.removeprefix("file:")))
+    if d.tokenizer != "bytes" and not d.tokenizer_sha256:
+        found.append(("tokenizer", d.tokenizer))
+    return found
+
+
+def check_demo(ours: NodeConfig, manifest: Manifest) -> None:
+    """Raises UsageFault for a manifest of somebody else that names files without a hash: the demo
+    signs it again, as if its paths were this user's own words."""
+    if not ours.places_of(manifest).own:
+        for setting, name in unproven_files(manifest):
+            raise UsageFault(
+                f"the manifest names the {setting} {name} and no hash of it, so it is not opened: "
+                "it could be any file of yours",
+                f"make a manifest of your own:  tutti swarm init --{setting} FILE",
+            )
+
+
+def check_reading(ours: NodeConfig, manifest: Manifest) -> None:
+    """Raises UsageFault where a peer without a person who is asked would read a file of this user
+    that no hash proves, and that was named for all runs, not for this one."""
+    places = ours.places_of(manifest)
+    if ours.node.role in ("stage", "rendezvous") or places.own:
+        return
+    for setting, name in unproven_files(manifest):
+        place = str(getattr(places, setting))
+        if named_for_one_run(place) and setting in places.for_all_runs:
+            source = ours.sources[setting]
+            raise UsageFault(
+                f"this run asks for the {setting} {name} and names no hash of it, and  {setting} = "
+                f"{place}  is set ({source}):  --yes  does not agree to reading a file of yours",
+                f"name it for this run:  --{setting} {shlex.quote(place)} ; or repeat without  "
+                "--yes ; or take a block stage:  --role stage",
+            )
+
+
+def reading_lines(ours: NodeConfig, manifest: Manifest) -> list[str]:
+    """Describe which files of this machine a peer that hosts the ends reads, and what of them
+    leaves it."""
+    d = manifest.data
+    places = ours.places_of(manifest)
+    unproven = dict(unproven_files(manifest))
+    kind, _, name = d.source.partition(":")
+    named = list[tuple[str, str, str]]()
+    lines = list[str]()
+    if kind == "hf" and (saved := directory(name.partition(":")[0], places)) is not None:
+        lines.append(f"{saved}, the data set that you named")
+    if kind == "file":
+        named.append(("data", name, places.data))
+    if d.tokenizer != "bytes":
+        named.append(("tokenizer", d.tokenizer, places.tokenizer))
+    for setting, name, place in named:
+        if named_for_one_run(place):
+            lines.append(f"{place}, which you set as the {setting}")
+        elif setting not in unproven:
+            where = f" in {place}" if place else ""
+            lines.append(f"{name}{where}, if a file there has the hash of the run's {setting}")
+        elif places.own:
+            lines.append(f"{name}, the {setting} in your own manifest")
+        else:
+            lines.append(
+                f"no {setting}: the manifest names no hash of {name}; a peer at the ends needs  "
+                f"--{setting} FILE  from you"
+            )
+    if not lines:
+        return ["no file of yours"]
+    return [
+        *lines,
+        "text that is read here leaves as activations, from which peers of stage 1 can tell it; "
+        "hosts of block stages read none",
+    ]
+
+
 def sheet(
     ours: NodeConfig, manifest: Manifest, *, signed: bool, verbose: bool = False
 ) -> list[str]:
@@ -567,6 +658,7 @@ def sheet(
         f"{manifest.averaging.wire}",
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, "
         f"{manifest.optimizer.name}",
+        reads=reading_lines(ours, manifest),
         fetched_from=_host(manifest.data.source),
         memory=planned_memory(ours, manifest, verbose),
         traffic=traffic_lines(manifest),

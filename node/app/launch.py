@@ -41,7 +41,7 @@ PATIENCE_S = 85.0
 for at most :data:`node.app.peer.KEEP_S`."""
 OWN_PORTS = {"transport.p2p_port": 0, "transport.grpc_port": 0, "transport.announce": ""}
 """Settings that daemons on one machine cannot share, whatever their environment says."""
-NOT_HANDED_ON = ("swarm", "data", "tokenizer", "weights", "admission")
+NOT_HANDED_ON = ("swarm", "data", "data_hosts", "tokenizer", "weights", "admission")
 """Settings of a parent that are none of its children's."""
 
 

@@ -32,7 +32,7 @@ class RunFiles:
         except OSError:
             pass  # never fetched, or gone
         try:
-            return open_tokenizer(data, self._config.places(self._manifest.run_id)).to_json()
+            return open_tokenizer(data, self._config.places_of(self._manifest)).to_json()
         except LocalFault:
             return None
 

@@ -653,6 +653,7 @@ def consent_lines(
     cut: str,
     work: str,
     fetched_from: str,
+    reads: Sequence[str] = (),
     memory: Sequence[str] = (),
     traffic: Sequence[str] = (),
     width: int = 80,
@@ -672,6 +673,7 @@ def consent_lines(
         _plain("data", clean(data)),
         _plain("pipeline", clean(cut)),
         _plain("work", clean(work)),
+        *(_plain("" if i else "reads", clean(text, 500)) for i, text in enumerate(reads)),
         _plain("code", "none is downloaded: this tutti trains, the swarm only sends numbers"),
         *(_plain("traffic" if i == 0 else "", text) for i, text in enumerate(traffic)),
         _plain(

@@ -39,3 +39,8 @@ def scope(host: str) -> Scope:
     # The library calls 100.64.0.0/10 neither private nor global, and documentation ranges, where no
     # packet finds its way, private.
     return Scope.PUBLIC if address.is_global else Scope.PRIVATE
+
+
+def join_host(host: str, port: int) -> str:
+    """ "host:port", with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -68,3 +68,10 @@ def short_text(text: Any, most: int) -> str:
     if type(text) is not str or len(text) > most:
         raise WireError(f"expected a text of at most {most} characters")
     return text
+
+
+def whole_number(text: str) -> int | None:
+    """A number of at most 18 decimal digits, ASCII alone; None for any other text. Unlike int(), it
+    takes no sign, space, underscore or digit of another script, and unlike isdigit() no "\u00b2",
+    which is no number to int()."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None

@@ -3,21 +3,28 @@ memory."""
 
 import hashlib
 import importlib
+import importlib.util
 import json
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from node.core.errors import LocalFault, NetworkFault, UsageFault, refuse
-from node.core.home import expanded
+from node.core.errors import NetworkFault, UsageFault, refuse
+from node.data.confined.process import Pool, Read, explained
+from node.data.places import open_regular
 from node.data.token_file import TokenFile
 
 PIECE = 1 << 22
 """Bytes read at once."""
-BUFFER, ROWS = 1 << 20, 256
-"""Bytes of parquet that are read, and rows that are decoded, at once."""
+LONGEST = 64 << 20
+"""Bytes of one document, at most."""
+MOST_NOTE = 1 << 16
+"""Bytes of the note beside an array of token ids."""
 
 _GET = "name the file with  --data PATH ; who owns the run has it, and a block stage needs none"
 
@@ -31,12 +38,11 @@ def pydoc() -> bytes:
 
 def file_sha256(path: Path) -> str:
     """Hex sha256 of a file. Raises UsageFault when it cannot be read."""
-    try:
-        with open(path, "rb") as file:
+    with open_regular(path, _GET) as file:
+        try:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError) as e:  # a name with a zero byte is a ValueError
-        why = e.strerror if isinstance(e, OSError) else e
-        raise UsageFault(f"cannot read {path}: {why}", _GET) from e
+        except OSError as e:
+            raise UsageFault(f"cannot read {path}: {e.strerror}", _GET) from e
 
 
 def documents_sha256(documents: Iterable[bytes]) -> str:
@@ -83,19 +89,47 @@ def text_pieces(path: Path) -> Iterator[bytes]:
 
 def jsonl(path: Path) -> Iterator[bytes]:
     """The field "text" of each line. Raises UsageFault, with the line number, for a line without
-    one."""
+    one, and for a line longer than :data:`LONGEST`."""
+    first = 1
+    with closing(Pool()) as parsers:
+        for batch in _line_batches(path):
+            for found in json_lines(parsers, batch, "text", str(path)):
+                if isinstance(found, int):
+                    raise UsageFault(
+                        f'{path}, line {first + found}: not a JSON object with a string "text"',
+                        'write {"text": "…"} on every line',
+                    )
+                yield found
+            first += batch.count(b"\n")
+
+
+def json_lines(parsers: Pool, raw: bytes, column: str, name: str) -> Iterator[bytes | int]:
+    """Of each line that is not blank the string ``column`` of its JSON object, or the line's number
+    from 0 where it is no such object. Raises UsageFault for lines of ``name`` that take too much
+    memory."""
+    parts = parsers.call({"op": "lines", "column": column}, raw)
+    for found in explained(parts, f"cannot read lines of {name}", "write shorter lines"):
+        yield found[1:] if found.startswith(b"+") else int(found[1:])
+
+
+def _line_batches(path: Path) -> Iterator[bytes]:
+    """Whole lines of a file, :data:`PIECE` bytes or more of them at once."""
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)["text"]
-                yield text.encode("utf-8", errors="replace")
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-                raise UsageFault(
-                    f'{path}, line {number}: not a JSON object with a string "text"',
-                    'write {"text": "…"} on every line',
-                ) from e
+        batch = bytearray()
+        while line := file.readline(LONGEST + 1):
+            refuse(
+                (
+                    len(line) > LONGEST,
+                    f"{path} has a line of more than {LONGEST} bytes",
+                    'write {"text": "…"} on every line, a document each',
+                )
+            )
+            batch += line
+            if len(batch) >= PIECE:
+                yield bytes(batch)
+                batch.clear()
+        if batch:
+            yield bytes(batch)
 
 
 def library(name: str, what: str) -> Any:
@@ -104,84 +138,67 @@ def library(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise UsageFault(
-            f"{what} needs {name}, which is not installed", 'pip install "tutti[data]"'
-        ) from e
+        raise _not_installed(name, what) from e
+
+
+def check_installed(name: str, what: str) -> None:
+    """Raises UsageFault without this module, which says that ``what`` needs it; imports nothing."""
+    try:
+        found = importlib.util.find_spec(name)
+    except ValueError:  # an entry of sys.modules without a specification
+        found = None
+    if found is None:
+        raise _not_installed(name, what)
+
+
+def _not_installed(name: str, what: str) -> UsageFault:
+    return UsageFault(f"{what} needs {name}, which is not installed", 'pip install "tutti[data]"')
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a parquet file: those from ``start`` / ``parts`` of all to ``stop`` / ``parts``."""
+
+    start: int = 0
+    stop: int = 1
+    parts: int = 1
+
+
+ALL_ROWS = Rows()
+
+
+def parquet_file(path: Path) -> Iterator[bytes]:
+    """The strings of the column "text" of a file of this disk, as UTF-8; nulls are left out. Raises
+    as :func:`parquet`."""
+    with open(path, "rb") as file, closing(Pool()) as parsers:
+
+        def read(start: int, size: int) -> bytes:
+            return os.pread(file.fileno(), size, start)
+
+        size = os.fstat(file.fileno()).st_size
+        yield from parquet(parsers, read, size, str(path), strict=True)
 
 
 def parquet(
-    source: Any,
+    parsers: Pool,
+    read: Read,
+    size: int,
     name: str,
     column: str = "text",
-    start: int = 0,
-    stop: int = 1,
-    size: int = 1,
-    strict: bool = True,
+    *,
+    rows: Rows = ALL_ROWS,
+    strict: bool,
 ) -> Iterator[bytes]:
-    """The strings of a column, as UTF-8, in the rows from ``start`` / ``size`` of all to ``stop`` /
-    ``size``; nulls are left out. ``source``: a path, or an open file called ``name``. Not
-    ``strict``: strings that are no UTF-8 are taken as they are.
+    """The strings of a column, as UTF-8; nulls are left out. ``read`` gives bytes of the file,
+    which has ``size``. Not ``strict``: strings that are no UTF-8 are taken as they are.
 
-    Raises UsageFault without pyarrow, for another kind of file and for a column that is not there
-    or holds no text; and the fault of ours with which reading ``source`` fails.
+    Raises UsageFault without pyarrow, for another kind of file, for a column that is not there or
+    holds no text, and for a file that takes too much memory or time; and what ``read`` raises.
     """
-    pq = library("pyarrow.parquet", "reading parquet")
-    pyarrow = library("pyarrow", "reading parquet")
-    try:
-        # A buffer: pages are decoded one after the other, however large a row group is.
-        with pq.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER) as file:
-            meta, schema = file.metadata, file.schema_arrow
-            _check_column(pyarrow.types, schema, name, column)
-            first, last = (at * meta.num_rows // size for at in (start, stop))
-            seen = 0
-            for group in range(meta.num_row_groups):
-                begin, seen = seen, seen + meta.row_group(group).num_rows
-                if first < seen and begin < last:
-                    for rows in file.iter_batches(ROWS, [group], [column], use_threads=False):
-                        if strict:
-                            rows.validate(full=True)
-                        yield from _texts(pyarrow, rows.column(0), first - begin, last - begin)
-                        begin += len(rows)
-                        if begin >= last:
-                            break
-    except (pyarrow.ArrowException, OSError) as e:
-        raise _cause(e) or UsageFault(
-            f"cannot read {name}: {e}", "check that it is a parquet file"
-        ) from e
-
-
-def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
-    # Of several columns of one name, which pyarrow does not find by it, the first.
-    kind = schema.field(schema.names.index(column)).type if column in schema.names else None
-    kind = kind.value_type if kind and types.is_dictionary(kind) else kind
-    text = (types.is_string, types.is_large_string, types.is_string_view)
-    refuse(
-        (
-            kind is None,
-            f"{name} has no column {column!r}",
-            f"it has {', '.join(schema.names[:8])}; of a stream  data.column  names one",
-        ),
-        (
-            kind is not None and not any(is_text(kind) for is_text in text),
-            f"{name} holds {kind} in {column!r}, not text",
-            "name a column of strings; of a stream by  data.column",
-        ),
-    )
-
-
-def _texts(pyarrow: Any, rows: Any, first: int, last: int) -> Iterator[bytes]:
-    """Rows ``first`` to ``last`` of those given, as bytes: strings may be no UTF-8."""
-    begin = max(0, first)
-    found = rows.slice(begin, max(0, last - begin)).cast(pyarrow.large_string())
-    return (text for text in found.cast(pyarrow.large_binary()).to_pylist() if text is not None)
-
-
-def _cause(e: BaseException) -> LocalFault | None:
-    """The fault of ours that a library has wrapped."""
-    found: BaseException | None = e
-    while found is not None and not isinstance(found, LocalFault):
-        found = found.__cause__ or found.__context__
-    return found
+    check_installed("pyarrow", "reading parquet")
+    head = {"op": "parquet", "name": name, "size": size, "column": column, "strict": strict}
+    found = parsers.call(head | asdict(rows), read=read)
+    yield from explained(found, f"cannot read {name}", "check that it is a parquet file")
 
 
 def note_beside(path: Path) -> Path:
@@ -200,7 +217,8 @@ def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
     side = note_beside(path)
     if side.is_file():
         try:
-            note = json.loads(side.read_bytes())
+            with open_regular(side, _GET) as file:
+                note = json.loads(file.read(MOST_NOTE))
             vocab = note.get("vocab", vocab)
         except (OSError, ValueError, AttributeError, RecursionError) as e:
             raise UsageFault(
@@ -229,19 +247,20 @@ def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
     return ids, vocab
 
 
-def hub(name: str) -> tuple[Any, str]:
-    """(dataset, column) for NAME[:SPLIT[:COLUMN]]; NAME is a directory written by ``save_to_disk``,
-    or a name on the Hub.
+def hub(name: str, saved: bool) -> tuple[Any, str]:
+    """(dataset, column) for NAME[:SPLIT[:COLUMN]]; NAME is a directory written by ``save_to_disk``
+    if ``saved``, else a name on the Hub.
 
     Raises UsageFault without the extra, or for a name, split or column that is not there;
     NetworkFault when the Hub cannot be reached.
     """
     datasets = library("datasets", "hf:")
     where, split, column = (*name.split(":", 2), "", "")[:3]
-    split, column = split or "train", column or "text"
+    split = split or "train"
+    column = column or "text"
     try:
-        if (saved := expanded(where)).is_dir():
-            found = datasets.load_from_disk(str(saved))
+        if saved:
+            found = datasets.load_from_disk(where)
             if isinstance(found, datasets.DatasetDict):
                 found = found[split]
         else:
@@ -250,7 +269,7 @@ def hub(name: str) -> tuple[Any, str]:
         raise NetworkFault(
             f"cannot download {where}: {e}", "check the network, or give a directory saved to disk"
         ) from e
-    except (OSError, ValueError, KeyError) as e:
+    except Exception as e:  # whatever the library meets in files of others
         raise UsageFault(
             f"cannot open the data set {where!r}, split {split!r}: {e}",
             "check hf:NAME[:SPLIT[:COLUMN]]",

@@ -1,9 +1,7 @@
-"""What is learned from, which is part of the manifest; and where this peer keeps the files that a
-manifest names. A manifest names content; a path is each peer's own."""
+"""Settings of the data: the manifest's, and what the user of this peer allows it to read and fetch.
+A manifest names content; a path is each peer's own."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -20,6 +18,8 @@ class DataSettings:
     who opens it; empty: not compared."""
     windows: int = 0
     """Samples that a stream takes from each piece of 1 MiB, as stored; found by ``swarm init``."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of each shard of a web server, in their order; empty: each peer asks the server."""
     column: str = "text"
     """The field of a stream's documents that is the text."""
     tokenizer: str = "bytes"
@@ -37,24 +37,19 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class Places:
-    """A field: the file, or a directory that holds it under the manifest's name; "" for the path
-    the manifest gives."""
+    """Locations that the user of this peer has given. A file, or a directory that holds files under
+    the manifest's names; "" where none was given."""
 
     data: str = ""
     tokenizer: str = ""
     weights: str = ""
+    hosts: tuple[str, ...] = ()
+    """Addresses, networks and names outside the public Internet from which data may be fetched."""
+    for_all_runs: tuple[str, ...] = ()
+    """The fields of these places that are set for all runs of a peer, not named for this one."""
+    own: bool = False
+    """The key of this peer has signed the manifest: its paths are those of this user."""
 
 
-AS_NAMED = Places()
-
-
-def local(name: str, place: str) -> Path:
-    """The file that a manifest calls ``name``, of a peer that keeps it at ``place``."""
-    path = Path(os.path.expanduser(place or name))
-    return path / Path(name).name if place and os.path.isdir(path) else path
-
-
-def meant_for_one(place: str) -> bool:
-    """Whether a place says that this very run reads a file: a directory may be set once for all
-    runs of a peer."""
-    return bool(place) and not os.path.isdir(os.path.expanduser(place))
+NO_PLACES = Places()
+OWN_MANIFEST = Places(own=True)

@@ -6,7 +6,6 @@ that share a run compare its hash. Readers of the formats are in ``readers.py``.
 """
 
 import hashlib
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,24 +15,23 @@ import numpy as np
 
 from node.core.errors import Refused, refuse
 from node.data import readers
-from node.data.settings import AS_NAMED, DataSettings, Places, local, meant_for_one
+from node.data.places import data_file, directory, named_for_one_run
+from node.data.settings import NO_PLACES, DataSettings, Places
 from node.data.streamed.shards import is_streamed
-from node.data.streamed.stream import Stream, open_stream
+from node.data.streamed.stream import DATA_DISK, Stream, open_stream
 from node.data.token_file import TokenFile, cached
 from node.data.tokenizer import Tokenizer, mark_between, open_tokenizer
 
 Ids = np.ndarray | TokenFile
 """Token ids [n]; ``numpy.asarray`` of a slice is an array."""
 
-DATA_DISK = 8 << 30
-"""Bytes of a stream that are kept, where nothing else is said."""
 SYNTHETIC_TOKENS = 1 << 20
 """Length of the synthetic text."""
 DOCUMENTS: dict[str, Callable[[Path], Iterator[bytes]]] = {
     ".txt": readers.text_pieces,
     ".jsonl": readers.jsonl,
     ".ndjson": readers.jsonl,
-    ".parquet": lambda path: readers.parquet(path, str(path)),
+    ".parquet": readers.parquet_file,
 }
 """By a file's ending, who reads what is tokenised."""
 
@@ -78,7 +76,7 @@ def open_source(
     seq_len: int,
     vocab: int,
     home: Path,
-    places: Places = AS_NAMED,
+    places: Places = NO_PLACES,
     cap: int = DATA_DISK,
 ) -> tuple[Corpus | Stream, Tokenizer]:
     """What a peer that holds the ends of a model with ``vocab`` token ids needs: a corpus, or a
@@ -98,13 +96,13 @@ def open_source(
             "make a manifest with  tutti swarm init , without --no-open",
         ),
     )
-    stream = open_stream(settings, seq_len, tokenizer, home, places.data, cap)
+    stream = open_stream(settings, seq_len, tokenizer, home, places, cap)
     _check_hash(stream.sha256, settings.sha256)
     return stream, tokenizer
 
 
 def open_data(
-    settings: DataSettings, seq_len: int, vocab: int, home: Path, places: Places = AS_NAMED
+    settings: DataSettings, seq_len: int, vocab: int, home: Path, places: Places = NO_PLACES
 ) -> tuple[Corpus, Tokenizer]:
     """What ``settings.source`` names, whole: read, hashed, tokenised and split. Tokenised files are
     kept under ``home/data``.
@@ -117,11 +115,10 @@ def open_data(
     tokenizer = _tokenizer(settings, vocab, places)
     kind, _, name = settings.source.partition(":")
     if kind == "file":
-        tokens, digest, ids = _file(
-            name, local(name, places.data), tokenizer, settings.sha256, home
-        )
+        path = data_file(name, settings.sha256, places)
+        tokens, digest, ids = _file(name, path, tokenizer, settings.sha256, home)
     elif kind == "hf":
-        tokens, digest, ids = _hub(name, places.data, tokenizer, settings.sha256, home)
+        tokens, digest, ids = _hub(name, places, tokenizer, settings.sha256, home)
     else:
         refuse(_no_file(settings, places))
         raw = (
@@ -148,7 +145,7 @@ def streams(settings: DataSettings, places: Places) -> bool:
     """Whether a source is read in pieces. Runs on a data set of the Hub that were made before that
     read it whole."""
     old = settings.source.startswith("hf:") and settings.sha256 and not settings.windows
-    return not old and is_streamed(settings.source, places.data)
+    return not old and is_streamed(settings.source, places)
 
 
 def _require(vocab: int, ids: int, what: str) -> None:
@@ -163,7 +160,7 @@ def _require(vocab: int, ids: int, what: str) -> None:
 
 def _no_file(settings: DataSettings, places: Places) -> tuple[bool, str, str]:
     return (
-        meant_for_one(places.data) and not settings.source.startswith("file:"),
+        named_for_one_run(places.data) and not settings.source.startswith("file:"),
         f"this run trains on {settings.source}, which is no file, and  data = {places.data}  "
         "is set here",
         "leave  --data  away, or make a run on that file:  "
@@ -201,14 +198,18 @@ def _file(
 
 
 def _hub(
-    name: str, place: str, tokenizer: Tokenizer, wanted: str, home: Path
+    name: str, places: Places, tokenizer: Tokenizer, wanted: str, home: Path
 ) -> tuple[Ids, str, int]:
     where, colon, rest = name.partition(":")
-    # a saved data set is a directory itself, or one of several in a directory
-    inside = local(where, place)
-    dataset, column = readers.hub(
-        f"{inside if place and os.path.isdir(inside) else place or where}{colon}{rest}"
+    saved = directory(where, places)
+    refuse(
+        (
+            saved is None and not places.own,
+            f"hf:{name} is read whole, as runs of older versions do, and is not on this disk",
+            "save it with the library  datasets  and name its directory:  --data DIR",
+        )
     )
+    dataset, column = readers.hub(f"{saved or where}{colon}{rest}", saved is not None)
     digest = readers.documents_sha256(readers.hub_documents(dataset, column))
     _check_hash(digest, wanted)
     documents = readers.hub_documents(dataset, column)

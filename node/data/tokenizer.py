@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer as RustTokenizer
 
 from node.core.errors import Refused, UsageFault, refuse
-from node.data.settings import AS_NAMED, DataSettings, Places, local, meant_for_one
+from node.data.confined.process import Confined, ParseFault, Pool, explained
+from node.data.places import named_for_one_run, open_regular, tokenizer_file
+from node.data.settings import NO_PLACES, DataSettings, Places
 
 PIECE = 1 << 20
 """Characters given to a trained tokenizer at once; longer texts are cut behind a line end near
@@ -19,6 +20,12 @@ BEHIND = 16
 """Ids behind which the first id of a stream is decoded."""
 
 
+MOST_TOKENIZER = 256 << 20
+"""Bytes of a tokenizer.json."""
+_GET = (
+    "name the tokenizer.json with  --tokenizer PATH ; who owns the run has it, and a block stage "
+    "needs none"
+)
 ENDS = ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
 """Words by which a trained tokenizer ends a document, as far as it has one of them."""
 BYTES = 255
@@ -51,6 +58,9 @@ class ByteTokenizer:
         partial = codecs.getincrementaldecoder("utf-8")("replace")
         partial.decode(bytes(i for i in before if 0 <= i < 256))
         return lambda i: partial.decode(bytes([i])) if 0 <= i < 256 else ""
+
+    def interrupt(self) -> None:
+        """Nothing here takes long."""
 
     def to_json(self) -> bytes:
         """A Hugging Face tokenizer.json, which encodes as :meth:`encode` does in the
@@ -117,64 +127,90 @@ def byte_letters() -> list[str]:
 
 class FileTokenizer:
     """A trained tokenizer from a Hugging Face tokenizer.json; as :class:`ByteTokenizer`, but it
-    may lack an ``eos``."""
+    may lack an ``eos``.
 
-    def __init__(self, path: Path) -> None:
-        """Raises UsageFault when the file is missing or not a tokenizer."""
-        try:
-            self._json = path.read_bytes()
-            self._inner = RustTokenizer.from_buffer(self._json)
-        except (OSError, ValueError) as e:  # the library's own errors for bad JSON are ValueError
-            why = e.strerror if isinstance(e, OSError) else e
-            raise UsageFault(
-                f"cannot read the tokenizer {path}: {why}",
-                "name the tokenizer.json with  --tokenizer PATH ; who owns the run has it, and a "
-                "block stage needs none",
-            ) from e
-        self._inner.no_truncation()
-        self._inner.no_padding()
-        ids = self._inner.get_vocab(with_added_tokens=True).values()
-        self.vocab = max(ids, default=-1) + 1
-        self.digest = hashlib.sha256(self._json).hexdigest()
-        found = map(self._inner.token_to_id, ENDS)
-        self.eos = next((i for i in found if i is not None), None)
+    Somebody else wrote the file, and its patterns can take any time and memory, so it works in
+    processes of its own. :meth:`encode` and :meth:`decode` block, and raise UsageFault where it
+    fails, or needs more than they may have.
+    """
+
+    def __init__(self, path: Path, sha256: str = "") -> None:
+        """``sha256``: of the file, compared before anything of it is used; "" for any. Raises
+        UsageFault when the file is missing or not a tokenizer, Refused when it is another one."""
+        self._path = path
+        self._file = _read_tokenizer(path)
+        self.digest = hashlib.sha256(self._file).hexdigest()
+        if sha256 and self.digest != sha256:
+            raise Refused(
+                f"the tokenizer's sha256 is {self.digest[:16]}…, the run asks for {sha256[:16]}…",
+                "get the tokenizer.json of the run's other peers, or join as a block stage, which "
+                "needs none",
+            )
+        self._pool = Pool(self._load)
+        self.vocab = 0
+        self.eos: int | None = None
+        list(self._pool.call({"op": "encode"}, b""))
+
+    def _load(self, process: Confined) -> None:
+        found = process.call({"op": "load", "ends": ENDS}, self._file)
+        what = f"cannot read the tokenizer {self._path}"
+        said = json.loads(b"".join(explained(found, what, _GET)))
+        self.vocab = said["ids"]
+        self.eos = next((i for i in said["ends"] if i is not None), None)
+
+    def _call(self, operation: str, body: bytes) -> bytes:
+        found = self._pool.call({"op": operation}, body)
+        what = f"the tokenizer {self._path} fails at {len(body)} bytes"
+        return b"".join(explained(found, what, "the run needs a tokenizer without such patterns"))
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """As :meth:`ByteTokenizer.encode`, uint32."""
         whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
-        # One call for each piece, by the call for many: only that one lets other threads go on.
-        ids = [
-            np.asarray(
-                self._inner.encode_batch_fast([p], add_special_tokens=False)[0].ids,
-                dtype=np.uint32,
-            )
-            for p in pieces(whole)
-        ]
-        return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
+        raw = b"".join(self._call("encode", p.encode("utf-8", "replace")) for p in pieces(whole))
+        ids = np.frombuffer(raw, dtype=np.uint32)
+        if len(ids) and ids.max() >= self.vocab:
+            raise ParseFault(f"the tokenizer {self._path} gives ids that it does not have", _GET)
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._inner.decode(
-            [i for i in map(int, ids) if 0 <= i < self.vocab], skip_special_tokens=True
-        )
+        known = np.asarray([i for i in map(int, ids) if 0 <= i < self.vocab], dtype=np.uint32)
+        return self._call("decode", known.tobytes()).decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
         # An id is decoded behind others, because a decoder may take the first space away. The
         # library's own DecodeStream fails on bytes that are no UTF-8.
-        said, fresh = list(before)[-BEHIND:], list[int]()
+        said = list(before)[-BEHIND:]
+        fresh = list[int]()
 
         def say(i: int) -> str:
             nonlocal said, fresh
             fresh.append(i)
-            known, text = self.decode(said), self.decode(said + fresh)
+            known = self.decode(said)
+            text = self.decode(said + fresh)
             if text.endswith("\ufffd") or len(text) <= len(known):
                 return ""
-            said, fresh = fresh, []
+            said = fresh
+            fresh = []
             return text[len(known) :]
 
         return say
 
+    def interrupt(self) -> None:
+        """End what other threads wait for: it raises there."""
+        self._pool.interrupt()
+
     def to_json(self) -> bytes:
-        return self._json
+        return self._file
+
+
+def _read_tokenizer(path: Path) -> bytes:
+    with open_regular(path, _GET) as file:
+        try:
+            found = file.read(MOST_TOKENIZER + 1)
+        except OSError as e:
+            raise UsageFault(f"cannot read the tokenizer {path}: {e.strerror}", _GET) from e
+    refuse((len(found) > MOST_TOKENIZER, f"{path} has more than {MOST_TOKENIZER} bytes", _GET))
+    return found
 
 
 Tokenizer = ByteTokenizer | FileTokenizer
@@ -211,24 +247,20 @@ def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> 
     return eos
 
 
-def open_tokenizer(settings: DataSettings, places: Places = AS_NAMED) -> Tokenizer:
-    """The tokenizer that ``settings`` name. Raises UsageFault for a file that is missing or no
-    tokenizer, and for a place of what is no file; Refused when its hash is not the manifest's."""
+def open_tokenizer(settings: DataSettings, places: Places = NO_PLACES) -> Tokenizer:
+    """The tokenizer that ``settings`` name. Raises UsageFault for a file that is missing, that is
+    no tokenizer, or that neither this user nor a hash has named, and for a place of what is no
+    file; Refused when its hash is not the manifest's."""
     name, wanted = settings.tokenizer, settings.tokenizer_sha256
     refuse(
         (
-            name == "bytes" and meant_for_one(places.tokenizer),
+            name == "bytes" and named_for_one_run(places.tokenizer),
             'this run\'s tokenizer is "bytes", which is no file, and  tokenizer = '
             f"{places.tokenizer}  is set here",
             "leave  --tokenizer  away, or make a run with that one:  tutti swarm init --tokenizer "
             f"{places.tokenizer}",
         )
     )
-    found = ByteTokenizer() if name == "bytes" else FileTokenizer(local(name, places.tokenizer))
-    if wanted and found.digest != wanted:
-        raise Refused(
-            f"the tokenizer's sha256 is {found.digest[:16]}…, the run asks for {wanted[:16]}…",
-            "get the tokenizer.json of the run's other peers, or join as a block stage, which "
-            "needs none",
-        )
-    return found
+    if name == "bytes":
+        return ByteTokenizer()
+    return FileTokenizer(tokenizer_file(name, wanted, places), wanted)

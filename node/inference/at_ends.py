@@ -257,16 +257,19 @@ async def sample(
     which it sees the last ``window``. ``temperature`` 0 takes the likeliest token; ``top_k`` 0
     keeps all. The same seed and parameters give the same text.
     """
-    ids = [int(i) for i in tokenizer.encode(request.prompt)] or [
-        int(i) for i in tokenizer.encode("\n")
-    ]
+    # A tokenizer may take its time, and the event loop has none.
+    encoded = await asyncio.to_thread(tokenizer.encode, request.prompt)
+    if not len(encoded):
+        encoded = await asyncio.to_thread(tokenizer.encode, "\n")
+    ids = [int(i) for i in encoded]
     dice = torch.Generator().manual_seed(request.seed)
     say = tokenizer.stream(ids)
     for turn in range(request.max_tokens or 100):
         logits = (await forward(turn, torch.tensor([ids[-window:]], dtype=torch.int64)))[0].float()
         ids.append(_pick(logits, request.temperature, request.top_k, dice))
         chance = float(torch.log_softmax(logits.double(), -1)[ids[-1]])
-        yield pb.Piece(text=say(ids[-1]), token=ids[-1], logprob=chance)
+        text = await asyncio.to_thread(say, ids[-1])
+        yield pb.Piece(text=text, token=ids[-1], logprob=chance)
 
 
 def _pick(logits: torch.Tensor, temperature: float, top_k: int, dice: torch.Generator) -> int:

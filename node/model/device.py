@@ -13,6 +13,7 @@ import torch
 
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import most_resident
+from node.core.numbers import whole_number
 
 CONTEXT = 512 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
@@ -184,7 +185,8 @@ def _container_limit() -> int:
         text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
     except OSError:
         return 1 << 62
-    return int(text) if text.isdigit() else 1 << 62
+    limit = whole_number(text)
+    return 1 << 62 if limit is None else limit
 
 
 def _absent(wanted: str, there: int) -> OutOfResources:

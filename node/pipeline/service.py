@@ -14,7 +14,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from node.core.clock import Clock, SystemClock
-from node.core.errors import OutOfResources
+from node.core.errors import LocalFault, OutOfResources
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
 from node.model.device import out_of_memory
@@ -98,7 +98,7 @@ class Origin:
                 raise TimeoutError("the time of its epoch was over")
             async with asyncio.timeout(late):
                 batch = await batch_of(path)
-        except TimeoutError as e:
+        except (TimeoutError, LocalFault) as e:
             why = str(e) or f"its text did not come in {late:.1f} s"
             pipeline.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
             return MicroBatchDone(index, False)

@@ -11,7 +11,7 @@ from torch import Tensor
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.fetch import Partial, fetch
 from node.checkpoint.state import StateKind, StateSnapshot
-from node.core.errors import NetworkFault, PeerFault, StepFault
+from node.core.errors import LocalFault, NetworkFault, PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Plan, Version
 from node.core.tasks import Tasks
@@ -510,7 +510,7 @@ class StageRuntime:
         try:
             async with asyncio.timeout(plan.deadline_s):
                 pairs = [await text.fetch_held_out(i) for i in range(count)]
-        except OSError as e:  # a time-out is one too
+        except (OSError, LocalFault) as e:  # a time-out is an OSError
             raise NetworkFault(
                 f"the held-out text did not come: {e or 'not in the time of an epoch'}",
                 "it is read the next time",

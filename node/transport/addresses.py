@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
+from node.core.addresses import join_host as join_host
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.newest import Newest
@@ -91,11 +92,6 @@ def ip_of(multiaddr: str) -> tuple[str, int] | None:
     port = part_of(multiaddr, "tcp")
     good = re.fullmatch("[0-9]{1,5}", port) and int(port) < 1 << 16
     return None if "%" in host else (host, int(port) if good else 0)
-
-
-def join_host(host: str, port: int) -> str:
-    """ "host:port", with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class AddressBook:

@@ -28,8 +28,22 @@ def test_init_measures_a_stream_and_validate_finds_it_again(tutti, home, web):
     # Another version of the data is another run.
     (web.directory / "part-1.jsonl").write_text('{"text": "other"}\n')
     listed(web.directory)
-    elsewhere = ("--home", str(home.parent / "guest"))
-    refused(tutti("swarm", "validate", "swarm.toml", *elsewhere), 5, "the data's sha256 is")
+    elsewhere = ("swarm", "validate", "swarm.toml", "--home", str(home.parent / "guest"))
+    host = web.url.removeprefix("http://")
+    refused(tutti(*elsewhere), 2, "not on the public Internet", f"--data-host {host}")
+    refused(tutti(*elsewhere, "--data-host", host), 5, "the data's sha256 is")
+
+
+def test_init_writes_the_sizes_of_many_shards(tutti, home, web):
+    for i in range(3, 70):
+        (web.directory / f"part-{i}.jsonl").write_text('{"text": "more"}\n')
+    tutti("swarm", "init", "--data", f"{web.url}/part-{{0..69}}.jsonl").good()
+    made = read_manifest(home.parent / "swarm.toml")
+    assert len(made.data.sizes) == 70
+    web.asked.clear()
+    guest = ("--home", str(home.parent / "guest"), "--data-host", "127.0.0.0/8")
+    assert "in 70 shards" in tutti("swarm", "validate", "swarm.toml", *guest).good()
+    assert not web.asked
 
 
 def test_what_cannot_be_streamed_is_refused(tutti, home, web):

@@ -13,6 +13,7 @@ from node.app.joining import run_name
 from node.config import NodeConfig
 from node.data.readers import pydoc
 from node.data.settings import Places
+from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
 from node.model.pretrained import Weights
 from tests.cli.conftest import refused
@@ -117,10 +118,12 @@ def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, word
         return "other.toml"
 
     data = ("--data", str(corpus))
+    both = (*data, "--tokenizer", str(words))
     for fields, place, *says in (
-        ({"tokenizer": str(words)}, data, "1024 token ids, the model 259", "model.vocab"),
-        ({"tokenizer": "/nowhere/t.json"}, data, "/nowhere/t.json", "--tokenizer"),
-        ({"source": "file:/nowhere/c.txt"}, (), "/nowhere/c.txt", "--data"),
+        ({"tokenizer": "w.json"}, both, "1024 token ids, the model 259", "model.vocab"),
+        ({"tokenizer": str(words)}, data, str(words), "no hash of it", "--tokenizer FILE"),
+        ({"source": f"file:{corpus}", "sha256": ""}, (), str(corpus), "no hash", "--data FILE"),
+        ({"source": "file:/nowhere/c.txt"}, (), "/nowhere/c.txt", "No such file", "--data"),
     ):
         refused(tutti("swarm", "validate", written(**fields), *place), 2, *says)
     corpus.write_text(TEXT + "one more line\n")
@@ -128,6 +131,30 @@ def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, word
     assert tutti("swarm", "validate", "swarm.toml", "--no-open").returncode == 0
     # Without a hash it is said that nothing is compared.
     assert "no hash" in tutti("swarm", "validate", written(sha256=""), *data).stdout
+
+
+def test_a_run_made_of_somebody_elses_manifest_reads_no_file_that_it_names(
+    tutti, home, corpus, words
+):
+    """``--from`` signs it as this user's own: paths without a hash are named again by the user."""
+    guest = ("--home", str(home.parent / "guest"))
+    named = (f"--set=data.source=file:{corpus}", f"--set=data.tokenizer={words}")
+    tutti("swarm", "init", "--no-open", *named, "--set=model.vocab=1024").good()
+    made = read_manifest(home.parent / "swarm.toml")
+    (home.parent / "theirs.toml").write_bytes(
+        amended(made, {"data.source": f"file:{corpus}", "data.tokenizer": str(words)}).sign(
+            Identity.load(home / "identity.key")
+        )
+    )
+    init = ("swarm", "init", "own.toml", "--from", "theirs.toml")
+    refused(tutti(*init, *guest), 2, str(words), "is not opened", "--tokenizer FILE")
+    place = ("--tokenizer", str(words))
+    refused(tutti(*init, *guest, *place), 2, str(corpus), "is not opened", "--data FILE")
+    demo = tutti("demo", "--manifest", "theirs.toml", *guest)
+    refused(demo, 2, str(corpus), "is not opened", "swarm init --data FILE")
+    tutti(*init, *guest, *place, "--data", str(corpus)).good()
+    # Whose own it is repeats it without a word.
+    tutti("swarm", "init", "again.toml", "--from", "theirs.toml").good()
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

@@ -623,6 +623,7 @@ _LABELS = (
     "data",
     "pipeline",
     "work",
+    "reads",
     "code",
     "traffic",
     "others see",
@@ -645,6 +646,7 @@ def test_the_consent_sheet_lists_what_is_accepted_and_wraps_between_words(width)
         cut="3 stages",
         work="10 epochs",
         fetched_from="x" * 190,
+        reads=["no file of yours"],
         traffic=[said, "and more"],
         width=width,
     )
@@ -654,6 +656,7 @@ def test_the_consent_sheet_lists_what_is_accepted_and_wraps_between_words(width)
         ME,
         "1.0M parameters",
         "builtin:pydoc",
+        "no file of yours",
         "none is downloaded",
         "others see",
         "activations",

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 import torch
 
-from node.data.settings import AS_NAMED, DataSettings, Places
+from node.data.settings import OWN_MANIFEST, DataSettings, Places
 from node.data.sources import Corpus, open_data
 from node.data.streamed import pieces
 from node.data.streamed import stream as stream_module
@@ -60,7 +60,7 @@ def trained(tmp_path: Path) -> Path:
 
 
 def open_source(
-    settings: DataSettings, seq_len: int, home: Path, places: Places = AS_NAMED
+    settings: DataSettings, seq_len: int, home: Path, places: Places = OWN_MANIFEST
 ) -> Corpus:
-    """For a model that has embeddings for whatever is in the data."""
+    """For a model that has embeddings for whatever is in the data, and the peer of the owner."""
     return open_data(settings, seq_len, 1 << 32, home, places)[0]

@@ -8,18 +8,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pyarrow
 import pyarrow.parquet as pq
 
 from benchmarks.lab.file_server import FileServer
-from node.data.settings import DataSettings
+from node.data.settings import OWN_MANIFEST, DataSettings, Places
 from node.data.streamed.documents import documents_of
 from node.data.streamed.files import Files, Shard
 from node.data.streamed.pieces import Part
 from node.data.streamed.stream import Stream, open_stream
-from node.data.tokenizer import ByteTokenizer
+from node.data.tokenizer import ByteTokenizer, Tokenizer
 
 CAP = 64 << 20
 
@@ -82,12 +83,13 @@ def given(found: Files, shard: Shard, column: str = "text") -> list[bytes]:
 
 
 def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap: int = CAP,
-           sha256: str = "", holdout: float = 0.05, masked: bool = False,
-           place: str = "") -> Stream:  # fmt: skip
+           holdout: float = 0.05, masked: bool = False, places: Places = OWN_MANIFEST,
+           tokenizer: Tokenizer | None = None, **more: Any) -> Stream:  # fmt: skip
+    """A stream of the owner of the run, whose manifest may name hosts of this machine."""
     settings = DataSettings(
-        source=source, windows=windows, sha256=sha256, holdout=holdout, document_mask=masked
+        source=source, windows=windows, holdout=holdout, document_mask=masked, **more
     )
-    return open_stream(settings, seq_len, ByteTokenizer(), home, place, cap)
+    return open_stream(settings, seq_len, tokenizer or ByteTokenizer(), home, places, cap)
 
 
 @contextmanager

@@ -57,8 +57,9 @@ def test_the_manifests_word_is_the_format(tmp_path):
 @pytest.mark.parametrize("place", ["", "/nowhere/corpus.txt", "."])
 def test_a_missing_data_file_error_names_the_data_option(tmp_path, place):
     place = str(tmp_path) if place == "." else place
+    named = DataSettings(source="file:corpus.txt")
     with pytest.raises(UsageFault, match=r"cannot read .*corpus\.txt: No such file") as refused:
-        open_source(DataSettings(source="file:corpus.txt"), 16, tmp_path, Places(place))
+        open_source(named, 16, tmp_path, Places(place, own=True))
     assert "--data PATH" in refused.value.next_step
 
 
@@ -124,6 +125,9 @@ def test_a_saved_data_set_is_found_where_this_peer_keeps_it(tmp_path):
     )
     for place in (tmp_path / "sets" / "words", tmp_path / "sets"):
         corpus = open_source(
-            DataSettings(source="hf:someone/words"), 16, tmp_path / "home", Places(str(place))
+            DataSettings(source="hf:someone/words"),
+            16,
+            tmp_path / "home",
+            Places(str(place), own=place.name == "sets"),
         )
         assert corpus.tokens == 20 * 11

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from node.core.errors import UsageFault
-from node.data.streamed import files as files_module
 from node.data.streamed.documents import documents_of
 from node.data.streamed.pieces import Part
 from tests.data.streamed import documents, given, opened, shard_of, write
@@ -64,9 +63,8 @@ def test_a_shard_that_is_not_what_its_name_says(tmp_path, name, content, column,
         given(opened(tmp_path), shard_of(path), column)
 
 
-def test_a_packed_shard_that_grows_above_the_cap_is_refused(tmp_path, monkeypatch):
+def test_a_packed_shard_that_grows_above_the_cap_is_refused(tmp_path):
     path = write(tmp_path / "a.txt.zst", ["x" * (9 << 20)], frames=1)
-    monkeypatch.setattr(files_module, "_UNPACKED", 1 << 20)
     with pytest.raises(Exception, match="not fit below data_disk"):
         given(opened(tmp_path, 4 << 20), shard_of(path))
     assert not any((tmp_path / "kept").iterdir())

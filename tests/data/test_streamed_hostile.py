@@ -14,13 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from node.core.errors import NetworkFault, OutOfResources, UsageFault
-from node.data.streamed import files
+from node.data.settings import OWN_MANIFEST, DataSettings, Places
+from node.data.streamed import fetching, files
 from node.data.streamed import stream as stream_module
 from node.data.streamed.documents import documents_of
-from node.data.streamed.files import Shard
+from node.data.streamed.fetching import host_entry, web_client
+from node.data.streamed.files import Files, Shard
 from node.data.streamed.pieces import Part
 from node.data.streamed.shards import is_streamed
+from node.data.streamed.shards import listed as listed_by
 from tests.data.streamed import (
+    CAP,
     documents,
     given,
     listed,
@@ -93,7 +97,14 @@ def reply(handler, status: int, body: bytes, **headers: str) -> None:
 def test_a_part_that_nobody_asked_for_is_refused(answers, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "WHOLE", 0)
     part = {"content_range": f"bytes 0-99/{len(TEXT)}"}
-    server = answers(lambda handler: reply(handler, 206, TEXT[:100], **part))
+
+    def say(handler):
+        if handler.command == "HEAD":
+            reply(handler, 200, TEXT)
+        else:
+            reply(handler, 206, TEXT[:100], **part)
+
+    server = answers(say)
     found, shard = opened(tmp_path), Shard(server.url, len(TEXT))
     assert found.read(shard, 0, 100) == TEXT[:100]
     with pytest.raises(UsageFault, match="gives no parts"):
@@ -116,11 +127,16 @@ def test_another_part_is_not_put_behind_what_is_here(answers, tmp_path):
 
 
 def test_a_body_that_hardly_comes_is_given_up(answers, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "GRACE_S", 0.0)
-    monkeypatch.setattr(files, "SLOWEST", 1 << 40)
-    shard = Shard(answers(lambda h: reply(h, 200, TEXT)).url, len(TEXT))
+    monkeypatch.setattr(fetching, "GRACE_S", 0.0)
+    monkeypatch.setattr(fetching, "SLOWEST", 1 << 40)
+    server = answers(lambda h: reply(h, 200, TEXT))
+    client = web_client(host_entry(server.url), {})
+    found = Files(client, tmp_path / "kept", CAP)
     with pytest.raises(NetworkFault, match="bytes come a second"):
-        opened(tmp_path).whole(shard)
+        found.whole(Shard(server.url, len(TEXT)))
+    # Heads, too, and lists.
+    with pytest.raises(NetworkFault, match="bytes come a second"):
+        stream(server.url, tmp_path)
 
 
 async def test_shards_are_asked_for_as_they_are_stored(answers, tmp_path, small):
@@ -180,14 +196,13 @@ async def test_closing_does_not_wait_for_a_slow_server(answers, tmp_path, small)
 
 async def test_closing_waits_for_no_hash_and_no_sizes(web, tmp_path, opens):
     made = opens(f"file:{web.directory}/SHA256SUMS", tmp_path)
-    remote = opens(f"{web.url}/SHA256SUMS", tmp_path)
-    web.asked.clear()
-    for stopped in (made, remote):
-        stopped.files.stop()
+    made.files.stop()
     with pytest.raises(NetworkFault, match="not read any more"):
         made.files.whole(made.listing.shards[0])
+    settings = DataSettings(source=f"{web.url}/SHA256SUMS")
+    client = web_client(host_entry(web.url), {})
     with pytest.raises(NetworkFault, match="not read any more"):
-        remote._again()
+        listed_by(settings, OWN_MANIFEST, client, made.files.go_on)
     assert [method for method, _, _ in web.asked] == ["GET"]
 
 
@@ -211,7 +226,6 @@ async def test_a_list_that_grew_leaves_the_one_that_is_kept(web, tmp_path, opens
     (web.directory / "part-0.jsonl").unlink()
     listed(web.directory)
     again = opens(source, tmp_path, sha256=digest)
-    assert again._again().sha256 != digest
     assert await asyncio.wait_for(again.rows(range(32)), 20) is not None
     await again.close()
     assert opens(source, tmp_path, sha256=digest).sha256 == digest
@@ -295,7 +309,6 @@ def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch, caplog):
 
 def test_a_shard_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "WHOLE", 1 << 20)
-    monkeypatch.setattr(files, "_UNPACKED", 1 << 16)
     path = tmp_path / "a.txt.zst"
     path.write_bytes(zstd(bytes(8 << 20)))
     found = opened(tmp_path)
@@ -380,7 +393,7 @@ def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
 
 async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path, opens):
     folder = published(tmp_path / "all", {"a.jsonl": documents(50)}).parent
-    assert is_streamed("file:SHA256SUMS", str(folder))
-    assert not is_streamed("file:a.jsonl", str(folder / "SHA256SUMS"))
-    made = opens("file:SHA256SUMS", tmp_path, place=str(folder))
+    assert is_streamed("file:SHA256SUMS", Places(str(folder)))
+    assert not is_streamed("file:a.jsonl", Places(str(folder / "SHA256SUMS")))
+    made = opens("file:SHA256SUMS", tmp_path, places=Places(str(folder), own=True))
     assert (await made.rows(range(2))).shape == (2, 17)

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from node.core.errors import UsageFault
-from node.data.settings import DataSettings
+from node.data.settings import OWN_MANIFEST, DataSettings
 from node.data.tokenizer import (
     ByteTokenizer,
     FileTokenizer,
@@ -63,7 +63,7 @@ def test_letters_are_those_of_the_library():
 
 
 def test_a_trained_tokenizer_is_loaded_and_exported_unchanged(trained):
-    ours = open_tokenizer(DataSettings(tokenizer=str(trained)))
+    ours = open_tokenizer(DataSettings(tokenizer=str(trained)), OWN_MANIFEST)
     text = "the cat sat on the mat\n" * 3
     ids = ours.encode(text)
     assert len(ids) > 4  # the file's truncation is for short inputs, not for a training text
@@ -118,7 +118,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageFault):
-        open_tokenizer(DataSettings(tokenizer=str(path)))
+        open_tokenizer(DataSettings(tokenizer=str(path)), OWN_MANIFEST)
 
 
 @given(st.text(st.sampled_from("ab\n")), st.integers(1, 9))

@@ -25,6 +25,7 @@ from node.core.clock import SystemClock
 from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Version
 from node.data.order import SampleOrder
+from node.data.settings import OWN_MANIFEST
 from node.data.sources import open_data
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
@@ -90,7 +91,7 @@ class Peer:
         self.journal, self.thread, metrics = Journal(), DeviceThread(), Metrics()
         parameters, text = m.optimizer.parameters, None
         if stage == ENDS:
-            corpus = open_data(m.data, m.model.seq_len, m.model.vocab, home)[0]
+            corpus = open_data(m.data, m.model.seq_len, m.model.vocab, home, OWN_MANIFEST)[0]
             text = Text(corpus, SampleOrder(corpus.windows, m.data.seed), m.pipeline.micro_batch)
         view = SimpleNamespace(
             ends={p: Sighting(0) for p in everybody[:1] if p != identity.peer_id},

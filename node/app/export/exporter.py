@@ -255,7 +255,7 @@ class Exporter:
         if wanted:
             return await self._fetched(wanted)
         try:
-            places = self._config.places(m.run_id)
+            places = self._config.places_of(m)
             return (await asyncio.to_thread(open_tokenizer, m.data, places)).to_json()
         except UsageFault as e:
             raise UsageFault(

@@ -4,16 +4,13 @@ A document belongs to the part in which it begins, so that parts that lie side b
 document once. Of text without documents a part gives the characters that begin in it.
 """
 
-import json
 import logging
 from collections.abc import Iterator
 
-from node.data.readers import parquet
+from node.data.readers import LONGEST, Rows, json_lines, parquet
 from node.data.streamed.files import BLOCK, Files, Ranges, Shard, kind_of
 from node.data.streamed.pieces import Part
 
-LONGEST = 64 << 20
-"""Bytes of one document, at most."""
 _log = logging.getLogger("tutti.data")
 
 
@@ -27,9 +24,12 @@ def documents_of(
     """
     kind = kind_of(shard.name)
     if kind.form == "parquet":
-        source = Ranges(files, shard)
-        rows = parquet(source, shard.name, column, part.start, part.stop, shard.size, strict=False)
-        return rows, True
+        rows = Rows(part.start, part.stop, shard.size)
+        read = Ranges(files, shard).read
+        found = parquet(
+            files.parsers, read, shard.size, shard.name, column, rows=rows, strict=False
+        )
+        return found, True
     start, stop = part.start, part.stop
     if kind.packed:
         stored, shard = shard.size, files.unpacked(shard, kind.packed)
@@ -61,12 +61,11 @@ def _lines(files: Files, shard: Shard, start: int, stop: int, column: str) -> It
             # The line that is cut here is no JSON, and left out: nobody can mend it any more.
             break
     bad = 0
-    for line in b"".join(rest).split(b"\n"):
-        if line.strip():
-            try:
-                yield json.loads(line)[column].encode("utf-8", errors="replace")
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                bad += 1
+    for found in json_lines(files.parsers, b"".join(rest), column, shard.name):
+        if isinstance(found, int):
+            bad += 1
+        else:
+            yield found
     if bad:
         _log.warning(
             "%s, bytes %d to %d: %d lines are no JSON object with a string %r and are left out",

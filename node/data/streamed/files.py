@@ -6,7 +6,6 @@ Every failure is raised; whoever asked decides whether to ask again.
 
 import contextlib
 import hashlib
-import io
 import os
 import threading
 import time
@@ -18,37 +17,34 @@ from weakref import WeakValueDictionary
 
 import httpx2
 
-from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault, refuse
-from node.data.readers import library
+from node.core.errors import NetworkFault, OutOfResources, UsageFault, refuse
+from node.core.numbers import whole_number
+from node.data.confined.process import Pool, explained
+from node.data.places import open_regular
+from node.data.readers import check_installed
+from node.data.streamed.fetching import asked
 
 WHOLE = 64 << 20
 """A shard of at most so many bytes is fetched whole, and its hash is compared; of a larger one only
 what is needed, if its format has parts."""
 BLOCK = 1 << 20
 """Bytes that are fetched at once where a library reads here and there, and kept."""
-TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
-"""Seconds without a byte after which a server is held to be gone."""
-SLOWEST, GRACE_S = 1024, 60.0
-"""Bytes a second that a body has brought on average, after so many seconds: a server that gives a
-byte now and then would keep a thread for ever."""
 ABANDONED_S = 600.0
 """Since the last write to an unfinished file, after which its writer is held to be gone."""
 MOST_UNPACKED = 64
 """Times as much text as was stored that a packed shard of more than :data:`WHOLE` may have: a piece
 of it is held in memory. Text is packed to a third, seldom to a twentieth."""
-_UNPACKED = 1 << 22
-_TRY_LATER = (408, 425, 429)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """``name``: its URL or path; ``size`` in bytes as stored. ``sha256`` in hex and ``etag`` are
-    "" where nobody says them."""
+    """``name``: its URL or path; ``size`` in bytes as stored; ``sha256`` in hex, "" where nobody
+    says it; ``pinned``: its URL names one version of it for ever."""
 
     name: str
     size: int
     sha256: str = ""
-    etag: str = ""
+    pinned: bool = False
 
     @property
     def remote(self) -> bool:
@@ -65,6 +61,8 @@ class FileKind:
 
 _FORMS = {".txt": "text", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines",
           ".parquet": "parquet"}  # fmt: skip
+MOST_TAG = 256
+"""Characters of a tag; a longer one is not used."""
 _PACKED = {".zst": "zstd", ".gz": "gzip"}
 
 
@@ -86,33 +84,6 @@ def kind_of(name: str) -> FileKind:
     return found
 
 
-@contextlib.contextmanager
-def asked(
-    url: str, client: httpx2.Client, method: str, headers: dict[str, str] | None = None
-) -> Iterator[httpx2.Response]:
-    """The answer of a server, its body not read yet. Raises NetworkFault when it does not answer,
-    or asks for patience, and UsageFault for any other refusal; also while the body is read."""
-    try:
-        with client.stream(method, url, headers=headers) as answer:
-            if answer.status_code in _TRY_LATER or answer.status_code >= 500:
-                raise NetworkFault(
-                    f"{url}: the server says {answer.status_code}", "it is asked again"
-                )
-            refuse(
-                (
-                    not answer.is_success,
-                    f"{url}: the server says {answer.status_code}",
-                    "ask who owns the run where its data is",
-                )
-            )
-            yield answer
-    except httpx2.HTTPError as e:
-        raise NetworkFault(f"cannot fetch {url}: {e or type(e).__name__}", "check the network, "
-                           "and whether that server runs") from e  # fmt: skip
-    except httpx2.InvalidURL as e:
-        raise UsageFault(f"{url} is no address: {e}", "give http://… or https://…") from e
-
-
 class Files:
     """All calls may block, and come from any thread."""
 
@@ -124,8 +95,12 @@ class Files:
         self._holding = dict[Path, int]()
         """Files that are written or read just now, and how many bytes they will have."""
         self._compared = set[Path]()
+        self._tags = dict[str, str]()
+        """Tags of shards that are read in parts, by their addresses."""
         self.received = 0
         """Bytes that came over the network."""
+        self.parsers = Pool()
+        """Processes that parse what came."""
         self._closed = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.tmp"):
@@ -136,9 +111,11 @@ class Files:
     def stop(self) -> None:
         """Have every call end soon, with a NetworkFault where it would go on to read."""
         self._closed.set()
+        self.parsers.interrupt()
 
     def close(self) -> None:
         self.stop()
+        self.parsers.close()
         self._client.close()
 
     def read(self, shard: Shard, start: int, stop: int) -> bytes:
@@ -162,18 +139,36 @@ class Files:
                 raise _other(shard, "it has been cut short")
             return found
         headers = {"Range": f"bytes={start}-{stop - 1}"}
-        if shard.etag:
-            headers["If-Match"] = shard.etag
-        with asked(shard.name, self._client, "GET", headers) as answer:
-            part = f"bytes {start}-{stop - 1}/{shard.size}"
-            refuse(
-                (
-                    answer.status_code != 206 or answer.headers.get("content-range", "") != part,
-                    f"{shard.name}: the server gives no parts of {shard.size} bytes",
-                    f"use another server, or shards of at most {WHOLE >> 20} MiB",
+        if tag := self._tag(shard):
+            headers["If-Match"] = tag
+        try:
+            with asked(shard.name, self._client, "GET", headers) as answer:
+                part = f"bytes {start}-{stop - 1}/{shard.size}"
+                refuse(
+                    (
+                        answer.status_code != 206
+                        or answer.headers.get("content-range", "") != part,
+                        f"{shard.name}: the server gives no parts of {shard.size} bytes",
+                        f"use another server, or shards of at most {WHOLE >> 20} MiB",
+                    )
                 )
-            )
-            return self._body(answer, stop - start)
+                return self._body(answer, stop - start)
+        except UsageFault:  # another version, perhaps, or only another tag of this one
+            self._tags.pop(shard.name, None)
+            raise
+
+    def _tag(self, shard: Shard) -> str:
+        """The tag of a shard's version at its server, which is asked once, when the shard is first
+        read in parts; "" where the shard's address names one version, or the server gives no tag.
+        Raises as :meth:`read`."""
+        if shard.pinned or not shard.remote or shard.size <= WHOLE:
+            return ""
+        if shard.name not in self._tags:
+            size, tag = size_and_tag(shard.name, self._client)
+            if size != shard.size:
+                raise _other(shard, f"{size} bytes")
+            self._tags[shard.name] = tag
+        return self._tags[shard.name]
 
     def _body(self, answer: httpx2.Response, length: int) -> bytes:
         body = bytearray()
@@ -188,18 +183,11 @@ class Files:
         return bytes(body)
 
     def _coming(self, answer: httpx2.Response) -> Iterator[bytes]:
-        """A body as it comes. Raises NetworkFault for one that hardly does."""
-        begun, come = time.monotonic(), 0
+        """A body as it comes. Raises NetworkFault after :meth:`stop`."""
         for piece in answer.iter_raw():
             self.go_on()
-            come += len(piece)
             self.received += len(piece)
             yield piece
-            late = time.monotonic() - begun - GRACE_S
-            if late > 0 and come < SLOWEST * late:
-                raise NetworkFault(
-                    f"{answer.url}: less than {SLOWEST} bytes come a second", "it is asked again"
-                )
 
     def go_on(self) -> None:
         """Raises NetworkFault after :meth:`stop`."""
@@ -250,7 +238,8 @@ class Files:
             return found
 
     def _path(self, shard: Shard, ending: str) -> Path:
-        version = shard.sha256 or shard.etag  # blocks of two versions make no file
+        # Blocks of two versions make no file.
+        version = shard.sha256 or (self._tag(shard) if ending.endswith("block") else "")
         key = hashlib.sha256(f"{shard.name}\n{shard.size}\n{version}".encode()).hexdigest()
         return self.folder / f"{key[:32]}.{ending}"
 
@@ -261,12 +250,13 @@ class Files:
 
     def _compare(self, shard: Shard, path: Path) -> None:
         """Raises UsageFault for a file that is not what the list says of a shard."""
-        try:
-            with open(path, "rb") as file:
+        step = "check  --data PATH"
+        with open_regular(path, step) as file:
+            try:
                 digest = self._digest(file) if shard.sha256 else ""
                 size = os.fstat(file.fileno()).st_size
-        except OSError as e:
-            raise UsageFault(f"cannot read {path}: {e.strerror}", "check  --data PATH") from e
+            except OSError as e:
+                raise UsageFault(f"cannot read {path}: {e.strerror}", step) from e
         if size != shard.size or digest != shard.sha256:
             raise _other(shard, f"{size} bytes, sha256 {digest[:16]}…")
 
@@ -281,7 +271,7 @@ class Files:
         most = max(WHOLE, MOST_UNPACKED * shard.size)
         with self._held({stored: 0}), self._staged(path, 0) as (staged, grow):
             with open(staged, "wb") as file:
-                for text in _unpacked(stored, packed):
+                for text in _unpacked(self.parsers, stored, packed):
                     self.go_on()
                     if file.tell() + len(text) > most:
                         raise UsageFault(
@@ -316,8 +306,8 @@ class Files:
         have = part.stat().st_size if self.used(part) else 0
         if have < shard.size:
             headers = {"Range": f"bytes={have}-"} if have else {}
-            if shard.etag and have:
-                headers["If-Range"] = shard.etag
+            if have and (tag := self._tag(shard)):
+                headers["If-Range"] = tag
             with asked(shard.name, self._client, "GET", headers) as answer:
                 # A server that knows no ranges, or has another version now, sends all of it.
                 rest = f"bytes {have}-{shard.size - 1}/{shard.size}"
@@ -404,6 +394,19 @@ class Files:
                 )
 
 
+def size_and_tag(url: str, client: httpx2.Client) -> tuple[int, str]:
+    """Bytes that a server says a file has, and the strong tag of its version, "" for none. Raises
+    NetworkFault and UsageFault."""
+    with asked(url, client, "HEAD") as answer:
+        length = answer.headers.get("content-length", "")
+        tag = answer.headers.get("etag", "")
+    size = whole_number(length)
+    if size is None:
+        raise UsageFault(f"the server says no size of {url}", "use another server")
+    # A weak tag (W/) says that two versions mean the same, not that their bytes do.
+    return size, "" if tag.startswith("W/") or len(tag) > MOST_TAG else tag
+
+
 def _other(shard: Shard, why: str) -> UsageFault:
     return UsageFault(
         f"{shard.name} is not the shard of the list: {why}",
@@ -411,15 +414,17 @@ def _other(shard: Shard, why: str) -> UsageFault:
     )
 
 
-def _unpacked(stored: Path, packed: str) -> Iterator[bytes]:
+def _unpacked(parsers: Pool, stored: Path, packed: str) -> Iterator[bytes]:
     """The text of a packed file in pieces. Raises UsageFault for what is none."""
-    pyarrow = library("pyarrow", "reading .zst and .gz")
-    try:
-        with pyarrow.input_stream(str(stored), compression=packed) as source:
-            while text := source.read(_UNPACKED):
-                yield text
-    except (pyarrow.ArrowException, OSError) as e:
-        raise UsageFault(f"cannot unpack {stored}: {e}", "check that shard") from e
+    check_installed("pyarrow", "reading .zst and .gz")
+    with open(stored, "rb") as file:
+
+        def read(start: int, size: int) -> bytes:
+            return os.pread(file.fileno(), size, start)
+
+        head = {"op": "unpack", "packed": packed, "size": os.fstat(file.fileno()).st_size}
+        found = parsers.call(head, read=read)
+        yield from explained(found, f"cannot unpack {stored}", "check that shard")
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -429,41 +434,23 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-class Ranges(io.RawIOBase):
-    """A shard as a file that can be read at any place, for libraries that want one."""
+class Ranges:
+    """A shard that is read at any place, in blocks that are kept."""
 
     def __init__(self, files: Files, shard: Shard) -> None:
-        self._files, self._shard, self._at = files, shard, 0
+        self._files = files
+        self._shard = shard
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._shard.size}[whence]
-        )
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        """All of ``size`` bytes unless the shard ends before: libraries take less for its end. No
-        more memory is taken than the shard has bytes: a file may ask for any number."""
-        stop = self._shard.size if size < 0 else min(self._at + size, self._shard.size)
+    def read(self, start: int, size: int) -> bytes:
+        """All of ``size`` bytes unless the shard ends before. Raises as :meth:`Files.read`."""
+        stop = min(start + size, self._shard.size)
         found = bytearray()
-        while self._at < stop:
-            number, inside = divmod(self._at, BLOCK)
-            try:
-                block = self._files.block(self._shard, number)
-            except LocalFault as e:
-                raise OSError(str(e)) from e
-            got = block[inside : inside + stop - self._at]
+        while start < stop:
+            number, inside = divmod(start, BLOCK)
+            block = self._files.block(self._shard, number)
+            got = block[inside : inside + stop - start]
             if not got:
-                raise OSError(f"{self._shard.name} ends at byte {self._at}")
+                raise _other(self._shard, f"it ends at byte {start}")
             found += got
-            self._at += len(got)
+            start += len(got)
         return bytes(found)

@@ -10,19 +10,24 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
 
 from node.core.errors import NetworkFault, UsageFault, refuse
-from node.core.home import expanded
+from node.data.places import data_file, directory, open_regular
 from node.data.readers import library
-from node.data.settings import local
-from node.data.streamed.files import Shard, asked, kind_of, known_kind
+from node.data.settings import NO_PLACES, DataSettings, Places
+from node.data.streamed.fetching import asked
+from node.data.streamed.files import Shard, kind_of, known_kind, size_and_tag
 
 MOST_SHARDS = 100_000
+MOST_SIZED = 2048
+"""Shards of a web server, each of which has its size in the manifest."""
+MOST_ASKED = 64
+"""Shards whose sizes a peer asks a web server for, where the manifest does not say them."""
 MOST_LIST = 16 << 20
 """Bytes of a list of checksums."""
 AT_ONCE = 16
@@ -32,16 +37,16 @@ HUB_S = 30.0
 SUMS = "SHA256SUMS"
 """How a list of checksums is called, as ``sha256sum`` writes it; an ending may follow."""
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
 
-def is_streamed(source: str, place: str = "") -> bool:
-    """Whether a source is read in pieces; ``place``: where this peer keeps it, if anywhere. Of a
-    file the manifest's word counts: all peers must read it in the same way. Raises UsageFault for
-    the home of an unknown user."""
+def is_streamed(source: str, places: Places = NO_PLACES) -> bool:
+    """Return True for a source that is read in pieces. Of a file the manifest's word counts: all
+    peers must read it in the same way. Raises UsageFault for the home of an
+    unknown user."""
     kind, _, name = source.partition(":")
     if kind == "hf":
-        return not expanded(place or name.partition(":")[0]).exists()
+        return directory(name.partition(":")[0], places) is None
     return kind in ("http", "https") or (kind == "file" and _is_list(name))
 
 
@@ -55,6 +60,9 @@ class Listing:
 
     source: str
     shards: tuple[Shard, ...]
+    sizes: tuple[int, ...] = ()
+    """Bytes of all shards that a web server was asked for, those without text as well; empty for
+    other sources, and where this was read from the disk."""
 
     @property
     def sha256(self) -> str:
@@ -72,20 +80,28 @@ class Listing:
         return cls(found["source"], tuple(Shard(*shard) for shard in found["shards"]))
 
 
-def listed(source: str, place: str, client: httpx2.Client, go_on: Callable[[], None]) -> Listing:
+def listed(
+    settings: DataSettings, places: Places, client: httpx2.Client, go_on: Callable[[], None]
+) -> Listing:
     """The shards of a source that :func:`is_streamed`. ``go_on`` is called between requests and
     ends the call by raising.
 
     Raises NetworkFault when the server does not answer, UsageFault for what is not there or is no
     list of shards, and for a shard of a format that cannot be read.
     """
+    source = settings.source
     kind, _, name = source.partition(":")
     if kind == "hf":
-        listing = _hub(name, client)
+        listing = _hub(name, admitted(settings, places))
     elif kind == "file":
-        listing = Listing(source, _local(local(name, place)))
+        listing = Listing(source, _local(data_file(name, settings.sha256, places)))
     else:
-        listing = Listing(source, _sized(_named(source, client), client, go_on))
+        found = _named(source, client)
+        if settings.sizes:
+            sized = _with_sizes(found, settings)
+        else:
+            sized = _sized(found, client, go_on, MOST_SIZED if places.own else MOST_ASKED)
+        listing = Listing(source, sized, tuple(shard.size for shard in sized))
     shards = tuple(s for s in listing.shards if s.size)
     refuse((not shards, f"{source} has no text", "name a source with at least one shard"))
     for shard in shards:
@@ -116,13 +132,13 @@ def _expanded(source: str) -> list[str]:
     found = _RANGE.search(source)
     if found is None:
         return [source]
-    step = f"give a range that rises, of at most {MOST_SHARDS}"
+    step = f"give a range that rises, of at most {MOST_SIZED}"
     # Python reads no number of more than 4,300 digits.
     refuse((len(found[0]) > 100, f"{found[0][:40]}… is no range of shards", step))
     first, last = int(found[1]), int(found[2])
     refuse(
         (
-            not 0 <= last - first < MOST_SHARDS,
+            not 0 <= last - first < MOST_SIZED,
             f"{found[0]} in {source} is {last - first + 1} shards",
             step,
         )
@@ -155,25 +171,39 @@ def _text(url: str, client: httpx2.Client) -> str:
     return body.decode("utf-8", errors="replace")
 
 
+def _with_sizes(shards: Sequence[Shard], settings: DataSettings) -> tuple[Shard, ...]:
+    """The shards with the sizes that the manifest says: no server is asked."""
+    refuse(
+        (
+            len(shards) != len(settings.sizes),
+            f"{settings.source} has {len(shards)} shards, and the manifest {len(settings.sizes)} "
+            "sizes",
+            "ask who owns the run; there may be a newer version",
+        )
+    )
+    sizes = zip(shards, settings.sizes, strict=True)
+    return tuple(replace(shard, size=size) for shard, size in sizes)
+
+
 def _sized(
-    shards: Sequence[Shard], client: httpx2.Client, go_on: Callable[[], None]
+    shards: Sequence[Shard], client: httpx2.Client, go_on: Callable[[], None], most: int
 ) -> tuple[Shard, ...]:
-    """The shards with the sizes and versions that their server says."""
+    """The shards with the sizes that their server says, which is asked for at most ``most`` of
+    them."""
+    refuse(
+        (
+            len(shards) > most,
+            f"{len(shards)} shards whose sizes the manifest does not say: a server would be asked "
+            f"for each, and is for {most} at most",
+            "make the manifest again with  tutti swarm init  , which writes their sizes"
+            if most < MOST_SIZED
+            else "make larger shards",
+        )
+    )
 
     def look(shard: Shard) -> Shard:
         go_on()
-        with asked(shard.name, client, "HEAD") as answer:
-            length = answer.headers.get("content-length", "")
-            refuse(
-                (
-                    not length.isdigit(),
-                    f"the server says no size of {shard.name}",
-                    "use another server",
-                )
-            )
-            # A weak tag (W/) says that two versions mean the same, not that their bytes do.
-            tag = answer.headers.get("etag", "")
-            return replace(shard, size=int(length), etag="" if tag.startswith("W/") else tag)
+        return replace(shard, size=size_and_tag(shard.name, client)[0])
 
     with ThreadPoolExecutor(AT_ONCE, "shards") as pool:
         return tuple(pool.map(look, shards))
@@ -181,28 +211,46 @@ def _sized(
 
 def _local(path: Path) -> tuple[Shard, ...]:
     """The shards of a list beside them on this disk."""
+    step = f"name the list, or its directory, with  --data PATH ;  sha256sum * > {SUMS}  makes it"
+    with open_regular(path, step) as file:
+        text = file.read(MOST_LIST + 1)
+    refuse((len(text) > MOST_LIST, f"{path} is larger than {MOST_LIST} bytes", step))
+    sums = _sums(text.decode("utf-8", errors="replace"), str(path))
+    for file, _ in sums:
+        parts = PurePosixPath(file).parts
+        refuse(
+            (
+                file.startswith("/") or ".." in parts,
+                f"{path} lists {file[:200]!r}, which is not beside it",
+                step,
+            )
+        )
     try:
-        sums = _sums(path.read_text(encoding="utf-8", errors="replace"), str(path))
         return tuple(
             Shard(str(path.parent / file), (path.parent / file).stat().st_size, digest)
             for file, digest in sums
         )
-    except OSError as e:
-        raise UsageFault(
-            f"cannot read {e.filename or path}: {e.strerror}",
-            f"name the list, or its directory, with  --data PATH ;  sha256sum * > {SUMS}  makes it",
-        ) from e
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else e
+        raise UsageFault(f"cannot read {getattr(e, 'filename', path)}: {why}", step) from e
 
 
-def _hub(name: str, client: httpx2.Client) -> Listing:
-    """NAME[@REVISION][:CONFIG]:SPLIT of the Hugging Face Hub, at one commit."""
+def admitted(settings: DataSettings, places: Places) -> bool:
+    """Return True if the Hub may learn who asks, which opens data sets of this user: for a manifest
+    of the user's own, and for one that names the content by its hash."""
+    return places.own or bool(settings.sha256)
+
+
+def _hub(name: str, admitted: bool) -> Listing:
+    """NAME[@REVISION][:CONFIG]:SPLIT of the Hugging Face Hub, at one commit. ``admitted``: with the
+    user's token, if there is one."""
     hub = library("huggingface_hub", "hf:")
     errors = library("huggingface_hub.errors", "hf:")
     where, *rest = name.split(":")
     repository, _, revision = where.partition("@")
     config, split = rest[:2] if len(rest) > 1 else ("", *rest, "train")[:2]
     try:
-        info = hub.HfApi().dataset_info(
+        info = hub.HfApi(token=None if admitted else False).dataset_info(
             repository, revision=revision or None, timeout=HUB_S, files_metadata=True
         )
     except (errors.HfHubHTTPError, errors.HFValidationError) as e:
@@ -229,6 +277,7 @@ def _hub(name: str, client: httpx2.Client) -> Listing:
             hub.hf_hub_url(repository, file, repo_type="dataset", revision=info.sha),
             int(files[file].size or 0),
             str(lfs.sha256) if (lfs := files[file].lfs) else "",
+            pinned=True,
         )
         for file in chosen
     )

@@ -12,23 +12,24 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-import httpx2
 import numpy as np
 
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault, refuse
 from node.core.newest import Newest
 from node.core.tasks import Tasks
+from node.data.confined.process import ParseFault
 from node.data.readers import library
-from node.data.settings import DataSettings
+from node.data.settings import NO_PLACES, DataSettings, Places
 from node.data.streamed.documents import documents_of
-from node.data.streamed.files import TIMEOUT, WHOLE, Files, kind_of
+from node.data.streamed.fetching import host_entry, web_client
+from node.data.streamed.files import WHOLE, Files, kind_of
 from node.data.streamed.pieces import Pieces
-from node.data.streamed.shards import Listing, listed
+from node.data.streamed.shards import Listing, admitted, listed
 from node.data.token_file import SUM, id_type, whole, with_sum
 from node.data.tokenizer import BYTES, Tokenizer, mark_between
 
@@ -36,8 +37,8 @@ WORKERS = 4
 """Threads that fetch and tokenise, where there are so many cores."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Between two tries to fetch what could not be had."""
-LOOK_AGAIN_S = 600.0
-"""Between two looks at which shards the source has: it is asked about each of them."""
+DATA_DISK = 8 << 30
+"""Bytes of a stream that are kept, where nothing else is said."""
 ELSEWHERE = 4
 """Other pieces that are tried where a piece cannot be read, neither at first nor again."""
 SAMPLED = 4
@@ -51,32 +52,43 @@ _log = logging.getLogger("tutti.data")
 
 
 def open_stream(
-    settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, place: str, cap: int
+    settings: DataSettings,
+    seq_len: int,
+    tokenizer: Tokenizer,
+    home: Path,
+    places: Places = NO_PLACES,
+    cap: int = DATA_DISK,
 ) -> "Stream":
     """The text that ``settings.source`` names, of which at most ``cap`` bytes are kept under
     ``home/data/stream``. Blocks while the source says which shards it has, unless that is known
     here for ``settings.sha256``.
 
-    Raises NetworkFault when it does not answer, UsageFault for what is no such source, and
-    OutOfResources when what is read at the same time does not fit below the cap.
+    Raises NetworkFault when it does not answer, UsageFault for what is no such source and for one
+    at a place that is not allowed, and OutOfResources when what is read at the same time does not
+    fit below the cap.
     """
     # Shards are wanted as they are stored: their sizes and hashes are those of the list.
     plain = {"user-agent": "tutti", "accept-encoding": "identity"}
-    client = httpx2.Client(timeout=TIMEOUT, follow_redirects=True, headers=plain | _token(settings))
+    token = _token(settings, places)
+    client = web_client(_hosts(settings, places), plain | token)
     files = Files(client, home / "data" / "stream", cap)
-    named = hashlib.sha256(f"{settings.source}\n{place}".encode()).hexdigest()[:32]
+    named = hashlib.sha256(f"{settings.source}\n{places.data}".encode()).hexdigest()[:32]
     kept = home / "data" / f"{named}.shards"
-
-    def look() -> Listing:
-        found = listed(settings.source, place, client, files.go_on)
-        if settings.sha256.lower() not in ("", found.sha256):
-            return found  # the source has changed; the kept listing is still the run's
-        with contextlib.suppress(OutOfResources):  # it is asked for again at the next start
-            files.put(kept, found.to_json().encode())
-        return found
-
-    listing = _known(kept, settings.sha256) or look()
-    stream = Stream(listing, settings, seq_len, tokenizer, files, look)
+    listing = _known(kept, settings.sha256)
+    if listing is None:
+        listing = listed(settings, places, client, files.go_on)
+        if settings.sha256.lower() in ("", listing.sha256):
+            with contextlib.suppress(OutOfResources):  # it is asked for again at the next start
+                files.put(kept, listing.to_json().encode())
+    refuse(
+        (
+            bool(token) and not places.own and not all(s.sha256 for s in listing.shards),
+            f"{settings.source} has files without a hash, which are fetched in your name: they "
+            "could be a data set that only you may read",
+            "ask who owns the run for a public data set, or join as a block stage",
+        )
+    )
+    stream = Stream(listing, settings, seq_len, tokenizer, files)
     at_once = (
         2 * s.size if kind_of(s.name).packed else s.size
         for s in listing.shards
@@ -102,19 +114,28 @@ def _known(kept: Path, sha256: str) -> Listing | None:
         return None
 
 
-def _token(settings: DataSettings) -> dict[str, str]:
-    """For the Hub, who we are, where that was set up here. A redirect to another host leaves it
-    out."""
-    hub = settings.source.startswith("hf:")
-    token = library("huggingface_hub", "hf:").get_token() if hub else None
+def _hosts(settings: DataSettings, places: Places) -> tuple[str, ...]:
+    """Hosts outside the public Internet that may be fetched from: those that the user allows, the
+    user's own Hub, and the host of a manifest that is the user's own."""
+    if settings.source.startswith("hf:"):
+        endpoint = library("huggingface_hub.constants", "hf:").ENDPOINT
+        return (*places.hosts, *host_entry(endpoint))
+    return (*places.hosts, *(host_entry(settings.source) if places.own else ()))
+
+
+def _token(settings: DataSettings, places: Places) -> dict[str, str]:
+    """For the Hub, who we are, where that was set up here and the Hub may learn it. A redirect to
+    another host leaves it out."""
+    if not settings.source.startswith("hf:") or not admitted(settings, places):
+        return {}
+    token = library("huggingface_hub", "hf:").get_token()
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
 class Stream:
     """Windows of ``seq_len + 1`` tokens of a listing's text, by the position of their sample.
 
-    Pieces are kept as token ids in ``files``, the folder of this stream. ``again`` looks at the
-    source anew, where the server says that a shard is another one now.
+    Pieces are kept as token ids in ``files``, the folder of this stream.
     """
 
     def __init__(
@@ -124,7 +145,6 @@ class Stream:
         seq_len: int,
         tokenizer: Tokenizer,
         files: Files,
-        again: Callable[[], Listing],
     ) -> None:
         """Raises UsageFault when there is nothing to train on."""
         self.listing, self.seq_len, self.files = listing, seq_len, files
@@ -138,7 +158,7 @@ class Stream:
         most = BYTES if plain and settings.tokenizer == "bytes" else tokenizer.vocab
         self.end = mark_between(settings, tokenizer, most)
         """The id that ends a document, where documents are kept apart."""
-        self._tokenizer, self._again = tokenizer, again
+        self._tokenizer = tokenizer
         self._kind = id_type(tokenizer)
         self._named = [_FORMAT, listing.sha256, settings.column, settings.holdout, settings.seed]
         self._sound = Newest[int, None](SOUND)
@@ -151,7 +171,7 @@ class Stream:
         self._waiting_again = set[int]()
         """Pieces that could not be had at the last try."""
         self._working = 0
-        self._pause, self._looked = 0.0, -LOOK_AGAIN_S
+        self._pause = 0.0
         self._warned = False
         self.trouble = ""
         """The reason for which text cannot be had, empty for none."""
@@ -217,6 +237,7 @@ class Stream:
     async def close(self) -> None:
         """Nothing is fetched any more; what waits is cancelled."""
         self.files.stop()
+        self._tokenizer.interrupt()
         await self._tasks.close()
         for future in self._making.values():
             future.cancel()
@@ -270,9 +291,17 @@ class Stream:
                         self._pool, self._make, number, others
                     )
                 except (LocalFault, OSError) as e:
+                    if number in self._waiting_again and isinstance(e, ParseFault):
+                        self._give_up(number, e)
+                        continue
                     self._waiting_again.add(number)
                     await self._failed(e)
                     self._making[number] = self._making.pop(number)  # behind the others
+                except asyncio.CancelledError:
+                    raise
+                except BaseException as e:  # a panic of a library in Rust is no Exception
+                    self._give_up(number, e)
+                    raise
                 else:
                     self._waiting_again.discard(number)
                     self._pause = 0.0
@@ -290,20 +319,23 @@ class Stream:
         finally:
             self._working -= 1
 
+    def _give_up(self, number: int, why: BaseException) -> None:
+        """Raise ``why`` where a piece is waited for: neither it nor other text can be read, and
+        that is nobody's to mend but the owner of the run."""
+        self.trouble = str(why)
+        self._waiting_again.discard(number)
+        self._urgency.pop(number, None)
+        future = self._making.pop(number)
+        if not future.done():
+            future.set_exception(why)
+            future.exception()  # nobody may wait for a piece that was only expected
+
     async def _failed(self, e: Exception) -> None:
-        loop = asyncio.get_running_loop()
         step = f"; {e.next_step}" if isinstance(e, LocalFault) else ""
         self.trouble = f"{e}{step}"
         if not self._warned:
             self._warned = True
             _log.warning("text for training cannot be had: %s%s; tried again", e, step)
-        if isinstance(e, UsageFault) and loop.time() - self._looked > LOOK_AGAIN_S:
-            # The server has other shards, or only other names for the versions of the same ones.
-            self._looked = loop.time()
-            with contextlib.suppress(LocalFault, OSError):
-                listing = await loop.run_in_executor(self._pool, self._again)
-                if listing.sha256 == self.listing.sha256:
-                    self.listing = listing
         self._pause = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause))
         await asyncio.sleep(self._pause)
 

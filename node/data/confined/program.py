@@ -1,0 +1,285 @@
+"""The program of a confined process: parses bytes that others wrote, and answers on its standard
+output.
+
+Started as a script with three arguments: the module path of its parent, the bytes of memory that it
+may have, and the seconds of processor time for one part of an answer. It keeps itself below these
+limits, opens no file of the parent's and writes none. Whatever a library raises is an answer; where
+a limit or a crash ends the process, the parent sees the end of its output.
+
+A frame is one byte that says its kind, four that say its length, and its content. A call is a frame
+of JSON and a frame of bytes; its answer is any number of PARTs, then END or FAULT. While it lasts,
+the program may send ASK and then reads one frame of bytes.
+"""
+
+import contextlib
+import json
+import math
+import os
+import select
+import struct
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+HEAD = struct.Struct(">cI")
+"""Kind and length of a frame."""
+CALL, BYTES, PART, ASK, END, FAULT = b"C", b"B", b"P", b"A", b"E", b"F"
+IDLE_S = 300.0
+"""Seconds without a call after which the process ends."""
+BUFFER = 1 << 20
+"""Bytes of parquet, or of packed text, that are asked for at once."""
+ROWS = 256
+"""Rows of parquet that are decoded at once."""
+UNPACKED = 1 << 22
+"""Bytes of unpacked text in one part of an answer."""
+Answer = Iterator[bytes]
+
+
+class Unfit(Exception):
+    """The data is not what the call needs: a sentence, and the next step for the user."""
+
+
+def limit(memory: int) -> None:
+    """Keep this process below its limits: no files written, no core, no more memory."""
+    import resource
+
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_AS, memory),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses some
+            resource.setrlimit(kind, (most, most))
+
+
+def more_time(cpu_s: int) -> None:
+    """Allow ``cpu_s`` more seconds of processor time from now on; the kernel ends the process after
+    them."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time()) + cpu_s
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+# ------------------------------------------------------------ frames
+
+
+def send(kind: bytes, content: bytes) -> None:
+    view = memoryview(HEAD.pack(kind, len(content)) + content)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def receive() -> bytes:
+    """The content of the next frame. Raises EOFError when the parent has closed the pipe."""
+    _, length = HEAD.unpack(_exactly(HEAD.size))
+    return _exactly(length)
+
+
+def _exactly(size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        if not (more := os.read(0, min(size - len(found), 1 << 20))):
+            raise EOFError
+        found += more
+    return bytes(found)
+
+
+class Source:
+    """The file of a call, for libraries that want a file: each read asks the parent for bytes."""
+
+    closed = False
+    mode = "rb"
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing is open here."""
+
+    def flush(self) -> None:
+        """Nothing is written here."""
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begins = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}
+        self._at = max(0, begins[whence] + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """All of ``size`` bytes unless the file ends before."""
+        stop = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        found = bytearray()
+        while self._at < stop:
+            send(ASK, json.dumps([self._at, min(BUFFER, stop - self._at)]).encode())
+            got = receive()
+            if not got:
+                break
+            found += got
+            self._at += len(got)
+        return bytes(found)
+
+
+# ------------------------------------------------------------ documents
+
+
+def parquet(head: dict[str, Any], _: bytes) -> Answer:
+    """The strings of a column, as UTF-8, in the rows from ``start`` / ``parts`` of all to ``stop``
+    / ``parts``; nulls are left out. Not ``strict``: strings that are no UTF-8 are taken as they
+    are."""
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    column = head["column"]
+    # A buffer: pages are decoded one after the other, however large a row group is.
+    with pq.ParquetFile(Source(head["size"]), pre_buffer=False, buffer_size=BUFFER) as file:
+        meta = file.metadata
+        _check_column(pyarrow.types, file.schema_arrow, head["name"], column)
+        first = head["start"] * meta.num_rows // head["parts"]
+        last = head["stop"] * meta.num_rows // head["parts"]
+        seen = 0
+        for group in range(meta.num_row_groups):
+            begin = seen
+            seen += meta.row_group(group).num_rows
+            if seen <= first or last <= begin:
+                continue
+            for rows in file.iter_batches(ROWS, [group], [column], use_threads=False):
+                if head["strict"]:
+                    rows.validate(full=True)
+                yield from _texts(pyarrow, rows.column(0), first - begin, last - begin)
+                begin += len(rows)
+                if begin >= last:
+                    break
+
+
+def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
+    # Of several columns of one name, which pyarrow does not find by it, the first.
+    if column not in schema.names:
+        names = ", ".join(schema.names[:8])[:500]
+        raise Unfit(
+            f"{name} has no column {column!r}",
+            f"it has {names}; of a stream  data.column  names one",
+        )
+    kind = schema.field(schema.names.index(column)).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise Unfit(
+            f"{name} holds {str(kind)[:80]} in {column!r}, not text",
+            "name a column of strings; of a stream by  data.column",
+        )
+
+
+def _texts(pyarrow: Any, rows: Any, first: int, last: int) -> Answer:
+    """Rows ``first`` to ``last`` of those given, as bytes: strings may be no UTF-8."""
+    begin = max(0, first)
+    found = rows.slice(begin, max(0, last - begin)).cast(pyarrow.large_string())
+    return (text for text in found.cast(pyarrow.large_binary()).to_pylist() if text is not None)
+
+
+def lines(head: dict[str, Any], body: bytes) -> Answer:
+    """Of each line that is not blank "+" and the string ``column`` of its JSON object, or "-" and
+    the line's number from 0 where it is no such object."""
+    for number, line in enumerate(body.split(b"\n")):
+        if not line.strip():
+            continue
+        try:
+            yield b"+" + json.loads(line)[head["column"]].encode("utf-8", errors="replace")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            yield b"-%d" % number
+
+
+def unpack(head: dict[str, Any], _: bytes) -> Answer:
+    """The content of a packed file."""
+    import pyarrow
+
+    with pyarrow.input_stream(Source(head["size"]), compression=head["packed"]) as source:
+        while text := source.read(UNPACKED):
+            yield text
+
+
+# ------------------------------------------------------------ the tokenizer
+
+
+class Tokenizer:
+    """A tokenizer.json, which is loaded once and asked many times."""
+
+    def __init__(self) -> None:
+        self._inner: Any = None
+
+    def load(self, head: dict[str, Any], body: bytes) -> Answer:
+        """JSON: ``ids``, one more than the largest id, and ``ends``, ids of the words ``ends``."""
+        from tokenizers import Tokenizer as RustTokenizer
+
+        self._inner = RustTokenizer.from_buffer(body)
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        ids = self._inner.get_vocab(with_added_tokens=True).values()
+        ends = [self._inner.token_to_id(word) for word in head["ends"]]
+        yield json.dumps({"ids": max(ids, default=-1) + 1, "ends": ends}).encode()
+
+    def encode(self, _: dict[str, Any], body: bytes) -> Answer:
+        """Ids of a text in UTF-8, uint32 of this machine; no special ids added."""
+        text = body.decode("utf-8", errors="replace")
+        [found] = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        yield array("I", found.ids).tobytes()
+
+    def decode(self, _: dict[str, Any], body: bytes) -> Answer:
+        """The text of ids in UTF-8, without special ones."""
+        ids = array("I", body).tolist()
+        yield self._inner.decode(ids, skip_special_tokens=True).encode("utf-8", errors="replace")
+
+
+def serve(cpu_s: int) -> None:
+    """Answer calls until the parent closes the pipe, or makes none for :data:`IDLE_S`."""
+    tokenizer = Tokenizer()
+    operations: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
+        "parquet": parquet,
+        "lines": lines,
+        "unpack": unpack,
+        "load": tokenizer.load,
+        "encode": tokenizer.encode,
+        "decode": tokenizer.decode,
+    }
+    while select.select([0], [], [], IDLE_S)[0]:
+        head = json.loads(receive())
+        body = receive()
+        try:
+            more_time(cpu_s)
+            for part in operations[head["op"]](head, body):
+                send(PART, part)
+                more_time(cpu_s)
+            send(END, b"")
+        except (EOFError, BrokenPipeError):
+            raise
+        except Unfit as e:
+            send(FAULT, json.dumps(e.args).encode())
+        except BaseException as e:  # noqa: BLE001 - a panic of a library in Rust is no Exception
+            send(FAULT, json.dumps([f"{type(e).__name__}: {e}"[:500], ""]).encode())
+
+
+def main() -> None:
+    sys.path[:] = sys.argv[1].split(os.pathsep)
+    limit(int(sys.argv[2]))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        serve(int(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Files of this machine that a manifest names. Enters: names of a manifest, and the locations that
+the user gave. Never: a file that neither the user has named nor a hash proves.
+"""
+
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from node.core.errors import UsageFault, refuse
+from node.core.home import expanded
+from node.data.settings import Places
+
+_KERNEL = ("/proc", "/sys", "/dev")
+"""Directories of interfaces of the kernel: reading one can block, or change something."""
+_SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files of which a directory has one that the library ``datasets`` has saved."""
+_SHARED_MEMORY = "/dev/shm"
+
+
+def data_file(name: str, sha256: str, places: Places) -> Path:
+    """Path of the data that a manifest calls ``name``. Raises UsageFault as :func:`_located`."""
+    return _located(name, "data", places.data, places, proven=bool(sha256))
+
+
+def tokenizer_file(name: str, sha256: str, places: Places) -> Path:
+    """Path of the tokenizer.json that a manifest calls ``name``. Raises UsageFault as
+    :func:`_located`."""
+    return _located(name, "tokenizer", places.tokenizer, places, proven=bool(sha256))
+
+
+def directory(name: str, places: Places) -> Path | None:
+    """The directory of a data set that a manifest calls ``name``, as the library ``datasets`` saves
+    it: the one that the user named for this run, or one of the user's own manifest. None where the
+    name is one of the Hub."""
+    if places.data:
+        place = expanded(places.data)
+        named = places.own or "data" not in places.for_all_runs
+        if named and any((place / mark).is_file() for mark in _SAVED):
+            return place
+        inside = place / Path(name).name
+        return inside if places.own and inside.is_dir() else None
+    own = expanded(name) if places.own else None
+    return own if own is not None and own.is_dir() else None
+
+
+def _located(name: str, setting: str, place: str, places: Places, *, proven: bool) -> Path:
+    """Path of the file that a manifest calls ``name`` and this user keeps at ``place``.
+
+    The user names a file for this run by its path. A directory, a file set for all runs, and the
+    path in a manifest are places to look only: a file there is read if its hash is in the manifest,
+    or if the manifest is the user's own. Raises UsageFault for every other file, and for a name
+    without a last part.
+    """
+    is_file = named_for_one_run(place)
+    if is_file and setting not in places.for_all_runs:
+        return expanded(place)
+    base = Path(name).name
+    step = f"name it by  --{setting} PATH"
+    refuse((not base or base == "..", f"{name!r} is no name of a file", step))
+    path = expanded(place or name)
+    if place and not is_file:
+        path /= base
+    refuse(
+        (
+            not (proven or places.own),
+            f"the manifest names the {setting} {name} and no hash of it, so {path} is not opened: "
+            "it could be any file of yours",
+            f"if you want this run to read a file of yours, name it:  --{setting} FILE ; a block "
+            "stage needs none",
+        )
+    )
+    return path
+
+
+def named_for_one_run(place: str) -> bool:
+    """Return True if the user has named a file, which one run reads: a directory may hold the files
+    of all runs of a peer."""
+    return bool(place) and not os.path.isdir(expanded(place))
+
+
+def open_regular(path: Path, next_step: str) -> BufferedReader:
+    """A file opened to be read. Raises UsageFault for one that cannot be opened, and for a
+    directory, a device, a pipe, a socket, or a file of the kernel."""
+    try:
+        real = os.path.realpath(path)
+        inside = any(real == d or real.startswith(f"{d}/") for d in _KERNEL)
+        refuse(
+            (
+                inside and not real.startswith(f"{_SHARED_MEMORY}/"),
+                f"{path} is an interface of the kernel, no file of data",
+                next_step,
+            ),
+            (not stat.S_ISREG(os.stat(path).st_mode), f"{path} is not a regular file", next_step),
+        )
+        # A pipe that has taken the file's name meanwhile would block here for ever.
+        return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except (OSError, ValueError) as e:  # a name with a zero byte is a ValueError
+        why = e.strerror if isinstance(e, OSError) else e
+        raise UsageFault(f"cannot read {path}: {why}", next_step) from e
