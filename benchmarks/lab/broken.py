@@ -67,7 +67,8 @@ class BrokenLab:
             started = []
             for label, more in (("founder", ()), ("friend", ("--join", self.address()))):
                 home = self.box.root / label
-                child = Child(label, home, (*words, *more), self.net[label].through)
+                through = (*self.net[label].through, "env", "TUTTI_TRANSPORT_QUIC=true")
+                child = Child(label, home, (*words, *more), through)
                 self.box.made[label] = Peer(label, home, child)
                 started.append(self.box.made[label].start())
             for peer in started:

@@ -55,6 +55,7 @@ from node.core.ids import ENDS, CellId, PeerId
 from node.core.memory import keep_freed, resident
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
+from node.dht.room import Company
 from node.identity.admission import admission_token
 from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
@@ -148,9 +149,16 @@ class Daemon(Node):
             self.journal,
             admit=self.gate.admit,
             admission=self.admission(self.manifest.run_id),
+            company=Company(
+                lambda peer: self.transport.established(peer),
+                self.transport.has_met,
+                self.transport.p2p.block,
+            ),
         )
+        directory.on_refusal(lambda peer: self.transport.refusals.count("directory", peer))
         bootstrap = self._bootstrap()
-        attach = partial(directory.attach, initial_peers=bootstrap)
+        seeds = self.transport.p2p.dialable(bootstrap)
+        attach = partial(directory.attach, initial_peers=seeds)
         await directory.serve(self._in_routing_tables(bool(bootstrap)))
         await attach(self.transport.p2p.p2p)
         self.transport.p2p.on_up.append(attach)

@@ -4,6 +4,7 @@ bootstrap peers."""
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from node.core.tasks import Tasks
 from node.dht import guard
 from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
 from node.dht.record_store import Admit, Author, RecordStore, TopicStore
+from node.dht.room import NO_COMPANY, Company
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
 from node.identity.keys import Identity, peer_id_of, public_key_of
@@ -56,9 +58,12 @@ class Directory:
     """Who is in the swarm (see ``DirectoryPort``), over the p2pd of :meth:`attach`.
 
     In a private run ``admit`` says who may read and write here, and ``admission`` is the token this
-    peer shows. Before the first :meth:`attach`, and while p2pd is down, publishing keeps the record
-    for later and reading gives what was heard so far. Only its own p2pd's connections are used; no
-    public bootstrap peers.
+    peer shows. ``company`` says which other peers keep their places when there are more records
+    than places.
+
+    Before the first :meth:`attach`, and while p2pd is down, publishing keeps the record for later
+    and reading gives what was heard so far. Only its own p2pd's connections are used; no public
+    bootstrap peers.
     """
 
     def __init__(
@@ -71,18 +76,20 @@ class Directory:
         *,
         admit: Admit | None = None,
         admission: bytes = b"",
+        company: Company = NO_COMPANY,
     ) -> None:
         self.me = identity.peer_id
         self._settings, self._clock, self._journal = settings, clock, journal
-        self._record_store = RecordStore(run_id, settings, self.me, admit)
+        self._record_store = RecordStore(run_id, settings, self.me, admit, company=company)
         self._author = Author(identity, run_id, settings, admission)
-        self._topics = TopicStore(run_id, settings, self.me, admit)
+        self._topics = TopicStore(run_id, settings, self.me, admit, company=company)
         self._rate_limit = RateLimitedLog(journal, clock.now)
         self._door = guard.AdmissionFilter(
             clock,
             admit,
             admission,
             lambda peer, kind, text: self._rate_limit.emit(peer, "dht", kind, text),
+            company,
         )
         self._body: PeerBody | None = None
         self._topic = PEERS
@@ -101,6 +108,16 @@ class Directory:
         self._tasks = Tasks(
             "dht", lambda name, error: self._tell("task_failed", f"{name}: {error!r}", "error")
         )
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Requests and records of others that were refused, by kind: ``not admitted``,
+        ``requests`` (too many), ``records`` (invalid), ``places`` (no room)."""
+        return self._door.refusals
+
+    def on_refusal(self, callback: Callable[[PeerId], None]) -> None:
+        """Call ``callback`` with each peer that is refused."""
+        self._door.on_refusal = callback
 
     @property
     def neighbours(self) -> int:
@@ -426,11 +443,12 @@ def _by_peer(multiaddrs: Iterable[str]) -> dict[PeerId, list[Multiaddr]]:
 
 
 def _by_peer_leniently(entries: Iterable[PeerEntry], me: PeerId) -> dict[PeerId, list[Multiaddr]]:
-    """The same for addresses that others claim: only those that end in the writer's own PeerId, the
-    rest is dropped."""
+    """The same for addresses that others claim: only those that end in the writer's own PeerId and
+    are not QUIC's, the rest is dropped."""
     out: dict[PeerId, list[Multiaddr]] = {}
     for entry in entries:
-        for text in entry.body.maddrs if entry.peer != me else ():
+        claimed = [text for text in entry.body.maddrs if "/udp/" not in text]
+        for text in claimed if entry.peer != me else ():
             with contextlib.suppress(UsageFault):
                 out.setdefault(entry.peer, []).extend(_by_peer([text]).get(entry.peer, []))
     return {peer: addresses for peer, addresses in out.items() if addresses}

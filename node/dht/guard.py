@@ -13,10 +13,12 @@ need not be kept secret.
 # hivemind ships no types for its generated messages.
 # pyright: reportAttributeAccessIssue=false
 
+import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
@@ -40,6 +42,7 @@ from node.core.clock import Clock
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, short
 from node.dht.record_store import Admit, RecordStore, TopicStore
+from node.dht.room import NO_COMPANY, OTHERS, Company, NoRoom, Source
 from node.dht.topics import key_of, unwrap
 from node.identity.faults import TokenBucket
 
@@ -51,7 +54,8 @@ MAX_KEYS = 8
 """Keys in one request; we use one, and every key of a search costs a whole dictionary in the
 answer."""
 MAX_ENTRIES = 1024
-"""Records in one dictionary; more are not even looked at. A signature takes about 0.1 ms."""
+"""Records in one dictionary, as many as a node keeps under one key; more are not even looked at. A
+signature takes about 0.1 ms."""
 MAX_SUBKEY = 128
 """Bytes of a packed subkey; a PeerId has 52."""
 MAX_NEAREST, MAX_ID = 64, 64
@@ -60,8 +64,15 @@ them, which takes seconds for a million."""
 MAX_VALUE = 8192
 """Bytes of a packed value; a record has at most 4 KiB."""
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 100.0
-"""DHT requests of one peer: sustained rate, and burst. Reading and posting every few seconds takes
-one or two a second."""
+"""DHT requests of one established peer: sustained rate, and burst. Reading and posting every few
+seconds takes one or two a second."""
+STRANGERS_PER_S = 10.0
+"""Sustained rate for a stranger, with the same burst."""
+ANSWER_BYTES = 1 << 16
+"""Bytes of an answer that cost its asker as much as one request."""
+BROUGHT_PER_S = 1.0
+"""Rate at which one peer may store records of writers that are new here, beside its own; it may
+store :data:`OTHERS` at once."""
 
 SOURCES = 3
 """Nodes of a walk that are asked for the records under a key. The others are asked only for nodes
@@ -190,9 +201,9 @@ class RecordSerializer(MSGPackSerializer):
 
 
 class AdmissionFilter:
-    """Checks and makes the admission tokens of DHT requests, and limits how often a peer may ask.
-    ``admit`` raises Refused for a peer that the run does not admit (None: an open run),
-    ``admission`` is our own token."""
+    """Checks and makes the admission tokens of DHT requests, and limits how often a peer may ask
+    and store. ``admit`` raises Refused for a peer that the run does not admit (None: an open run),
+    ``admission`` is our own token. ``refusals`` counts by kind."""
 
     def __init__(
         self,
@@ -200,9 +211,21 @@ class AdmissionFilter:
         admit: Admit | None = None,
         admission: bytes = b"",
         tell: Tell = lambda peer, kind, text: None,
+        company: Company = NO_COMPANY,
     ) -> None:
         self._clock, self._admit, self._admission, self._tell = clock, admit, admission, tell
+        self._company = company
         self._rate = TokenBucket(REQUESTS_PER_S, REQUESTS_AT_ONCE)
+        self._strangers = TokenBucket(STRANGERS_PER_S, REQUESTS_AT_ONCE)
+        self._brought = TokenBucket(BROUGHT_PER_S, OTHERS)
+        self.refusals: Counter[str] = Counter()
+        self.on_refusal: Callable[[PeerId], None] = lambda peer: None
+        """Told of each peer that was refused."""
+
+    def refuse(self, kind: str, peer: PeerId) -> None:
+        """Count a refusal."""
+        self.refusals[kind] += 1
+        self.on_refusal(peer)
 
     def admits(self, caller: PeerID, request: Any) -> bool:
         """Whether the caller belongs to the run, by the token in its request."""
@@ -212,19 +235,40 @@ class AdmissionFilter:
         try:
             self._admit(peer, request.auth.client_access_token.signature, self._clock.wall())
         except Refused as e:
+            self.refuse("not admitted", peer)
             self._tell(peer, "not-admitted", f"{short(peer)} may not use the directory: {e.what}")
             return False
         return True
 
-    def in_time(self, caller: PeerID) -> bool:
-        """Count a request; False when it is one too many."""
+    def in_time(self, caller: PeerID, cost: float = 1.0) -> bool:
+        """Count a request that costs as much as ``cost`` usual ones; False when it is one too
+        many."""
         peer = PeerId(caller.to_base58())
-        if self._rate.allow(peer, self._clock.now()):
+        if self._bucket(peer).allow(peer, self._clock.now(), cost):
             return True
+        self.refuse("requests", peer)
         self._tell(
             peer, "rate-limited", f"{short(peer)} sends too many DHT requests; some are refused"
         )
         return False
+
+    def charge(self, caller: PeerID, nbytes: int) -> None:
+        """Count an answer of ``nbytes`` that the caller got."""
+        peer = PeerId(caller.to_base58())
+        self._bucket(peer).charge(peer, self._clock.now(), nbytes / ANSWER_BYTES)
+
+    def source(self, peer: PeerID, *, asked: bool = False) -> Source:
+        """The source of records that a connected peer brings."""
+        who = PeerId(peer.to_base58())
+        return Source(who, self._company.block(who), asked)
+
+    def may_bring(self, source: Source) -> bool:
+        """Count a record that a peer stores and that a new writer made; False when it is one too
+        many."""
+        return self._brought.allow(source.peer, self._clock.now())
+
+    def _bucket(self, peer: PeerId) -> TokenBucket:
+        return self._rate if self._company.established(peer) else self._strangers
 
     def label(self, stub: Any) -> Any:
         """``stub`` with our token in every request."""
@@ -283,33 +327,72 @@ class EnvelopeValidator(RecordValidatorBase):
         self._topics, self.door = topics, door
         self._record_store, self._clock, self._max_record = record_store, clock, max_record
         self._key = DHTID.generate(source=record_store.key).to_bytes()
+        self.evicted: list[tuple[str, str]] = []
+        """Keys and writers of records that lost their places to others since it was last
+        emptied."""
+        record_store.on_drop = topics.on_drop = self._dropped
+
+    def _dropped(self, key: str, writer: str, evicted: bool) -> None:
+        if evicted:
+            self.evicted.append((key, writer))
 
     def validate(self, record: DHTRecord) -> bool:
+        """Return True for a record that may be stored and passed on."""
         try:
-            writer, raw = (
-                _unpack_flat(record.subkey, MAX_SUBKEY),
-                _unpack_flat(record.value, self._max_record),
-            )
-            if (
-                not isinstance(writer, str)
-                or not isinstance(raw, bytes)
-                or not isinstance(record.expiration_time, float)
-            ):
-                raise WireError("not a record of ours")
-            self._offer(record.key, writer, raw, record.expiration_time)
+            self.offer(record)
+        except NoRoom:
+            self._refuse("places")
+            return False
         except WireError:
+            self._refuse("records")
             return False
         return True
 
-    def _offer(self, key: bytes, writer: str, raw: bytes, expires: float) -> None:
-        now = self._clock.wall()
-        if key == self._key:
-            self._record_store.offer(writer, raw, expires, now)
-            return
+    def _refuse(self, kind: str) -> None:
+        """Count a record that a peer stores; those in an answer are nobody's request."""
+        source = _source.get()
+        if source is not None and not source.asked:
+            self.door.refuse(kind, source.peer)
+
+    def offer(self, record: DHTRecord) -> bool:
+        """Offer a record to its store; True when it is news. Raises WireError, NoRoom."""
+        writer = _unpack_flat(record.subkey, MAX_SUBKEY)
+        raw = _unpack_flat(record.value, self._max_record)
+        expires = record.expiration_time
+        if not isinstance(writer, str) or not isinstance(raw, bytes):
+            raise WireError("not a record of ours")
+        if not isinstance(expires, float):
+            raise WireError("a record without a time until which it is stored")
+        now, source = self._clock.wall(), _source.get()
+        if record.key == self._key:
+            self._check_bearer(source, writer, writer in self._record_store)
+            return self._record_store.offer(writer, raw, expires, now, source)
         topic, sealed = unwrap(raw)
-        if key != DHTID.generate(source=key_of(self._topics.run_id, topic)).to_bytes():
+        if record.key != DHTID.generate(source=key_of(self._topics.run_id, topic)).to_bytes():
             raise WireError("not the key of this topic in this run")
-        self._topics.offer(topic, writer, sealed, expires, now)
+        self._check_bearer(source, writer, self._topics.knows(topic, writer))
+        return self._topics.offer(topic, writer, sealed, expires, now, source)
+
+    def _check_bearer(self, source: Source | None, writer: str, known: bool) -> None:
+        """Raises NoRoom, before a signature is checked, when a peer stores too many records of
+        others."""
+        if source is None or source.asked or known or source.peer == writer:
+            return
+        if not self.door.may_bring(source):
+            raise NoRoom(f"{short(source.peer)} stores too many records of others")
+
+
+_source: ContextVar[Source | None] = ContextVar("source", default=None)
+"""The peer whose records are being looked at."""
+
+
+@contextlib.contextmanager
+def _from(source: Source) -> Iterator[None]:
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
 
 
 class SwarmProtocol(DHTProtocol):
@@ -321,8 +404,12 @@ class SwarmProtocol(DHTProtocol):
     serializer = RecordSerializer
 
     @property
+    def _validator(self) -> EnvelopeValidator:
+        return cast(EnvelopeValidator, self.record_validator)
+
+    @property
     def _door(self) -> AdmissionFilter:
-        return cast(EnvelopeValidator, self.record_validator).door
+        return self._validator.door
 
     def _welcome(self, context: P2PContext) -> "_Welcome":
         return _Welcome(context.handle_name, context.local_id, context.remote_id)
@@ -361,13 +448,63 @@ class SwarmProtocol(DHTProtocol):
             or count > MAX_KEYS
             or any(request.in_cache)
             or _pretender(request.peer, context)
-            or not self._door.in_time(context.remote_id)
+            or not self._door.in_time(context.remote_id, count)
         ):
             return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
+        if request.peer.node_id:
+            # As in the parent, the caller enters the routing table.
+            ping = dht_pb2.PingRequest(peer=request.peer)
+            await self.rpc_ping(ping, self._welcome(context))
+        with _from(self._door.source(context.remote_id)):
+            stored = [
+                self._keep(*one)
+                for one in zip(
+                    request.keys,
+                    request.subkeys,
+                    request.values,
+                    request.expiration_time,
+                    strict=True,
+                )
+            ]
+        return dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info)
+
+    def _keep(self, key: bytes, tag: bytes, value: bytes, expires: float) -> bool:
+        """Store a record, or the good ones of a dictionary; False when nothing was stored."""
         try:
-            return await super().rpc_store(request, self._welcome(context))
-        except (ValueError, TypeError, AttributeError, AssertionError, msgpack.UnpackException):
-            return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
+            if tag != self.IS_DICTIONARY:
+                if not self._validate_record(key, tag, value, expires):
+                    return False
+                writer: Any = self.serializer.loads(tag)
+                return self._put(DHTID.from_bytes(key), writer, value, expires)
+            dictionary: Any = self.serializer.loads(value)
+            if not self._validate_dictionary(key, dictionary):
+                return False
+            good = list(dictionary.items())
+            return all([self._put(DHTID.from_bytes(key), subkey, *item) for subkey, item in good])
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+            return False
+        finally:
+            self._forget_evicted()
+
+    def _put(self, key: DHTID, writer: str, value: bytes, expires: float) -> bool:
+        """Store a record that was validated. hivemind's storage grows with every call until the
+        record expires, also when it keeps what it has, so it is not called for the same record."""
+        held = self.storage.get(key)
+        if held is not None and isinstance(held.value, DictionaryDHTValue):
+            old = held.value.get(writer)
+            if old is not None and old.expiration_time >= expires:
+                return old.value == value
+        return self.storage.store_subkey(key, writer, value, expires)
+
+    def _forget_evicted(self) -> None:
+        """Records without a place are not passed on either."""
+        evicted = self._validator.evicted
+        for key, writer in evicted:
+            held = self.storage.get(DHTID.generate(source=key))
+            records: Any = held.value if held is not None else None
+            if isinstance(records, DictionaryDHTValue):
+                del records[writer]
+        evicted.clear()
 
     async def rpc_find(
         self, request: dht_pb2.FindRequest, context: P2PContext
@@ -380,12 +517,16 @@ class SwarmProtocol(DHTProtocol):
             # An answer of the right length: to hivemind another one would mean that we are gone.
             nothing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
             return dht_pb2.FindResponse(results=[nothing] * len(request.keys), peer=self.node_info)
-        return await super().rpc_find(request, self._welcome(context))
+        answer = await super().rpc_find(request, self._welcome(context))
+        self._door.charge(context.remote_id, answer.ByteSize())
+        return answer
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
         """As the parent, but an answer lives as long as its records, not as long as its sender
         says."""
-        found = await super().call_find(peer, keys)
+        with _from(self._door.source(peer, asked=True)):
+            found = await super().call_find(peer, keys)
+        self._forget_evicted()
         if found is None:
             return None
         return {

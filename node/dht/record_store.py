@@ -13,11 +13,14 @@ from typing import Generic
 from node.core.errors import Refused, UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.dht.record import B, DirectoryEntry, PeerBody, Posting, unwrap, wrap
+from node.dht.room import NO_COMPANY, Company, NoRoom, Room, Source
 from node.dht.settings import DirectorySettings
 from node.dht.topics import MAX_POSTING, PEERS, key_of, most_writers
 from node.identity.keys import Identity
 from node.identity.records import open_record, seal
 
+POSTINGS_EACH = 64
+"""Records of one peer under topics that this node does not use itself. A leader posts a dozen."""
 SLACK_S = 0.001
 """A record may be stored until this much beside its signed expiry: what a float loses on its
 way."""
@@ -26,6 +29,9 @@ way."""
 Admit = Callable[[PeerId, bytes, float], float]
 """``admit(writer, token, now)``: the Unix time until which the writer may take part. Raises
 Refused."""
+OnDrop = Callable[[str, str, bool], None]
+"""``on_drop(key, writer, evicted)`` is told of a record that is no longer kept. ``evicted``: its
+place went to another record before it expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,11 @@ class _Records(Generic[B]):
 
     Sequence numbers are remembered per writer for as long as an older record could still be valid;
     after that an old record is refused because it has expired. So the memory is bounded, and a
-    writer whose clock was set back is heard again after one life of a record. At most ``most``
-    writers are remembered, and always ``me``; with one record of at most ``max_record`` bytes each,
-    that is all the memory strangers can take. ``read(body)`` raises WireError for a body of another
-    kind. ``admit`` decides whose records stand in a private run; None: everybody's.
+    writer whose clock was set back is heard again after one life of a record. ``most`` strangers
+    are remembered, as many established writers of ``company``, and always ``me``; with one record
+    of at most ``max_record`` bytes each, that is all the memory that others can take.
+    ``read(body)`` raises WireError for a body of another kind. ``admit`` decides whose records
+    stand in a private run; None: everybody's.
     """
 
     def __init__(
@@ -59,33 +66,35 @@ class _Records(Generic[B]):
         read: Callable[[bytes], B],
         me: PeerId | None = None,
         admit: Admit | None = None,
+        *,
+        company: Company = NO_COMPANY,
     ) -> None:
         self.key, self._me, self._admit = key, me, admit
-        self._settings, self._most, self._read = settings, most, read
+        self._settings, self._read = settings, read
+        self._room = Room[str](most, company)
+        self.on_drop: OnDrop = lambda key, writer, evicted: None
         self._posted: dict[str, _Posted[B]] = {}
 
-    def offer(self, writer: str, raw: bytes, expires: float, now: float) -> bool:
+    def offer(
+        self, writer: str, raw: bytes, expires: float, now: float, source: Source | None = None
+    ) -> bool:
         """Consider a sealed record found under subkey ``writer``, stored until ``expires`` (Unix
-        seconds, as ``now``).
+        seconds, as ``now``). ``source``: the peer that it came from; None: its writer.
 
         True when it is news, False when it was known. Raises WireError when it must not be stored
-        or passed on: too large, expired or living too long, one writer too many, not signed by
-        ``writer`` for this board, stored for another time than was signed, older than what the
-        writer has posted since, without a valid admission, or not a body of its kind.
+        or passed on: too large, expired or living too long, not signed by ``writer`` for this
+        board, stored for another time than was signed, older than what the writer has posted
+        since, without a valid admission, or not a body of its kind; NoRoom for one writer too many.
         """
         limit = self._settings
         if not now < expires <= now + limit.max_ttl_s:  # false for NaN as well
             raise WireError(f"a record lives at most {limit.max_ttl_s:.0f} s from now")
         known = self._posted.get(writer)
         if known is not None and known.not_after <= now:
-            del self._posted[writer]
+            self.drop(writer)
             known = None
         if known is not None and known.raw == raw and abs(known.not_after - expires) <= SLACK_S:
             return False  # saves checking the same signature at every reading
-        if known is None and writer != self._me and len(self._posted) >= self._most:
-            self.forget_expired(now)
-            if len(self._posted) >= self._most:
-                raise WireError(f"{self._most} peers are posted already")
         peer = PeerId(writer)
         record = open_record(
             raw,
@@ -105,8 +114,28 @@ class _Records(Generic[B]):
         entry = (
             DirectoryEntry(peer, self._read(body), record.seq, record.not_after) if body else None
         )
+        if peer != self._me:
+            self._enter(peer, source, now)
         self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry, admitted)
         return True
+
+    def _enter(self, writer: PeerId, source: Source | None, now: float) -> None:
+        """Take a place for a record. Raises NoRoom."""
+        try:
+            evicted = self._room.enter(writer, writer, source)
+        except NoRoom:
+            if self.soonest > now:
+                raise
+            self.forget_expired(now)
+            evicted = self._room.enter(writer, writer, source)
+        if evicted is not None:
+            self.drop(evicted, evicted=True)
+
+    def drop(self, writer: str, *, evicted: bool = False) -> None:
+        """Forget a writer's record, if there is one."""
+        self._room.leave(writer)
+        if self._posted.pop(writer, None) is not None:
+            self.on_drop(self.key, writer, evicted)
 
     def _admitted(self, peer: PeerId, token: bytes, now: float) -> float:
         """Our own records stand whatever others think of our token. Raises WireError."""
@@ -146,7 +175,7 @@ class _Records(Generic[B]):
     def forget_expired(self, now: float) -> None:
         """What holds no longer takes no room."""
         for writer in [w for w, posted in self._posted.items() if posted.not_after <= now]:
-            del self._posted[writer]
+            self.drop(writer)
 
 
 class RecordStore(_Records[PeerBody]):
@@ -158,10 +187,11 @@ class RecordStore(_Records[PeerBody]):
         settings: DirectorySettings,
         me: PeerId | None = None,
         admit: Admit | None = None,
+        *,
+        company: Company = NO_COMPANY,
     ) -> None:
-        super().__init__(
-            key_of(run_id, PEERS), settings, settings.max_peers, PeerBody.parse, me, admit
-        )
+        most, key = settings.max_peers, key_of(run_id, PEERS)
+        super().__init__(key, settings, most, PeerBody.parse, me, admit, company=company)
 
 
 def _posting(body: bytes) -> bytes:
@@ -173,10 +203,11 @@ def _posting(body: bytes) -> bytes:
 class TopicStore:
     """What is posted under other topics of a run.
 
-    Each topic takes as many writers as its kind has room for (``topics.WRITERS``), and all together
-    at most ``max_postings`` records. When these are there, only topics that this node uses itself
-    (:meth:`use`) take more, and the records of ``me`` stand in any case. What has expired is
-    dropped at the next call, whatever topic that is about.
+    Each topic takes as many strangers as its kind has room for (``topics.WRITERS``), and as many
+    established writers. All topics together take ``max_postings`` records of strangers,
+    :data:`POSTINGS_EACH` of one peer, and as many of established writers. The records under topics
+    that this node uses itself (:meth:`use`) do not count there, and those of ``me`` stand in any
+    case. What has expired is dropped at the next call, whatever topic that is about.
     """
 
     def __init__(
@@ -185,12 +216,17 @@ class TopicStore:
         settings: DirectorySettings,
         me: PeerId | None = None,
         admit: Admit | None = None,
+        *,
+        company: Company = NO_COMPANY,
     ) -> None:
         self.run_id, self._settings, self._me, self._admit = run_id, settings, me, admit
+        self._company = company
+        self.on_drop: OnDrop = lambda key, writer, evicted: None
+        self._room = Room[tuple[str, str]](settings.max_postings, company, POSTINGS_EACH)
         self._topics: dict[str, _Records[bytes]] = {}
         self._used: dict[str, float] = {}
         """Until when a topic counts as the node's own, Unix seconds."""
-        self._count, self._soonest = 0, math.inf
+        self._soonest = math.inf
 
     def use(self, topic: str, now: float) -> None:
         """This node posts or looks under ``topic``, which counts as its own for one longest life of
@@ -199,29 +235,61 @@ class TopicStore:
         self._used = {t: until for t, until in self._used.items() if until > now}
         self._used[topic] = now + self._settings.max_ttl_s
 
-    def offer(self, topic: str, writer: str, sealed: bytes, expires: float, now: float) -> bool:
+    def offer(
+        self,
+        topic: str,
+        writer: str,
+        sealed: bytes,
+        expires: float,
+        now: float,
+        source: Source | None = None,
+    ) -> bool:
         """Consider a sealed record; as :meth:`RecordStore.offer`. Raises WireError also for what is
-        no topic, and when there is no room for one more record."""
+        no topic."""
         self.forget_expired(now)
-        records = self._topics.get(topic)
-        if records is None:
-            records = _Records(
-                key_of(self.run_id, topic),
-                self._settings,
-                most_writers(topic),
-                _posting,
-                self._me,
-                self._admit,
-            )
-        limit, own = self._settings.max_postings, self._used.get(topic, 0.0) > now
-        if self._count >= limit and not (own or writer == self._me or writer in records):
-            raise WireError(f"{limit} postings are stored already, no room for one of {topic}")
-        held = len(records)
-        news = records.offer(writer, sealed, expires, now)
-        self._count += len(records) - held
+        records = self._topics.get(topic) or self._records_of(topic)
+        news = records.offer(writer, sealed, expires, now, source)
         self._topics[topic] = records  # only now: what is refused takes no room
         self._soonest = min(self._soonest, expires - SLACK_S)
+        if news and writer != self._me and self._used.get(topic, 0.0) <= now:
+            try:
+                evicted = self._room.enter((topic, writer), PeerId(writer), source)
+            except NoRoom:
+                self._drop(topic, writer)
+                raise
+            if evicted is not None:
+                self._drop(*evicted)
         return news
+
+    def _drop(self, topic: str, writer: str) -> None:
+        records = self._topics[topic]
+        records.drop(writer, evicted=True)
+        if not len(records):
+            del self._topics[topic]
+
+    def _records_of(self, topic: str) -> _Records[bytes]:
+        """No records yet, under a topic. Raises WireError for what is no topic."""
+
+        def dropped(key: str, writer: str, evicted: bool) -> None:
+            self._room.leave((topic, writer))
+            self.on_drop(key, writer, evicted)
+
+        made = _Records(
+            key_of(self.run_id, topic),
+            self._settings,
+            most_writers(topic),
+            _posting,
+            self._me,
+            self._admit,
+            company=self._company,
+        )
+        made.on_drop = dropped
+        return made
+
+    def knows(self, topic: str, writer: str) -> bool:
+        """Return True if a record of ``writer`` is kept under ``topic``."""
+        records = self._topics.get(topic)
+        return records is not None and writer in records
 
     def newest(self, topic: str, writer: PeerId) -> tuple[int, float]:
         """As :meth:`RecordStore.newest`."""
@@ -235,7 +303,7 @@ class TopicStore:
         return records.entries(now) if records is not None else {}
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._topics.values()))
 
     def forget_expired(self, now: float) -> None:
         """What holds no longer takes no room."""
@@ -244,7 +312,6 @@ class TopicStore:
         for records in self._topics.values():
             records.forget_expired(now)
         self._topics = {topic: records for topic, records in self._topics.items() if len(records)}
-        self._count = sum(map(len, self._topics.values()))
         self._soonest = min((r.soonest for r in self._topics.values()), default=math.inf)
 
 

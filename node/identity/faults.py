@@ -23,14 +23,22 @@ class TokenBucket:
         self.per_s, self.burst = per_s, burst
         self._buckets: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
 
-    def allow(self, peer: PeerId, now: float) -> bool:
-        """Count one event of ``peer`` at monotonic second ``now``; False when it is one too
-        many."""
-        left, at = self._buckets.get(peer, (self.burst, now))
-        left = min(self.burst, left + (now - at) * self.per_s)
-        allowed = left >= 1
-        self._buckets[peer] = (left - 1 if allowed else left, now)
+    def allow(self, peer: PeerId, now: float, cost: float = 1.0) -> bool:
+        """Count an event of ``peer`` at monotonic second ``now`` that costs as much as ``cost``
+        usual ones; False when it is one too many."""
+        left = self._left(peer, now)
+        allowed = left >= cost
+        self._buckets[peer] = (left - cost if allowed else left, now)
         return allowed
+
+    def charge(self, peer: PeerId, now: float, cost: float) -> None:
+        """Count what an event that was allowed has cost beside; the next one waits for it, at most
+        for as long as an empty bucket takes to fill."""
+        self._buckets[peer] = (max(-self.burst, self._left(peer, now) - cost), now)
+
+    def _left(self, peer: PeerId, now: float) -> float:
+        left, at = self._buckets.get(peer, (self.burst, now))
+        return min(self.burst, left + (now - at) * self.per_s)
 
 
 @dataclass(slots=True)

@@ -22,8 +22,9 @@ class ReachSettings:
     """Most bytes a second relayed for all others together, what comes in counted once; 0: no
     limit."""
     relay_clients: int = 64
-    """Peers that may be reached through this one at a time."""
+    """Strangers that may be reached through this one at a time, and as many members of the run and
+    peers that this one has worked with."""
     relay_circuits: int = 256
-    """Relayed connections at a time, of all clients."""
+    """Relayed connections at a time that strangers opened, and as many for the others."""
     relay_circuits_each: int = 16
     """Relayed connections at a time that one peer may open."""

@@ -61,6 +61,9 @@ class Metrics:
         )
         self.bans_total = counter("bans_total", "Times a peer was refused for a while")
         self.p2pd_restarts_total = counter("p2pd_restarts_total", "Restarts of the libp2p daemon")
+        self.p2pd_outgrown_total = counter(
+            "p2pd_outgrown_total", "Restarts of the libp2p daemon because of its memory"
+        )
         self.time_seconds_total = counter(
             "time_seconds_total", "Where the time went (compute, wire, wait, round)", "kind"
         )

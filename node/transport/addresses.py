@@ -76,6 +76,11 @@ def multiaddr(host: str, port: int, kind: str = "tcp") -> str:
     )
 
 
+def is_quic(multiaddr: str) -> bool:
+    """Return True for a multiaddr that is dialled over UDP."""
+    return "/udp/" in multiaddr
+
+
 def host_of(multiaddr: str) -> str:
     """The host of a multiaddr, "" where it names none."""
     words = multiaddr.split("/")

@@ -12,21 +12,25 @@ import contextlib
 import fcntl
 import itertools
 import logging
+import math
 import os
 import shutil
 import socket
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
 
 # isort: split
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, P2PContext
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID, StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import (
     ControlFailure,
@@ -42,14 +46,17 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, WireError
 from node.core.home import fits_socket
 from node.core.ids import PeerId, short
+from node.core.memory import resident
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
+from node.identity.places import Places
 from node.reach.interfaces import check_free, free_port, is_loopback, wildcards
 from node.reach.ladder import Rung
 from node.telemetry.events import Journal, JournalHandler
-from node.transport.addresses import AddressBook, multiaddr, part_of, split_multiaddr
+from node.transport import links
+from node.transport.addresses import AddressBook, is_quic, multiaddr, part_of, split_multiaddr
+from node.transport.links import Links, inbound_limit
 from node.transport.settings import TransportSettings
-from node.transport.traffic import Seats
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -65,8 +72,19 @@ LINKS_EVERY_S = 3.0
 FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
 CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0
 STREAMS_PER_PEER, STREAMS = 64, 1024
-RELAYED_PER_PEER, RELAYED = 256, 512
-"""Streams that one relay may bring for its clients: they do not count as its own."""
+"""Streams of one peer, and of all. Half of them is for established peers."""
+RELAYED_PER_PEER, RELAYED = 256, 1024
+"""Streams that one relay may bring for its clients, and all relays: they do not count as its own.
+Half of them is for relays that are established peers."""
+UNARY_BYTES = 1 << 18
+"""Largest request to a handler of the directory; a larger one is refused before it is parsed."""
+MEMORY_EVERY_S = 1.0
+"""Between two looks at p2pd's memory."""
+HANG_UP, HANG_UP_ALL = 0.375, 0.9
+"""Shares of p2pd's memory limit. From the first on its garbage collector works harder, and
+strangers are hung up on that never said a word or none for :data:`MUTE_S`; from the second on, all
+strangers."""
+MUTE_S = 10.0
 NOT_TRIED = "not tried yet"
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 NAME_BYTES = 28
@@ -75,6 +93,20 @@ _PREFIX, _LOCK, _NEW = "tutti-rt-", "lock", "lock.new"
 _PARENT_WATCH = str(Path(__file__).with_name("parent_watch.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
 """What talking to a p2pd that is dead or dying raises."""
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A stream that a peer opened here, and the task of its handler."""
+
+    peer: PeerId
+    writer: asyncio.StreamWriter
+    task: asyncio.Task[None] | None = None
+
+    def end(self) -> None:
+        """End it from outside."""
+        if self.task is not None:
+            self.task.cancel()
 
 
 class P2pDaemon:
@@ -88,6 +120,8 @@ class P2pDaemon:
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self.peer_id, self.restarts = identity.peer_id, 0
+        self.outgrown = 0
+        """Restarts because p2pd held more memory than ``p2pd_memory``."""
         self.slack: Callable[[], float] = lambda: 0.0
         """Seconds that this process ran late lately: its child on the same machine has so much
         longer to answer."""
@@ -101,9 +135,25 @@ class P2pDaemon:
         """Awaited with the running hivemind P2P after every start and restart of the child."""
         self.book = AddressBook(self.peer_id)
         self.bootstrap = Bootstrap(self.connect, journal)
-        self._seats, self._relayed = (
-            Seats(STREAMS_PER_PEER, STREAMS),
-            Seats(RELAYED_PER_PEER, RELAYED),
+        self.established: Callable[[PeerId], bool] = lambda peer: False
+        """Return True for a member of the run and for a peer that this one has worked with. Half
+        of the connections and streams is for them."""
+        self.refusals: Counter[str] = Counter()
+        """What was refused to strangers, or ended, by kind: ``streams``, ``connections``,
+        ``requests`` (too large), ``memory`` (hung up to save memory)."""
+        self.on_refusal: Callable[[PeerId], None] = lambda peer: None
+        """Told of each peer that was refused."""
+        most = min(links.MOST, inbound_limit(psutil.virtual_memory().total) * 3 // 2)
+        self._links = Links(most, lambda peer: self.established(peer))
+        self._outgoing: dict[PeerId, list[asyncio.StreamWriter]] = {}
+        """Streams to a peer that were opened here."""
+        self._incoming: Counter[PeerId] = Counter()
+        """Streams of each peer that are under way here."""
+        self._streams = Places[_Stream](
+            "streams", STREAMS, STREAMS_PER_PEER, lambda peer: self.established(peer)
+        )
+        self._relayed = Places[_Stream](
+            "streams", RELAYED, RELAYED_PER_PEER, lambda peer: self.established(peer)
         )
         self.links: dict[PeerId, tuple[str, ...]] = {}
         """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few
@@ -118,7 +168,11 @@ class P2pDaemon:
         self._addresses: tuple[str, ...] = ()
         self._ports = settings.p2p_port, settings.p2p_port
         self._said: deque[str] = deque(maxlen=100)
-        self._kind = _watching_parent(self.runtime, self._said)
+        self._overgrown = ""
+        """The size of a child that was killed for it."""
+        self._kind = _watching_parent(
+            self.runtime, self._said, settings.p2pd_memory, self._heard, self._oversized
+        )
 
     @property
     def p2p(self) -> Any:
@@ -159,6 +213,10 @@ class P2pDaemon:
             return Rung.PUNCHED
         return Rung.TUNNEL if set(ends) & set(self.book.of(peer)) else Rung.REVERSED
 
+    def block(self, peer: PeerId) -> str:
+        """The address block of the connection to a peer; "" where there is none."""
+        return links.block(self.links.get(peer, ()))
+
     async def look(self) -> dict[PeerId, tuple[str, ...]]:
         """:attr:`links`, asked for now. Raises NetworkFault while p2pd is down."""
         try:
@@ -191,7 +249,7 @@ class P2pDaemon:
         """
         for address in initial_peers:
             self.book.learn(split_multiaddr(address)[1], [address])
-        self.bootstrap.results = dict.fromkeys(initial_peers, NOT_TRIED)
+        self.bootstrap.results = dict.fromkeys(self.dialable(initial_peers), NOT_TRIED)
         _quiet_hivemind(self._journal)
         if self._identity.path is None:
             key = self.runtime / "key"
@@ -210,6 +268,7 @@ class P2pDaemon:
             await callback(p2p)
         self._tasks.spawn(self._supervise(), "supervise", eternal=True)
         self._tasks.spawn(self._keep_looking(), "links", eternal=True)
+        self._tasks.spawn(self._keep_small(), "memory", eternal=True)
         self._rejoin()
 
     async def close(self) -> None:
@@ -218,6 +277,12 @@ class P2pDaemon:
         await self._tasks.close()
         await self._end()
         self._runtime.close()
+
+    def dialable(self, multiaddrs: Sequence[str]) -> list[str]:
+        """The addresses that this peer dials: without QUIC ones where QUIC is off, unless there are
+        no others, for then the reason is worth knowing."""
+        usable = [a for a in multiaddrs if self._settings.quic or not is_quic(a)]
+        return usable or list(multiaddrs)
 
     async def connect(
         self, multiaddrs: Sequence[str], timeout: float = CONNECT_TIMEOUT_S
@@ -246,31 +311,50 @@ class P2pDaemon:
         raises. Streams of a ``carrier`` are of many peers behind one, which is what their number is
         limited by.
         """
-        seats = self._relayed if carrier else self._seats
+        places = self._relayed if carrier else self._streams
 
-        async def host(
-            peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
+        async def host(stream: _Stream, reader: asyncio.StreamReader) -> None:
             try:
-                await handler(peer, reader, writer)
+                await handler(stream.peer, reader, stream.writer)
             except (TuttiError, TimeoutError, *_GONE) as e:
                 self._journal.emit(
-                    "transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug"
+                    "transport",
+                    "stream-failed",
+                    f"{name} of {short(stream.peer)}: {e}",
+                    level="debug",
                 )
             finally:
-                seats.leave(peer)
-                writer.close()
+                places.leave(stream)
+                self._incoming -= Counter([stream.peer])
+                stream.writer.close()
 
         async def enter(
             info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            peer = PeerId(info.peer_id.to_base58())
-            if seats.take(peer):
-                self._tasks.spawn(host(peer, reader, writer), f"stream {short(peer)}")
-            else:
+            stream = _Stream(PeerId(info.peer_id.to_base58()), writer)
+            self._heard(stream.peer)
+            taken = places.take(stream, stream.peer, links.block([str(info.addr)]))
+            if not taken:
+                self._refuse(stream.peer, "streams")
                 writer.close()
+                return
+            if taken.evicted is not None:
+                self._refuse(taken.evicted.peer, "streams")
+                taken.evicted.end()
+            self._incoming[stream.peer] += 1
+            stream.task = self._tasks.spawn(host(stream, reader), f"stream {short(stream.peer)}")
 
         self._entrances[name] = enter
+
+    def _heard(self, peer: PeerId) -> None:
+        self._links.used(peer, time.monotonic())
+
+    def _oversized(self, peer: PeerId) -> None:
+        self._refuse(peer, "requests")
+
+    def _refuse(self, peer: PeerId, kind: str) -> None:
+        self.refusals[kind] += 1
+        self.on_refusal(peer)
 
     async def open_stream(
         self,
@@ -289,10 +373,13 @@ class P2pDaemon:
             if known := self.book.of(peer):
                 # Nothing new is dialled when p2pd has a connection already, also one the peer made
                 # from behind a NAT.
-                with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
+                with contextlib.suppress(ControlFailure, PeerFault, TimeoutError, ValueError):
                     async with asyncio.timeout(timeout / 2):
                         await self._dial(peer, known)
-            return await self._open(peer, name, limit)
+            self._heard(peer)
+            reader, writer = await self._open(peer, name, limit)
+            self._outgoing.setdefault(peer, []).append(writer)
+            return reader, writer
 
     async def reach(
         self, peer: PeerId, timeout: float = CONNECT_TIMEOUT_S, at: Sequence[str] = ()
@@ -303,8 +390,11 @@ class P2pDaemon:
         if not known:
             raise PeerFault(peer, "no address of it is known")
         async with self._asked(peer, timeout, "connection"):
+            there = peer in self.links
             await self._dial(peer, known)
             await self.look()
+            if not there:
+                self._links.dialled(peer)
 
     @contextlib.asynccontextmanager
     async def _asked(self, peer: PeerId, timeout: float, what: str) -> AsyncIterator[None]:
@@ -325,14 +415,18 @@ class P2pDaemon:
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so
-        TCP goes first."""
-        who, tcp = PeerID.from_base58(peer), [a for a in addresses if "/tcp/" in a]
-        if 0 < len(tcp) < len(addresses):
+        TCP goes first, and QUIC only where the settings allow it. Raises PeerFault when all
+        addresses are QUIC's and they do not."""
+        who, tcp = PeerID.from_base58(peer), [a for a in addresses if not is_quic(a)]
+        if not self._settings.quic and not tcp and addresses:
+            raise PeerFault(peer, "only QUIC addresses of it are known; transport.quic is off here")
+        if 0 < len(tcp) < len(addresses) and self._settings.quic:
             with contextlib.suppress(ControlFailure, TimeoutError):
                 async with asyncio.timeout(TCP_FIRST_S):
                     await self.p2p._client.connect(who, [Multiaddr(a) for a in tcp])
                 return
-        await self.p2p._client.connect(who, [Multiaddr(a) for a in addresses])
+        usable = addresses if self._settings.quic else tcp
+        await self.p2p._client.connect(who, [Multiaddr(a) for a in usable])
 
     async def _open(
         self, peer: PeerId, name: str, limit: int
@@ -363,15 +457,11 @@ class P2pDaemon:
             # One port for all families and transports: what others are told must not depend on how
             # they come.
             tcp = udp = free_port(hosts)
-        listen = []
         for host in hosts:
             check_free(host, tcp, "transport.p2p_port")
-            listen.append(multiaddr(host, tcp))
-            if not local:
-                # QUIC gets through some firewalls that TCP does not. On one machine there is none,
-                # and TCP is twice as fast.
+            if settings.quic and not local:
                 check_free(host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
-                listen.append(multiaddr(host, udp, "quic"))
+        listen = listen_addresses(hosts, tcp, udp if settings.quic and not local else None)
         made: Any = await self._kind.create(
             host_maddrs=listen,
             announce_maddrs=self._announced() or None,
@@ -402,7 +492,39 @@ class P2pDaemon:
         while True:
             await asyncio.sleep(LINKS_EVERY_S)
             with contextlib.suppress(NetworkFault):
-                await self.look()
+                await self._mind_links(await self.look())
+
+    async def _keep_small(self) -> None:
+        while True:
+            await asyncio.sleep(MEMORY_EVERY_S)
+            with contextlib.suppress(NetworkFault):
+                await self._mind_memory()
+
+    async def _mind_links(self, present: dict[PeerId, tuple[str, ...]]) -> None:
+        """End the connections of strangers that nobody uses or that take too many places."""
+        outgoing = {p: [w for w in ws if not w.is_closing()] for p, ws in self._outgoing.items()}
+        self._outgoing = {peer: writers for peer, writers in outgoing.items() if writers}
+        busy = {*self._outgoing, *self._incoming}
+        await self._hang_up(self._links.look(present, busy, time.monotonic()))
+
+    async def _mind_memory(self) -> None:
+        """Hang up on strangers while p2pd is short of memory; end it when it holds too much."""
+        limit, held = self._settings.p2pd_memory, resident(self.pid)
+        if held > limit:
+            self._overgrown = f"held {held >> 20} MiB of memory, {limit >> 20} are allowed"
+            self.p2p._child.kill()
+        elif held > HANG_UP * limit:
+            before = math.inf if held > HANG_UP_ALL * limit else time.monotonic() - MUTE_S
+            await self._hang_up(dict.fromkeys(self._links.strangers(before), "memory"))
+
+    async def _hang_up(self, ended: dict[PeerId, str]) -> None:
+        """End connections; the reasons are those of :meth:`Links.look`, and ``memory``."""
+        for peer, why in ended.items():
+            if why != "idle":
+                self._refuse(peer, "connections" if why == "places" else why)
+            with contextlib.suppress(ControlFailure, ValueError, TimeoutError, *_GONE):
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await self.p2p._client.disconnect(PeerID.from_base58(peer))
 
     def _announced(self) -> list[str]:
         if not self._settings.p2p_port:
@@ -444,6 +566,9 @@ class P2pDaemon:
             why = await self._death(self.p2p)
             await self._end()
             self.restarts += 1
+            if self._overgrown:
+                why, self._overgrown = self._overgrown, ""
+                self.outgrown += 1
             self._journal.emit(
                 "transport",
                 "p2pd-died",
@@ -586,7 +711,17 @@ def _sweep(directory: Path) -> None:
                     os.close(lock)
 
 
-def _watching_parent(runtime: Path, said: deque[str]) -> type[P2P]:
+def _watching_parent(
+    runtime: Path,
+    said: deque[str],
+    memory: int,
+    heard: Callable[[PeerId], None],
+    oversized: Callable[[PeerId], None],
+) -> type[P2P]:
+    """hivemind's P2P with a child of our kind. ``memory``: its limit in bytes.
+    ``heard(peer)`` is told of every request to and from a peer, ``oversized(peer)`` of one that is
+    refused for its size."""
+
     class Watching(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
 
@@ -600,6 +735,9 @@ def _watching_parent(runtime: Path, said: deque[str]) -> type[P2P]:
                 "-S",
                 _PARENT_WATCH,
                 str(os.getpid()),
+                # Go's collector works harder, and gives memory back, from so many bytes on.
+                "/usr/bin/env",
+                f"GOMEMLIMIT={round(HANG_UP * memory)}",
                 *P2P._make_process_args(*args, **kwargs),
             ]
 
@@ -607,7 +745,37 @@ def _watching_parent(runtime: Path, said: deque[str]) -> type[P2P]:
         def _log_p2pd_message(line: str) -> None:
             said.append(line)
 
+        async def _add_protobuf_unary_handler(
+            self, handle_name: str, handler: Any, input_protobuf_type: Any, balanced: bool = False
+        ) -> None:
+            async def served(request: bytes, caller: PeerID) -> bytes:
+                peer = PeerId(caller.to_base58())
+                heard(peer)
+                if len(request) > UNARY_BYTES:
+                    oversized(peer)
+                    raise WireError(f"a request of {len(request)} bytes, {UNARY_BYTES} are allowed")
+                me: Any = self.peer_id
+                context = P2PContext(handle_name, me, caller)
+                answer = await handler(input_protobuf_type.FromString(request), context)
+                return answer.SerializeToString()
+
+            client: Any = self._client
+            await client.add_unary_handler(handle_name, served, balanced=balanced)
+
+        async def _call_unary_protobuf_handler(
+            self, peer_id: PeerID, *asked: Any, **named: Any
+        ) -> Any:
+            heard(PeerId(peer_id.to_base58()))
+            return await super()._call_unary_protobuf_handler(peer_id, *asked, **named)
+
     return Watching
+
+
+def listen_addresses(hosts: Sequence[str], tcp: int, udp: int | None) -> list[str]:
+    """Multiaddrs for p2pd to listen on. ``udp``: the port of QUIC; None: no QUIC. It gets through
+    some firewalls that TCP does not. On one machine there is none, and TCP is twice as fast."""
+    quic = [] if udp is None else [multiaddr(host, udp, "quic") for host in hosts]
+    return [*(multiaddr(host, tcp) for host in hosts), *quic]
 
 
 def _short(error: BaseException) -> str:

@@ -118,7 +118,7 @@ class Transport:
         self._book = FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
-        self._beside, self._tunnelled = Beside(), 0
+        self._beside, self._tunnelled, self._outgrown = Beside(), 0, 0
         self.refusals = Refusals(
             on_count=lambda kind: metrics.refused_total.labels(kind=kind).inc()
         )
@@ -173,7 +173,12 @@ class Transport:
             journal,
             metrics,
             self.traffic,
+            established=lambda peer: self.established(peer),
+            block=self.p2p.block,
         )
+        self.p2p.established = lambda peer: self.established(peer)
+        self.p2p.on_refusal = lambda peer: self.refusals.count("connection", peer)
+        self.relay.on_refusal = lambda peer: self.refusals.count("relay", peer)
         own = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
         self.near = own.get(settings.host, settings.host)
         """Where programs of this machine dial this peer."""
@@ -264,6 +269,10 @@ class Transport:
     def clocks(self) -> PeerClocks:
         """This clock beside the clocks of the peers that answered questions."""
         return self.asking.clocks
+
+    def has_met(self, peer: PeerId) -> bool:
+        """Return True for a peer whose address was reached, or that reached this one."""
+        return peer in self._met or peer in self.p2p.links
 
     def connected(self) -> list[PeerId]:
         """Peers with a libp2p connection, which a question reaches at once."""
@@ -709,6 +718,9 @@ class Transport:
     async def _p2p_up(self, p2p: object) -> None:
         if self.p2p.restarts:
             self._metrics.p2pd_restarts_total.inc()
+            outgrown = self.p2p.outgrown - self._outgrown
+            self._metrics.p2pd_outgrown_total.inc(outgrown)
+            self._outgrown = self.p2p.outgrown
 
 
 def _descriptors() -> int:

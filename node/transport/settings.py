@@ -16,7 +16,14 @@ class TransportSettings:
     host: str = ""
     """Address the p2p daemon and the gRPC server listen on; empty: all, IPv4 and IPv6."""
     p2p_port: int = 0
-    """TCP (and UDP, QUIC) port of the p2p daemon; 0 picks a free one."""
+    """TCP port of the p2p daemon, and UDP port for QUIC; 0 picks a free one."""
+    quic: bool = False
+    """Listen on QUIC and dial QUIC addresses, beside TCP. It gets through firewalls that TCP does
+    not; the QUIC of the p2p daemon is older than the mending of two flaws by which a stranger can
+    exhaust its memory."""
+    p2pd_memory: int = 512 * MIB
+    """Bytes of memory above which the p2p daemon is restarted. It hangs up on silent strangers from
+    three eighths on."""
     grpc_port: int = 0
     """TCP port of the gRPC server; 0 picks a free one."""
     announce: tuple[str, ...] = ()

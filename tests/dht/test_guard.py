@@ -23,6 +23,7 @@ from node.dht import guard, topics
 from node.dht.guard import REQUESTS_AT_ONCE, AdmissionFilter
 from node.dht.record import wrap
 from node.dht.record_store import RecordStore, TopicStore
+from node.dht.room import OTHERS
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
@@ -277,6 +278,82 @@ async def test_a_peer_that_asks_too_often_is_limited_alone(node: Node, body) -> 
     assert {said[:2] for said in told} == {(BOB.peer_id, "rate-limited")}
     other = await node.protocol.rpc_find(find, called_by(ALICE))
     assert [r.type for r in other.results] == [dht_pb2.FOUND_DICTIONARY] * 2
+
+
+def dictionary_of(writers: list[Identity], packed: bytes, expires: float) -> bytes:
+    found = DictionaryDHTValue()
+    for who in writers:
+        found.store(str(who.peer_id), pack(sealed(who, packed, expires)), expires)
+    return pack(found)
+
+
+async def test_one_connection_fills_nothing_but_its_own_place(node: Node, body) -> None:
+    expires, packed = until(), body().pack()
+    crowd = [Identity.ephemeral() for _ in range(3 * OTHERS)]
+    for who in crowd[:OTHERS]:
+        await node.store(pack(sealed(who, packed, expires)), expires, pack(str(who.peer_id)))
+    whole = dictionary_of(crowd, packed, expires)
+    request = dht_pb2.StoreRequest(
+        keys=[KEY], subkeys=[b""], values=[whole], expiration_time=[expires], in_cache=[False]
+    )
+    await node.protocol.rpc_store(request, node.context)
+    assert len(node.record_store) == node.stored == OTHERS
+    assert node.protocol._door.refusals["places"] >= OTHERS
+    own = pack(sealed(BOB, packed, expires))
+    assert list((await node.store(own, expires)).store_ok) == [True]
+
+
+async def test_a_record_that_loses_its_place_is_not_passed_on(body) -> None:
+    node, expires, packed = await make_node(max_peers=4), until(), body().pack()
+    for _ in range(20):
+        who = Identity.ephemeral()
+        node.context = called_by(who)
+        own = pack(sealed(who, packed, expires))
+        assert list((await node.store(own, expires, pack(str(who.peer_id)))).store_ok) == [True]
+    assert len(node.record_store) == node.stored == 4
+    held = node.protocol.storage.get(DHTID.from_bytes(KEY))
+    assert held is not None
+    assert set(node.record_store.entries(time.time())) == set(held.value.data)
+
+
+async def test_a_record_that_is_stored_again_takes_no_more_memory(node: Node, body) -> None:
+    expires = until()
+    good = pack(sealed(BOB, body().pack(), expires))
+    for _ in range(50):
+        assert list((await node.store(good, expires)).store_ok) == [True]
+    held = node.protocol.storage.get(DHTID.from_bytes(KEY))
+    assert held is not None
+    assert len(held.value.expiration_heap) == len(node.protocol.storage.expiration_heap) == 1
+
+
+async def test_an_oversized_dictionary_is_refused_before_it_is_unpacked(node: Node) -> None:
+    expires = until()
+    for count, what in ((guard.MAX_ENTRIES + 1, ["x", b"", expires]), (500_000, 0)):
+        items = msgpack.packb([math.inf, expires, [what] * count])
+        raw = msgpack.packb(msgpack.ExtType(0x50, items))
+        with pytest.raises(ValueError, match="records in a dictionary"):
+            MSGPackSerializer.loads(raw)
+        whole = dht_pb2.StoreRequest(
+            keys=[KEY], subkeys=[b""], values=[raw], expiration_time=[expires], in_cache=[False]
+        )
+        assert list((await node.protocol.rpc_store(whole, node.context)).store_ok) == [False]
+    for hostile in (b"", b"\xc1", msgpack.packb([1, 2]), msgpack.packb([1, 2, 3]), b"\x93\x01"):
+        raw = msgpack.packb(msgpack.ExtType(0x50, hostile))
+        assert not node.protocol._keep(KEY, b"", raw, expires)
+
+
+async def test_a_long_answer_costs_its_asker_more_than_a_short_one(node: Node, body) -> None:
+    expires, packed = until(), body().pack()
+    for who in [Identity.ephemeral() for _ in range(400)]:
+        node.protocol.storage.store_subkey(
+            DHTID.from_bytes(KEY), str(who.peer_id), pack(sealed(who, packed, expires)), expires
+        )
+    answers = 0
+    for _ in range(round(REQUESTS_AT_ONCE)):
+        found = await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY] * 8), node.context)
+        answers += found.results[0].type == dht_pb2.FOUND_DICTIONARY
+    assert 1 < answers < REQUESTS_AT_ONCE / 4
+    assert node.protocol._door.refusals["requests"] == REQUESTS_AT_ONCE - answers
 
 
 PAIR = "outer/7/all"

@@ -10,6 +10,7 @@ from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
 from node.dht.record import unwrap, wrap
 from node.dht.record_store import Author, RecordStore
+from node.dht.room import Company, NoRoom
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
@@ -122,17 +123,35 @@ def test_a_writer_is_forgotten_with_its_last_record(body) -> None:
 
 
 def test_the_writer_limit_frees_up_when_records_expire(body) -> None:
-    b, packed = RecordStore(RUN, DirectorySettings(max_peers=3), BOB.peer_id), body().pack()
+    settings, packed = DirectorySettings(max_peers=3), body().pack()
+    b = RecordStore(RUN, settings, BOB.peer_id, company=Company(proven=lambda peer: True))
     crowd = [Identity.ephemeral() for _ in range(5)]
     for one in crowd[:3]:
         b.offer(one.peer_id, sealed(one, packed), NOW + 15, NOW)
-    with pytest.raises(WireError, match="3 peers"):
+    with pytest.raises(NoRoom, match="3 records for strangers"):
         b.offer(crowd[3].peer_id, sealed(crowd[3], packed), NOW + 15, NOW)
     # known ones go on
     b.offer(crowd[0].peer_id, sealed(crowd[0], packed, 2, NOW + 16), NOW + 16, NOW)
     b.offer(BOB.peer_id, sealed(BOB, packed), NOW + 15, NOW)  # and so does the owner of the board
     assert len(b.entries(NOW)) == 4
     assert b.offer(crowd[4].peer_id, sealed(crowd[4], packed, 1, NOW + 30), NOW + 30, NOW + 15.5)
+
+
+def test_established_writers_keep_their_records_while_strangers_change(body) -> None:
+    members = [Identity.ephemeral() for _ in range(3)]
+    names = {m.peer_id for m in members}
+    company = Company(established=names.__contains__)
+    b = RecordStore(RUN, DirectorySettings(max_peers=3), BOB.peer_id, company=company)
+    dropped: list[str] = []
+    b.on_drop = lambda key, writer, evicted: dropped.append(writer)
+    packed = body().pack()
+    for one in (*members, *(Identity.ephemeral() for _ in range(20))):
+        b.offer(one.peer_id, sealed(one, packed), NOW + 15, NOW)
+    found = b.entries(NOW)
+    assert names < set(found)
+    assert len(found) == len(b) == 6
+    assert len(dropped) == 17
+    assert not names & set(dropped)
 
 
 @given(st.lists(st.integers(-2_000, 20_000) | st.just(-86_400_000), max_size=30))

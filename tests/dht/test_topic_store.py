@@ -8,7 +8,8 @@ from node.core.errors import WireError
 from node.core.ids import CellId, RunId
 from node.dht import topics
 from node.dht.record import wrap
-from node.dht.record_store import TopicStore
+from node.dht.record_store import POSTINGS_EACH, TopicStore
+from node.dht.room import Company, NoRoom
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 from node.identity.records import seal
@@ -31,8 +32,11 @@ def sealed(
     return seal(who, topics.key_of(run, topic), wrap(admission, body), seq, until)
 
 
-def store(**settings: int) -> TopicStore:
-    return TopicStore(RUN, DirectorySettings(**settings), BOB.peer_id)
+CONNECTED = Company(proven=lambda peer: True)
+
+
+def store(company: Company = CONNECTED, **settings: int) -> TopicStore:
+    return TopicStore(RUN, DirectorySettings(**settings), BOB.peer_id, company=company)
 
 
 def post(
@@ -126,7 +130,7 @@ def test_a_topic_takes_so_many_writers_and_the_own_record() -> None:
     b, crowd = store(), [Identity.ephemeral() for _ in range(65)]
     for one in crowd[:64]:
         assert post(b, one)
-    with pytest.raises(WireError, match="64"):
+    with pytest.raises(NoRoom, match="64"):
         post(b, crowd[64])
     assert post(b, BOB)
     assert post(b, crowd[64], "outer/7/1"), "another topic has room of its own"
@@ -142,7 +146,7 @@ def test_kinds_of_topics_have_room_for_different_numbers(monkeypatch) -> None:
     for topic, most in ((CELL, 1), ("cells/00", 2)):
         for one in crowd[:most]:
             assert post(b, one, topic)
-        with pytest.raises(WireError, match=f"{most} peers"):
+        with pytest.raises(NoRoom, match=f"{most} records for strangers"):
             post(b, crowd[most], topic)
 
 
@@ -150,18 +154,19 @@ def test_a_full_store_takes_own_records_and_own_topics_only() -> None:
     b, strangers = store(max_postings=3), [Identity.ephemeral() for _ in range(4)]
     for n, who in enumerate(strangers[:3]):
         assert post(b, who, f"outer/{n}/all", life=60.0 + n)
-    with pytest.raises(WireError, match="3 postings are stored already"):
+    with pytest.raises(NoRoom, match="3 records for strangers"):
         post(b, strangers[3], PAIR)
-    with pytest.raises(WireError, match="3 postings"):
+    with pytest.raises(NoRoom, match="3 records for strangers"):
         post(b, strangers[3], "outer/0/all")
+    assert len(b) == 3
     newer = sealed(strangers[0], "outer/0/all", seq=2)
     assert b.offer("outer/0/all", strangers[0].peer_id, newer, NOW + 60, NOW), "in its own place"
     assert post(b, BOB, PAIR, life=300.0)
     b.use(CELL, NOW)
     assert post(b, strangers[3], CELL, life=300.0)
     assert len(b) == 5
-    with pytest.raises(WireError, match="no room"):
-        post(b, strangers[3], "outer/0/1", NOW + 61)
+    with pytest.raises(NoRoom):
+        post(b, Identity.ephemeral(), "outer/5/1", NOW + 59)
     assert post(b, strangers[3], "outer/0/1", NOW + 62), "three have expired"
     assert set(b.entries(CELL, NOW + 62)) == {strangers[3].peer_id}
 
@@ -171,7 +176,7 @@ def test_a_topic_is_the_own_one_for_a_life_after_its_last_use() -> None:
     b.use(PAIR, NOW)
     assert post(b, first, "cells/00", NOW, life=600.0)
     assert post(b, first, "cells/01", NOW + 600) is True
-    with pytest.raises(WireError, match="no room"):
+    with pytest.raises(NoRoom):
         post(b, second, PAIR, NOW + 600)
     b.use(PAIR, NOW + 600)
     assert post(b, second, PAIR, NOW + 600)
@@ -191,3 +196,30 @@ def test_what_expires_is_dropped_whatever_topic_is_asked_for() -> None:
     assert set(b.entries("outer/5/all", NOW + 14.5)) == {ALICE.peer_id}
     post(b, BOB, CELL, NOW + 30)
     assert len(b) == 1
+
+
+def test_one_peer_fills_no_topics_but_a_few() -> None:
+    b = store()
+    for window in range(POSTINGS_EACH):
+        assert post(b, ALICE, f"outer/{window}/all")
+    with pytest.raises(NoRoom, match=f"{POSTINGS_EACH} records of this peer"):
+        post(b, ALICE, "outer/1000/all")
+    b.use(CELL, NOW)
+    assert post(b, ALICE, CELL), "a topic that this node uses"
+    assert len(b) == POSTINGS_EACH + 1
+
+
+def test_a_newcomer_takes_the_place_of_a_greedy_peer_in_any_topic() -> None:
+    b = store(max_postings=40)
+    dropped: list[tuple[str, str]] = []
+    b.on_drop = lambda key, writer, evicted: dropped.append((key, writer))
+    greedy = [Identity.ephemeral() for _ in range(2)]
+    for number in range(40):
+        post(b, greedy[number % 2], f"outer/{number}/all")
+    newcomers = [Identity.ephemeral() for _ in range(5)]
+    for who in newcomers:
+        assert post(b, who, PAIR)
+    assert {who.peer_id for who in newcomers} < set(b.entries(PAIR, NOW))
+    assert len(b) == 40
+    assert {writer for _, writer in dropped} <= {g.peer_id for g in greedy}
+    assert len(dropped) == 5

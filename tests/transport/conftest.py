@@ -62,6 +62,7 @@ def make_transport(
     admit=lambda peer, hello: math.inf,
     identity=None,
     protocols=PROTOCOLS,
+    reach=None,
     **settings,
 ) -> Transport:
     """With a Parrot and a Source."""
@@ -72,6 +73,7 @@ def make_transport(
         Metrics(),
         lambda: Facts(run, "test", "0", b"admission", protocols),
         admit,
+        reach=reach,
     )
     transport.parrot, transport.source = Parrot(transport), Source()
     training_pb2_grpc.add_TrainingServicer_to_server(transport.parrot, transport.server)

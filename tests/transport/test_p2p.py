@@ -3,15 +3,18 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import psutil
 import pytest
 from hivemind.p2p import PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.proto import dht_pb2
 
 from node.core.errors import PeerFault
+from node.identity.places import Places
 from node.reach.ladder import Rung
-from node.transport import p2p
+from node.transport import links, p2p
 from protos import ask_pb2
 from tests.transport.conftest import introduce, stream, until
 
@@ -147,3 +150,114 @@ async def test_a_p2pd_that_is_not_listened_to_any_more_is_replaced(swarm):
     a.p2p.p2p._client.control._read_task.cancel()
     assert await asyncio.wait_for(ups.get(), 30) is a.p2p.p2p
     assert a.p2p.restarts == 1
+
+
+async def test_a_p2pd_that_holds_too_much_memory_is_replaced(swarm, monkeypatch):
+    monkeypatch.setattr(p2p, "MEMORY_EVERY_S", 0.1)
+    a = await swarm()
+    pid, settings = a.p2p.pid, a.p2p._settings
+    a.p2p._settings = replace(settings, p2pd_memory=1 << 20)
+    await until(lambda: a.p2p.outgrown, 10)
+    a.p2p._settings = settings
+    await until(lambda: a.p2p.up and a.p2p.pid != pid, 20)
+    (died,) = [e for e in a._journal.recent() if e.kind == "p2pd-died"][:1]
+    assert "of memory, 1 are allowed" in died.text
+
+
+async def test_short_of_memory_a_p2pd_hangs_up_on_strangers_only(swarm, monkeypatch):
+    monkeypatch.setattr(p2p, "LINKS_EVERY_S", 0.1)
+    monkeypatch.setattr(p2p, "MEMORY_EVERY_S", 0.1)
+    a, stranger, member = await swarm(), await swarm(), await swarm()
+    a.p2p.established = lambda peer: peer == member.peer_id
+    for other in (stranger, member):
+        await other.p2p.connect([a.p2p.addresses()[0]])
+    await until(lambda: {stranger.peer_id, member.peer_id} <= set(a.p2p.links), 10)
+    most, pid = a.p2p._settings.p2pd_memory, a.p2p.pid
+    monkeypatch.setattr(p2p, "resident", lambda of: most * 19 // 20 if of == pid else 0)
+    await until(lambda: set(a.p2p.links) == {member.peer_id}, 10)
+    assert a.p2p.refusals["memory"] >= 1
+    assert not a.p2p.restarts
+
+
+async def test_a_connection_of_a_stranger_that_nobody_uses_ends(swarm, monkeypatch):
+    a, stranger = await swarm(), await swarm()
+    await stranger.p2p.connect([a.p2p.addresses()[0]])
+    await until(lambda: stranger.peer_id in a.p2p.links, 10)
+    monkeypatch.setattr(links, "IDLE_S", 0.0)
+    monkeypatch.setattr(p2p, "LINKS_EVERY_S", 0.1)
+    await until(lambda: not a.p2p.links, 10)
+    assert not a.p2p.refusals, "that is no refusal"
+    assert await ping(stranger, a.peer_id) == b"n", "it is welcome again"
+
+
+async def test_streams_of_strangers_share_half_of_the_places(swarm):
+    a, greedy, newcomer = await swarm(started=False), await swarm(), await swarm()
+    held = asyncio.Event()
+
+    async def hold(peer, reader, writer):
+        await held.wait()
+
+    a.p2p._streams = Places("streams", 8, 4)
+    a.p2p.add_stream("/test/hold/1", hold)
+    await a.start()
+    for other in (greedy, newcomer):
+        other.learn(a.peer_id, a.p2p.addresses())
+    streams = [await greedy.p2p.open_stream(a.peer_id, "/test/hold/1") for _ in range(5)]
+    await until(lambda: a.p2p.refusals["streams"] == 1, 10)
+    assert a.p2p._incoming == {greedy.peer_id: 4}, "the fifth of one peer"
+    mine, _ = await newcomer.p2p.open_stream(a.peer_id, "/test/hold/1")
+    await until(lambda: a.p2p._incoming == {greedy.peer_id: 3, newcomer.peer_id: 1}, 10)
+    await until(lambda: sum(reader.at_eof() for reader, _ in streams) == 2, 10)
+    assert not mine.at_eof()
+    assert a.p2p.refusals == {"streams": 2}
+    held.set()
+    await until(lambda: not len(a.p2p._streams) and not a.p2p._incoming, 10)
+
+
+async def test_a_request_is_measured_before_it_is_parsed(swarm):
+    a, b = await swarm(), await swarm()
+    handled = []
+
+    async def answer(request, context):
+        handled.append(request)
+        return dht_pb2.PingResponse()
+
+    await a.p2p.p2p.add_protobuf_handler("Test.rpc", answer, dht_pb2.StoreRequest)
+    await b.p2p.connect([a.p2p.addresses()[0]])
+
+    async def call(nbytes: int):
+        return await b.p2p.p2p.call_protobuf_handler(
+            PeerID.from_base58(a.peer_id),
+            "Test.rpc",
+            dht_pb2.StoreRequest(values=[bytes(nbytes)]),
+            dht_pb2.PingResponse,
+        )
+
+    await call(p2p.UNARY_BYTES - 100)
+    with pytest.raises(P2PHandlerError, match="262144 are allowed"):
+        await call(p2p.UNARY_BYTES)
+    assert len(handled) == 1
+    assert a.p2p.refusals == {"requests": 1}
+
+
+async def test_without_quic_nothing_is_dialled_over_udp(swarm):
+    a, b = await swarm(), await swarm(quic=True)
+    over_udp = f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{b.peer_id}"
+    assert "transport.quic is off" in (await a.p2p.connect([over_udp]))[over_udp]
+    assert "transport.quic" not in (await b.p2p.connect([over_udp]))[over_udp]
+    over_tcp = b.p2p.addresses()[0]
+    assert a.p2p.dialable([over_udp, over_tcp]) == [over_tcp]
+    assert a.p2p.dialable([over_udp]) == [over_udp], "so that the reason is told"
+    a.learn(b.peer_id, [over_udp, over_tcp])
+    assert await ping(a, b.peer_id) == b"n"
+
+
+def test_p2pd_listens_on_udp_only_for_quic():
+    assert p2p.listen_addresses(["0.0.0.0", "::"], 7, None) == [
+        "/ip4/0.0.0.0/tcp/7",
+        "/ip6/::/tcp/7",
+    ]
+    assert p2p.listen_addresses(["0.0.0.0"], 7, 8) == [
+        "/ip4/0.0.0.0/tcp/7",
+        "/ip4/0.0.0.0/udp/8/quic-v1",
+    ]

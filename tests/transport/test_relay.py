@@ -152,14 +152,14 @@ async def test_without_a_reservation_there_is_no_way(swarm):
 
 
 async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
-    relay, a = await swarm(), await swarm()
-    relay.relay._settings = ReachSettings(relay_clients=1, relay_circuits=64, relay_circuits_each=2)
+    limits = ReachSettings(relay_clients=1, relay_circuits=64, relay_circuits_each=2)
+    relay, a = await swarm(reach=limits), await swarm()
     b = await hidden(relay)
-    assert relay.relay.room == 0
+    assert relay.relay.clients == 1
     late = await swarm()
     CLOSED.add(id(late.reachable))
     await late.p2p.connect([relay.p2p.addresses()[0]])
-    with pytest.raises(PeerFault, match="all 1 reservations are in use"):
+    with pytest.raises(PeerFault, match="the 1 reservations for strangers are taken"):
         await late.relays._ask(
             relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
         )
@@ -171,7 +171,7 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
         for _ in range(3):
             held.append(await a.relays._connect(relay.peer_id, b.peer_id, "/tutti/handshake/1"))
 
-    with pytest.raises(PeerFault, match="2 circuits of the caller are open"):
+    with pytest.raises(PeerFault, match="2 circuits of this peer are open"):
         await open_three()
     for _, writer in held:
         writer.close()

@@ -266,9 +266,10 @@ async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
     assert a.reachable._reach.seen(time.monotonic()) == places
 
 
-async def test_when_p2pd_moves_the_new_port_is_mapped(swarm, monkeypatch):
+@pytest.mark.parametrize("quic", [False, True])
+async def test_when_p2pd_moves_the_new_port_is_mapped(swarm, monkeypatch, quic):
     monkeypatch.setattr(reachable, "LOOK_S", 0.01)
-    peer, wanted = await swarm(started=False), asyncio.Queue()
+    peer, wanted = await swarm(started=False, quic=quic), asyncio.Queue()
     peer.reachable.local, peer.reachable._settings = False, ReachSettings(map_ports=False)
     peer.reachable.mapper.want = wanted.put_nowait
     peer.p2p._up.set()
@@ -276,8 +277,9 @@ async def test_when_p2pd_moves_the_new_port_is_mapped(swarm, monkeypatch):
     for port in (4001, 4002):
         peer.p2p._ports = port, port
         async with asyncio.timeout(10):
-            while ("udp", port) not in await wanted.get():
+            while ("tcp", port) not in (ports := await wanted.get()):
                 pass
+        assert (("udp", port) in ports) == quic
 
 
 @pytest.mark.parametrize("address", ["example.com", "a_b:7001", "example.com:0"])

@@ -333,7 +333,7 @@ class ExchangeServer:
         line.head = b""
         try:
             head = bounds.parse(averaging_pb2.Contribution, raw).head
-        except DecodeError:
+        except WireError:
             self._feed(Spoiled(began.stream, Kind.HEADS, "its head does not parse"))
             return
         line.heads = list(head.tensors)

@@ -231,7 +231,8 @@ class Reachable:
         while True:
             if self._p2p.up and not self.local:  # it may have come up at another port
                 p2p = self._p2p.port
-                self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", self._grpc_port())])
+                quic = [("udp", p2p)] if self._transport.quic else []
+                self.mapper.want([("tcp", p2p), *quic, ("tcp", self._grpc_port())])
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
             links = self._p2p.links

@@ -7,11 +7,14 @@ caller  --RELAY/connect-->  relay  --RELAYED, over the connection that the clien
 """
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from node.core.errors import LocalFault, PeerFault
 from node.core.ids import PeerId, short
+from node.identity.places import Places, Taken
 from node.reach.settings import ReachSettings
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -27,18 +30,60 @@ FIRST_WORD_S, OPEN_S = 5.0, 5.0
 """For the question of a stream that a peer has opened, and for a stream to the client."""
 SILENT_S = 20.0
 """A reservation without a byte of its client for so long ends."""
-RELAY_BUFFER = 1 << 18
-"""Bytes read ahead of a client: with more, a short word waits for long behind them where the rate
-is bounded, and whoever waits for it takes the connection for dead."""
+CIRCUIT_SILENT_S = 60.0
+"""Seconds without a byte after which a circuit ends. gRPC's servers probe their connections every
+15 s."""
+UNUSED_S = 60.0
+"""Seconds without a circuit after which a stranger's reservation gives way to another stranger's
+when there are no more places."""
+CIRCUITS_PER_PAIR = 8
+"""Circuits between the same two peers, whoever opened them."""
+RELAY_BUFFER = 1 << 16
+"""Bytes read ahead of either end of a circuit, and bytes that wait to be written to it. With more,
+a short word waits for long behind them where the rate is bounded, and whoever waits for it takes
+the connection for dead. A circuit whose end does not read holds this much memory."""
 UNDER_WAY = 1 << 20
 """Bytes of a circuit that p2pd may have moved to us and we have not read."""
 STREAM_NAME = 64
 """Characters of a stream's name."""
 
 
+@dataclass(eq=False)
+class _Circuit:
+    """A relayed connection. ``pair``: its two ends in order. ``alive`` ends it when it is silent
+    for too long or loses its place."""
+
+    caller: PeerId
+    pair: tuple[PeerId, PeerId]
+    alive: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+
+    def moved(self) -> None:
+        """A byte has moved: the circuit lives on for as long as it may be silent."""
+        if not self.alive.expired():
+            self.alive.reschedule(asyncio.get_running_loop().time() + CIRCUIT_SILENT_S)
+
+    def end(self) -> None:
+        """End it soon, from outside."""
+        if not self.alive.expired():
+            self.alive.reschedule(0.0)
+
+
+@dataclass(eq=False)
+class _Client:
+    """A reservation: the stream that holds it, and the monotonic time of its last circuit."""
+
+    peer: PeerId
+    writer: asyncio.StreamWriter
+    used: float = field(default_factory=time.monotonic)
+
+
 class Relay:
     """``offers()`` says whether this node relays now; ``allow`` for whom: it raises LocalFault for
-    others. ``traffic``: what this node may send and receive in all."""
+    others. ``traffic``: what this node may send and receive in all.
+
+    Half of the reservations and circuits is for ``established`` peers. Strangers share the rest by
+    address block (``block(peer)``) and by key.
+    """
 
     def __init__(
         self,
@@ -49,13 +94,32 @@ class Relay:
         journal: Journal,
         metrics: Metrics,
         traffic: Traffic | None = None,
+        *,
+        established: Callable[[PeerId], bool] = lambda peer: False,
+        block: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
         self._streams, self._settings, self._allow, self._offers = streams, settings, allow, offers
         self._journal, self._metrics = journal, metrics
-        self._clients: dict[PeerId, asyncio.StreamWriter] = {}
+        self.established = established
+        """Return True for a member of the run and for a peer that this one has worked with."""
+        self._block = block
+        self._clients: dict[PeerId, _Client] = {}
+        self._reservations = Places[PeerId](
+            "reservations", 2 * settings.relay_clients, 1, lambda peer: self.established(peer)
+        )
+        self._open = Places[_Circuit](
+            "circuits",
+            2 * settings.relay_circuits,
+            settings.relay_circuits_each,
+            lambda peer: self.established(peer),
+        )
         self._circuits: Counter[tuple[PeerId, PeerId]] = Counter()
-        self._opened: Counter[PeerId] = Counter()
         self._share, self._traffic = Share(settings.relay_rate), traffic or Traffic()
+        self.refusals: Counter[str] = Counter()
+        """Questions of others that were refused, and places that they lost, by kind:
+        ``not allowed``, ``reservations``, ``circuits``, ``no client``."""
+        self.on_refusal: Callable[[PeerId], None] = lambda peer: None
+        """Told of each peer that was refused, or lost a place."""
         self.carried = 0
         """Bytes of circuits that crossed between p2pd and us: each on its way in and on its
         way out."""
@@ -68,12 +132,14 @@ class Relay:
     @property
     def circuits(self) -> int:
         """Connections that are relayed now."""
-        return self._circuits.total()
+        return len(self._open)
 
     @property
     def room(self) -> int:
-        """Clients that would still be taken; 0 while this node does not relay."""
-        return max(0, self._settings.relay_clients - self.clients) if self._offers() else 0
+        """Strangers that would still be taken as clients; 0 while this node does not relay. At
+        least 1 otherwise: another one may have to give way."""
+        most = self._settings.relay_clients
+        return max(1, most - self._reservations.strangers) if self._offers() and most else 0
 
     @property
     def rate_left(self) -> float:
@@ -87,35 +153,69 @@ class Relay:
         """One question of ``peer``. Raises WireError or TimeoutError when there is none."""
         async with asyncio.timeout(FIRST_WORD_S):
             ask = parsed(RelayAsk, await read_frame(reader, ASK_BYTES), "a question to a relay")
-        if why := self._refusal(peer, ask):
-            await write_frame(writer, RelayAnswer(granted=False, reason=why).SerializeToString())
-            await asyncio.wait_for(reader.read(1), FIRST_WORD_S)
+        kind, why = self._refusal(peer, ask)
+        if why:
+            await self._refuse(peer, kind, why, reader, writer)
         elif ask.WhichOneof("what") == "reserve":
             await self._hold(peer, ask, reader, writer)
         else:
             await self._carry(peer, ask, reader, writer)
 
-    def _refusal(self, peer: PeerId, ask: RelayAsk) -> str:
-        settings, what = self._settings, ask.WhichOneof("what")
+    async def _refuse(
+        self,
+        peer: PeerId,
+        kind: str,
+        why: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._count(peer, kind)
+        await write_frame(writer, RelayAnswer(granted=False, reason=why).SerializeToString())
+        await asyncio.wait_for(reader.read(1), FIRST_WORD_S)
+
+    def _count(self, peer: PeerId, kind: str) -> None:
+        self.refusals[kind] += 1
+        self.on_refusal(peer)
+
+    def _refusal(self, peer: PeerId, ask: RelayAsk) -> tuple[str, str]:
+        """The kind of a refusal, and the reason for the peer; both "" where only a place is
+        missing, if anything."""
+        what = ask.WhichOneof("what")
         if what is None:
-            return "this question is not understood here"
+            return "not allowed", "this question is not understood here"
         if not self._offers():
-            return "this node does not relay"
+            return "not allowed", "this node does not relay"
         try:
             self._allow(peer, ask)
         except LocalFault as e:
-            return e.what
-        if what == "reserve":
-            full = peer not in self._clients and self.clients >= settings.relay_clients
-            return f"all {settings.relay_clients} reservations are in use" if full else ""
-        target = PeerId(ask.connect.target)
-        if target not in self._clients:
-            return "it is not connected to this relay"
-        if self.circuits >= settings.relay_circuits:
-            return f"all {settings.relay_circuits} circuits are in use"
-        if self._opened[peer] >= settings.relay_circuits_each:
-            return f"{settings.relay_circuits_each} circuits of the caller are open"
-        return ""
+            return "not allowed", e.what
+        if what == "connect" and PeerId(ask.connect.target) not in self._clients:
+            return "no client", "it is not connected to this relay"
+        return "", ""
+
+    def _reserve(self, peer: PeerId) -> str:
+        """Give a client its place; returns the reason when there is none."""
+        taken = self._reservations.take(peer, peer, self._block(peer))
+        if not taken and (unused := self._unused()) is not None:
+            self._reservations.leave(unused)
+            self._reservations.take(peer, peer, self._block(peer))
+            taken = Taken(evicted=unused)
+        if taken.evicted is not None:
+            self._count(taken.evicted, "reservations")
+            self._clients.pop(taken.evicted).writer.close()
+        return taken.refusal
+
+    def _unused(self) -> PeerId | None:
+        """The stranger with the reservation to give away: without a circuit for longest, and for
+        longer than :data:`UNUSED_S`."""
+        now = time.monotonic()
+        called = {end for pair in self._circuits for end in pair}
+        unused = [
+            client
+            for peer, client in self._clients.items()
+            if now - client.used > UNUSED_S and peer not in called and not self.established(peer)
+        ]
+        return min(unused, key=lambda client: client.used).peer if unused else None
 
     async def _hold(
         self,
@@ -124,10 +224,16 @@ class Relay:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """A reservation, until its client goes, falls silent or would be refused."""
-        old, self._clients[peer] = self._clients.get(peer), writer
+        """A reservation, until its client goes, falls silent, would be refused or loses its
+        place."""
+        old = self._clients.pop(peer, None)
         if old is not None:
-            old.close()
+            self._reservations.leave(peer)
+            old.writer.close()
+        if why := self._reserve(peer):
+            await self._refuse(peer, "reservations", why, reader, writer)
+            return
+        client = self._clients[peer] = _Client(peer, writer)
         self._journal.emit(
             "transport",
             "relay-client",
@@ -141,13 +247,14 @@ class Relay:
                 async with asyncio.timeout(SILENT_S):
                     # All that have come: a flood of single ones would hold up everybody else.
                     beat = await reader.read(RELAY_BUFFER)
-                if not beat or self._refusal(peer, ask):
+                if not beat or writer.is_closing() or self._refusal(peer, ask)[1]:
                     return
                 writer.write(beat)
                 await writer.drain()
         finally:
-            if self._clients.get(peer) is writer:
+            if self._clients.get(peer) is client:
                 del self._clients[peer]
+                self._reservations.leave(peer)
 
     async def _carry(
         self,
@@ -159,37 +266,70 @@ class Relay:
         # One pair for both directions: two peers' traffic shares by pairs, whoever called.
         target = PeerId(ask.connect.target)
         pair = min(peer, target), max(peer, target)
-        self._circuits[pair] += 1
-        self._opened[peer] += 1
+        circuit = _Circuit(peer, pair)
+        if why := self._take(circuit):
+            await self._refuse(peer, "circuits", why, reader, writer)
+            return
+        self._clients[target].used = time.monotonic()
         try:
-            word = Relayed(source=peer, stream=printable(ask.connect.stream)[:STREAM_NAME])
-            try:
-                far_reader, far_writer = await self._streams.open_stream(
-                    target, RELAYED, OPEN_S, RELAY_BUFFER
-                )
-            except PeerFault as e:
-                await write_frame(
-                    writer, RelayAnswer(granted=False, reason=e.reason).SerializeToString()
-                )
-                await asyncio.wait_for(reader.read(1), FIRST_WORD_S)
-                return
-            try:
-                await write_frame(far_writer, word.SerializeToString())
-                await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
-                await splice(reader, writer, far_reader, far_writer, self._meter(pair))
-            finally:
-                far_writer.close()
+            async with circuit.alive:
+                word = Relayed(source=peer, stream=printable(ask.connect.stream)[:STREAM_NAME])
+                await self._connect(circuit, target, word, reader, writer)
+        except TimeoutError:
+            if not circuit.alive.expired():
+                raise
         finally:
+            self._open.leave(circuit)
             # Subtracting in place, a counter forgets what has come down to zero.
             self._circuits -= Counter([pair])
-            self._opened -= Counter([peer])
             if pair not in self._circuits:
                 self._share.gone(pair)
 
-    def _meter(self, pair: tuple[PeerId, PeerId]):
+    def _take(self, circuit: _Circuit) -> str:
+        """Give a circuit its place; returns the reason when there is none."""
+        if self._circuits[circuit.pair] >= CIRCUITS_PER_PAIR:
+            return f"{CIRCUITS_PER_PAIR} circuits between these two peers are open"
+        taken = self._open.take(circuit, circuit.caller, self._block(circuit.caller))
+        if not taken:
+            return taken.refusal
+        self._circuits[circuit.pair] += 1
+        if taken.evicted is not None:
+            self._count(taken.evicted.caller, "circuits")
+            taken.evicted.end()
+        return ""
+
+    async def _connect(
+        self,
+        circuit: _Circuit,
+        target: PeerId,
+        word: Relayed,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Join a caller's stream to one to its target, until either ends or both are silent."""
+        circuit.moved()
+        try:
+            far_reader, far_writer = await self._streams.open_stream(
+                target, RELAYED, OPEN_S, RELAY_BUFFER
+            )
+        except PeerFault as e:
+            answer = RelayAnswer(granted=False, reason=e.reason)
+            await write_frame(writer, answer.SerializeToString())
+            await asyncio.wait_for(reader.read(1), FIRST_WORD_S)
+            return
+        try:
+            await write_frame(far_writer, word.SerializeToString())
+            await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
+            pay = self._meter(circuit)
+            await splice(reader, writer, far_reader, far_writer, pay, RELAY_BUFFER)
+        finally:
+            far_writer.close()
+
+    def _meter(self, circuit: _Circuit) -> Callable[[int], Awaitable[None]]:
         async def pay(count: int) -> None:
+            circuit.moved()
             self.carried += count  # from p2pd to us
-            await self._share.take(pair, count)
+            await self._share.take(circuit.pair, count)
             await self._traffic.may_relay(count)
             self._metrics.relayed_bytes_total.inc(count)
             self.carried += count  # and back

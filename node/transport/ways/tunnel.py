@@ -19,7 +19,7 @@ STREAM = "/tutti/tunnel/1"
 PIECE = 1 << 18
 """Bytes moved at once."""
 BUFFER = 1 << 20
-"""Bytes that may wait on their way out, each direction; above it the sender waits."""
+"""Bytes that may wait on their way out of a tunnel, each direction."""
 LINGER_S = 1.0
 """Time for the last bytes of a connection to arrive at its other end."""
 CONNECTIONS_PER_PEER, CONNECTIONS = 8, 256
@@ -109,9 +109,11 @@ async def splice(
     right_reader: asyncio.StreamReader,
     right_writer: asyncio.StreamWriter,
     pay: Pay | None = None,
+    buffer: int = BUFFER,
 ) -> None:
     """Join two connections until either ends; both are closed then, also when cancelled.
-    ``pay`` is told of every piece.
+    ``pay`` is told of every piece. Above ``buffer`` bytes on their way out of one direction its
+    sender waits.
 
     p2pd knows no half-close: it turns the end of one direction into a reset of both, which eats
     what is still on its way. So an end is passed on only LINGER_S after it was seen, when the last
@@ -124,7 +126,7 @@ async def splice(
         nonlocal over
         try:
             _check_open(sink)
-            sink.transport.set_write_buffer_limits(high=BUFFER)
+            sink.transport.set_write_buffer_limits(high=buffer)
             while piece := await source.read(PIECE):
                 if pay is not None:
                     await pay(len(piece))
