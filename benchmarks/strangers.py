@@ -55,7 +55,7 @@ def _until_unwell(report: Report, place: Siege, left: list[Attack], seconds: flo
 
 
 def main() -> int:
-    """Run what was chosen; exit 0 when every target holds."""
+    """Run the chosen rows; exit 0 when every target holds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

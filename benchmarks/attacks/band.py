@@ -7,7 +7,7 @@ victim that lets them, then reads one command:
 
     {"attack": NAME, "seconds": s}  -> {sent, calls, refused, heard: {answer: times}}
 
-NAME is that of a function of a module of this package with one argument, the band. A band attacks
+NAME is "module:function" of this package; the function takes the band. A band attacks
 addresses of this machine's loopback only, sends at most :data:`RATE` bytes a second for each key,
 and ends by itself.
 """
@@ -55,7 +55,7 @@ LONGEST_S = 900
 SPARE_S = 30
 """Seconds after the end of its attack after which a band ends by the same alarm."""
 NICE = 10
-"""The attackers leave the processors to the daemons: what counts is the harm of what they send."""
+"""The attackers leave the processors to the daemons: the harm of their messages is measured."""
 
 
 class Attacker:
@@ -146,7 +146,7 @@ class Band:
         try:
             async with limit:
                 await run(self)
-                await asyncio.Event().wait()  # what was opened stays open until the end
+                await asyncio.Event().wait()  # all that is open stays open until the end
         except TimeoutError:
             if not limit.expired():
                 raise

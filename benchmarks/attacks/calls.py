@@ -76,7 +76,7 @@ async def _fill(band: Band, one: Attacker, connection: Http2, token: str) -> Non
 
 
 async def _send_most(band: Band, one: Attacker, connection: Http2, stream: int) -> None:
-    """Send as much of a body as the server takes before it has read all of it."""
+    """Send a body up to its last bytes, or up to the window of the call."""
     left = min(BODY, connection.stream_window) - UNSENT
     first = struct.pack(">BI", 0, BODY)
     while left > 0 and stream not in connection.ended:
@@ -92,7 +92,7 @@ async def _send_most(band: Band, one: Attacker, connection: Http2, stream: int) 
 
 
 async def silent(band: Band) -> None:
-    """Streaming calls that say nothing, as many as a token may have open."""
+    """Silent streaming calls, up to the limit of a token."""
     await band.everywhere(partial(_many, band, b""))
 
 

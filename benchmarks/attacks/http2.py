@@ -1,4 +1,4 @@
-"""As much of HTTP/2 (RFC 9113) as an attacker needs to begin gRPC calls that never end."""
+"""The client's side of HTTP/2 (RFC 9113), for gRPC calls that never end."""
 
 import asyncio
 import contextlib

@@ -158,7 +158,7 @@ class Siege:
 
 @contextlib.contextmanager
 def siege(root: Path, nodes: tuple[int, ...] = OPEN, **changes: Any) -> Iterator[Siege]:
-    """A swarm whose members have worked with each other; all gone afterwards."""
+    """A swarm of members that have worked with each other; all gone afterwards."""
     root.mkdir(parents=True, exist_ok=True)
     box = Box(root, forks=Forks(MODULE))
     quiet = {"training__epochs": 100_000, "training__eval_every": 0}
@@ -182,7 +182,7 @@ def siege(root: Path, nodes: tuple[int, ...] = OPEN, **changes: Any) -> Iterator
 
 @dataclass
 class Minute:
-    """What was measured of a swarm in one minute, and in the time after it."""
+    """Measurements of a swarm in one minute, and in the time after it."""
 
     seconds: float
     epochs: int = 0

@@ -9,7 +9,7 @@ WIDE = {
     "model__d_ff": 1536,
     "training__target_batch": 64,
 }
-"""A model whose parameters are seen in the memory of a process."""
+"""A model with parameters that show in the memory of a process."""
 
 
 @dataclass(frozen=True)
