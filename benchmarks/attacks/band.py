@@ -48,6 +48,8 @@ from node.transport.settings import TransportSettings
 RATE = 4 << 20
 """Bytes a second that one attacker sends at most."""
 MOST_KEYS = 20
+SILENT, NO_ANSWER = ("TimeoutError", "DEADLINE_EXCEEDED"), "no answer in time"
+"""Beginnings of what is noted for a call without an answer, and what a transport says of one."""
 ANSWER_S = 10.0
 MEET_S = 30.0
 LONGEST_S = 900
@@ -150,7 +152,9 @@ class Band:
         except TimeoutError:
             if not limit.expired():
                 raise
-        refused = sum(count for answer, count in self.heard.items() if answer)
+        refused = sum(
+            count for answer, count in self.heard.items() if answer and not is_silence(answer)
+        )
         return {
             "sent": self.sent,
             "calls": self.calls,
@@ -214,6 +218,11 @@ async def gather(all: list[Any], work: Callable[[Any], Awaitable[None]], *, at_o
             await work(what)
 
     await asyncio.gather(*map(one, all))
+
+
+def is_silence(answer: str) -> bool:
+    """True for a call that ended without a word of the other side."""
+    return answer.startswith(SILENT) or NO_ANSWER in answer
 
 
 def check_loopback(host: str) -> None:

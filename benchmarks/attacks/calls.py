@@ -11,7 +11,6 @@ from benchmarks.attacks.band import Attacker, Band
 from benchmarks.attacks.http2 import Http2, quietly
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.transport.port import EOF
 from protos import averaging_pb2
 from protos.tensor_pb2 import FP32, TensorHead
 
@@ -112,8 +111,7 @@ async def _hold(band: Band, one: Attacker, victim: PeerId, first: bytes) -> None
             if first:
                 await call.write(first)
             answer = await call.read()
-            if answer is EOF:
-                await call.wait_for_connection()
+            if not isinstance(answer, bytes):
                 raise PeerFault(victim, f"the call ended: {await call.details()}")
             refusal = averaging_pb2.Fresh.FromString(answer).refusal
             kind = averaging_pb2.RefusalKind.Name(refusal.kind)

@@ -28,11 +28,13 @@ from benchmarks.lab.forks import Forks
 from benchmarks.lab.told import Told
 from benchmarks.report import Report
 
-FULL_S, QUICK_S = 60.0, 30.0
+FULL_S, QUICK_S = 60.0, 40.0
 AFTER_S = 30.0
 """Seconds after an attack in which memory is given back."""
 NEWCOMER_AT_S = 5.0
 """Seconds after the begin of a minute at which a newcomer is started."""
+EPOCHS_BETWEEN = 3
+"""Epochs between two minutes, for the swarm to go on without the newcomer of the first."""
 LOOK_S = 0.5
 WEIGH_S = 2.5
 """Seconds between two looks at the memory: each takes some milliseconds for every daemon."""
@@ -292,7 +294,11 @@ def _read(
     made.epochs = len({t.get("epoch") for t in told if t.kind == COMMITTED and t.at <= until})
     keys = {peer.key for peer in honest if (peer.home / "identity.key").is_file()}
     for event in told:
-        if event.kind in HARMED and event.get("peer") in keys and not _gone(event, honest[-1]):
+        if (
+            event.kind in HARMED
+            and event.get("peer") in keys
+            and not _left(event, honest[-1], until)
+        ):
             made.harmed[event.kind] += 1
         if event.level in ("warning", "error"):
             made.told[event.kind] += 1
@@ -302,9 +308,10 @@ def _read(
     made.block = max(blocks, key=lambda block: block.seconds, default=None)
 
 
-def _gone(event: Told, newcomer: Peer) -> bool:
-    """True for the loss of a newcomer, which ends after its minute."""
-    return event.kind == "peer-lost" and event.get("peer") == newcomer.key
+def _left(event: Told, newcomer: Peer, until: float) -> bool:
+    """True for the loss of a newcomer after its minute, at the end of which it leaves."""
+    lost = event.kind == "peer-lost" and event.at > until
+    return lost and event.get("peer") == newcomer.key
 
 
 # ------------------------------------------------------------ an attack
@@ -314,11 +321,13 @@ def assault(report: Report, place: Siege, attack: Attack, name: str, seconds: fl
     """The rows of one attack. ``name``: how they begin."""
     if attack.bent:
         quiet = minute(place, seconds)
+        place.box.goes_on(EPOCHS_BETWEEN)
         attacked, said = _betrayed(place, attack, seconds)
         rows(report, name, quiet, attacked, said, attack)
         return
     with place.attackers(attack.keys) as band:
         quiet = minute(place, seconds, enemies=band.peers)
+        place.box.goes_on(EPOCHS_BETWEEN)
         answers: list[dict[str, Any]] = []
         attacked = minute(
             place,
