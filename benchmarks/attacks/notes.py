@@ -1,53 +1,68 @@
-"""Notes to the training service that are as large as a message may be."""
+"""Notes to the training service: as large as any message may be, and as large as their own limits
+let them."""
 
 import asyncio
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from benchmarks.attacks.band import Attacker, Band
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
 from node.training.protocol.votes import signing_domain
+from node.transport.limits import LARGEST, NOTES
 from node.transport.port import printable
 from protos import training_pb2 as pb
 
 TELL = "/tutti.v1.Training/Tell"
-LARGE = 4 << 20
-"""Bytes of a note."""
+HASH = "a" * 64
+SPARE = 8192
+"""Bytes of a limit that are left free, for the fields around the long ones."""
+Make = Callable[[Attacker, int], bytes]
+"""A note of at most so many bytes."""
 
 
 async def large(band: Band) -> None:
-    """Every kind of note with a field that never ends, one note after the other."""
-    await band.each(lambda one: _tell(band, one))
+    """Every kind of note with a field that never ends, up to the largest message."""
+    await band.each(partial(_tell, band, dict.fromkeys(KINDS, LARGEST)))
 
 
-async def _tell(band: Band, one: Attacker) -> None:
-    own = await asyncio.to_thread(plan, one)
+async def within(band: Band) -> None:
+    """Every kind of note as large as notes of its kind may be."""
+    sizes = {name: limit.size for name, limit in NOTES.values()}
+    await band.each(partial(_tell, band, {name: sizes[name] for name in KINDS}))
+
+
+async def _tell(band: Band, sizes: dict[str, int], one: Attacker) -> None:
+    own = await asyncio.to_thread(plan, one, sizes["plan"] - SPARE)
+    names = list(sizes)
     number = band.all.index(one)
     async for victim in band.rounds(one):
         number += 1
-        make = KINDS[number % len(KINDS)]
-        note = own if make is plan else await asyncio.to_thread(_shared, make, band.all[0])
-        answer = await band.call(one, victim, TELL, note)
+        name = names[number % len(names)]
+        made = own
+        if name != "plan":
+            made = await asyncio.to_thread(_shared, name, band.all[0], sizes[name] - SPARE)
+        answer = await band.call(one, victim, TELL, made)
         if answer is not None:
             reply = pb.NoteReply.FromString(answer)
             band.heard["" if reply.accepted else f"reply: {printable(reply.reason, 120)}"] += 1
 
 
 @cache
-def _shared(make: Callable[[Attacker], bytes], one: Attacker) -> bytes:
-    return make(one)
+def _shared(name: str, one: Attacker, size: int) -> bytes:
+    """A note that is the same for all attackers."""
+    return KINDS[name](one, size)
 
 
-def finished(one: Attacker) -> bytes:
+def finished(one: Attacker, size: int) -> bytes:
     """Results of more micro-batches than an epoch has."""
     result = pb.MicroBatchResult(index=7, counted=True, loss_sum=1.0, tokens=128)
     each = len(pb.FinishedNote(results=[result]).SerializeToString())
-    said = pb.FinishedNote(plan_hash="a" * 64, results=[result] * (LARGE // each))
+    said = pb.FinishedNote(plan_hash=HASH, results=[result] * (size // each))
     return pb.Note(epoch=1, term=1, finished=said).SerializeToString()
 
 
-def plan(one: Attacker) -> bytes:
+def plan(one: Attacker, size: int) -> bytes:
     """A plan of its own with thousands of paths, signed."""
     stages = range(1, one.manifest.pipeline.stages + 1)
     hops = tuple(Hop(stage, PeerId(one.victims[0])) for stage in stages)
@@ -58,41 +73,48 @@ def plan(one: Attacker) -> bytes:
         return Plan(1, 1, one.me, members, paths, {}, lineage="f" * 32).canonical()
 
     few = len(of(1000))
-    said = of(1000 * (LARGE - 8192) // (few + few // 4))
+    said = of(1000 * size // (few + few // 4))
     domain = signing_domain("plan", one.manifest.run_id)
     note = pb.PlanNote(plan=said, signature=one.identity.sign(said, domain))
     return pb.Note(epoch=1, term=1, plan=note).SerializeToString()
 
 
-def round_(one: Attacker) -> bytes:
+def round_(one: Attacker, size: int) -> bytes:
     """A round with thousands of dead, owners and dropped micro-batches."""
-    said = pb.RoundNote(plan_hash="a" * 64, attempt=1, deadline_s=10.0)
+    said = pb.RoundNote(plan_hash=HASH, attempt=1, deadline_s=10.0)
     each = len(one.me) + 2
-    said.dead.extend([one.me] * (LARGE // each // 5))
-    said.dropped.extend(range(LARGE // 12))
-    for number in range(LARGE // each // 4):
+    said.dead.extend([one.me] * (size // each // 5))
+    said.dropped.extend(range(size // 12))
+    for number in range(size // each // 4):
         said.owners[f"part {number}"] = one.me
     return pb.Note(epoch=1, term=1, round=said).SerializeToString()
 
 
-def ready(one: Attacker) -> bytes:
+def ready(one: Attacker, size: int) -> bytes:
     """A heartbeat that has measured thousands of neighbours."""
     said = pb.ReadyNote(stage=1, at=pb.VersionNote(epoch=1, lineage="f" * 32), speed=1.0)
-    for number in range(LARGE // 80):
+    for number in range(size // 80):
         said.seen[f"{one.me}{number}"] = 1.0
     return pb.Note(epoch=1, term=1, ready=said).SerializeToString()
 
 
-def dead(one: Attacker) -> bytes:
+def dead(one: Attacker, size: int) -> bytes:
     """Thousands of peers that are said to be dead."""
-    said = pb.DeadNote(plan_hash="a" * 64, dead=[one.me] * (LARGE // (len(one.me) + 3)))
+    said = pb.DeadNote(plan_hash=HASH, dead=[one.me] * (size // (len(one.me) + 3)))
     return pb.Note(epoch=1, term=1, dead=said).SerializeToString()
 
 
-def incomplete(one: Attacker) -> bytes:
+def incomplete(one: Attacker, size: int) -> bytes:
     """Thousands of parts that are said to be there."""
-    said = pb.IncompleteNote(plan_hash="a" * 64, holds=["part"] * (LARGE // 6 - 100))
+    said = pb.IncompleteNote(plan_hash=HASH, holds=["part"] * (size // 6))
     return pb.Note(epoch=1, term=1, incomplete=said).SerializeToString()
 
 
-KINDS: tuple[Callable[[Attacker], bytes], ...] = (finished, plan, round_, ready, dead, incomplete)
+KINDS: dict[str, Make] = {
+    "finished": finished,
+    "plan": plan,
+    "round": round_,
+    "ready": ready,
+    "dead": dead,
+    "incomplete": incomplete,
+}

@@ -16,7 +16,17 @@ FUZZING = "benchmarks.fuzzing"
 
 POINTS: dict[str, tuple[Point, ...]] = {}
 """By number: attacks that a direct check shows better than a minute of a live swarm."""
-TABLE: tuple[Point, ...] = ()
+TABLE = (
+    Point(
+        "every RPC and every training message has a row",
+        "bounds in many places, or none",
+        "one table, compared with protos/ and docs/protocol.md",
+        (
+            "transport/test_limits:test_every_rpc_and_every_training_message_has_a_row",
+            "transport/test_limits:test_the_documentation_shows_the_same_table",
+        ),
+    ),
+)
 
 
 def points(report: Report, root: Path, number: str) -> None:

@@ -49,6 +49,7 @@ class Attack:
 
 ATTACKS = (
     Attack("1", "notes of 4 MiB", "notes:large", keys=8, bans=True),
+    Attack("1", "notes within their limits", "notes:within", keys=8),
     Attack("2", "bodies that never end", "calls:endless", keys=8),
     Attack("3", "connections without a token", "connections:silent", keys=2),
     Attack("4", "silent calls of 20 keys", "calls:silent"),
