@@ -5,12 +5,11 @@ import contextlib
 import struct
 from functools import partial
 
-import grpc.aio
-
 from benchmarks.attacks.band import Attacker, Band
-from benchmarks.attacks.http2 import Http2, quietly
+from benchmarks.attacks.http2 import Http2, connected
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
+from node.transport.port import answers
 from protos import averaging_pb2
 from protos.tensor_pb2 import FP32, TensorHead
 
@@ -27,6 +26,8 @@ CONNECTIONS = 4
 """Connections of one token to one peer."""
 HEAD = 1 << 20
 """Bytes of the head of an exchange."""
+HELD_S = 3600.0
+"""Longest time for which a silent call is held: as long as the attack."""
 AGAIN_S = 1.0
 
 
@@ -59,8 +60,7 @@ async def _bodies(band: Band, one: Attacker, victim: PeerId) -> None:
 
 async def _fill(band: Band, one: Attacker, connection: Http2, token: str) -> None:
     """Keep :data:`CALLS` unfinished bodies open until the server closes the connection."""
-    if not await quietly(connection):
-        band.heard["TLS connection refused"] += 1
+    if not await connected(connection, band.heard):
         return
     with contextlib.suppress(OSError):
         began = 0
@@ -106,18 +106,19 @@ async def _hold(band: Band, one: Attacker, victim: PeerId, first: bytes) -> None
         band.calls += 1
         band.sent += len(first)
         try:
-            channel = await one.transport.channel(victim)
-            call = channel.stream_stream(EXCHANGE)()
-            if first:
-                await call.write(first)
-            answer = await call.read()
-            if not isinstance(answer, bytes):
-                raise PeerFault(victim, f"the call ended: {await call.details()}")
+            async with answers(victim, HELD_S):
+                channel = await one.transport.channel(victim)
+                call = channel.stream_stream(EXCHANGE)()
+                if first:
+                    await call.write(first)
+                answer = await call.read()
+                if not isinstance(answer, bytes):
+                    raise PeerFault(victim, f"the call ended: {await call.details()}")
             refusal = averaging_pb2.Fresh.FromString(answer).refusal
             kind = averaging_pb2.RefusalKind.Name(refusal.kind)
             band.heard[f"{kind}: {refusal.text}"[:140]] += 1
             call.cancel()
-        except (PeerFault, grpc.aio.AioRpcError, TimeoutError) as e:
+        except PeerFault as e:
             band.refusal(e)
         await asyncio.sleep(AGAIN_S)
 

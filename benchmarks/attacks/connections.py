@@ -5,40 +5,43 @@ import contextlib
 from functools import partial
 
 from benchmarks.attacks.band import Attacker, Band
-from benchmarks.attacks.http2 import Http2
+from benchmarks.attacks.http2 import Http2, connected
 from node.core.ids import PeerId
 
 MOST = 511
-"""Connections that the band holds at each victim."""
+"""Connections that the band holds at each of :data:`VICTIMS` victims."""
+VICTIMS = 2
+EVERY_S = 0.02
+"""Seconds between two connections that one attacker opens: a handshake of TLS costs both sides
+milliseconds."""
 TLS_BYTES = 2048
 """Bytes that opening a connection takes."""
 AGAIN_S = 1.0
 
 
 async def silent(band: Band) -> None:
-    """Hold :data:`MOST` connections at every victim; one that is closed is opened again."""
-    await band.everywhere(partial(_many, band))
+    """Hold :data:`MOST` connections at the first victims; one that is closed is opened again."""
+    await band.each(partial(_many, band))
 
 
-async def _many(band: Band, one: Attacker, victim: PeerId) -> None:
+async def _many(band: Band, one: Attacker) -> None:
+    turn = asyncio.Lock()
     each = -(-MOST // len(band.all))
-    await asyncio.gather(*(_hold(band, one, band.targets[victim]) for _ in range(each)))
+    victims = one.victims[:VICTIMS] * each
+    await asyncio.gather(*(_hold(band, one, turn, victim) for victim in victims))
 
 
-async def _hold(band: Band, one: Attacker, target: str) -> None:
+async def _hold(band: Band, one: Attacker, turn: asyncio.Lock, victim: PeerId) -> None:
     while not band.over:
-        await one.pace(TLS_BYTES)
+        async with turn:
+            await one.pace(TLS_BYTES)
+            await asyncio.sleep(EVERY_S)
         band.calls += 1
         band.sent += TLS_BYTES
-        connection = Http2(target, band.heard)
-        try:
-            await connection.connect()
-        except (OSError, TimeoutError) as e:
-            band.heard[f"TLS: {type(e).__name__}"] += 1
-            await asyncio.sleep(AGAIN_S)
-            continue
-        with contextlib.suppress(OSError):
-            await connection.ended_by_server()
-        connection.close()
-        band.heard["connection ended by the server"] += 1
+        connection = Http2(band.targets[victim], band.heard)
+        if await connected(connection, band.heard):
+            with contextlib.suppress(OSError):
+                await connection.ended_by_server()
+            connection.close()
+            band.heard["connection ended by the server"] += 1
         await asyncio.sleep(AGAIN_S)

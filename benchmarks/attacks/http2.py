@@ -1,7 +1,6 @@
 """The client's side of HTTP/2 (RFC 9113), for gRPC calls that never end."""
 
 import asyncio
-import contextlib
 import re
 import ssl
 import struct
@@ -155,9 +154,11 @@ def printable_parts(raw: bytes) -> str:
     return " ".join(part.decode() for part in re.findall(rb"[ -~]{6,}", raw))
 
 
-async def quietly(connection: Http2) -> bool:
-    """Connect; False where the server does not let this connection in."""
-    with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
+async def connected(connection: Http2, heard: Counter[str]) -> bool:
+    """Connect; False where the server does not let this connection in, which is counted."""
+    try:
         await connection.connect()
-        return True
-    return False
+    except (OSError, TimeoutError) as e:
+        heard[f"TLS: {type(e).__name__}: {e}"[:140]] += 1
+        return False
+    return True

@@ -3,11 +3,10 @@
 import asyncio
 from functools import partial
 
-import grpc.aio
-
 from benchmarks.attacks.band import ANSWER_S, Attacker, Band
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
+from node.transport.port import answers
 from protos import state_pb2
 from protos.state_pb2_grpc import StateStub
 
@@ -44,9 +43,10 @@ async def _describe(
     band.calls += 1
     band.sent += asked.ByteSize()
     try:
-        stub = StateStub(await one.transport.channel(victim))
-        manifest = await stub.Describe(asked, timeout=ANSWER_S)
-    except (PeerFault, grpc.aio.AioRpcError) as e:
+        async with answers(victim, ANSWER_S):
+            stub = StateStub(await one.transport.channel(victim))
+            manifest = await stub.Describe(asked, timeout=ANSWER_S)
+    except PeerFault as e:
         if not _elsewhere(e):
             band.refusal(e)
         return None
@@ -69,16 +69,17 @@ async def _touch(
     await one.pace(asked.ByteSize())
     band.calls += 1
     try:
-        stub = StateStub(await one.transport.channel(victim))
-        async for _ in stub.Fetch(asked, timeout=ANSWER_S):
-            pass
-    except (PeerFault, grpc.aio.AioRpcError) as e:
+        async with answers(victim, ANSWER_S):
+            stub = StateStub(await one.transport.channel(victim))
+            async for _ in stub.Fetch(asked, timeout=ANSWER_S):
+                pass
+    except PeerFault as e:
         if not _elsewhere(e):
             band.refusal(e)
         return False
     return True
 
 
-def _elsewhere(error: Exception) -> bool:
+def _elsewhere(error: PeerFault) -> bool:
     """True for an answer that refuses nobody: the state is not here, or not any more."""
-    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.NOT_FOUND
+    return "NOT_FOUND" in error.reason

@@ -73,8 +73,11 @@ async def ask(
             reader, writer = await one.transport.p2p.open_stream(relay, RELAY, OPEN_S)
             await write_frame(writer, question.SerializeToString())
             raw = await read_frame(reader, ASK_BYTES)
-    except (PeerFault, WireError, OSError, TimeoutError) as e:
+    except PeerFault as e:
         band.refusal(e)
+        return None
+    except (WireError, OSError, TimeoutError) as e:
+        band.heard[f"stream: {type(e).__name__}: {e}"[:140]] += 1
         return None
     answer = parsed(RelayAnswer, raw, "an answer")
     band.heard[f"relay: {printable(answer.reason, 120)}" if not answer.granted else ""] += 1

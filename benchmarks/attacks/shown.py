@@ -14,7 +14,85 @@ BASE = "02c3e92c"
 FUZZ_S, FUZZ_QUICK_S, SEED = 600.0, 30.0, 41
 FUZZING = "benchmarks.fuzzing"
 
-POINTS: dict[str, tuple[Point, ...]] = {}
+POINTS: dict[str, tuple[Point, ...]] = {
+    "5": (
+        Point(
+            "a manifest names a file of the joiner",
+            "file:~/passwords.txt without a hash was opened and sent to stage 1",
+            "a file without a hash is its owner's alone",
+            (
+                "data/test_named_files:test_a_path_without_a_hash_is_the_owners_alone",
+                "data/test_named_files:test_a_file_with_a_hash_is_found_and_compared_first",
+                "data/test_named_files:test_a_tokenizer_without_a_hash_is_the_owners_alone",
+                "data/test_named_files:test_what_is_no_regular_file_is_neither_read_nor_waited_for",
+            ),
+        ),
+    ),
+    "12": (
+        Point(
+            "fetches where the manifest points",
+            "a redirect led to 127.0.0.1; one line was 100,000 addresses, each asked",
+            "the address that is dialled is public, and few are asked",
+            (
+                "data/test_fetching:test_a_redirect_leads_to_no_place_of_this_machine",
+                "data/test_fetching:"
+                "test_a_name_is_resolved_once_and_the_checked_address_is_dialled",
+                "data/test_fetching:"
+                "test_an_address_of_this_machine_is_refused_until_the_user_allows_it",
+                "data/test_fetching:"
+                "test_a_joiner_asks_for_few_sizes_and_for_none_that_the_manifest_has",
+            ),
+        ),
+    ),
+    "13": (
+        Point(
+            "a tokenizer's pattern that backtracks",
+            "a Rust panic ended the data task, and rows() hung",
+            "a typed error, in bounded time",
+            (
+                "data/test_confined:test_a_pattern_that_the_library_gives_up_is_a_fault",
+                "data/test_confined:test_a_pattern_that_does_not_end_is_ended_by_the_kernel",
+                "data/test_confined:test_a_worker_that_dies_leaves_nobody_waiting",
+            ),
+        ),
+    ),
+    "16": (
+        Point(
+            "a Content-Length that is no number",
+            "an uncaught ValueError",
+            "a typed error",
+            ("data/test_fetching:test_a_length_that_is_no_number_is_a_fault",),
+        ),
+    ),
+    "18": (
+        Point(
+            "owners that write any finite parameters",
+            "adopted by everybody",
+            "bounded by the longest step of the optimizer",
+            (
+                "optim/test_step_limit:test_every_step_of_an_owner_is_within_the_bounds",
+                "optim/test_step_limit:test_parameters_that_moved_too_far_are_refused",
+                "training/test_impossible_parameters:"
+                "test_parts_beyond_the_longest_step_are_refused_and_stepped_by_another",
+            ),
+        ),
+        Point(
+            "two replicas that differ",
+            "two repetitions of every epoch, nobody blamed",
+            "a bounded number of repetitions for each liar",
+            ("training/test_conduct:test_one_liar_costs_a_bounded_number_of_repeated_epochs",),
+        ),
+        Point(
+            "a silent donor",
+            "a fetch without an expected digest waited 120 s",
+            "it is waited for as long as its answer can take",
+            (
+                "checkpoint/test_description_wait:"
+                "test_a_silent_donor_costs_a_few_seconds_where_the_state_is_small",
+            ),
+        ),
+    ),
+}
 """By number: attacks that a direct check shows better than a minute of a live swarm."""
 TABLE = (
     Point(
@@ -51,7 +129,7 @@ def fuzz(report: Report, root: Path, quick: bool) -> None:
         "fuzz every parser",
         len(found.failures),
         "failures",
-        f"{found.examples} messages",
+        f"{found.examples} messages, {found.nbytes / 2**20:.0f} MiB",
         "0",
         holds=not found.failures,
     )

@@ -41,6 +41,9 @@ WEIGH_S = 2.5
 RIPE_S = 45.0
 """Seconds of working with each other after which peers count as colleagues."""
 
+UP = "100KB"
+"""Bytes a second that a daemon sends at most. A swarm bounded by its network, as most are, leaves
+the attackers some of the processors: else the scheduler of this machine would decide."""
 CALLBACK_S = 0.25
 GROWTH_MIB, LEFT_MIB = 128.0, 32.0
 EPOCHS = 0.9
@@ -100,7 +103,10 @@ class Attackers:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the attackers ended: {self.errors()}")
-        return json.loads(line)
+        said = json.loads(line)
+        if "error" in said:
+            raise RuntimeError(f"the attack failed: {said['error']}")
+        return said
 
 
 def bulk_address(peer: Peer) -> str:
@@ -162,7 +168,7 @@ class Siege:
 def siege(root: Path, nodes: tuple[int, ...] = OPEN, **changes: Any) -> Iterator[Siege]:
     """A swarm of members that have worked with each other; all gone afterwards."""
     root.mkdir(parents=True, exist_ok=True)
-    box = Box(root, forks=Forks(MODULE))
+    box = Box(root, settings=("checkpoint.every=5", f"transport.max_up={UP}"), forks=Forks(MODULE))
     quiet = {"training__epochs": 100_000, "training__eval_every": 0}
     try:
         peers = box.swarm(nodes, **quiet, training__rebalance_every_s=0.0, **changes)
