@@ -232,7 +232,7 @@ async def main() -> None:
         signal.alarm(math.ceil(order["seconds"]) + SPARE_S)
         try:
             said = await band.attack(order["attack"], order["seconds"])
-        except Exception:
+        except Exception:  # noqa: BLE001  whatever it is, it is told
             said = {"error": traceback.format_exc()[-1500:]}
         print(json.dumps(said), flush=True)
         await band.end()
