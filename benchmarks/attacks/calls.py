@@ -47,7 +47,7 @@ async def _bodies(band: Band, one: Attacker, victim: PeerId) -> None:
             band.refusal(e)
             await asyncio.sleep(AGAIN_S)
             continue
-        connections = [Http2(met.targets[0], band.heard) for _ in range(CONNECTIONS)]
+        connections = [Http2(band.targets[victim], band.heard) for _ in range(CONNECTIONS)]
         try:
             async with asyncio.TaskGroup() as group:
                 for connection in connections:

@@ -54,15 +54,17 @@ class Http2:
         self.ended: set[int] = set()
         """Streams that the server has ended."""
         self.closed = False
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
         """Open the connection and begin to listen. Raises OSError or TimeoutError."""
         async with asyncio.timeout(CONNECT_S):
-            self._reader, self._writer = await asyncio.open_connection(
+            reader, self._writer = await asyncio.open_connection(
                 self._host, self._port, ssl=tls(), server_hostname="tutti"
             )
         self._writer.write(PREFACE + frame(SETTINGS, 0, 0))
-        self._listening = asyncio.create_task(self._listen(), name="http2")
+        self._listening = asyncio.create_task(self._listen(reader, self._writer), name="http2")
 
     async def begin(self, method: str, token: str) -> int:
         """Begin a gRPC call; its number. Nothing of its body is sent."""
@@ -98,26 +100,33 @@ class Http2:
 
     async def ended_by_server(self) -> None:
         """Wait until the server closes the connection."""
-        await asyncio.wait({self._listening})
+        if self._listening is not None:
+            await asyncio.wait({self._listening})
 
     def close(self) -> None:
         """Hang up."""
-        self._listening.cancel()
-        self._writer.close()
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._writer is not None:
+            self._writer.close()
 
     async def _write(self, raw: bytes) -> None:
-        if self.closed:
+        if self.closed or self._writer is None:
             raise ConnectionResetError(CLOSED)
         self._writer.write(raw)
         await self._writer.drain()
 
-    async def _listen(self) -> None:
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                head = await self._reader.readexactly(HEAD_BYTES)
+                head = await reader.readexactly(HEAD_BYTES)
                 length = int.from_bytes(head[:3], "big")
                 kind, flags, stream = struct.unpack(">BBI", head[3:])
-                self._take(kind, flags, stream, await self._reader.readexactly(length))
+                payload = await reader.readexactly(length)
+                if kind in (SETTINGS, PING) and not flags & ACK:
+                    # An acknowledgement of settings is empty.
+                    writer.write(frame(kind, ACK, 0, payload if kind == PING else b""))
+                self._take(kind, flags, stream, payload)
         except (OSError, EOFError):
             pass
         finally:
@@ -130,9 +139,6 @@ class Http2:
                 name, value = struct.unpack(">HI", payload[at : at + 6])
                 if name == 4:  # SETTINGS_INITIAL_WINDOW_SIZE
                     self._stream_window = value
-            self._writer.write(frame(SETTINGS, ACK, 0))
-        elif kind == PING and not flags & ACK:
-            self._writer.write(frame(PING, ACK, 0, payload))
         elif kind == WINDOW_UPDATE and stream == 0:
             self._window += int.from_bytes(payload, "big")
             self._room.set()

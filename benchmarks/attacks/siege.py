@@ -9,10 +9,10 @@ import json
 import math
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,8 @@ class Minute:
     """Honest peers that honest peers refused or gave up, by event."""
     banned: int = 0
     """Attackers that some member has banned."""
+    said: dict[str, Any] = field(default_factory=dict)
+    """The answers that the attackers heard, see :mod:`benchmarks.attacks.band`."""
     told: Counter[str] = field(default_factory=Counter)
     """Warnings and errors of the members, by kind."""
 
@@ -240,18 +242,18 @@ def minute(
     seconds: float,
     *,
     enemies: Sequence[str] = (),
-    attack: Callable[[], object] | None = None,
+    attack: Callable[[], dict[str, Any]] | None = None,
 ) -> Minute:
-    """Measure the swarm for ``seconds`` while ``attack`` runs beside it, and after it."""
+    """Measure the swarm for ``seconds`` while ``attack`` runs beside it, and after it. Raises what
+    the attack raises."""
     peers = place.peers
     made = Minute(seconds)
     newcomer = place.newcomer()
     # A daemon's memory grows with its own work too, so the last size before counts.
     before = memory(peers)
     since = time.time()
-    attacking = threading.Thread(target=attack) if attack is not None else None
-    if attacking is not None:
-        attacking.start()
+    threads = ThreadPoolExecutor(1)
+    attacking = threads.submit(attack) if attack is not None else None
     begin = time.monotonic()
     started = math.inf
     weighed = begin
@@ -269,9 +271,10 @@ def minute(
         time.sleep(LOOK_S)
     until = time.time()
     if attacking is not None:
-        attacking.join(2 * AFTER_S)
+        made.said = attacking.result(2 * AFTER_S)
         time.sleep(AFTER_S)
         made.left_mib = memory(peers).beyond(before)[0]
+    threads.shutdown(wait=False)
     _end(newcomer)
     _read(made, place, [*peers, newcomer], since, until, enemies)
     return made
@@ -328,25 +331,22 @@ def assault(report: Report, place: Siege, attack: Attack, name: str, seconds: fl
     if attack.bent:
         quiet = minute(place, seconds)
         place.box.goes_on(EPOCHS_BETWEEN)
-        attacked, said = _betrayed(place, attack, seconds)
-        rows(report, name, quiet, attacked, said, attack)
+        attacked = _betrayed(place, attack, seconds)
+        rows(report, name, quiet, attacked, attack)
         return
     with place.attackers(attack.keys) as band:
         quiet = minute(place, seconds, enemies=band.peers)
         place.box.goes_on(EPOCHS_BETWEEN)
-        answers: list[dict[str, Any]] = []
         attacked = minute(
             place,
             seconds,
             enemies=band.peers,
-            attack=lambda: answers.append(band.attack(attack.run, seconds)),
+            attack=lambda: band.attack(attack.run, seconds),
         )
-        if not answers:
-            raise RuntimeError(f"the attackers ended: {band.errors()}")
-        rows(report, name, quiet, attacked, answers[0], attack)
+        rows(report, name, quiet, attacked, attack)
 
 
-def _betrayed(place: Siege, attack: Attack, seconds: float) -> tuple[Minute, dict[str, Any]]:
+def _betrayed(place: Siege, attack: Attack, seconds: float) -> Minute:
     """A minute with a bent member, and what the others have said of it."""
     place.count += 1
     traitor = place.box.member(attack.stage, f"bent-{place.count}")
@@ -355,13 +355,14 @@ def _betrayed(place: Siege, attack: Attack, seconds: float) -> tuple[Minute, dic
     try:
         place.box.start(traitor)
         key = traitor.key
-        attacked = minute(place, seconds, enemies=[key], attack=lambda: None)
+        attacked = minute(place, seconds, enemies=[key], attack=dict)
     finally:
         traitor.kill()
     told = [t for peer in place.peers for t in peer.told() if begin <= t.at]
     about = Counter(t.kind for t in told if t.level != "debug" and t.get("peer") == key)
     blamed = sum(about[kind] for kind in BLAMED)
-    return attacked, {"sent": 0, "calls": 0, "refused": blamed, "heard": dict(about)}
+    attacked.said = {"sent": 0, "calls": 0, "refused": blamed, "heard": dict(about)}
+    return attacked
 
 
 # ------------------------------------------------------------ rows
@@ -372,11 +373,10 @@ def rows(
     name: str,
     quiet: Minute,
     attacked: Minute,
-    said: dict[str, Any],
     attack: Attack,
 ) -> None:
-    """The rows of one attack. ``name``: how they begin. ``said``: see
-    :mod:`benchmarks.attacks.band`."""
+    """The rows of one attack. ``name``: how they begin."""
+    said = attacked.said
     block = attacked.block or Block(0.0, 0.0, "")
     calm = quiet.block.seconds if quiet.block else 0.0
     report.add(
