@@ -41,7 +41,7 @@ WEIGH_S = 2.5
 RIPE_S = 45.0
 """Seconds of working with each other after which peers count as colleagues."""
 
-UP = "100KB"
+UP = "500KB"
 """Bytes a second that a daemon sends at most. A swarm bounded by its network, as most are, leaves
 the attackers some of the processors: else the scheduler of this machine would decide."""
 CALLBACK_S = 0.25
@@ -90,8 +90,8 @@ class Attackers:
         return self._read()
 
     def errors(self) -> str:
-        """The last words of the attackers."""
-        return self._errors.read_text()[-1500:]
+        """The first words of attackers that failed; later ones are about loops that have ended."""
+        return self._errors.read_text()[:1500]
 
     def end(self) -> None:
         """Kill the attackers; their p2pds die with them."""
