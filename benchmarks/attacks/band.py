@@ -50,7 +50,7 @@ MOST_KEYS = 20
 NO_ANSWER = "no answer in time"
 """What a transport says of a call that ended without a word of the other side."""
 ANSWER_S = 10.0
-MEET_S = 30.0
+MEET_S = 15.0
 LONGEST_S = 900
 """Seconds after which a band that is told nothing ends by its own alarm."""
 SPARE_S = 60
@@ -131,12 +131,12 @@ class Band:
         await one.transport.start()
         for victim, maddrs in self.addresses.items():
             one.transport.learn(victim, maddrs)
-        async with asyncio.timeout(MEET_S):
-            for victim in one.victims:
-                try:
+        for victim in one.victims:
+            try:
+                async with answers(victim, MEET_S):
                     await one.meet(victim)
-                except PeerFault as e:
-                    self.heard[f"handshake: {e.reason}"[:160]] += 1
+            except PeerFault as e:
+                self.heard[f"handshake: {e.reason}"[:140]] += 1
 
     async def attack(self, name: str, seconds: float) -> dict[str, Any]:
         """Run one attack for at most ``seconds``. Returns the answers that were heard."""
