@@ -47,7 +47,7 @@ from node.transport.settings import TransportSettings
 RATE = 4 << 20
 """Bytes a second that one attacker sends at most."""
 MOST_KEYS = 20
-NO_ANSWER = "no answer in time"
+WORDLESS = ("no answer in time", "broke off", "StreamEnded")
 """What a transport says of a call that ended without a word of the other side."""
 ANSWER_S = 10.0
 MEET_S = 15.0
@@ -79,6 +79,8 @@ class Attacker:
             lambda peer, hello: math.inf,
             reach=ReachSettings(map_ports=False, lan=False, punch=False, relay=False),
         )
+        # Streams that a relay brings are taken, and held.
+        self.transport.relays.serve = _hold_open
 
     async def pace(self, count: int) -> None:
         """Wait until ``count`` bytes more may be sent."""
@@ -89,6 +91,15 @@ class Attacker:
     async def meet(self, victim: PeerId) -> Acquaintance:
         """The result of a handshake, with the addresses and the token. Raises PeerFault."""
         return (await self.transport.lines.get(victim)).met
+
+
+async def _hold_open(
+    relay: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Say nothing until the relay hangs up."""
+    del relay, writer
+    while await reader.read(1 << 16):
+        pass
 
 
 class Band:
@@ -151,9 +162,7 @@ class Band:
         except TimeoutError:
             if not limit.expired():
                 raise
-        refused = sum(
-            count for answer, count in self.heard.items() if answer and NO_ANSWER not in answer
-        )
+        refused = sum(count for answer, count in self.heard.items() if is_reason(answer))
         return {
             "sent": self.sent,
             "calls": self.calls,
@@ -211,6 +220,11 @@ async def gather(all: list[Any], work: Callable[[Any], Awaitable[None]], *, at_o
             await work(what)
 
     await asyncio.gather(*map(one, all))
+
+
+def is_reason(answer: str) -> bool:
+    """True for a refusal that says why."""
+    return bool(answer) and not any(text in answer for text in WORDLESS)
 
 
 def check_loopback(host: str) -> None:

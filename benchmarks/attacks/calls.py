@@ -141,6 +141,6 @@ def _head() -> bytes:
         plan_hash="a" * 64,
         ownership_hash="b" * 64,
         tokens=1,
-        tensors=[tensor] * (HEAD // each),
+        tensors=[tensor] * (HEAD // each - 64),
     )
     return averaging_pb2.Contribution(head=head).SerializeToString()

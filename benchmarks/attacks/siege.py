@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,11 @@ class Attackers:
         self._process.stdin.write(json.dumps({"attack": name, "seconds": seconds}) + "\n")
         self._process.stdin.flush()
         return self._read()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the attackers; their p2pds are its children."""
+        return self._process.pid
 
     def errors(self) -> str:
         """The first words of attackers that failed; later ones are about loops that have ended."""
@@ -206,6 +211,9 @@ class Minute:
     """Attackers that some member has banned."""
     said: dict[str, Any] = field(default_factory=dict)
     """The answers that the attackers heard, see :mod:`benchmarks.attacks.band`."""
+    cores: float = 0.0
+    cores_of_attackers: float = 0.0
+    """Processors that the members kept busy on average, and the attackers."""
     told: Counter[str] = field(default_factory=Counter)
     """Warnings and errors of the members, by kind."""
 
@@ -237,11 +245,25 @@ def memory(peers: Sequence[Peer]) -> _Memory:
     return found
 
 
+def processor_s(pids: Iterable[int]) -> float:
+    """Processor seconds of these processes and of their children so far."""
+    found = 0.0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            for one in (process, *process.children()):
+                with contextlib.suppress(psutil.Error):
+                    times = one.cpu_times()
+                    found += times.user + times.system
+    return found
+
+
 def minute(
     place: Siege,
     seconds: float,
     *,
     enemies: Sequence[str] = (),
+    enemy_pid: int = 0,
     attack: Callable[[], dict[str, Any]] | None = None,
 ) -> Minute:
     """Measure the swarm for ``seconds`` while ``attack`` runs beside it, and after it. Raises what
@@ -252,6 +274,8 @@ def minute(
     # A daemon's memory grows with its own work too, so the last size before counts.
     before = memory(peers)
     since = time.time()
+    members_s = processor_s(peer.pid for peer in peers)
+    enemies_s = processor_s([enemy_pid] if enemy_pid else [])
     threads = ThreadPoolExecutor(1)
     attacking = threads.submit(attack) if attack is not None else None
     begin = time.monotonic()
@@ -270,6 +294,9 @@ def minute(
             made.grown_p2pd_mib = max(made.grown_p2pd_mib, grown_p2pd)
         time.sleep(LOOK_S)
     until = time.time()
+    made.cores = (processor_s(peer.pid for peer in peers) - members_s) / seconds
+    if enemy_pid:
+        made.cores_of_attackers = (processor_s([enemy_pid]) - enemies_s) / seconds
     if attacking is not None:
         made.said = attacking.result(2 * AFTER_S)
         time.sleep(AFTER_S)
@@ -341,6 +368,7 @@ def assault(report: Report, place: Siege, attack: Attack, name: str, seconds: fl
             place,
             seconds,
             enemies=band.peers,
+            enemy_pid=band.pid,
             attack=lambda: band.attack(attack.run, seconds),
         )
         rows(report, name, quiet, attacked, attack)
@@ -408,7 +436,9 @@ def rows(
         f"{name}: epochs over those of a quiet time",
         ratio,
         "x",
-        f"{attacked.epochs} and {quiet.epochs} in {attacked.seconds:.0f} s each; "
+        f"{attacked.epochs} and {quiet.epochs} in {attacked.seconds:.0f} s each; members kept "
+        f"{attacked.cores:.2f} processors busy ({quiet.cores:.2f}), attackers "
+        f"{attacked.cores_of_attackers:.2f}; "
         f"{_most(attacked.told)}",
         f"at least {EPOCHS}",
         holds=ratio >= EPOCHS,
