@@ -1,8 +1,8 @@
 """A manifest that names a file of the joiner: a live swarm, and a watch on that file."""
 
+import contextlib
 import ctypes
 import os
-import struct
 from pathlib import Path
 
 from benchmarks.attacks.watched import MODULE
@@ -14,13 +14,13 @@ NAME = "passwords.txt"
 LINES = 4000
 IN_OPEN = 0x20
 """inotify(7): a file was opened."""
-EVENT = struct.Struct("iIII")
+EVENTS_BYTES = 1 << 16
 ENDED_S = 20.0
 """Seconds for a joiner to end, or to show that it does not."""
 
 
-class OpenCount:
-    """Counts how often a file is opened, by anybody (inotify)."""
+class OpenWatch:
+    """Tells if a file was opened, by anybody (inotify)."""
 
     def __init__(self, path: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -28,19 +28,13 @@ class OpenCount:
         watch = libc.inotify_add_watch(self._descriptor, os.fsencode(path), IN_OPEN)
         if self._descriptor < 0 or watch < 0:
             raise OSError(ctypes.get_errno(), "no inotify", str(path))
-        self.count = 0
+        self._seen = False
 
-    def read(self) -> int:
-        """The number of times until now."""
-        try:
-            raw = os.read(self._descriptor, 1 << 16)
-        except BlockingIOError:
-            return self.count
-        at = 0
-        while at < len(raw):
-            at += EVENT.size + EVENT.unpack_from(raw, at)[3]
-            self.count += 1
-        return self.count
+    def opened(self) -> bool:
+        """True when the file has been opened since the beginning."""
+        with contextlib.suppress(BlockingIOError):
+            self._seen = bool(os.read(self._descriptor, EVENTS_BYTES)) or self._seen
+        return self._seen
 
     def close(self) -> None:
         """Watch no longer."""
@@ -58,29 +52,29 @@ def rows(report: Report, root: Path) -> None:
         homes[who].mkdir()
         lines = (f"{who} {number}: {number * number}\n" for number in range(LINES))
         (homes[who] / NAME).write_text("".join(lines))
-    counts = {who: OpenCount(home / NAME) for who, home in homes.items()}
+    watches = {who: OpenWatch(home / NAME) for who, home in homes.items()}
     try:
         owner = box.swarm((1, 1, 1), data__source=f"file:~/{NAME}", training__min_replicas=1)[0]
         owner.environment = {**owner.environment, "HOME": str(homes["owner"])}
         owner.start()
         box.wait("an owner that answers", lambda: owner.status().state, START_S, (owner,))
-        box.wait("the owner's text", counts["owner"].read, START_S, (owner,))
+        box.wait("the owner's text", watches["owner"].opened, START_S, (owner,))
         guest = box.newcomer("guest", owner, "--role", "ends")
         guest.environment = {**guest.environment, "HOME": str(homes["guest"])}
         guest.start()
         said = _settled(box, guest)
-        opened = counts["guest"].read()
+        opened = watches["guest"].opened()
     finally:
         box.clean_up()
-        for count in counts.values():
-            count.close()
+        for watch in watches.values():
+            watch.close()
     report.add(
         "5 a joiner's own file that a manifest names without a hash",
-        opened,
-        "times opened",
-        f"the owner's own: {counts['owner'].count} times; the joiner: {said}"[:400],
-        "0",
-        holds=opened == 0,
+        "opened" if opened else "never opened",
+        "",
+        f"the owner's own was opened; the joiner: {said}"[:400],
+        "never opened",
+        holds=not opened,
     )
 
 

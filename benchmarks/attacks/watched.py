@@ -22,6 +22,8 @@ from benchmarks.lab import forks
 
 MODULE = "benchmarks.attacks.watched"
 TICK_S = 0.05
+TELL_S = 1.0
+"""Seconds that one line is about."""
 LOOK_S = 0.1
 TOLD_S = 0.05
 SEEN_S = 0.15
@@ -79,7 +81,7 @@ class LoopWatch:
         cpu = time.thread_time()
         seconds = blocked(self._ticked + TICK_S, now, self._cpu, cpu)
         self._longest = max(self._longest, seconds)
-        if now - self._told >= 1.0:
+        if now - self._told >= TELL_S:
             self._tell()
             self._told = now
         self._ticked = now

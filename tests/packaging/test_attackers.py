@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import math
 import struct
 import time
 from collections import Counter
@@ -10,7 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from benchmarks.attacks import watched
 from benchmarks.attacks.band import check_loopback
+from benchmarks.attacks.files import OpenWatch
 from benchmarks.attacks.http2 import Http2, printable_parts
 from benchmarks.attacks.table import ATTACKS, GROUNDS
 from benchmarks.attacks.watched import blocked
@@ -84,6 +87,31 @@ def test_a_block_is_time_in_which_the_loop_ran_code() -> None:
     assert blocked(due=1.0, now=3.0, cpu_before=5.0, cpu=7.5) == 2.0
     assert blocked(due=1.0, now=3.0, cpu_before=5.0, cpu=5.1) == pytest.approx(0.1)
     assert blocked(due=1.0, now=0.9, cpu_before=5.0, cpu=5.1) == 0.0
+
+
+async def test_a_callback_that_takes_long_is_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(watched, "TELL_S", 0.0)
+    (tmp_path / watched.FILE).parent.mkdir()
+    begin = time.time()
+    watched.LoopWatch(tmp_path / watched.FILE)
+    busy_until = time.thread_time() + 0.3
+    while time.thread_time() < busy_until:
+        pass
+    while not (told := watched.read_blocks(tmp_path, begin, math.inf)):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    # The first tick was due within the block, and the rest of the block counts.
+    assert told[0].seconds >= 0.3 - watched.TICK_S - 0.01
+
+
+def test_it_is_seen_that_a_file_is_opened(tmp_path) -> None:
+    path = tmp_path / "passwords.txt"
+    path.write_text("secret")
+    watch = OpenWatch(path)
+    assert not watch.opened()
+    path.read_text()
+    assert watch.opened()
+    assert watch.opened()
+    watch.close()
 
 
 def test_reasons_are_read_out_of_a_header_block() -> None:
