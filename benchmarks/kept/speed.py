@@ -16,8 +16,15 @@ TESTS_S = 18 * 60
 
 def rows(report: Report, root: Path, quick: bool) -> None:
     """Row 7; ``quick``: without the tests."""
+    beside(report, "7", BASE)
+    if not quick:
+        unchanged.all_tests(report, item="7", limit_s=TESTS_S)
+
+
+def beside(report: Report, number: str, base: str) -> None:
+    """The demo's tokens per second over those of the commit ``base``, in interleaved pairs."""
     ratios: list[float] = []
-    with source.at_commit(ROOT, BASE) as before:
+    with source.at_commit(ROOT, base) as before:
         trees = Path(before.root), ROOT
         for tree in trees:
             unchanged.compiled(tree)
@@ -29,12 +36,10 @@ def rows(report: Report, root: Path, quick: bool) -> None:
             print(f"pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
     low, ratio, high = quantiles(ratios)
     report.add(
-        "7 demo, tokens per second over the commit before",
+        f"{number} demo, tokens per second over the commit before",
         ratio,
         "x",
-        f"{BASE}; {PAIRS} pairs, half of them {low:.3f} to {high:.3f}",
+        f"{base}; {PAIRS} pairs, half of them {low:.3f} to {high:.3f}",
         f"at least {LEAST}",
         holds=ratio >= LEAST,
     )
-    if not quick:
-        unchanged.all_tests(report, item="7", limit_s=TESTS_S)

@@ -25,7 +25,8 @@ from node.cells.notes import Acceptance
 from node.checkpoint.state import StateKind
 from node.config import write_atomically
 from node.core.ids import CellId, PeerId
-from node.core.journey import Version
+from node.core.journey import Plan, Version
+from node.pipeline.hops.sender import Sender
 from node.training.rounds.window import WindowRound
 from node.training.service import Training
 from protos import cells_pb2 as pb
@@ -109,6 +110,26 @@ def leaks() -> None:
     _bend(Training, _hear_plan=hear)
 
 
+def withholds() -> None:
+    """It takes every plan and does its work, but never tells the leader that it has committed."""
+    was = Training._tell_leader  # pyright: ignore[reportPrivateUsage]
+
+    async def tell(self: Training, plan: Plan, note: training_pb.Note) -> None:
+        if note.WhichOneof("say") != "committed":
+            await was(self, plan, note)
+
+    _bend(Training, _tell_leader=tell)
+
+
+def unnamed() -> None:
+    """An origin that names no micro-batch as finished: the hops keep their shares."""
+
+    def keep(self: Sender, index: int, peers: tuple[PeerId, ...]) -> None:
+        pass
+
+    _bend(Sender, tell_counted=keep)
+
+
 def _gives(bent: Callable[[int, Mapping[str, Tensor]], dict[str, Tensor]]) -> None:
     """To other cells: within its own cell it serves what is right."""
     was = WindowRound.describe
@@ -137,6 +158,8 @@ KINDS: dict[str, Callable[[], None]] = {
     "noise": noise,
     "heavy": heavy,
     "leaks": leaks,
+    "unnamed": unnamed,
+    "withholds": withholds,
 }
 
 

@@ -31,9 +31,12 @@ LARGEST = 1 << 17
 
 
 class Forks:
-    """Starts daemons. The process that forks them comes with the first and ends with this one."""
+    """Starts daemons. The process that forks them comes with the first and ends with this one.
+    ``module``: the program of that process; it runs :func:`main`, or changes a daemon and then runs
+    it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "benchmarks.lab.forks") -> None:
+        self._module = module
         self._socket: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._codes: dict[int, int] = {}
@@ -63,7 +66,7 @@ class Forks:
         if self._socket is None:
             self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with theirs:
-                command = [sys.executable, "-m", "benchmarks.lab.forks", str(theirs.fileno())]
+                command = [sys.executable, "-m", self._module, str(theirs.fileno())]
                 # In a process group of its own, where no Ctrl-C reaches it.
                 self._server = subprocess.Popen(
                     command,
