@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from node.averaging.strategies.outer import OuterSettings
-from node.core.ids import ENDS
+from node.core.ids import ENDS, PeerId
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
@@ -155,7 +155,7 @@ def half_cut(swarm: StruckSwarm, *, leads: bool) -> float:
     return _behind_walls(swarm, victim, frozenset(p.name for p in cell if p.stage != ENDS))
 
 
-def _behind_walls(swarm: StruckSwarm, victim: SimPeer, far: frozenset[str]) -> float:
+def _behind_walls(swarm: StruckSwarm, victim: SimPeer, far: frozenset[PeerId]) -> float:
     """Separate ``victim`` from the peers in ``far`` for a while; from all others if it is empty.
     Returns the seconds until the cell goes on."""
     only = frozenset({victim.name})

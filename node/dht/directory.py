@@ -150,7 +150,7 @@ class Directory:
     async def _attach(self, p2p: P2P) -> None:
         await self._detach(keep=p2p)
         self._served = self._serving
-        self._node = await guard.SwarmNode.create(
+        node: Any = await guard.SwarmNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
@@ -172,10 +172,9 @@ class Directory:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
+        self._node = node
         self._p2p = p2p
-        self._company = self._tasks.spawn(
-            self._keep_company(p2p, self._node), "company", eternal=True
-        )
+        self._company = self._tasks.spawn(self._keep_company(p2p, node), "company", eternal=True)
         if self._body is not None:
             await self._post(self._body.pack())
 

@@ -216,6 +216,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if read is None:
             return requests
         row = self.rows[call.method]
+        raw: Any = None
         try:
             async with asyncio.timeout(row.within_s + self._slack()):
                 raw = await context.read()
@@ -225,7 +226,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
         finally:
             self._large.leave(call)
-        if raw is grpc.aio.EOF:
+        if not isinstance(raw, bytes):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without its message")
         return read(raw)
 

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import torch
+from google.protobuf.message import DecodeError
 
 from node.averaging.coding import parcel
 from node.averaging.coding.codecs import Coded, Numbers, Rounded, settled
