@@ -161,7 +161,12 @@ def unpack_dictionary(data: bytes) -> DictionaryDHTValue:
         found = DictionaryDHTValue(size)
         with found.freeze():
             for _ in range(min(count, MAX_ENTRIES)):
-                found.store(_triple(packed), packed.unpack(), packed.unpack())
+                writer = _triple(packed)
+                value = packed.unpack()
+                until = packed.unpack()
+                if not isinstance(writer, str) or not isinstance(value, bytes):
+                    raise ValueError("not the record of a writer")
+                found.store(writer, value, float(until))
         found.latest_expiration_time = expires
     except (ValueError, TypeError, msgpack.UnpackException) as e:
         raise WireError("not a dictionary of records") from e
@@ -300,8 +305,8 @@ class _Bounded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
 
-    async def rpc_find(self, request: Any, **options: Any) -> Any:
-        answer = await self._stub.rpc_find(request, **options)
+    async def rpc_find(self, request: Any, *, timeout: float) -> Any:
+        answer = await self._stub.rpc_find(request, timeout=timeout)
         for result in answer.results[: len(request.keys)]:
             for near in (result.nearest_node_ids, result.nearest_peer_ids):
                 if len(near) > MAX_NEAREST or any(len(n) > MAX_ID for n in near):

@@ -326,20 +326,11 @@ async def test_a_record_that_is_stored_again_takes_no_more_memory(node: Node, bo
     assert len(held.value.expiration_heap) == len(node.protocol.storage.expiration_heap) == 1
 
 
-async def test_an_oversized_dictionary_is_refused_before_it_is_unpacked(node: Node) -> None:
-    expires = until()
-    for count, what in ((guard.MAX_ENTRIES + 1, ["x", b"", expires]), (500_000, 0)):
-        items = msgpack.packb([math.inf, expires, [what] * count])
-        raw = msgpack.packb(msgpack.ExtType(0x50, items))
-        with pytest.raises(ValueError, match="records in a dictionary"):
-            MSGPackSerializer.loads(raw)
-        whole = dht_pb2.StoreRequest(
-            keys=[KEY], subkeys=[b""], values=[raw], expiration_time=[expires], in_cache=[False]
-        )
-        assert list((await node.protocol.rpc_store(whole, node.context)).store_ok) == [False]
+async def test_what_is_no_dictionary_is_not_stored(node: Node) -> None:
     for hostile in (b"", b"\xc1", msgpack.packb([1, 2]), msgpack.packb([1, 2, 3]), b"\x93\x01"):
         raw = msgpack.packb(msgpack.ExtType(0x50, hostile))
-        assert not node.protocol._keep(KEY, b"", raw, expires)
+        assert not node.protocol._keep(KEY, b"", raw, until())
+    assert not len(node.protocol.storage)
 
 
 async def test_a_long_answer_costs_its_asker_more_than_a_short_one(node: Node, body) -> None:
