@@ -472,6 +472,7 @@ def test_of_a_long_dictionary_the_first_records_are_looked_at() -> None:
         msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([1, 2]))),
         msgpack.packb(msgpack.ExtType(0x50, bytes(guard.MAX_DICTIONARY + 1))),
     ],
+    ids=lambda raw: f"{len(raw)} bytes",
 )
 def test_what_is_no_dictionary_of_records_is_refused_before_it_is_built(raw: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - msgpack's own, and ours
