@@ -57,7 +57,7 @@ async def test_a_plan_with_more_paths_than_micro_batches_is_refused_before_they_
         await service()._parse(pb.PlanNote(plan=plan(4).canonical()))
 
 
-@pytest.mark.parametrize("raw", [bytes(3), LARGE])
+@pytest.mark.parametrize("raw", [bytes(3), LARGE], ids=["small", "large"])
 async def test_a_large_plan_is_parsed_beside_the_event_loop(
     raw: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +136,7 @@ async def test_many_results_travel_in_several_messages() -> None:
         (plan().canonical().replace(b"layers.0.weight", b"a" * 300), "text"),
         (plan().canonical().replace(b'"ends"', b'"e\\u0000"'), "printable"),
     ],
+    ids=["lists", "digest", "digits", "long stage", "change", "part", "peer"],
 )
 def test_a_plan_with_more_than_a_plan_has_is_refused(raw: bytes, why: str) -> None:
     with pytest.raises(WireError, match=why):
