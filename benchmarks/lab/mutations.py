@@ -74,7 +74,9 @@ def mutated(
     """One to four mutations of ``raw``; ``others`` are further valid bytes of its kind."""
     for _ in range(dice.randint(1, 4)):
         how = dice.random()
-        if kind is not None and how < 0.5:
+        if len(raw) > LONGEST:  # what is blown up is not built here
+            raw = _bytes(raw, others, dice)
+        elif kind is not None and how < 0.5:
             raw = _message(raw, kind, dice)
         elif raw[:1] in (b"{", b"[") and how < 0.6:
             raw = _json(raw, dice)

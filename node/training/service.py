@@ -722,12 +722,13 @@ class Training(rpc.TrainingServicer):
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
         # A leader knows us because we took it for the leader and told it that we are here; nobody
-        # else's plan is followed, and it is not parsed.
-        if not self._election.heeds(peer, self.clock.now()):
+        # else's plan is followed, and a large one is not parsed.
+        heeded = self._election.heeds(peer, self.clock.now())
+        if not heeded and len(note.plan) > LARGE_PLAN:
             return "this peer follows another leader"
-        if not self._may_lead(peer):
+        if heeded and not self._may_lead(peer):
             return "in this run only peers that its owner has admitted may lead"
-        if not is_signed(
+        if heeded and not is_signed(
             self.identity,
             peer,
             note.plan,
@@ -742,6 +743,8 @@ class Training(rpc.TrainingServicer):
             raise WireError(f"invalid plan: {why}")
         if plan.term > (most := self.terms.most(self.clock.wall())):
             raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
+        if not heeded:
+            return "this peer follows another leader"
         if self.cell not in (plan.cell_id, plan.parent) or (plan.parent and not plan.cell_id):
             return f"a plan of cell {plan.cell_id or 'none'}, and this peer is in {self.cell}"
         if why := await self._beside(len(note.plan), self.work.objection, plan):

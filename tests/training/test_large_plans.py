@@ -87,7 +87,7 @@ async def test_one_large_plan_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert free == [True] * 3
 
 
-async def test_a_plan_of_a_peer_that_is_not_the_leader_is_not_parsed(
+async def test_a_large_plan_of_a_peer_that_is_not_the_leader_is_not_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notes, "parse_plan", None)
@@ -95,7 +95,7 @@ async def test_a_plan_of_a_peer_that_is_not_the_leader_is_not_parsed(
         _election=SimpleNamespace(heeds=lambda peer, now: False),
         clock=SimpleNamespace(now=lambda: 0.0),
     )
-    assert await reader._hear_plan(S, pb.PlanNote(plan=b"{")) == "this peer follows another leader"
+    assert await reader._hear_plan(S, pb.PlanNote(plan=LARGE)) == "this peer follows another leader"
 
 
 async def test_results_are_read_by_a_leader_only_and_as_many_as_an_epoch_has() -> None:
