@@ -86,6 +86,8 @@ MADDR = "/ip4/192.0.2.7/tcp/7001"
 NOW = 2e9
 """Unix seconds of the messages here, so that the same seed of the fuzzer gives the same bytes."""
 TELL = "/tutti.v1.Training/Tell"
+LONGEST_MDNS = 9000
+"""Bytes of a message of multicast DNS (RFC 6762, section 17)."""
 
 _TEXTS = {
     "lineage": LINEAGE,
@@ -307,7 +309,7 @@ def _record(raw: bytes) -> None:
 
 
 def _announced(raw: bytes) -> None:
-    parts = raw.split(b"\0")
+    parts = raw[:LONGEST_MDNS].split(b"\0")
     keys = [key.encode() for key in nearby._KEYS]
     nearby.found_of(PEER, dict(zip(keys, parts, strict=False)), ("192.0.2.7",), 7001)
 
