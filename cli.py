@@ -841,6 +841,14 @@ def swarm_init(
     ] = None,
     name: Annotated[str | None, Option(help="Name of the swarm.")] = None,
     stages: Annotated[int | None, Option(help="Block stages.")] = None,
+    ends_layers: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="Keep the first N layers at the ends: what a peer sends of its text is N layers "
+            "deep.",
+        ),
+    ] = None,
     epochs: Annotated[int | None, Option(help="Epochs of the run.")] = None,
     shape: Annotated[
         str | None,
@@ -913,7 +921,12 @@ def swarm_init(
     if name is None and source is None and go_on is None:
         content_of = str(data or changes.get("data.source", ""))
         name = changes.pop("swarm.name", joining.run_name(model, shape, content_of))
-    named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs}
+    named = {
+        "swarm.name": name,
+        "pipeline.stages": stages,
+        "model.ends_layers": ends_layers,
+        "training.epochs": epochs,
+    }
     changes |= {k: v for k, v in named.items() if v is not None} | (
         {"swarm.admission": "invite"} if private else {}
     )
@@ -941,6 +954,8 @@ def swarm_init(
         made.check_continues(base)
     if model is not None:
         made = joining.with_weights(made, model)
+    else:
+        joining.check_weights(made, base)
     places = ours.places_of(base)
     of_all = tuple(setting for setting in places.for_all_runs if setting not in here)
     places = dataclasses.replace(places, **{**here, "for_all_runs": of_all})

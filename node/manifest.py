@@ -87,6 +87,7 @@ LATER = (
     "data.document_mask",
     "model.positions",
     "data.sizes",
+    "model.ends_layers",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -120,6 +121,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
         pattern=r"([0-9a-f]{64})?", says="the id of a run, 64 hex digits, or empty"
     ),
     "model.layers": FieldRule(1, 4096),
+    "model.ends_layers": FieldRule(0, 4095),
     "model.d_model": FieldRule(8, 65536),
     "model.heads": FieldRule(1, 1024),
     "model.kv_heads": FieldRule(1, 1024),
@@ -307,11 +309,15 @@ class Manifest:
                 UPDATE,
             )
         check_settings(m)
+        shared = m.layers - m.ends_layers
+        shared_said = f"model.layers = {m.layers}"
+        if m.ends_layers:
+            shared_said = f"model.layers - model.ends_layers = {shared}"
         refuse(
             (
-                p.stages > m.layers,
+                p.stages > shared,
                 f"pipeline.stages = {p.stages}",
-                f"at most model.layers = {m.layers}: a stage holds a layer or more",
+                f"at most {shared_said}: a stage holds a layer or more",
             ),
             (
                 m.weights and len(m.weights) != p.stages + 1,
@@ -436,6 +442,7 @@ class Manifest:
         m = self.model
         return (
             f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
+            + (f", the first {m.ends_layers} at the ends" if m.ends_layers else "")
             + (f", begins from weights {m.weights[0][len(DIGEST) :][:12]}" if m.weights else "")
         )
 

@@ -1,6 +1,7 @@
 """The model in one piece, as the swarm's stages would be if nobody had cut it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -10,12 +11,13 @@ from node.model.stages import Blocks, Ends
 
 
 class Unsplit(nn.Module):
-    """The whole model in one process, made of one Ends and one Blocks that share their modules with
-    it."""
+    """The whole model in one process, made of one Ends without layers and one Blocks with all of
+    them, which share their modules with it."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        ends, blocks = Ends(settings), Blocks(settings, range(settings.layers))
+        ends = Ends(replace(settings, ends_layers=0))
+        blocks = Blocks(settings, range(settings.layers))
         self.settings = settings
         self.model = nn.Module()
         self.model.embed_tokens, self.model.norm = ends.model.embed_tokens, ends.model.norm

@@ -52,7 +52,7 @@ from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
 from node.model.device import Device, device_lost, gpus, set_threads
 from node.model.pretrained import Weights
-from node.model.shapes import layer_cut
+from node.model.shapes import layers_said
 from node.model.stages import Ends, base_of, build
 from node.optim.owner import Owner
 from node.optim.ownership import assign
@@ -232,7 +232,6 @@ async def assemble(
     # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
     # it all.
     services.work.room = verdict.spare
-    layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     return Assembled(
         **vars(services),
         manifest=manifest,
@@ -243,7 +242,7 @@ async def assemble(
         memory=verdict,
         memory_limit=limit,
         main_memory=main,
-        layers=f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head",
+        layers=layers_said(m, p.stages, stage),
         parameter_bytes=sum(p.nbytes for p in module.parameters()),
         thread=thread,
         local=local,

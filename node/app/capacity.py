@@ -110,7 +110,7 @@ def check_memory(
     asked = config.limits.recompute
     modes = RECOMPUTE if asked == "auto" and config.node.local_devices == 1 else (asked,)
     tried: list[Verdict] = []
-    for mode in modes if stage != ENDS else ("off",):
+    for mode in modes if stage != ENDS or m.ends_layers else ("off",):
         tried.append(
             fits(
                 m,

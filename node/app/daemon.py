@@ -251,7 +251,7 @@ class Daemon(Node):
         if worth(self.manifest, stage, a.device.device):
             self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
         presence.changed()
-        what = f"stage {stage}, layers {a.layers}" if stage else "the ends (embedding, head, data)"
+        what = f"stage {stage}, layers {a.layers}" if stage else f"the ends ({a.layers}, data)"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest, split)

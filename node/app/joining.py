@@ -49,6 +49,7 @@ from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
+from node.model.shapes import layers_said
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
@@ -272,6 +273,17 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
         )
     weights.check(m)
     return amended(manifest, {"model.weights": list(weights.digests(m, manifest.pipeline.stages))})
+
+
+def check_weights(manifest: Manifest, base: Manifest) -> None:
+    """Raises UsageFault when the run begins from weights and its stages hold other layers than
+    those of ``base``, whose digests it has."""
+    cut, before = manifest.model.ends_layers, base.model.ends_layers
+    if manifest.model.weights and cut != before:
+        raise UsageFault(
+            f"model.ends_layers = {cut}, and the weights are those of a run with {before}",
+            "give the model again,  tutti swarm init --from DIR",
+        )
 
 
 def opened(
@@ -654,8 +666,9 @@ def sheet(
         parameters=manifest.parameter_count(),
         data=f"{manifest.data.source}, {_hash(manifest.data.sha256)}, tokenizer "
         f"{manifest.data.tokenizer}",
-        cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as "
-        f"{manifest.averaging.wire}",
+        cut=f"ends ({layers_said(m, p.stages, ENDS)}) and {p.stages} block stages, activations "
+        f"as {p.wire}, gradients as {manifest.averaging.wire}",
+        ends_layers=m.ends_layers,
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, "
         f"{manifest.optimizer.name}",
         reads=reading_lines(ours, manifest),

@@ -640,6 +640,17 @@ def banner(
     ]
 
 
+def _readers(ends_layers: int) -> str:
+    """The peers that can read the text on which a peer that hosts the ends trains."""
+    said = (
+        "others can compute the text of a peer that hosts the ends from what it sends: the first "
+        "and the last block stage all of it, other peers parts of it. "
+    )
+    if ends_layers:
+        said += "Layers at the ends make it harder for the first stage, and not impossible. "
+    return said + "Train on secret text only with peers that may read it"
+
+
 def consent_lines(
     *,
     name: str,
@@ -654,6 +665,7 @@ def consent_lines(
     work: str,
     fetched_from: str,
     reads: Sequence[str] = (),
+    ends_layers: int = 0,
     memory: Sequence[str] = (),
     traffic: Sequence[str] = (),
     width: int = 80,
@@ -682,6 +694,7 @@ def consent_lines(
             "peers of other stages the "
             "activations and their gradients that you send on",
         ),
+        _plain("text", _readers(ends_layers)),
     ]
     if fetched_from:
         lines.append(

@@ -35,6 +35,12 @@ class CutEnds(Ends):
 
     here: Rank
 
+    def rows(self, tokens_BT: Tensor) -> Tensor:
+        """As :meth:`Ends.rows`, whole at every rank."""
+        # What is not used is not waited for, and torch keeps it for ever: a copy is a use, at the
+        # other ranks the only one. Layers that follow need plain tensors, too.
+        return super().rows(tokens_BT).clone()
+
     def logits(self, h_BTD: Tensor) -> Tensor:
         """[..., D] to fp32 logits [..., V], whole at every rank."""
         return self._cut_logits(h_BTD).full_tensor()
@@ -61,7 +67,7 @@ class Program:
         self.here = here
         self.shapes = dict(sorted(parameter_shapes(settings, stages, stage).items()))
         self.module = _cut(
-            CutEnds(settings) if stage == ENDS else cast(Blocks, build(settings, stages, stage)),
+            CutEnds(settings) if stage == ENDS else build(settings, stages, stage),
             here,
         )
         self.ends = cast(CutEnds, self.module)
@@ -73,12 +79,10 @@ class Program:
         with self.here.device.autocast():
             return self.module(x_BTD, document_ends)
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
+    def embed(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
         """Token ids to hidden states [B, T, D]."""
         with self.here.device.autocast():
-            # What is not used is not waited for, and torch keeps it for ever: a copy is a use, at
-            # the other ranks the only one.
-            return self.ends.embed(tokens_BT).clone()
+            return self.ends.embed(tokens_BT, document_ends)
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """The sum that :meth:`Ends.loss` gives."""
@@ -153,7 +157,7 @@ class Program:
         return bool(torch.isfinite(self.here.total(size.float().reshape(()))))
 
 
-def _cut(module: nn.Module, here: Rank) -> nn.Module:
+def _cut(module: Ends | Blocks, here: Rank) -> nn.Module:
     whole = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
     both = PrepareModuleInput(
         input_layouts=(Replicate(), None, None), desired_input_layouts=(Replicate(), None, None)
@@ -164,15 +168,14 @@ def _cut(module: nn.Module, here: Rank) -> nn.Module:
         plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
         if module.lm_head is not None:
             plan["lm_head"] = ColwiseParallel()
-    else:
-        for layer in cast(Blocks, module).layers:
-            at = f"model.layers.{layer}"
-            # The input becomes one distributed tensor: its gradients from q, k and v are summed
-            # here and reduced once.
-            plan |= {f"{at}.self_attn": both, f"{at}.mlp": whole}
-            plan |= {f"{at}.self_attn.{n}_proj": ColwiseParallel() for n in "qkv"}
-            plan |= {f"{at}.mlp.{n}_proj": ColwiseParallel() for n in ("gate", "up")}
-            plan |= {f"{at}.{n}": RowwiseParallel() for n in ("self_attn.o_proj", "mlp.down_proj")}
+    for layer in module.layers:
+        at = f"model.layers.{layer}"
+        # The input becomes one distributed tensor: its gradients from q, k and v are summed here
+        # and reduced once.
+        plan |= {f"{at}.self_attn": both, f"{at}.mlp": whole}
+        plan |= {f"{at}.self_attn.{n}_proj": ColwiseParallel() for n in "qkv"}
+        plan |= {f"{at}.mlp.{n}_proj": ColwiseParallel() for n in ("gate", "up")}
+        plan |= {f"{at}.{n}": RowwiseParallel() for n in ("self_attn.o_proj", "mlp.down_proj")}
     module.to(here.device.device)
     return parallelize_module(module, here.mesh, plan, src_data_rank=None)
 

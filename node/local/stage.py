@@ -24,6 +24,7 @@ from node.local.step import Made, whole_at_first
 from node.model.device import Device, gpus
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
+from node.model.stages import Ends
 from node.optim.newton_schulz import followed, newton_schulz_all
 from node.partition.matrices import muon_flops
 from node.pipeline.gradients import GradientSum, Share
@@ -141,6 +142,8 @@ class CutMath(StageMath):
         return False
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
+        if isinstance(self.module, Ends):
+            return self._ends.embed(x, document_ends)
         return self.told(
             "forward",
             self.hidden(x),
@@ -184,10 +187,14 @@ class CutEndsMath:
     def __init__(self, math: CutMath) -> None:
         self._math, self._program = math, math.program
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
+    def embed(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
         """As :meth:`Ends.embed`."""
-        tokens = self._math.ids(tokens_BT).contiguous()
-        return self._math.told("embed", tokens, self._program.embed)
+        return self._math.told(
+            "embed",
+            self._math.ids(tokens_BT).contiguous(),
+            lambda tokens: self._program.embed(tokens, document_ends),
+            document_ends=document_ends,
+        )
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """As :meth:`Ends.loss`."""

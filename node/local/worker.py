@@ -81,8 +81,10 @@ class Worker:
             output = self._program.forward(x, document_ends)
         elif what == "loss":
             output = self._program.loss(x, self._receive(shape[:2], torch.int64))
+        elif what == "embed":
+            output = self._program.embed(x, document_ends)
         else:
-            output = self._program.embed(x) if what == "embed" else self._program.logits(x)
+            output = self._program.logits(x)
         if keep:
             self._kept[keep] = [x] if x.requires_grad else [], output
 

@@ -14,14 +14,21 @@ from node.core.errors import OutOfResources
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human, in_words
 from node.model.settings import ModelSettings
-from node.model.shapes import EMBEDDING, base_shapes, count, head_dim, layer_cut, parameter_shapes
+from node.model.shapes import (
+    EMBEDDING,
+    base_shapes,
+    count,
+    head_dim,
+    layers_of,
+    parameter_shapes,
+)
 
 RESERVE = 0.1
 """Share of the memory that a plan leaves free."""
 RECOMPUTE = ("off", "layers", "stage")
-"""What a block stage keeps of a micro-batch for its backward, most first: everything; the input of
-every layer, which is computed again one by one; the input of the stage, which is computed again
-whole. The gradients are the same to the bit."""
+"""What a stage with layers keeps of a micro-batch for its backward, most first: everything; the
+input of every layer, which is computed again one by one; the input of the stage, which is computed
+again whole. The gradients are the same to the bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +169,26 @@ def stash_bytes(
 
     That is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU, and
     the output, or what ``recompute`` leaves of it. The ends keep token ids and the hidden states
-    they sent and got back. ``cast``: fp32 parameters are computed with under bf16 autocast, and
-    each micro-batch keeps the bf16 copies that its forward made.
+    they sent and got back, and of their layers what a block stage keeps of its own. ``cast``: fp32
+    parameters are computed with under bf16 autocast, and each micro-batch keeps the bf16 copies
+    that its forward made.
     """
     tokens, d = micro_batch * settings.seq_len, settings.d_model
-    if stage == ENDS:
-        return tokens * (2 * 4 * d + 2 * 8)
-    layers = len(layer_cut(settings, stages)[stage - 1])
+    beside = tokens * (2 * 4 * d + 2 * 8) if stage == ENDS else tokens * 4 * d
+    layers = len(layers_of(settings, stages, stage))
     if recompute != "off":
-        return tokens * 4 * d * (layers + 1 if recompute == "layers" else 1)
+        return beside + (layers * tokens * 4 * d if recompute == "layers" else 0)
     copies = cast_bytes(settings, stages, stage) if cast else 0
-    return layers * graph_bytes(settings, tokens, masked, cast=cast) + tokens * 4 * d + copies
+    return beside + layers * graph_bytes(settings, tokens, masked, cast=cast) + copies
 
 
 def cast_bytes(settings: ModelSettings, stages: int, stage: int) -> int:
-    """Bytes of the bf16 copies that one forward under autocast makes of fp32 parameters: of the
-    head at the ends, of every layer of a block stage."""
-    if stage == ENDS:
-        return 2 * settings.vocab * settings.d_model
-    numbers = count(parameter_shapes(settings, stages, stage))
-    frozen = count(base_shapes(settings, stages, stage)) if settings.adapter else 0
-    return 2 * (numbers + frozen)
+    """Bytes of the bf16 copies that one forward under autocast makes of fp32 parameters of the
+    layers of a stage."""
+    one = replace(settings, layers=1, ends_layers=0)
+    numbers = count(parameter_shapes(one, 1, 1))
+    frozen = count(base_shapes(one, 1, 1)) if settings.adapter else 0
+    return 2 * (numbers + frozen) * len(layers_of(settings, stages, stage))
 
 
 def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
@@ -240,23 +246,26 @@ def work_bytes(
     *,
     cast: bool = False,
 ) -> int:
-    """The largest passing tensors of one backward: logits and their gradients at the ends; in a
-    block the SwiGLU's gradients, what comes and goes, and what is computed again. ``cast``: as for
-    :func:`stash_bytes`; the copies are passing tensors where no micro-batch keeps them."""
-    tokens = micro_batch * settings.seq_len
-    passing = cast and (stage == ENDS or recompute != "off")
-    copies = cast_bytes(settings, stages, stage) if passing else 0
+    """The largest passing tensors of one backward. Of layers: the SwiGLU's gradients, what comes
+    and goes, and what is computed again. Of the head: logits and their gradients. The ends go
+    through one of them at a time. ``cast``: as for :func:`stash_bytes`; the copies are passing
+    tensors where no micro-batch keeps them."""
+    tokens, layers = micro_batch * settings.seq_len, len(layers_of(settings, stages, stage))
+    head = through = 0
     if stage == ENDS:
         # logits, log-probabilities, gradient; pieces of the loss are bounded
         # (stages.LOGITS_AT_ONCE)
-        return copies + 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
-    again = {"off": 0, "layers": 1, "stage": len(layer_cut(settings, stages)[stage - 1])}[recompute]
-    return (
-        4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
-        + frames_bytes(settings, micro_batch)
-        + copies
-        + again * graph_bytes(settings, tokens, masked, cast=cast)
-    )
+        head = 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
+        head += 2 * settings.vocab * settings.d_model if cast else 0
+    if layers:
+        again = {"off": 0, "layers": 1, "stage": layers}[recompute]
+        through = (
+            4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
+            + frames_bytes(settings, micro_batch)
+            + (cast_bytes(settings, stages, stage) if cast and recompute != "off" else 0)
+            + again * graph_bytes(settings, tokens, masked, cast=cast)
+        )
+    return max(head, through)
 
 
 def stage_bytes(
@@ -312,12 +321,10 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
         if len(shape) == 2 and name != EMBEDDING
     )
     trained = count(parameter_shapes(settings, stages, stage)) if settings.adapter else 0
-    scores = 0
-    if stage == ENDS:
-        weights += settings.vocab * settings.d_model if settings.tied else 0
-    else:
-        heads = settings.heads * head_dim(settings)
-        scores = _layers(settings, stages, stage) * 2 * settings.seq_len * heads
+    if stage == ENDS and settings.tied:
+        weights += settings.vocab * settings.d_model
+    heads = settings.heads * head_dim(settings)
+    scores = len(layers_of(settings, stages, stage)) * 2 * settings.seq_len * heads
     if settings.adapter:
         return 4 * weights + 6 * trained + 3 * scores
     return 3 * (2 * weights + scores)
@@ -398,10 +405,11 @@ def fits(
             "a block stage here (--role stage)",
             "a run with a smaller model.vocab or model.d_model",
         ]
+        steps += ["a run with a smaller model.ends_layers"] if settings.ends_layers else []
     else:
         cuts = (
             n
-            for n in range(stages + 1, settings.layers + 1)
+            for n in range(stages + 1, settings.layers - settings.ends_layers + 1)
             if size(stages=n, stage=1).total <= limit
         )
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
@@ -409,7 +417,7 @@ def fits(
 
 
 def _layers(settings: ModelSettings, stages: int, stage: int) -> int:
-    return 1 if stage == ENDS else len(layer_cut(settings, stages)[stage - 1])
+    return 1 if stage == ENDS else len(layers_of(settings, stages, stage))
 
 
 _KEPT = {"layers": "every layer", "stage": "the stage"}

@@ -30,7 +30,7 @@ from node.core.errors import (
 from node.core.home import sync
 from node.core.numbers import human
 from node.model.settings import ModelSettings
-from node.model.shapes import all_shapes, head_dim, parameter_shapes
+from node.model.shapes import head_dim, parameter_shapes
 from node.wire.tensor_file import file_header
 from node.wire.tensors import dtype_of, encode, nbytes_of
 
@@ -114,7 +114,7 @@ def config_of(
 
 def trained_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
     """Name to shape of every tensor of an export: the whole model, or all adapters."""
-    return parameter_shapes(settings, 1, 1) if settings.adapter else all_shapes(settings)
+    return parameter_shapes(settings, 1, 0) | parameter_shapes(settings, 1, 1)
 
 
 def check_place(directory: Path, nbytes: int) -> None:

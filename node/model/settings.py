@@ -13,6 +13,9 @@ class ModelSettings:
 
     layers: int = 6
     """Transformer blocks, cut into stages as evenly as possible."""
+    ends_layers: int = 0
+    """Layers that stay at the ends: the first so many, beside the embedding. Block stages share the
+    others, and get activations that are so many layers deep."""
     d_model: int = 128
     """Width of the hidden state."""
     heads: int = 4

@@ -1,9 +1,10 @@
 """Which parameter lives on which stage, and how big it is; the shapes of published models by name.
 No tensor library, so that planners may ask.
 
-Stage 0 (the ends) holds the embedding, the final norm and the head; block stage s = 1..S holds a
-contiguous range of transformer layers. Names are those of Hugging Face's Llama and Qwen3, with
-global layer numbers, so that the stages' tensors merge into one whole model by union.
+Stage 0 (the ends) holds the embedding, the final norm and the head, and with ``ends_layers`` the
+first transformer layers; block stage s = 1..S holds a contiguous range of the others. Names are
+those of Hugging Face's Llama and Qwen3, with global layer numbers, so that the stages' tensors
+merge into one whole model by union.
 """
 
 import math
@@ -44,6 +45,11 @@ def check_settings(settings: ModelSettings) -> None:
             "make model.heads a multiple of model.kv_heads",
         ),
         (
+            m.ends_layers >= m.layers,
+            f"model.ends_layers = {m.ends_layers} of model.layers = {m.layers}",
+            f"at most {m.layers - 1}: block stages need a layer",
+        ),
+        (
             m.rope_low >= m.rope_high,
             f"model.rope_low = {m.rope_low} is not less than model.rope_high = {m.rope_high}",
             "make it less",
@@ -74,18 +80,37 @@ def layer_cut(settings: ModelSettings, stages: int) -> list[range]:
     Raises UsageFault when a stage would be left without a layer.
     """
     check_settings(settings)
-    if not 1 <= stages <= settings.layers:
+    first = settings.ends_layers
+    shared = settings.layers - first
+    if not 1 <= stages <= shared:
         raise UsageFault(
-            f"{settings.layers} layers cannot be cut into {stages} stages",
-            f"choose pipeline.stages between 1 and {settings.layers}",
+            f"{shared} layers cannot be cut into {stages} stages",
+            f"choose pipeline.stages between 1 and {shared}",
         )
-    size, longer = divmod(settings.layers, stages)
-    starts = (s * size + min(s, longer) for s in range(stages + 1))
+    size, longer = divmod(shared, stages)
+    starts = (first + s * size + min(s, longer) for s in range(stages + 1))
     return [range(a, b) for a, b in pairwise(starts)]
 
 
+def layers_of(settings: ModelSettings, stages: int, stage: int) -> range:
+    """The layers of ``stage``; those of the ends come before block stage 1."""
+    if stage == ENDS:
+        return range(settings.ends_layers)
+    return layer_cut(settings, stages)[stage - 1]
+
+
+def layers_said(settings: ModelSettings, stages: int, stage: int) -> str:
+    """The layers of ``stage`` for people: "2-3"; of the ends "embedding, head", with its layers in
+    between."""
+    layers = layers_of(settings, stages, stage)
+    said = f"{layers.start}-{layers.stop - 1}"
+    if stage != ENDS:
+        return said
+    return f"embedding, {said}, head" if layers else "embedding, head"
+
+
 def ends_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
-    """Parameters of stage 0; a tied head has no tensor of its own."""
+    """Parameters of stage 0 beside its layers; a tied head has no tensor of its own."""
     matrix = (settings.vocab, settings.d_model)
     head = {} if settings.tied else {HEAD: matrix}
     return {EMBEDDING: matrix, FINAL_NORM: (settings.d_model,), **head}
@@ -123,30 +148,27 @@ def base_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, t
 
     Raises UsageFault for a cut or a stage number that does not exist.
     """
-    cut = layer_cut(settings, stages)
+    layer_cut(settings, stages)
     if not ENDS <= stage <= stages:
         raise UsageFault(f"there is no stage {stage}", f"choose a stage between 0 and {stages}")
-    if stage == ENDS:
-        return ends_shapes(settings)
-    return {
-        name: shape
-        for layer in cut[stage - 1]
-        for name, shape in layer_shapes(settings, layer).items()
-    }
+    shapes = ends_shapes(settings) if stage == ENDS else {}
+    for layer in layers_of(settings, stages, stage):
+        shapes |= layer_shapes(settings, layer)
+    return shapes
 
 
 def parameter_shapes(
     settings: ModelSettings, stages: int, stage: int
 ) -> dict[str, tuple[int, ...]]:
-    """Name to shape of what is trained of ``stage``: everything, or its adapters, of which the ends
-    have none. Raises UsageFault as :func:`base_shapes`."""
+    """Name to shape of what is trained of ``stage``: everything, or the adapters of its layers.
+    Raises UsageFault as :func:`base_shapes`."""
     base = base_shapes(settings, stages, stage)
     if not settings.adapter:
         return base
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in base.items():
         path = name.removesuffix(".weight")
-        if stage != ENDS and path.rpartition(".")[2] in settings.adapter_targets and path != name:
+        if path.rpartition(".")[2] in settings.adapter_targets and path != name:
             shapes[f"{path}.lora_A.weight"] = (settings.adapter, shape[1])
             shapes[f"{path}.lora_B.weight"] = (shape[0], settings.adapter)
     return shapes

@@ -1,4 +1,5 @@
-"""The model and its cut: ends (embedding, final norm, head, loss) and blocks (a range of layers).
+"""The model and its cut: ends (embedding, final norm, head, loss, and with ``ends_layers`` the
+first layers) and blocks (a range of the others).
 
 A pre-norm decoder as Hugging Face's Llama and Mistral, Qwen3 with ``qk_norm``, or Qwen2 with
 ``qkv_bias``: RMSNorm, rotary positions in the rotate-half convention, grouped-query attention,
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from node.core.ids import ENDS
 from node.model.documents import NO_TARGET, lengths_of
 from node.model.settings import ModelSettings
-from node.model.shapes import head_dim, layer_cut, parameter_shapes
+from node.model.shapes import head_dim, layers_of, parameter_shapes
 from node.wire.tensors import dtype_of
 
 LOGITS_AT_ONCE = 1 << 24
@@ -209,23 +210,56 @@ class _Model(nn.Module):
     layers: nn.ModuleDict
 
 
-class Ends(nn.Module):
+class _Stage(nn.Module):
+    """A stage with its layers (``layers``, global numbers). With ``recompute`` what is inside a
+    layer is not kept for backward, but computed again."""
+
+    def __init__(self, settings: ModelSettings, layers: range) -> None:
+        super().__init__()
+        self.settings, self.layers = settings, layers
+        self.recompute = False
+        self.rope = Rope(settings)
+        self.model = _Model()
+        self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
+
+    def through(self, h_BTD: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
+        """Hidden states [B, T, D] through the layers, in order. ``document_ends``: tokens after
+        which another document begins, as :func:`ends_of` gives them. A token attends to tokens of
+        its own document alone, and its position counts from the document's beginning, or the
+        sequence's."""
+        again = self.recompute and torch.is_grad_enabled()
+        lengths = lengths_of(document_ends, *h_BTD.shape[:2])
+        for layer in self.model.layers.values():
+            beside = self.rope, lengths
+            h_BTD = (
+                checkpoint(layer, h_BTD, *beside, use_reentrant=False, preserve_rng_state=False)
+                if again
+                else layer(h_BTD, *beside)
+            )
+        return h_BTD
+
+
+class Ends(_Stage):
     """Stage 0: tokens in, hidden states out; hidden states back in, loss out. Initialised on
     construction."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.model = _Model()
+        super().__init__(settings, range(settings.ends_layers))
         self.model.embed_tokens = _Embedding(settings.vocab, settings.d_model)
         self.model.norm = RMSNorm(settings.d_model, settings.norm_eps)
         self.lm_head = None if settings.tied else _linear(settings.d_model, settings.vocab)
         initialise(self, settings)
         adapt(self, settings)
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        """Token ids [B, T] int64 to hidden states [B, T, D] fp32. An id outside the vocabulary
-        raises IndexError on CPU."""
+    def embed(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
+        """Token ids [B, T] int64 to hidden states [B, T, D] fp32, behind the layers of the ends. An
+        id outside the vocabulary raises IndexError on CPU. ``document_ends`` as for
+        :meth:`through`."""
+        h_BTD = self.rows(tokens_BT)
+        return self.through(h_BTD, document_ends) if self.layers else h_BTD
+
+    def rows(self, tokens_BT: Tensor) -> Tensor:
+        """Token ids to their rows of the embedding, fp32."""
         weight = self.model.embed_tokens.weight
         if weight.dtype is torch.float32:
             return self.model.embed_tokens(tokens_BT)
@@ -263,35 +297,18 @@ class Ends(nn.Module):
         return F.cross_entropy(logits_NV, targets_N, reduction="sum", ignore_index=NO_TARGET)
 
 
-class Blocks(nn.Module):
-    """A block stage: layers ``layers`` (global numbers) in order, hidden states to hidden states.
-    Initialised on construction. With ``recompute`` what is inside a layer is not kept for backward,
-    but computed again."""
+class Blocks(_Stage):
+    """A block stage: layers ``layers`` in order, hidden states to hidden states. Initialised on
+    construction."""
 
     def __init__(self, settings: ModelSettings, layers: range) -> None:
-        super().__init__()
-        self.settings, self.layers = settings, layers
-        self.recompute = False
-        self.rope = Rope(settings)
-        self.model = _Model()
-        self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
+        super().__init__(settings, layers)
         initialise(self, settings)
         adapt(self, settings)
 
     def forward(self, h_BTD: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
-        """[B, T, D] to [B, T, D]. ``document_ends``: tokens after which another document begins, as
-        :func:`ends_of` gives them. A token attends to tokens of its own document alone, and its
-        position counts from the document's beginning, or the sequence's."""
-        again = self.recompute and torch.is_grad_enabled()
-        lengths = lengths_of(document_ends, *h_BTD.shape[:2])
-        for layer in self.model.layers.values():
-            beside = self.rope, lengths
-            h_BTD = (
-                checkpoint(layer, h_BTD, *beside, use_reentrant=False, preserve_rng_state=False)
-                if again
-                else layer(h_BTD, *beside)
-            )
-        return h_BTD
+        """[B, T, D] to [B, T, D]; ``document_ends`` as for :meth:`through`."""
+        return self.through(h_BTD, document_ends)
 
 
 def build(
@@ -305,9 +322,7 @@ def build(
     """
     parameter_shapes(settings, stages, stage)
     module = (
-        Ends(settings)
-        if stage == ENDS
-        else Blocks(settings, layer_cut(settings, stages)[stage - 1])
+        Ends(settings) if stage == ENDS else Blocks(settings, layers_of(settings, stages, stage))
     )
     return module.to(dtype_of(parameters))
 

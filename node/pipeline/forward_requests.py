@@ -79,7 +79,9 @@ class ForwardRequests:
         timeout = pipeline.hop_s * (len(hops) + 1)
         try:
             async with asyncio.timeout(timeout):
-                output = await self.compute(partial(pipeline.math.embed_only, tokens))
+                output = await self.compute(
+                    partial(pipeline.math.embed_only, tokens, document_ends)
+                )
                 await self._pass_on(claim, purpose, timeout, shape, output, document_ends)
                 return await back
         except TimeoutError as e:

@@ -441,7 +441,7 @@ class Pipeline(PipelineBase):
         if self.at_origin(key) and key.position:
             measured = self.timing.loss
         measured.add(seconds, self.clock.now())
-        if way is Direction.FORWARD and not self.at_origin(key):
+        if way is Direction.FORWARD and not (self.at_origin(key) and key.position):
             self.stash.recharge(key, self.cost(key.index))
         self.handle(ev.Computed(key, way))
 

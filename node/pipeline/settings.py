@@ -38,7 +38,7 @@ class PipelineLimits:
     in_flight: int = 8
     """Micro-batches an ends peer keeps under way at once."""
     recompute: str = "auto"
-    """What a block stage computes again for a backward instead of keeping it: off, layers, stage;
+    """What a stage computes again for a backward instead of keeping it: off, layers, stage;
     auto: as little as makes it fit into the memory."""
     backward_first: bool = True
     """Backward jobs go before forward ones on the device; False serves them in order of arrival."""

@@ -16,7 +16,7 @@ from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.model.device import free_cached, out_of_memory
 from node.model.documents import ends_of, within
-from node.model.stages import Blocks
+from node.model.stages import Blocks, Ends
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
@@ -32,7 +32,7 @@ bad data."""
 class EndsModule(Protocol):
     """What stage 0 offers; ``node.model.stages.Ends``."""
 
-    def embed(self, tokens_BT: Tensor) -> Tensor: ...
+    def embed(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor: ...
     def logits(self, h_BTD: Tensor) -> Tensor: ...
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]: ...
 
@@ -52,6 +52,7 @@ class VisitBuffers:
     """Of the input, or of the batch."""
     gradient: TensorReader | None = None
     x: Tensor | None = None
+    """Hidden states that came in; where a micro-batch begins, its tokens."""
     y: Tensor | None = None
     output: memoryview | None = None
     upstream: memoryview | None = None
@@ -96,7 +97,7 @@ class StageMath:
         self.recompute = recompute
         self._ends = cast(EndsModule, module)
         """Where the stage is the ends."""
-        if isinstance(module, Blocks):
+        if isinstance(module, Blocks | Ends):
             module.recompute = recompute == "layers"
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._frozen = not self._trained
@@ -134,11 +135,11 @@ class StageMath:
 
     def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
         if self.recompute != "stage":
-            return self._grad(_there(work.y), [x, *self._trained.values()], dy)
+            return self._grads(_there(work.y), x, dy)
         work.y = None  # of before memory ran out
 
         def part(x: Tensor, dy: Tensor, ends: tuple[int, ...]) -> Sequence[Tensor | None]:
-            return self._grad(self._module(x, ends), [x, *self._trained.values()], dy)
+            return self._grads(self._module(x, ends), x, dy)
 
         return self._by_slices(part, x, dy, work.document_ends)
 
@@ -162,16 +163,15 @@ class StageMath:
     # ------------------------------------------------------------
 
     def embed(self, work: VisitBuffers) -> None:
-        """Tokens → hidden states, graph kept."""
+        """Tokens → hidden states; the graph is kept, or the tokens it is made again from."""
         tokens, targets = _there(work.batch)()
         work.batch, work.targets, work.document_ends = None, targets, ends_of(targets)
-        with self.autocast():
-            work.y = self._ends.embed(tokens.to(self._device))
-        if tuple(work.y.shape) != work.shape:
+        if tuple(tokens.shape) != work.shape[:2]:
             raise ValueError(
-                f"the batch is {tuple(work.y.shape)}, the plan's micro-batches are {work.shape}"
+                f"the batch is {tuple(tokens.shape)}, the plan's micro-batches are {work.shape}"
             )
-        work.output = self._encode(work.y)
+        x = work.x = tokens.to(self._device)
+        work.output = self._encode(self._in_memory(len(x), lambda: self._forward(work, x)))
 
     def loss(self, work: VisitBuffers) -> None:
         """Hidden states → loss sum in nats, gradient of the hidden states, the head's share.
@@ -189,23 +189,26 @@ class StageMath:
         def part(h: Tensor, targets: Tensor, _: tuple[int, ...]) -> Sequence[Tensor | None]:
             with self.autocast():
                 total, tokens = self._ends.loss(h, targets)
-            found = self._grad(total, [h, *self._trained.values()], None)
+            found = self._grads(total, h, None)
             work.loss_sum, work.tokens = work.loss_sum + total.item(), work.tokens + tokens
             return found
 
         return self._by_slices(part, h, targets)
 
     def embed_backward(self, work: VisitBuffers) -> None:
-        """Gradient of the hidden states → the embedding's share; none where it is not trained."""
-        y, dy = _there(work.y), _there(work.gradient)
-        work.share = self._share(
-            [] if self._frozen else self._grad(y, [*self._trained.values()], self._take(dy))
-        )
+        """Gradient of the hidden states → the share of the embedding and the first layers; none
+        where nothing is trained."""
+        x, dy = _there(work.x), self._take(_there(work.gradient))
+        grads: Sequence[Tensor | None] = []
+        if not self._frozen:
+            _, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
+        work.share = self._share(grads)
 
     @torch.no_grad()
-    def embed_only(self, tokens: Tensor) -> memoryview:
-        with self.autocast():
-            return self._encode(self._ends.embed(tokens.to(self._device)))
+    def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
+        """Tokens → hidden states as bytes, for work that only goes forward."""
+        x, ends = tokens.to(self._device), tuple(document_ends)
+        return self._encode(self._in_memory(len(x), lambda: self._forward_only(x, ends)))
 
     @torch.no_grad()
     def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
@@ -241,7 +244,7 @@ class StageMath:
             free_cached()  # only now: the error held what was computed so far
 
     def _shrink(self, sequences: int) -> bool:
-        """From now on at most half as many sequences are computed at once, and a block keeps its
+        """From now on at most half as many sequences are computed at once, and a stage keeps its
         input alone. False where that is as little as there is."""
         if self.recompute == "stage" and self.slice == 1:
             return False
@@ -255,8 +258,8 @@ class StageMath:
         beside: Tensor,
         document_ends: tuple[int, ...] = (),
     ) -> Sequence[Tensor | None]:
-        """Gradients of ``x`` and the parameters, made by ``part`` of some sequences of ``x`` and
-        of ``beside`` at a time, and of the ends of documents in them."""
+        """Gradients of ``x``, None where it is tokens, and the parameters, made by ``part`` of some
+        sequences of ``x`` and of ``beside`` at a time, and of the ends of documents in them."""
         if not 0 < self.slice < len(x):
             return part(x, beside, document_ends)
         inputs: list[Tensor] = []
@@ -264,13 +267,14 @@ class StageMath:
         for (some, ends), other in zip(
             self._slices(x, self.slice, document_ends), beside.split(self.slice), strict=True
         ):
-            some = some.detach().requires_grad_()
+            some = some.detach().requires_grad_(x.requires_grad)
             dx, *grads = part(some, other, ends)
-            inputs.append(_some(dx, some))
+            if x.requires_grad:
+                inputs.append(_some(dx, some))
             for i, g in enumerate(grads):
                 here = total[i]
                 total[i] = g if here is None else here if g is None else here.add_(g)
-        return [torch.cat(inputs), *total]
+        return [torch.cat(inputs) if inputs else None, *total]
 
     def _slices(
         self, x: Tensor, size: int, document_ends: tuple[int, ...]
@@ -283,8 +287,18 @@ class StageMath:
         return reader.finish()[0].to(self._device)
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
+        """The hidden states that the stage passes on: a block stage's output, or those that the
+        ends make of tokens."""
         with self.autocast():
+            if isinstance(self.module, Ends):
+                return self._ends.embed(x, document_ends)
             return self.module(x, document_ends)
+
+    def _grads(self, output: Tensor, x: Tensor, gradient: Tensor | None) -> list[Tensor | None]:
+        """Gradients of ``x``, None where it is tokens, and of the trained parameters."""
+        inputs = [x] if x.requires_grad else []
+        found = self._grad(output, [*inputs, *self._trained.values()], gradient)
+        return [*found] if inputs else [None, *found]
 
     def _grad(
         self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None

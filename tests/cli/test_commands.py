@@ -104,6 +104,25 @@ def test_init_with_a_wrong_address_writes_no_file(tutti, home):
     assert not (home.parent / "mine.toml").exists()
 
 
+def test_init_keeps_layers_at_the_ends(tutti, home):
+    said = ("swarm", "init", "deep.toml", "--ends-layers", "2", "--no-open")
+    refused(tutti(*said, "--stages", "5"), 2, "model.layers - model.ends_layers = 4")
+    refused(tutti(*said[:-2], "6", "--stages", "1"), 2, "at most 5")
+    tutti(*said).good()
+    shown = tutti("swarm", "inspect", "deep.toml").stdout
+    assert "the first 2 at the ends" in " ".join(shown.split())
+    assert "ends (embedding, 0-1, head) and 3 block stages" in " ".join(shown.split())
+    # Digests of weights are those of stages: another cut has others.
+    file = home.parent / "deep.toml"
+    given = amended(
+        Manifest.parse(file.read_bytes()), {"model.weights": ["blake3:" + "ab" * 32] * 4}
+    )
+    file.write_bytes(given.to_toml())
+    again = ("swarm", "init", "again.toml", "--from", "deep.toml", "--no-open")
+    refused(tutti(*again, "--ends-layers", "1"), 2, "--from DIR")
+    tutti(*again).good()
+
+
 def test_inspect_shows_a_file(tutti):
     tutti("swarm", "init", "s.toml")
     shown = tutti("swarm", "inspect", "s.toml", "--json")

@@ -151,6 +151,9 @@ def test_a_bad_field_is_reported_with_the_allowed_values(text: str, says: str):
         (FOUR + "skip = 0.5\nmax_jump = 1", "max_jump 2"),
         (FOUR + "skip = 0.5\nkeep_first = 2", "at most 1"),
         (FEW + "skip = 0.5", "do not visit every stage"),
+        ("[model]\nends_layers = 6", "model.ends_layers = 6 of model.layers = 6"),
+        ("[model]\nends_layers = 4", "model.layers - model.ends_layers = 2"),
+        ("[model]\nends_layers = -1", "model.ends_layers"),
     ],
 )
 def test_what_cannot_be_or_not_together_is_refused(text: str, says: str):

@@ -627,12 +627,14 @@ _LABELS = (
     "code",
     "traffic",
     "others see",
+    "text",
     "download",
 )
 
 
+@pytest.mark.parametrize("ends_layers", [0, 1])
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_consent_sheet_lists_what_is_accepted_and_wraps_between_words(width):
+def test_the_consent_sheet_lists_what_is_accepted_and_wraps_between_words(width, ends_layers):
     said = "a sentence about traffic that is longer than any terminal of this test is wide, " * 3
     sheet = consent_lines(
         name="demo",
@@ -647,6 +649,7 @@ def test_the_consent_sheet_lists_what_is_accepted_and_wraps_between_words(width)
         work="10 epochs",
         fetched_from="x" * 190,
         reads=["no file of yours"],
+        ends_layers=ends_layers,
         traffic=[said, "and more"],
         width=width,
     )
@@ -660,8 +663,11 @@ def test_the_consent_sheet_lists_what_is_accepted_and_wraps_between_words(width)
         "none is downloaded",
         "others see",
         "activations",
+        "the first and the last block stage all of it",
+        "only with peers that may read it",
     ):
         assert fact in " ".join(words)
+    assert ("harder for the first stage, and not impossible" in " ".join(words)) == ends_layers
     at = words.index("traffic")
     assert words[at + 1 : at + 1 + len(said.split())] == said.split(), "no word is cut or lost"
     assert [line for line in sheet if len(line) > width and len(line.split()) > 1] == [], (

@@ -241,13 +241,17 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
         assert all(p.work.local_checkpoints.versions() for p in peers)
 
 
-async def test_bf16_parameters_are_those_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [{}, {"model.ends_layers": 1, "pipeline.stages": 2}])
+async def test_bf16_parameters_are_those_of_one_process(
+    cut: dict[str, Any], tmp_path: Path
+) -> None:
     """Micro-batches one after the other, so that sums have one order: the same bits."""
-    m = amended(manifest(), {"optimizer.parameters": "bf16", "training.min_replicas": 1})
+    m = amended(manifest(), {"optimizer.parameters": "bf16", "training.min_replicas": 1, **cut})
     alone = Reference(m, tmp_path)
     expected = [e.loss for e in alone.train(EPOCHS)]
     assert expected[-1] < expected[0]
-    async with swarm_of(m, [0, 1, 2, 3], tmp_path, PipelineLimits(in_flight=1)) as peers:
+    stages = [*range(m.pipeline.stages + 1)]
+    async with swarm_of(m, stages, tmp_path, PipelineLimits(in_flight=1)) as peers:
         events = await trained(peers)
         losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
         assert losses == pytest.approx(expected, abs=1e-6)
@@ -276,3 +280,15 @@ async def test_packed_documents_are_learned_as_in_one_process(tmp_path: Path) ->
         tokens = [e.fields["tokens"] for e in events if e.kind == "epoch-committed"]
         assert tokens == [e.tokens for e in epochs]
         assert expected != pytest.approx(others, abs=1e-3), "the mask makes a difference"
+
+
+async def test_ends_with_layers_learn_what_one_process_learns(tmp_path: Path) -> None:
+    """Two ends peers, which average and step the first layer; documents apart."""
+    m = amended(documents(tmp_path), {"model.ends_layers": 1, "training.min_replicas": 1})
+    alone = Reference(m, tmp_path)
+    expected = [e.loss for e in alone.train(EPOCHS)]
+    async with swarm_of(m, [0, 0, 1, 2], tmp_path) as peers:
+        same_as_alone(peers, await trained(peers), alone, expected)
+        assert peers[0].work.stage.digest == peers[1].work.stage.digest
+        layers = {n.split(".")[2] for n in peers[0].work.stage.parameters() if ".layers." in n}
+        assert layers == {"0"}

@@ -3,7 +3,7 @@ in one group of ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,8 @@ from node.training.state.stage import StageState
 MODEL = ModelSettings(
     layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True
 )
+DEEP = replace(MODEL, ends_layers=1)
+"""The ends hold the first layer."""
 OPTIM = OptimSettings(warmup=1)
 
 
@@ -85,16 +87,16 @@ class Pair:
 
 
 @contextmanager
-def pair(stage: int, folder: Path) -> Iterator[Pair]:
+def pair(stage: int, folder: Path, model: ModelSettings = MODEL) -> Iterator[Pair]:
     torch.set_num_threads(1)
     lost: list[DeviceLost] = []
     ranks = Ranks(folder / "devices", lost.append, timeout_s=300.0)
     try:
-        ranks.start(["cpu", "cpu"], MODEL, 1, stage, 1)
-        module, alone = build(MODEL, 1, stage), build(MODEL, 1, stage)
+        ranks.start(["cpu", "cpu"], model, 1, stage, 1)
+        module, alone = build(model, 1, stage), build(model, 1, stage)
         device = Device.pick("cpu")
         local = LocalStage(
-            ranks, Program(ranks.meet(device), MODEL, 1, stage), module, MODEL, least_flops=0
+            ranks, Program(ranks.meet(device), model, 1, stage), module, model, least_flops=0
         )
         two = Side(
             local.math(module, "fp32", device.autocast),
@@ -116,7 +118,9 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with pair(ENDS, tmp_path_factory.mktemp("ends")) as made:
+@pytest.fixture(scope="module", params=[MODEL, DEEP], ids=["plain", "with layers"])
+def ends(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    with pair(ENDS, tmp_path_factory.mktemp("ends"), request.param) as made:
         yield made

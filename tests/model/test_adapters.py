@@ -12,6 +12,7 @@ from benchmarks.given.directories import made
 from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.model.cost import flops_per_token, stage_bytes
+from node.model.export import trained_shapes
 from node.model.pretrained import Weights, keep_weights, model_of
 from node.model.settings import ModelSettings
 from node.model.shapes import base_shapes, check_settings, count, parameter_shapes
@@ -23,14 +24,17 @@ LORA = replace(SMALL, adapter=4, adapter_targets=("q_proj", "down_proj"))
 TOKENS = torch.arange(20)[None] * 7 % 259
 
 
+@pytest.mark.parametrize("ends_layers", [0, 1])
 @pytest.mark.parametrize("stage", range(3))
-def test_only_adapters_are_parameters(stage: int) -> None:
-    module, plain = build(LORA, 2, stage), build(SMALL, 2, stage)
+def test_only_adapters_are_parameters(stage: int, ends_layers: int) -> None:
+    cut = {"layers": 4, "ends_layers": ends_layers}
+    lora = replace(LORA, **cut)
+    module, plain = build(lora, 2, stage), build(replace(SMALL, **cut), 2, stage)
     trained = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    assert trained == parameter_shapes(LORA, 2, stage)
-    assert bool(trained) == (stage > 0)
+    assert trained == parameter_shapes(lora, 2, stage)
+    assert bool(trained) == (stage > 0 or ends_layers > 0)
     kept = base_of(module)
-    assert {name: tuple(t.shape) for name, t in kept.items()} == base_shapes(LORA, 2, stage)
+    assert {name: tuple(t.shape) for name, t in kept.items()} == base_shapes(lora, 2, stage)
     assert all(torch.equal(t, kept[name]) for name, t in plain.state_dict().items())
 
 
@@ -52,6 +56,10 @@ def test_first_adapters_do_not_depend_on_the_cut() -> None:
     found = {name: t for s in (1, 2, 3) for name, t in build(LORA, 3, s).named_parameters()}
     assert whole.keys() == found.keys()
     assert all(torch.equal(whole[name], found[name]) for name in whole)
+
+
+def test_an_export_has_the_adapters_of_the_ends() -> None:
+    assert trained_shapes(replace(LORA, ends_layers=1)) == trained_shapes(LORA)
 
 
 def test_memory_and_work_count_what_stays(saved: Path) -> None:

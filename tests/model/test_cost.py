@@ -1,11 +1,12 @@
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.lab.visits import visit
+from benchmarks.lab.visits import read, visit
 from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
@@ -22,9 +23,9 @@ from node.model.cost import (
     stash_bytes,
 )
 from node.model.settings import ModelSettings
-from node.model.shapes import all_shapes, count
+from node.model.shapes import all_shapes, count, layer_shapes
 from node.model.stages import Blocks, build
-from node.pipeline.visit_buffers import StageMath
+from node.pipeline.visit_buffers import StageMath, VisitBuffers
 
 HALF = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 """The context of a GPU, on the CPU."""
@@ -51,9 +52,33 @@ def test_stash_is_what_autograd_keeps(change):
     assert sum(size for size, _ in kept.values()) + y.nbytes == stash_bytes(settings, 3, 1, 3)
 
 
+@pytest.mark.parametrize("mode", RECOMPUTE)
+@pytest.mark.parametrize("ends_layers", [0, 1, 2])
+def test_the_stash_of_the_ends_is_what_they_keep(ends_layers, mode):
+    settings = ModelSettings(seq_len=32, layers=5, ends_layers=ends_layers)
+    math = StageMath(build(settings, 1, ENDS), "fp32", recompute=mode)
+    tokens = torch.randint(0, settings.vocab, (3, 32))
+    x = torch.empty(3, 32, settings.d_model)
+    first = {n for n, _ in math.module.named_parameters() if ".layers.0." in n or ".embed" in n}
+    for _ in range(2):  # tables of the rotary embedding are made in the first one
+        work = VisitBuffers(float("inf"), (3, 32, settings.d_model), batch=lambda: (tokens, tokens))
+        math.graph_bytes.clear()
+        math.embed(work)
+        work.gradient = read(x.fill_(0.1))
+        math.embed_backward(work)
+    assert first <= set(work.share or {})
+    beside = tokens.nbytes + 2 * x.nbytes  # targets, what was sent and what came back
+    tables = 2 * 4 * 32 * 32 if ends_layers and mode == "off" else 0
+    graph = math.graph_bytes[tuple(x.shape)] - tables
+    kept = graph if mode != "stage" else tokens.nbytes
+    planned = stash_bytes(settings, 1, ENDS, 3, mode)
+    assert kept + beside == planned
+
+
 @pytest.mark.parametrize("tied", [False, True])
-def test_flops_are_those_torch_counts(tied):
-    settings = ModelSettings(seq_len=32, layers=2, tied=tied)
+@pytest.mark.parametrize("ends_layers", [0, 1])
+def test_flops_are_those_torch_counts(tied, ends_layers):
+    settings = ModelSettings(seq_len=32, layers=4, ends_layers=ends_layers, tied=tied)
     model, tokens = Unsplit(settings), torch.randint(0, settings.vocab, (2, 32))
     with FlopCounterMode(display=False) as counter:
         loss, _ = model.loss(tokens, tokens)
@@ -71,8 +96,9 @@ def test_scores_grow_with_the_width_of_all_heads():
     assert scores(64) == 2 * scores(32) > 0
 
 
-def test_stage_bytes_add_up_over_the_model():
-    settings = ModelSettings()
+@pytest.mark.parametrize("ends_layers", [0, 1])
+def test_stage_bytes_add_up_over_the_model(ends_layers):
+    settings = ModelSettings(ends_layers=ends_layers)
     stages = [stage_bytes(settings, 3, s) for s in range(4)]
     assert sum(b.parameters for b in stages) == 4 * count(all_shapes(settings))
     assert all(b.gradients == b.parameters for b in stages)
@@ -199,6 +225,20 @@ def test_the_stash_has_room_for_what_autocast_copies(change, mode):
         assert kept > 2 * plain, "the copies are most of it"
 
 
+def test_ends_with_layers_need_more_and_say_what_helps():
+    settings = ModelSettings(layers=6, ends_layers=2)
+    deep, plain = (stage_bytes(s, 2, ENDS) for s in (settings, replace(settings, ends_layers=0)))
+    layer = 4 * count(layer_shapes(settings, 0))
+    assert deep.parameters - plain.parameters == 2 * layer
+    assert deep.stash > plain.stash
+    modes = [stage_bytes(settings, 2, ENDS, recompute=mode) for mode in RECOMPUTE]
+    assert modes[0].total > modes[1].total
+    assert modes[0].stash > modes[1].stash > modes[2].stash
+    verdict = fits(settings, 2, ENDS, deep.total // 2)
+    assert not verdict.ok
+    assert "smaller model.ends_layers" in verdict.next_step
+
+
 def test_copies_that_no_micro_batch_keeps_are_work_space():
     settings = ModelSettings(qk_norm=True)
     tokens = 16 * settings.seq_len
@@ -206,7 +246,7 @@ def test_copies_that_no_micro_batch_keeps_are_work_space():
         [stage_bytes(settings, 3, s, recompute=mode, cast=cast) for cast in (False, True)]
         for s, mode in ((1, "off"), (1, "layers"), (ENDS, "off"))
     )
-    copies, head = cast_bytes(settings, 3, 1), cast_bytes(settings, 3, ENDS)
+    copies, head = cast_bytes(settings, 3, 1), 2 * settings.vocab * settings.d_model
     layer = [graph_bytes(settings, tokens, cast=cast) for cast in (False, True)]
     assert kept[1].stash == kept[1].stashed * stash_bytes(settings, 3, 1, 16, cast=True)
     assert kept[1].work == kept[0].work

@@ -19,6 +19,7 @@ from node.manifest import Manifest, amended
 from node.model.export import config_of
 from node.model.pretrained import SEQ_LEN, Weights, model_of
 from node.model.settings import DIGEST, ModelSettings
+from node.model.stages import build
 
 
 def settings_of(directory: Path) -> ModelSettings:
@@ -67,6 +68,20 @@ def test_logits_are_those_of_transformers(kind: str, numbers: torch.dtype, tmp_p
         packed = theirs(tokens, position_ids=positions, use_cache=False).logits
         assert float((model.logits(tokens, (19, 20)) - packed).abs().max()) < 1e-5
         assert float((model(tokens) - packed).abs().max()) > 1e-3
+
+
+def test_the_weights_of_the_ends_have_their_layers(llama: Path) -> None:
+    settings, weights = settings_of(llama), Weights(llama)
+    deep = replace(settings, ends_layers=1)
+    ends, block = (weights.stage(deep, 1, stage) for stage in range(2))
+    plain = {**weights.stage(settings, 1, 0), **weights.stage(settings, 1, 1)}
+    assert {*ends} - {*weights.stage(settings, 1, 0)} == {
+        name for name in plain if name.startswith("model.layers.0.")
+    }
+    assert (ends | block).keys() == plain.keys()
+    model = build(deep, 1, 0)
+    model.load_state_dict(ends)
+    assert all(torch.equal(t, plain[name]) for name, t in model.state_dict().items())
 
 
 def test_digests_name_the_weights_of_every_stage(llama: Path) -> None:

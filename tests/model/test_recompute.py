@@ -1,6 +1,7 @@
 """What is computed again for a backward instead of kept: the same gradients, a smaller stash."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ import torch
 
 from benchmarks.lab.visits import read, visit
 from node.model.cost import RECOMPUTE, stash_bytes
+from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
+from node.pipeline.gradients import Share
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 
 SMALL = ModelSettings(layers=3, d_model=32, d_ff=48, seq_len=16, qk_norm=True)
@@ -36,6 +39,47 @@ def test_gradients_are_the_same_to_the_bit(document_ends: tuple[int, ...]) -> No
         assert all(torch.equal(found[mode][2][name], share[name]) for name in share)
 
 
+DEEP = replace(SMALL, layers=5, ends_layers=2)
+
+
+def begins(math: StageMath, tokens: torch.Tensor, dy: torch.Tensor) -> tuple[bytes, Share]:
+    """What the ends send of ``tokens``, and the share that ``dy`` makes of it. The targets of two
+    tokens are missing: a document ends there."""
+    targets = tokens.clone()
+    targets[0, 5] = targets[1, 2] = NO_TARGET
+    work = VisitBuffers(float("inf"), tuple(dy.shape), batch=lambda: (tokens, targets))
+    math.embed(work)
+    work.gradient = read(dy)
+    math.embed_backward(work)
+    return bytes(work.output or b""), work.share or {}
+
+
+def test_the_ends_make_the_same_gradients_of_their_layers() -> None:
+    tokens, dy, found = torch.randint(0, 259, (4, 16)), torch.randn(4, 16, 32), {}
+    for mode in RECOMPUTE:
+        found[mode] = begins(StageMath(build(DEEP, 1, 0), "fp32", recompute=mode), tokens, dy)
+    output, whole = found["off"]
+    assert {name.split(".")[2] for name in whole if ".layers." in name} == {"0", "1"}
+    for mode in ("layers", "stage"):
+        assert found[mode][0] == output
+        assert found[mode][1].keys() == whole.keys()
+        assert all(torch.equal(found[mode][1][name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("most", [1, 3])
+def test_ends_that_run_out_of_memory_take_smaller_slices(where: str, most: int) -> None:
+    tokens, dy = torch.randint(0, 259, (4, 16)), torch.randn(4, 16, 32)
+    whole = begins(StageMath(build(DEEP, 1, 0), "fp32"), tokens, dy)
+    scarce = Scarce(where, most, build(DEEP, 1, 0))
+    output, share = begins(scarce, tokens, dy)
+    sent, wanted = (torch.frombuffer(bytearray(o), dtype=torch.float32) for o in (output, whole[0]))
+    torch.testing.assert_close(sent, wanted, atol=1e-5, rtol=0)
+    assert close(share, whole[1])
+    assert scarce.recompute == "stage"
+    assert 0 < scarce.slice <= most
+
+
 class Scarce(StageMath):
     """A device on which more than ``most`` sequences at once are too many, in what is named."""
 
@@ -53,7 +97,7 @@ class Scarce(StageMath):
         return super()._module(x, document_ends)
 
     def _grad(self, output: torch.Tensor, inputs: Any, gradient: Any) -> Any:
-        self._refuse("backward", len(inputs[0]))
+        self._refuse("backward", len(output) if output.dim() else len(inputs[0]))
         return super()._grad(output, inputs, gradient)
 
 

@@ -17,6 +17,8 @@ from node.model.shapes import (
     check_settings,
     count,
     layer_cut,
+    layers_of,
+    layers_said,
     parameter_shapes,
     shape_named,
 )
@@ -40,9 +42,13 @@ PUBLISHED = {
 
 @given(st.integers(1, 40), st.data())
 def test_cut_is_contiguous_even_and_complete(layers, data):
-    stages = data.draw(st.integers(1, layers))
-    cut = layer_cut(ModelSettings(layers=layers), stages)
-    assert [i for r in cut for i in r] == list(range(layers))
+    first = data.draw(st.integers(0, layers - 1))
+    stages = data.draw(st.integers(1, layers - first))
+    settings = ModelSettings(layers=layers, ends_layers=first)
+    cut = layer_cut(settings, stages)
+    held = [layers_of(settings, stages, stage) for stage in range(stages + 1)]
+    assert held == [range(first), *cut]
+    assert [i for r in held for i in r] == list(range(layers))
     sizes = [len(r) for r in cut]
     assert len(cut) == stages
     assert max(sizes) - min(sizes) <= 1
@@ -74,6 +80,7 @@ def test_an_unknown_shape_names_those_there_are():
         {"head_width": 31},
         {"rope_low": 4.0},
         {"qk_norm": True, "qkv_bias": True},
+        {"layers": 6, "ends_layers": 6},
     ],
 )
 def test_impossible_shapes_are_refused_with_a_next_step(change):
@@ -87,6 +94,15 @@ def test_impossible_shapes_are_refused_with_a_next_step(change):
 def test_stages_that_do_not_exist_are_refused(stages, stage):
     with pytest.raises(UsageFault):
         parameter_shapes(ModelSettings(), stages, stage)
+
+
+def test_layers_of_the_ends_are_not_shared_by_block_stages():
+    settings = ModelSettings(layers=6, ends_layers=2)
+    with pytest.raises(UsageFault, match="4 layers cannot be cut into 5 stages"):
+        layer_cut(settings, 5)
+    said = [layers_said(settings, 3, stage) for stage in range(4)]
+    assert said == ["embedding, 0-1, head", "2-3", "4-4", "5-5"]
+    assert layers_said(ModelSettings(), 3, 0) == "embedding, head"
 
 
 def test_shapes_need_no_torch():

@@ -23,8 +23,12 @@ def tokens_of(settings, batch=3, length=None):
     return drawn[:, :-1], drawn[:, 1:]
 
 
+DEEP = replace(SMALL, layers=5, ends_layers=1)
+
+
 @pytest.mark.parametrize(
-    "settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)]
+    "settings",
+    [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True), DEEP],
 )
 @pytest.mark.parametrize("stages", [1, 3])
 def test_every_cut_holds_the_bits_of_the_unsplit_model(settings, stages):
@@ -72,7 +76,14 @@ def test_another_seed_is_another_model_and_initialise_repeats():
 
 
 @pytest.mark.parametrize(
-    "settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)]
+    "settings",
+    [
+        SMALL,
+        replace(SMALL, qk_norm=True),
+        replace(SMALL, tied=True),
+        DEEP,
+        replace(DEEP, layers=7, ends_layers=2, tied=True),
+    ],
 )
 def test_pipeline_by_hand_gives_the_bits_of_the_unsplit_model(settings):
     """Forward and backward with detached hidden states at every stage border, as they travel
@@ -103,6 +114,15 @@ def test_pipeline_by_hand_gives_the_bits_of_the_unsplit_model(settings):
     for module in (ends, *blocks):
         for name, parameter in module.named_parameters():
             assert torch.equal(parameter.grad, whole.get_parameter(name).grad), name
+
+
+def test_the_layers_of_the_ends_keep_documents_apart():
+    whole, (ends, block) = Unsplit(DEEP), (build(DEEP, 1, s) for s in range(2))
+    tokens, last = tokens_of(DEEP)[0], (4, 20, 31)
+    with torch.no_grad():
+        h = block(ends.embed(tokens, last), last)
+        assert torch.equal(ends.logits(h), whole.logits(tokens, last))
+        assert not torch.equal(ends.embed(tokens), ends.embed(tokens, last))
 
 
 def test_loss_is_the_sum_over_tokens_in_nats():

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.unsplit import Unsplit
-from node.core.ids import PeerId
+from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
 from node.model.documents import ends_of, lengths_of
 from node.model.settings import ModelSettings
+from node.model.shapes import layers_of
 from node.model.stages import build
 from node.pipeline.device import DeviceThread
 from node.pipeline.events import MicroBatchDone
@@ -29,6 +30,8 @@ torch.set_num_threads(1)
 ORIGIN, STAGES = PeerId("s0a"), 3
 
 MODEL = ModelSettings(layers=3, d_model=16, heads=2, kv_heads=1, d_ff=24, vocab=31, seq_len=8)
+DEEP = replace(MODEL, layers=4, ends_layers=1)
+"""The ends hold the first layer."""
 SETTINGS = PipelineSettings(stages=3, micro_batch=4, wire="fp32", forward_timeout_s=5.0)
 
 
@@ -201,10 +204,12 @@ class Swarm:
         return sums, tokens
 
     def hidden(self, tokens: Tensor, *visited: int, lengths: tuple[int, ...] = ()) -> Tensor:
-        """Hidden states of the model in one piece over these block stages, a layer each."""
+        """Hidden states of the model in one piece before the head, over the layers of the ends and
+        of these block stages."""
         h, blocks = self.unsplit.ends.embed(tokens), self.unsplit.blocks
-        for stage in visited:
-            h = blocks.model.layers[str(stage - 1)](h, blocks.rope, lengths)
+        for stage in (ENDS, *visited):
+            for layer in layers_of(self.model, self.settings.stages, stage):
+                h = blocks.model.layers[str(layer)](h, blocks.rope, lengths)
         return h
 
     def loss(self, path: Path) -> tuple[Tensor, int]:
@@ -272,8 +277,8 @@ async def begun(filling: Awaitable[Swarm], count: int, **how: Any) -> tuple[Swar
 async def make_swarm() -> AsyncIterator[Callable[..., Swarm]]:
     made: list[Swarm] = []
 
-    def make(**settings: object) -> Swarm:
-        swarm = Swarm(settings=replace(SETTINGS, **settings))  # pyright: ignore[reportArgumentType]
+    def make(model: ModelSettings = MODEL, **settings: object) -> Swarm:
+        swarm = Swarm(model, replace(SETTINGS, **settings))  # pyright: ignore[reportArgumentType]
         made.append(swarm)
         return swarm
 

@@ -10,7 +10,7 @@ from node.core.ids import PeerId
 from node.model.documents import NO_TARGET
 from node.pipeline.events import Arrived, Computed, Direction, Settled
 from protos import pipeline_pb2 as pb
-from tests.pipeline.conftest import begun, dies_at
+from tests.pipeline.conftest import DEEP, MODEL, begun, dies_at
 from tests.pipeline.test_inbound import answers_to_head
 
 END = 3
@@ -31,8 +31,8 @@ def apart(swarm):
     return swarm
 
 
-async def ready(make_swarm, replicas=2, count=6, **settings):
-    swarm = apart(make_swarm(**settings))
+async def ready(make_swarm, replicas=2, count=6, model=MODEL, **settings):
+    swarm = apart(make_swarm(model, **settings))
     return await begun(swarm.fill(replicas=replicas, document_mask=True), count)
 
 
@@ -58,8 +58,9 @@ async def test_a_replica_that_takes_over_computes_the_same_bits(make_swarm, even
     assert all(torch.equal(found[1][0][n], g) for n, g in found[0][0].items())
 
 
-async def test_a_hop_that_is_left_out_loses_no_document(make_swarm):
-    swarm, plan = await ready(make_swarm, replicas=1, count=2, may_skip=0.4)
+@pytest.mark.parametrize("model", [MODEL, DEEP])
+async def test_a_hop_that_is_left_out_loses_no_document(make_swarm, model):
+    swarm, plan = await ready(make_swarm, replicas=1, count=2, model=model, may_skip=0.4)
     await swarm.kill("s2a")
     done = await swarm.run(plan, counted=True)
     for path in plan.paths:

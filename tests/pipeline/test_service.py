@@ -19,15 +19,19 @@ from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
-from tests.pipeline.conftest import begun, dies_at
+from tests.pipeline.conftest import DEEP, MODEL, begun, dies_at
 from tests.transport.conftest import until
 
 
-async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
-    swarm, plan = await begun(make_swarm().fill(replicas=2), 6)
+@pytest.mark.parametrize("model", [MODEL, DEEP, replace(DEEP, tied=True)])
+async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm, model):
+    swarm, plan = await begun(make_swarm(model).fill(replicas=2), 6)
     done = await swarm.run(plan)
     assert all(r.counted and r.tokens == 32 for r in done.values())
     await swarm.check(plan)
+    shape = swarm.pipelines["s0a"].shape_of(0)
+    graph = swarm.pipelines["s0a"].math.graph_bytes[shape]
+    assert (graph > 100 * 4 * 32) == (model.ends_layers > 0), "the graph of the first layers"
     assert all(not ear.events for ear in swarm.ears.values()), {
         n: e.events for n, e in swarm.ears.items()
     }
@@ -316,8 +320,9 @@ async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(
     assert not s1a.machine.visits
 
 
-async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
+@pytest.mark.parametrize("model", [MODEL, DEEP])
+async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm, model):
+    swarm = await make_swarm(model).fill(replicas=1)
     path = swarm.plan(1).paths[0]
     tokens, targets = swarm.batch(path)
     total, n = await swarm.pipelines["s0a"].evaluate(path.hops, tokens, targets)

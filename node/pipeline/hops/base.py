@@ -189,7 +189,7 @@ class PipelineBase(ABC):
                     self.shape_of(key.index),
                     origin=event.claim.journey[0].peer,
                 )
-                self.stash.put(key, work, self.cost(key.index))
+                self.stash.put(key, work, self.cost(key.index, graph=not self.at_origin(key)))
                 self._sweep_later()
             if event.way is Direction.BACKWARD:
                 work.gradient = reader
@@ -223,11 +223,13 @@ class PipelineBase(ABC):
         path = self.machine.paths.get(index)
         return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
 
-    def cost(self, index: int) -> int:
+    def cost(self, index: int, *, graph: bool = True) -> int:
         """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once that
-        is known."""
+        is known. Without ``graph``: where it came back to its origin, whose graph is counted where
+        it began."""
         shape = self.shape_of(index)
-        return 2 * self.shape.nbytes(shape[0], shape[1]) + self.math.graph_bytes.get(shape, 0)
+        kept = self.math.graph_bytes.get(shape, 0) if graph else 0
+        return 2 * self.shape.nbytes(shape[0], shape[1]) + kept
 
     def at_origin(self, key: Key) -> bool:
         path = self.machine.paths.get(key.index)

@@ -155,7 +155,8 @@ class Inbound(PipelineServicer):
         try:
             async with asyncio.timeout(pipeline.plan_wait_s) as patience:
                 while True:
-                    changed, cost = pipeline.changed, pipeline.cost(claim.index)
+                    changed = pipeline.changed
+                    cost = pipeline.cost(claim.index, graph=not pipeline.at_origin(claim.key))
                     room = pipeline.make_room(cost, claim.journey[0].peer)
                     answer = pipeline.handle(Arrived(way, claim, caller, room))
                     if answer.say is Say.BUSY and incoming.head.patient:

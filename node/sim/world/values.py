@@ -119,7 +119,7 @@ class ValueMath(StageMath):
         self._spend(self._ends_s)
         work.share = {}
 
-    def embed_only(self, tokens: Tensor) -> memoryview:
+    def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
         return _bytes(_hidden(tokens))
 
     def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
