@@ -9,9 +9,13 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from hivemind.dht.protocol import DHTProtocol
 
 from node.core.errors import WireError
+from node.dht.topics import WRITERS as topics_of_the_directory
+from node.transport import ask, handshake
 from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of, short
+from node.transport.ways import relay, tunnel
 from node.wire.limits import SIZES
 from protos import training_pb2 as pb
 from tests.transport.conftest import introduce, stream, tell, until
@@ -39,10 +43,10 @@ def methods() -> set[str]:
     return {m for m in found if m.split("/")[1].split(".")[-1] not in OF_THE_OPERATOR}
 
 
-def written() -> dict[str, list[str]]:
-    """The rows of the table in docs/protocol.md, by the first cell."""
+def written(anchor: str = "rpc-limits") -> dict[str, list[str]]:
+    """The rows of a table in docs/protocol.md, by the first cell."""
     text = (ROOT / "docs" / "protocol.md").read_text()
-    table = text.split('<a id="rpc-limits"></a>')[1].split("\n\n")[1]
+    table = text.split(f'<a id="{anchor}"></a>')[1].split("\n\n")[1]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return {row[0].strip("`"): row[1:] for row in rows[2:]}
 
@@ -72,6 +76,25 @@ def test_the_documentation_shows_the_same_table() -> None:
     rows = {short(m): row for m, row in RPCS.items()}
     rows |= {f"Training/Tell {name}": row for name, row in NOTES.values()}
     assert written() == {name: cells(row) for name, row in rows.items()}
+
+
+def test_the_documentation_says_what_every_call_may_hold() -> None:
+    assert set(written("held")) == {short(method) for method in RPCS}
+
+
+def test_the_documentation_has_every_stream_every_request_and_every_topic() -> None:
+    streams = {handshake.STREAM, ask.STREAM, tunnel.STREAM, relay.RELAY, relay.RELAYED}
+    in_code = {
+        found[1]
+        for file in (ROOT / "node" / "transport").rglob("*.py")
+        for found in re.finditer(r'"(/tutti/\w+/\d+)"', file.read_text())
+    }
+    assert in_code == streams, "another stream"
+    requests = {name.removeprefix("rpc_") for name in vars(DHTProtocol) if name[:4] == "rpc_"}
+    rows = " ".join(written("stream-limits"))
+    topics = {"peers", *topics_of_the_directory}
+    assert not [name for name in streams | requests if name not in rows]
+    assert not [topic for topic in topics if f"topic `{topic}" not in rows]
 
 
 @pytest.mark.parametrize(("number", "kind"), [(n, kind) for n, (kind, _) in NOTES.items()])
