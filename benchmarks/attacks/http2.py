@@ -5,6 +5,7 @@ import re
 import ssl
 import struct
 from collections import Counter
+from functools import cache
 
 from node.transport.auth import TOKEN_KEY
 
@@ -19,9 +20,10 @@ CONNECT_S = 5.0
 CLOSED = "connection closed"
 
 
+@cache
 def tls() -> ssl.SSLContext:
     """A client's side of TLS that trusts every certificate: an attacker has nothing to lose."""
-    made = ssl.create_default_context()
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname = False
     made.verify_mode = ssl.CERT_NONE
     made.set_alpn_protocols(["h2"])
@@ -113,8 +115,11 @@ class Http2:
     async def _write(self, raw: bytes) -> None:
         if self.closed or self._writer is None:
             raise ConnectionResetError(CLOSED)
-        self._writer.write(raw)
-        await self._writer.drain()
+        try:
+            self._writer.write(raw)
+            await self._writer.drain()
+        except RuntimeError as e:  # what uvloop raises for a connection that has ended
+            raise ConnectionResetError(CLOSED) from e
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -127,7 +132,7 @@ class Http2:
                     # An acknowledgement of settings is empty.
                     writer.write(frame(kind, ACK, 0, payload if kind == PING else b""))
                 self._take(kind, flags, stream, payload)
-        except (OSError, EOFError):
+        except (OSError, EOFError, RuntimeError):
             pass
         finally:
             self.closed = True

@@ -52,7 +52,11 @@ async def _flood(band: Band, one: Attacker) -> None:
             band.calls += 1
             band.sent += len(record) * len(band.addresses)
             stored = await node.store(
-                key_of(run_id, PEERS), record, expires, subkey=str(writer.peer_id)
+                key_of(run_id, PEERS),
+                record,
+                expires,
+                subkey=str(writer.peer_id),
+                exclude_self=True,
             )
             band.heard["" if stored else "no peer stored the record"] += 1
         await asyncio.sleep(ROUND_S)

@@ -51,8 +51,9 @@ JOIN_S = 30.0
 
 BLAMED = ("fault", "banned", "voted-twice", "left-out", "liar")
 """Events that blame the peer that they name."""
-HARMED = ("banned", "rate-limited", "peer-lost", "fault")
-"""Events of a peer that has refused, or given up, the peer that the event names."""
+HARMED = ("banned", "rate-limited", "peer-lost")
+"""Events of a peer that has refused, or given up, the peer that the event names. A fault alone
+refuses nobody."""
 
 
 # ------------------------------------------------------------ attackers
