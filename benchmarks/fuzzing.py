@@ -22,7 +22,7 @@ from types import FrameType
 
 from benchmarks.lab.mutations import mutated
 from benchmarks.lab.parsers import PARSERS, kind_of_message, seeds_of
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 
 BASE_BYTES, BYTES_PER_BYTE = 1 << 20, 64
 """Bytes that one parse may allocate: JSON makes a list of 56 bytes of two brackets."""
@@ -133,11 +133,11 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="parsers, separated by commas")
+    parser.add_argument("--only", default=",".join(PARSERS), help="parsers, separated by commas")
     parser.add_argument("--json", default=None, help="a file for the result, - for stdout")
     given = parser.parse_args()
     report = Report()
-    found = run(given.seconds, given.seed, [n for n in given.only.split(",") if n])
+    found = run(given.seconds, given.seed, chosen(parser, given.only, PARSERS))
     for failure in found.failures:
         print(failure, file=sys.stderr)
     report.add("examples", found.examples, "", f"seed {given.seed}")

@@ -75,7 +75,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "a Content-Length that is no number",
             "an uncaught ValueError",
             "a typed error",
-            ("data/test_fetching:test_a_length_that_is_no_number_is_a_fault",),
+            ("data/test_fetching:test_a_length_that_is_no_number",),
         ),
     ),
     "17": (
