@@ -35,6 +35,8 @@ MOST = WRITERS["cells"]
 _EACH = PREFIXES // REGIONS
 MAX_STAGES, MAX_REPLICAS = 512, 512
 """Of a cell that a record tells."""
+MAX_PEERS = 2048
+"""Peers of one cell that a record tells of: twice as many as the topic of a cell has places for."""
 Counts = tuple[int, ...]
 """Cells of every prefix, 0 to MOST each; empty where they are not known."""
 
@@ -128,13 +130,16 @@ class CellRecord:
         replicas, speed = body.get("replicas"), body.get("tokens_per_s")
         if not isinstance(replicas, list) or not 2 <= len(replicas) <= MAX_STAGES:
             raise WireError("a cell's record tells the replicas of the ends and of every stage")
+        counts = [natural(count, MAX_REPLICAS, "a count in a cell's record") for count in replicas]
+        if sum(counts) > MAX_PEERS:
+            raise WireError(f"a cell of {sum(counts)} peers, at most {MAX_PEERS} are read")
         # The comparison is false for NaN as well.
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 <= speed < 1e15:
             raise WireError("the tokens per second of a cell are not a plausible number")
         return cls(
             cell_name(body.get("cell")),
             version,
-            tuple(natural(count, MAX_REPLICAS, "a count in a cell's record") for count in replicas),
+            tuple(counts),
             body.get("works") is True,
             float(speed),
             parse_counts(body.get("counts")),

@@ -243,6 +243,13 @@ def test_a_crowd_in_a_stage_is_told_as_far_as_others_read() -> None:
     assert CellRecord.parse(packed).replicas == (2, census.MAX_REPLICAS - 1, 1)
 
 
+def test_a_record_of_more_peers_than_any_cell_has_is_refused() -> None:
+    full = [census.MAX_REPLICAS - 1] * (census.MAX_PEERS // census.MAX_REPLICAS)
+    assert len(CellRecord.parse(record(cell_id(0, 0), *full).pack()).stages) == sum(full)
+    with pytest.raises(WireError, match="at most 2048 are read"):
+        record(cell_id(0, 0), *full, 5).pack()
+
+
 def test_answers_of_a_thousand_cells_stay_short(world: World) -> None:
     near: dict[CellId, Counts] = {}
     cells = [cell_id(0, n) for n in range(1000)]
