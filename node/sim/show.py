@@ -39,8 +39,6 @@ MARKS = {
     "corrupt": "!",
     "broken-step": "!",
     "lie": "?",
-    "silent": "?",
-    "overstep": "?",
     "come": "+",
     "stranger": "?",
 }

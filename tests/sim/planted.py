@@ -87,10 +87,6 @@ class EpochsAreVersions(Roster):
         c = self.candidates[peer]
         return version.epoch in {v.epoch for v in (c.at, *c.reachable)}
 
-    def current(self, stage: int, version: Version) -> list[PeerId]:
-        """Nobody is on trial: a peer that comes from another side does not listen first."""
-        return [p for p in self.replicas()[stage] if self.can_start(p, version)]
-
 
 class AnyParameters(Member):
     """Parameters of the same version are the same parameters."""

@@ -1,9 +1,7 @@
 """One attempt at an epoch, as its leader tracks it: the result of every micro-batch, dead members,
 what each member holds. Pure."""
 
-import math
-from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -13,10 +11,8 @@ from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.facts import Assign
 from node.training.protocol.plan_context import makes
-from node.training.protocol.votes import Ballot, Certificate, Vote, decide, names
+from node.training.protocol.votes import Ballot, Certificate, Vote, names
 
-COPIES = 2
-"""Copies of the parameters that a member may fail to make. Then the epoch goes on without it."""
 STUCK_ROUNDS = 2
 """Rounds in a row without its parts after which an owner that lives, but does not step, owns
 nothing in this epoch."""
@@ -34,16 +30,6 @@ class EpochAttempt:
     closed: float = 0.0
     round_s: float = 0.0
     """The longest deadline that an attempt of its round has had, seconds."""
-    late_at: float = math.inf
-    """Time from which a few members that have not reported are not waited for any longer."""
-    reported: float = 0.0
-    """Time of the last report on the round."""
-    stood_still: bool = False
-    """The leader did not run for a while, so it cannot tell who was late."""
-    given_up: bool = False
-    """Micro-batches were given up because their results did not come."""
-    steady: bool = False
-    """No part has another owner than in the epoch before, so nobody waits for optimizer state."""
     results: dict[int, MicroBatchDone] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -51,8 +37,6 @@ class EpochAttempt:
     owners: dict[str, PeerId] = field(default_factory=dict)
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
-    copies: Counter[PeerId] = field(default_factory=Counter)
-    """Times that each member was told to copy its parameters."""
     copied: set[PeerId] = field(default_factory=set)
     """Members that copied their parameters in the last round: their digest is no evidence of which
     parameters are right."""
@@ -81,36 +65,9 @@ class EpochAttempt:
     def bare(self) -> int | None:
         """A stage without a living member that holds the version the epoch starts from, or the one
         it makes: only listeners are left there."""
-        return self._bare_without(())
-
-    def _bare_without(self, away: Collection[PeerId]) -> int | None:
-        """As :attr:`bare`, if these members were dead too."""
         committed = self.committed
-        able = {
-            m.stage for m in self.alive if m.peer not in away and (m.current or m.peer in committed)
-        }
+        able = {m.stage for m in self.alive if m.current or m.peer in committed}
         return next((stage for stage in self.stages if stage not in able), None)
-
-    @property
-    def unreported(self) -> list[PeerId]:
-        """Living members that have not reported how their round ended."""
-        return [m.peer for m in self.alive if m.peer not in self.outcomes]
-
-    @property
-    def silent_origins(self) -> list[PeerId]:
-        """Ends peers without a result of any of their micro-batches, where all others have results
-        of all of theirs."""
-        told = {path.origin for path in self.plan.paths if path.index in self.results}
-        silent = {path.origin for path in self.plan.paths} - told
-        waiting = any(
-            path.origin in told and path.index not in self.results for path in self.plan.paths
-        )
-        return [] if waiting or not told else sorted(silent)
-
-    def can_spare(self, away: Collection[PeerId]) -> bool:
-        """Return True if the epoch can be committed without these members."""
-        rest = {m.peer for m in self.alive if m.peer not in away}
-        return self._bare_without(away) is None and decide(self.plan.electorate, rest)
 
     def living(self, stage: int) -> list[PlanMember]:
         """Members of a stage that are not known to be dead."""
@@ -162,7 +119,6 @@ class EpochAttempt:
 
     def give_up(self, origin: PeerId | None) -> None:
         """Drop the unfinished micro-batches of this ends peer, of all with None."""
-        self.given_up = True
         for path in self.plan.paths:
             if origin in (None, path.origin):
                 self.results.setdefault(path.index, MicroBatchDone(path.index, False))
@@ -225,7 +181,6 @@ class EpochAttempt:
         """The note that tells members of a stage to average (again), or to copy from
         ``sources``."""
         self.copied = self.copied | set(to) if sources else self.copied - set(to)
-        self.copies.update(to if sources else ())
         return ev.SendRound(
             to,
             self.plan,
@@ -244,61 +199,6 @@ class EpochAttempt:
                 self.tokens,
             ),
         )
-
-    def accusations(self, stage: int) -> dict[PeerId, tuple[frozenset[PeerId], int]]:
-        """By owner: the members of its stage that refused parameters it gave as impossible, and the
-        number of members that took some of its parts."""
-        owners = {**self.plan.owners, **self.owners}
-        here = {m.peer: self.outcomes.get(m.peer) for m in self.living(stage) if m.current}
-        found: dict[PeerId, tuple[frozenset[PeerId], int]] = {}
-        for owner in here:
-            parts = {part for part, peer in owners.items() if peer == owner}
-            by = set[PeerId]()
-            believers = 0
-            for member, outcome in here.items():
-                if member == owner:
-                    continue
-                if isinstance(outcome, ev.Incomplete) and owner in outcome.impossible:
-                    by.add(member)
-                elif isinstance(outcome, ev.Committed):
-                    believers += 1
-                elif outcome is not None:
-                    believers += not parts.isdisjoint(outcome.holds)
-            if by:
-                found[owner] = frozenset(by), believers
-        return found
-
-    def drop_listeners(self, stage: int) -> None:
-        """Go on without the listeners of a stage that have committed: they cannot tell whether the
-        parameters that they took are possible, and listen again in the next epoch."""
-        for m in self.living(stage):
-            if not m.current and isinstance(self.outcomes.get(m.peer), ev.Committed):
-                self.dead.add(m.peer)
-                del self.outcomes[m.peer]
-
-    def camps(self, stage: int) -> list[frozenset[PeerId]]:
-        """Members of a stage by the parameters that they made, copies left out where others can
-        tell."""
-        camps: dict[str, set[PeerId]] = {}
-        for peer, digest in self._witnesses(stage).items():
-            camps.setdefault(digest, set()).add(peer)
-        return [frozenset(camps[digest]) for digest in sorted(camps)]
-
-    def agreeing(self, stage: int) -> list[PeerId]:
-        """Members of a stage that made the same parameters as another one, not by copying."""
-        found: list[PeerId] = []
-        for camp in self.camps(stage):
-            found += sorted(camp) if len(camp) > 1 else []
-        return found
-
-    def _witnesses(self, stage: int) -> dict[PeerId, str]:
-        """Digests of the members that say most about which parameters are right."""
-        said = self._digests(stage)
-        own = {p: digest for p, digest in said.items() if p not in self.copied} or said
-        elders = {
-            m.peer: own[m.peer] for m in self.plan.stage(stage) if m.current and m.peer in own
-        }
-        return elders or own
 
     def rounds(self, assign: Assign) -> list[ev.SendRound]:
         """The word to the living of every stage that they average."""

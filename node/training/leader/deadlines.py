@@ -34,11 +34,6 @@ MOST_S = 3600.0
 AGAIN, AGAIN_MOST = 2.0, 4.0
 """Another attempt of a round has so many times as long as the one before it, up to so many times:
 it may have been too short."""
-LEAST_S, LEAST_RUN_S = 3.0, 5.0
-"""Shortest times, in seconds, after which a round, and the micro-batches of a peer, are late:
-machines have other work too."""
-MEASURED = 2
-"""Rounds after which measurements alone say how long a round of this leader usually takes."""
 COPIED_S = 1e-8
 """Seconds a byte of parameters costs beside its way: it is packed, copied, summed up and digested,
 at 100 MB/s at least."""
@@ -52,17 +47,12 @@ class Deadlines:
     def __init__(self, facts: RunFacts) -> None:
         self._waits, self._sizes = facts.waits, facts.sizes
         self._rounds, self._outer = Took(), Took()
-        self._runs = Took()
 
     # ----------------------------------------------------------- what was
 
     def took(self, plan: Plan, round_s: float) -> None:
         """The round of this plan was done by everybody after so long."""
         (self._outer if plan.outer else self._rounds).add(round_s)
-
-    def ran(self, run_s: float) -> None:
-        """All micro-batches of a plan had a result after so long."""
-        self._runs.add(run_s)
 
     # ----------------------------------------------------------- what may be
 
@@ -89,44 +79,15 @@ class Deadlines:
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
-        longer = min(AGAIN**attempt, AGAIN_MOST)
-        return min(max(self._waits.round_s, self._expected(roster, plan)) * longer, MOST_S)
-
-    def usual_round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
-        """Seconds after which an attempt of a round is late, by what rounds took here: a silent
-        member is not waited for as long as the attempt may take. As :meth:`round` before rounds
-        were measured."""
-        measured = self._outer if plan.outer else self._rounds
-        if measured.count < MEASURED:
-            return self.round(roster, plan, attempt)
-        least = min(LEAST_S, self._waits.round_s)
-        longer = min(AGAIN**attempt, AGAIN_MOST)
-        return min(max(least, self._expected(roster, plan)) * longer, MOST_S)
-
-    def usual_run(self, plan: Plan) -> float:
-        """Seconds after which a peer is late that has reported nothing on its micro-batches, by
-        what runs took here; all that the plan gives before runs were measured."""
-        if self._runs.count < MEASURED:
-            return plan.deadline_s
-        expected = max(SPARE * self._runs.expected, MARGIN * plan.forecast[0])
-        return min(max(LEAST_RUN_S, expected), plan.deadline_s)
-
-    def beyond_usual_run(self, seconds: float) -> float:
-        """Seconds of a run of this length that were more than runs take on average."""
-        return max(0.0, seconds - self._runs.mean)
-
-    def beyond_usual(self, plan: Plan, seconds: float) -> float:
-        """Seconds of a round of this length that were more than rounds take on average."""
-        return max(0.0, seconds - (self._outer if plan.outer else self._rounds).mean)
-
-    def _expected(self, roster: Roster, plan: Plan) -> float:
-        """Seconds for a round with room to spare: reckoned, and measured."""
         said = _believed(roster)
         usual = _median(m.tera_s for m in said.values())  # where it is not known of a peer
         stages = sorted({m.stage for m in plan.members})
-        reckoned = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
-        measured = self._outer if plan.outer else self._rounds
-        return max(MARGIN * reckoned, SPARE * measured.expected)
+        expected = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
+        expected = max(
+            MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
+        )
+        least, longer = self._waits.round_s, min(AGAIN**attempt, AGAIN_MOST)
+        return min(max(least, expected) * longer, MOST_S)
 
     # ----------------------------------------------------------- parts of the above
 

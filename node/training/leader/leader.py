@@ -22,9 +22,8 @@ from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Hop, Plan, Version, Window
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
-from node.training.leader.attempt import COPIES, EpochAttempt
+from node.training.leader.attempt import EpochAttempt
 from node.training.leader.balance import Balance
-from node.training.leader.conduct import Conduct
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.planning import Planning
 from node.training.leader.roster import Roster
@@ -34,10 +33,10 @@ from node.training.leader.windows import Windows
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.pace import ASK_AFTER, HEARTBEAT_S, RECALL_FROM, STANDS_S
+from node.training.protocol.pace import ASK_AFTER, RECALL_FROM, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
-from node.training.protocol.votes import Certificate, Trust, Vote, decide
+from node.training.protocol.votes import Certificate, Trust, Vote
 from node.training.protocol.waiting import Lack, Wait
 
 PROOF_AGAIN_S = 60.0
@@ -48,19 +47,6 @@ UNANSWERED_S = 3 * STANDS_S
 ROUNDS = 1.5
 """The leader waits this many round deadlines for a member, because the member's deadline starts
 only when the note arrives."""
-LATE = 1.25
-"""A few members that have not reported are given up after this many usual rounds, where all others
-have reported and can commit without them."""
-GRACE_S, GRACE = 1.0, 0.25
-"""Such members have at least this long after the last report of the others: seconds, and share of
-the time that the others took."""
-STOOD_S = 1.5
-"""Between two ticks of a leader: if it did not run for longer, it blames nobody for being late."""
-AWAKE_S = 2.5 * HEARTBEAT_S
-"""A member that was heard in the last so many seconds is awake: if it is late, it is not frozen."""
-NEVER_COMMITS = "took plans again and again and did not commit"
-NEVER_MADE = "gave parameters that no step of the optimizer makes"
-DIFFERED = "made other parameters than its stage"
 SETTLES = 10
 """A young swarm whose peers come and go waits at most so many times ``settle_s`` for more peers."""
 RECOUNTS = 2
@@ -83,7 +69,7 @@ class Leader:
     ``dropped``: its micro-batches that did not count. From these come the cursor and the owners of
     the next plan. ``rules``: the owner's newest change that this peer knows; ``known``: its
     colleagues; ``cell``: the cell it leads, where a run has several; ``trust``: the certificates
-    this peer has seen; ``conduct``: what it knows of the members from when it led before."""
+    this peer has seen."""
 
     def __init__(
         self,
@@ -97,10 +83,8 @@ class Leader:
         known: frozenset[PeerId] = frozenset(),
         cell: CellId = NO_CELL,
         trust: Trust | None = None,
-        conduct: Conduct | None = None,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
-        self.conduct = Conduct() if conduct is None else conduct
         self._cell, self._no_proof_until = cell, float("-inf")
         self.trust = trust or Trust(facts.run_id, lambda *_: False)
         self._terms = Terms(term)
@@ -114,8 +98,6 @@ class Leader:
         self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
-        if history is not None:
-            self.conduct.worked(m.peer for m in history.members if m.current)
         self.memory = Memory(facts.make.recall, history, dropped)
         self.routing = Routing(facts, history, dropped)
         self.roster.stood = self.memory.stood
@@ -132,8 +114,6 @@ class Leader:
         and finish the round with others; or when this process went on after it had stood still,
         because others may have found another leader meanwhile."""
         self._ticked = math.inf
-        self._slack = 0.0
-        """Seconds by which timers of this process ran late lately."""
         self._certificate: Certificate | None = None
         """Of the version that was committed last, here or as somebody has shown it to the leader.
         One that its own member has seen goes with no plan: newcomers would wait for its voters,
@@ -174,18 +154,6 @@ class Leader:
             return 0.0
         usual = ASK_AFTER * self.roster.silence(peer, self.facts.waits.late_s)
         return now - heard if now - heard > usual else 0.0
-
-    def left_out_because(self, peer: PeerId, now: float) -> str:
-        """The wait after which this peer is planned with again; empty for none."""
-        seconds = self.conduct.left_out_s(peer, now)
-        if peer not in self.roster.left_out or not seconds:
-            return ""
-        if seconds == math.inf:
-            return (
-                "another peer of this stage to leave, from which this one differed again and again"
-            )
-        why = "which was late or differed from its stage"
-        return f"{seconds:.0f} s to pass before it plans with this peer again, {why}"
 
     @property
     def idle(self) -> bool:
@@ -245,11 +213,7 @@ class Leader:
                 self._coming, self.roster.known = coming, known
                 if now - self._ticked > self.facts.waits.late_s:
                     self._heard_from = now
-                if (epoch := self._epoch) is not None:
-                    stood = now - max(self._ticked, epoch.started) > STOOD_S
-                    epoch.stood_still = epoch.stood_still or stood
                 self._ticked = now
-                self._slack = slack
                 return self._tick(now, slack)
         return []
 
@@ -294,14 +258,9 @@ class Leader:
         if epoch is None or member is None or peer in epoch.dead:
             return done
         epoch.dead.add(peer)
-        blames = self.phase is Phase.ROUND and not known.leaving and not epoch.stood_still
-        if blames and not self.conduct.left_out_s(peer, now):
-            self.conduct.died(peer, self._waited(epoch, now), now)
         if self.phase is Phase.EVALUATE:
             return done
         if (bare := epoch.bare) is not None:
-            if not epoch.stood_still:
-                self.conduct.failed(peer, now)
             # No path can end any more, and there would be nobody to average.
             return done + self._abandon(
                 now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}"
@@ -326,72 +285,18 @@ class Leader:
                 epoch.give_up(None)
                 done += self._close_if_done(epoch, now)
             elif self.phase is Phase.ROUND:
-                late = [peer for peer in epoch.unreported if peer != self.me]
+                late = [
+                    m.peer
+                    for m in epoch.alive
+                    if m.peer not in epoch.outcomes and m.peer != self.me
+                ]
                 for peer in late:
-                    done += self._late(epoch, peer, now)
+                    done += self._gone(peer, now, "did not finish the round in time")
                 if self.phase is Phase.ROUND and not late:
                     done += self._abandon(now, "this peer did not finish its own round")
             elif self.phase is Phase.EVALUATE:
                 done += self._was_evaluated(epoch.plan.epoch + 1, 0.0, now)
-        elif epoch is not None and self.phase is Phase.RUN:
-            done += self._give_up_silent(epoch, now)
-        elif epoch is not None and self.phase is Phase.ROUND:
-            for peer in self._overdue(epoch, now):
-                done += self._late(epoch, peer, now)
         return done
-
-    def _give_up_silent(self, epoch: EpochAttempt, now: float) -> list[Any]:
-        """Close the epoch without the micro-batches of ends peers that have reported nothing long
-        after all others have reported everything."""
-        late = [peer for peer in epoch.silent_origins if peer != self.me]
-        longer = self.conduct.patience(late)
-        usual = self.deadlines.usual_run(epoch.plan)
-        if epoch.stood_still or not late:
-            return []
-        if now < epoch.started + longer * LATE * usual + self._slack:
-            return []
-        done: list[Any] = []
-        waited = self.deadlines.beyond_usual_run(now - epoch.started)
-        for peer in late:
-            weight = self.conduct.late(peer, epoch.plan.hash, waited, now)
-            done += self._blamed({peer: weight}, "did not report on its micro-batches", now)
-            epoch.give_up(peer)
-        return done + self._close_if_done(epoch, now)
-
-    def _overdue(self, epoch: EpochAttempt, now: float) -> list[PeerId]:
-        """Members that have not reported on the round long after all others have, if these can
-        commit without them."""
-        late = epoch.unreported
-        if not late or self.me in late or epoch.stood_still:
-            return []
-        if now < epoch.late_at or not epoch.can_spare(late):
-            return []
-        longer = self.conduct.patience(late)
-        began = epoch.closed
-        grace = max(GRACE_S, GRACE * (epoch.reported - began))
-        until = max(began + longer * (epoch.late_at - began), epoch.reported + longer * grace)
-        return late if now >= until + self._slack else []
-
-    def _late(self, epoch: EpochAttempt, peer: PeerId, now: float) -> list[Any]:
-        """Go on without a member that did not finish the round in time."""
-        why = "did not finish the round in time"
-        if now - self.roster.heard.get(peer, -math.inf) > AWAKE_S + self._slack:
-            return self._gone(peer, now, "has fallen silent")
-        if epoch.stood_still:
-            return self._gone(peer, now, why)
-        waited = self._waited(epoch, now)
-        weight = self.conduct.late(peer, epoch.plan.hash, waited, now)
-        done: list[Any] = [self._says_left_out(peer, why, now)]
-        if weight:
-            done.append(ev.CountFault(peer, NEVER_COMMITS, weight))
-        return done + self._gone(peer, now, why)
-
-    def _waited(self, epoch: EpochAttempt, now: float) -> float:
-        """Seconds that the round of an epoch took beyond the usual."""
-        return self.deadlines.beyond_usual(epoch.plan, now - epoch.closed)
-
-    def _says_left_out(self, peer: PeerId, why: str, now: float) -> ev.RecordFact:
-        return reports.left_out(peer, why, self.conduct.left_out_s(peer, now))
 
     def _mind_the_silent(self, now: float, slack: float) -> list[Any]:
         """Ask those who are silent whether they live. Silence alone is no death: whose machine is
@@ -427,8 +332,6 @@ class Leader:
         if self.resigning:
             self.waiting = Wait(Lack.NEXT_LEADER)
             return []
-        self.roster.leave_out(self._left_out(now), self.conduct.absent(now) - {self.me})
-        self.roster.on_trial = self._on_trial()
         stages = self.roster.replicas()
         takes_part = [self.roster.candidates[p] for peers in stages.values() for p in peers]
         young = self.roster.base is None and all(c.at == GENESIS for c in takes_part)
@@ -482,28 +385,6 @@ class Leader:
             self.planning.postpone(now)
             self.waiting = Wait(Lack.WAYS, detail=str(e))
             return done
-
-    def _left_out(self, now: float) -> frozenset[PeerId]:
-        """Peers that the next plan goes without for their conduct. There are none where the voters
-        that are here could not commit without them, and none in the last plan, after which nobody
-        waits."""
-        base, history = self.roster.base, self.memory.history
-        peers = self.conduct.left_out(now) - {self.me}
-        if not peers or base is None or base.epoch >= self.facts.epochs:
-            return frozenset()
-        rest = self.roster.candidates.keys() - peers
-        if history is not None and not decide(history.electorate, rest):
-            return frozenset()
-        return peers
-
-    def _on_trial(self) -> frozenset[PeerId]:
-        """Peers that listen before they work: all but the leader that have not shown that they
-        finish an epoch. There are none before the first commit."""
-        if not self.conduct.proven(self.me):
-            return frozenset()
-        return frozenset(
-            p for p in self.roster.candidates if p != self.me and not self.conduct.proven(p)
-        )
 
     def _settles(self, now: float) -> bool:
         """Return True while the first plan of this leader waits a moment for more peers: in a young
@@ -595,10 +476,7 @@ class Leader:
             for p in peers
             if stage not in bare and p not in self.trust.doubles
         ]
-        current: list[PeerId] = []
-        for stage in r.replicas():
-            if stage not in bare:
-                current += [p for p in r.current(stage, base) if p not in self.trust.doubles]
+        current = [p for p in members if r.can_start(p, base)]
         there = {p for p in members if p == self.me or r.heard.get(p, now) >= self._heard_from}
         self._left = self._left.difference(r.candidates) | {
             p for p, c in r.candidates.items() if c.leaving
@@ -662,7 +540,6 @@ class Leader:
         else:
             self.phase = Phase.RUN
             self._epoch = EpochAttempt(plan, now, now + plan.deadline_s)
-            self._epoch.steady = past.owners == plan.owners
             if plan.outer:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
@@ -729,9 +606,8 @@ class Leader:
 
     def _finished(self, e: ev.MicroBatchesReported, now: float) -> list[Any]:
         epoch = self._epoch
-        let_in = [reports.let_in(e.peer)] if self.conduct.spoke(e.peer, e.plan_hash) else []
         if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
-            return let_in
+            return []
         epoch.report(e, self.facts.micro_batch * self.facts.sizes.sequence)
         return self._close_if_done(epoch, now)
 
@@ -740,41 +616,31 @@ class Leader:
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
-        if not epoch.given_up and not epoch.dead:
-            self.deadlines.ran(now - epoch.started)
         self._open(epoch, now)
         return epoch.rounds(self.facts.make.assign) + self.routing.search(self.roster)
 
     def _open(self, epoch: EpochAttempt, now: float) -> None:
         """The rounds begin."""
-        self.phase = Phase.ROUND
-        epoch.closed = now
-        epoch.reported = now
-        usual = self.deadlines.usual_round(self.roster, epoch.plan)
-        longest = self.deadlines.round(self.roster, epoch.plan)
-        # A new owner may have to wait for the state of the optimizer.
-        epoch.round_s = usual if epoch.steady else longest
-        epoch.late_at = now + LATE * usual
-        epoch.deadline = now + ROUNDS * longest
+        self.phase, epoch.closed = Phase.ROUND, now
+        epoch.round_s = self.deadlines.round(self.roster, epoch.plan)
+        epoch.deadline = now + ROUNDS * epoch.round_s
         epoch.attempts = dict.fromkeys(epoch.stages, 0)
 
     # ----------------------------------------------------------- round and commit
 
     def _outcome(self, e: ev.Committed | ev.Incomplete, now: float) -> list[Any]:
         epoch = self._epoch
-        let_in = [reports.let_in(e.peer)] if self.conduct.spoke(e.peer, e.plan_hash) else []
         if self.phase is not Phase.ROUND or epoch is None or e.plan_hash != epoch.plan.hash:
-            return let_in
+            return []
         member = epoch.plan.member(e.peer)
         if member is None or e.peer in epoch.dead:
-            return let_in
+            return []
         if isinstance(e, ev.Incomplete) and (
             e.attempt != epoch.attempts[member.stage]
             or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
         ):
             return []
         epoch.outcomes[e.peer] = e
-        epoch.reported = now
         if e.peer in self.roster.candidates:
             self.roster.alive(e.peer, now)  # its word is a sign of life too
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
@@ -799,56 +665,17 @@ class Leader:
         peers = [m.peer for m in epoch.living(stage)]
         if any(p not in epoch.outcomes for p in peers):
             return []
-        if (liar := self._refused_owner(epoch, stage, now)) is not None:
-            peer, facts = liar
-            epoch.drop_listeners(stage)
-            return facts + self._gone(peer, now, NEVER_MADE)
         unfinished = [p for p in peers if isinstance(epoch.outcomes[p], ev.Incomplete)]
         if unfinished:
             return self._repair(epoch, stage, unfinished, now)
         done = epoch.committed >= {m.peer for m in epoch.alive}
         return self._commit(epoch, now) if done else []
 
-    def _refused_owner(
-        self, epoch: EpochAttempt, stage: int, now: float
-    ) -> tuple[PeerId, list[Any]] | None:
-        """A member that the epoch goes on without, because an owner gave parameters that no step of
-        the optimizer makes, or because a member falsely says so; with what is to be said. None
-        where nobody refused any, or more members believe the owner than refuse it."""
-        for owner, (by, believers) in epoch.accusations(stage).items():
-            disputes = [owner, *by] if len(by) == 1 else [owner]
-            if owner == self.me and len(by) > 1:
-                continue
-            if len(by) <= believers or not all(epoch.can_spare([p]) for p in disputes):
-                continue
-            losers = {owner: 0.0}
-            if len(by) > 1:
-                losers[owner] = self.conduct.refused(owner, now)
-            else:
-                losers = self.conduct.disputed([{owner}, by], self.me, now) or losers
-            (loser,) = losers
-            why = NEVER_MADE if loser == owner else "refused an owner's parameters alone"
-            return loser, self._blamed(losers, why, now)
-        return None
-
-    def _blamed(self, peers: Mapping[PeerId, float], why: str, now: float) -> list[Any]:
-        """What is said and done about peers that are left out, with the weights of their faults."""
-        done: list[Any] = []
-        for peer, weight in sorted(peers.items()):
-            if self.conduct.left_out_s(peer, now):
-                done.append(self._says_left_out(peer, why, now))
-            if weight and peer != self.me:
-                done.append(ev.CountFault(peer, why, weight))
-        return done
-
     def _repair(
         self, epoch: EpochAttempt, stage: int, unfinished: list[PeerId], now: float
     ) -> list[Any]:
         """Repeat the stage's round for members that did not get all parts; see
         :meth:`EpochAttempt.repair`. Gives the epoch up after too many attempts."""
-        hopeless = [p for p in unfinished if epoch.copies[p] >= COPIES and p != self.me]
-        if hopeless and epoch.can_spare(hopeless):
-            return self._late(epoch, hopeless[0], now)
         epoch.attempts[stage] += 1
         attempts = epoch.attempts[stage]
         if attempts > 2 * len(epoch.living(stage)) + 2:
@@ -858,8 +685,6 @@ class Leader:
         round_s = self.deadlines.round(self.roster, epoch.plan, attempts)
         epoch.round_s = max(epoch.round_s, round_s)
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
-        usual = self.deadlines.usual_round(self.roster, epoch.plan, attempts)
-        epoch.late_at = now + LATE * usual
         self.repaired += 1
         again = epoch.repair(stage, unfinished, self.facts.make.assign, round_s)
         if not again.round.sources:
@@ -872,9 +697,6 @@ class Leader:
         if disputed:
             again = self._recounted(epoch.plan.base)
             done.append(reports.digests_disputed(disputed, again))
-            for stage in disputed:
-                losers = self.conduct.disputed(epoch.camps(stage), self.me, now)
-                done += self._blamed(losers, DIFFERED, now)
             if again:
                 self.mismatches += len(disputed)
                 self.roster.undo(epoch.makes)
@@ -884,7 +706,6 @@ class Leader:
         self.roster.fallen.clear()
         self.mismatches += len(strays)
         done += [reports.digest_mismatch(peer, stage) for stage, peer in strays]
-        done += self._judge(epoch, [peer for _, peer in strays], now)
         self.windows.committed(epoch.plan, now)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
@@ -912,16 +733,6 @@ class Leader:
             return [*done, ev.Evaluate(base.epoch, epoch.plan)]
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)
-
-    def _judge(self, epoch: EpochAttempt, strays: Sequence[PeerId], now: float) -> list[Any]:
-        """Take note of the conduct of everybody who committed."""
-        agree = set[PeerId]()
-        for stage in epoch.stages:
-            agree.update(epoch.agreeing(stage))
-        for peer in sorted(epoch.committed.difference(strays)):
-            self.conduct.good(peer, agrees=peer in agree)
-        differed = {peer: self.conduct.differed(peer, now) for peer in strays if peer != self.me}
-        return self._blamed(differed, DIFFERED, now)
 
     def _recounted(self, base: Version) -> bool:
         """Whether to repeat the epoch from ``base``: when no majority agrees on the result, all go

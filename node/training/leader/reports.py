@@ -1,7 +1,6 @@
 """What the leader says for the record, a function for each sentence. Pure. The kinds are what
 readers of event files look for."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,23 +24,6 @@ def peer_left(peer: PeerId) -> RecordFact:
 def peer_lost(peer: PeerId, why: str) -> RecordFact:
     """It is taken for dead."""
     return RecordFact("peer-lost", f"peer {short(peer)} {why}", "warning", {"peer": peer})
-
-
-def left_out(peer: PeerId, why: str, seconds: float) -> RecordFact:
-    """It is not planned with for a while."""
-    how_long = "from now on" if seconds == math.inf else f"for {seconds:.0f} s"
-    return RecordFact(
-        "peer-left-out",
-        f"peer {short(peer)} {why}: plans go without it {how_long}",
-        "warning",
-        {"peer": peer, "seconds": None if seconds == math.inf else round(seconds, 1)},
-    )
-
-
-def let_in(peer: PeerId) -> RecordFact:
-    """It has shown that it was only slow."""
-    text = f"peer {short(peer)} was only late: it is planned with again"
-    return RecordFact("peer-let-in", text, facts={"peer": peer})
 
 
 def move_asked(m: Move) -> RecordFact:

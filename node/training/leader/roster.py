@@ -66,12 +66,6 @@ class Roster:
         next plan."""
         self.unproven: set[Version] = set()
         """Versions that were not made here, and that too few of the voters can have committed."""
-        self.left_out: frozenset[PeerId] = frozenset()
-        """Peers that are not planned with, where their stage can do without them."""
-        self.on_trial: frozenset[PeerId] = frozenset()
-        """Peers that have not finished an epoch yet, or not the last one that they were in."""
-        self.absent: frozenset[PeerId] = frozenset()
-        """Peers whose claims to hold a version are not believed."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -143,29 +137,7 @@ class Roster:
                 c = self.candidates[peer]
                 if c.stage in stages and not c.leaving:
                     stages[c.stage].append(peer)
-            if self.left_out or self.absent:
-                self._here = {stage: self._without_left_out(p) for stage, p in stages.items()}
         return self._here
-
-    def leave_out(self, peers: frozenset[PeerId], absent: frozenset[PeerId]) -> None:
-        """Plan without these peers from now on, where their stage can do without them, and without
-        the ``absent`` ones; and with those that were left out before."""
-        if peers or absent or self.left_out or self.absent:
-            self._here = self._taking = None
-        self.left_out = peers
-        self.absent = absent
-
-    def _without_left_out(self, peers: list[PeerId]) -> list[PeerId]:
-        """Peers of a stage without those that are left out; all but the absent ones where no other
-        one could start from what was agreed on last."""
-        base = self.base
-        peers = [p for p in peers if p not in self.absent]
-        rest = [p for p in peers if p not in self.left_out]
-        if base is None or not rest:
-            return rest or peers
-        if any(self.can_start(p, base) for p in rest):
-            return rest
-        return peers if any(self.can_start(p, base) for p in peers) else rest
 
     def proven(self, a: PeerId, b: PeerId) -> bool:
         """Whether two peers reach each other: both say so. Always where that is not asked."""
@@ -211,12 +183,6 @@ class Roster:
         if c.at not in able:
             return bool(able & set(c.reachable))
         return version != self.base or self.agreed.get(c.stage, c.digest) == c.digest
-
-    def current(self, stage: int, version: Version) -> list[PeerId]:
-        """Replicas of a stage that start an epoch from a version. A peer on trial listens first, so
-        that nobody waits for its work, where others can start."""
-        able = [p for p in self.replicas()[stage] if self.can_start(p, version)]
-        return [p for p in able if p not in self.on_trial] or able
 
     def held(self, stage: int, version: Version) -> Version:
         """The version whose parameters a stage has at ``version``: another one where it was left
