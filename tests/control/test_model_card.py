@@ -77,9 +77,9 @@ def test_only_names_on_the_hub_are_named_as_data_sets() -> None:
 
 
 def test_nothing_of_the_manifest_is_read_as_markdown() -> None:
-    text = card({"data.source": "file:a`|b\x1b[31m](http://x).txt"})
+    text = card({"data.source": "file:a`|b](http://x).txt"})
     (row,) = [line for line in text.splitlines() if line.startswith("| Data")]
-    assert row == "| Data | `file:a \\|b [31m](http://x).txt` |"
+    assert row == "| Data | `file:a \\|b](http://x).txt` |"
 
 
 def test_adapters_say_what_they_are_loaded_on() -> None:

@@ -368,7 +368,7 @@ async def test_a_good_greeting_yields_what_is_needed_to_call():
         (HandshakeFrame(hello=hello(certificate=OURS.key)), "certificate", 1),
         (HandshakeFrame(hello=hello(addresses=["unix:/x:1"])), "not an address", 1),
         (HandshakeFrame(), "empty", 1),
-        (b"\xff\xff\xff", "not a handshake", 1),
+        (b"\xff\xff\xff", "bad handshake", 1),
         (bytes(handshake.FRAME_BYTES + 1), "are allowed", 1),
     ],
 )
