@@ -281,7 +281,11 @@ class Pins:
         return not pin.readers and now - pin.used > SPARE_S
 
     def _victim(self, others: Sequence[Pin], peer: PeerId, now: float) -> Pin | None:
-        spare = [pin for pin in others if self._spare(pin, now) and self._settled(pin)]
+        spare = [
+            pin
+            for pin in others
+            if self._read(pin) or (self._spare(pin, now) and self._settled(pin))
+        ]
         if spare:
             return min(spare, key=lambda pin: pin.used)
         slow = [pin for pin in others if self._slow(pin, now)]
@@ -291,6 +295,14 @@ class Pins:
         if strange and self._established(peer):
             return min(strange, key=lambda pin: self._pace(pin, now))
         return None
+
+    @staticmethod
+    def _read(pin: Pin) -> bool:
+        """Return True for optimizer state of which every reader has all that it was told of. It is
+        copied in every epoch, which may be shorter than :data:`SPARE_S`."""
+        if pin.key.kind is StateKind.PARAMETERS or pin.readers or not pin.readings:
+            return False
+        return all(reading.total and reading.done for reading in pin.readings.values())
 
     @staticmethod
     def _settled(pin: Pin) -> bool:
