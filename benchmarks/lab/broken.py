@@ -21,7 +21,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest
 
 PORT = 31337
-LATE_S = 40.0
+LATE_S = 120.0
 """What a command may take with Python's start and imports on a busy machine: then something
 hangs."""
 HOSTS = {"founder": "open", "friend": "open", "joiner": "home", "cut": "home", "six": "home"}

@@ -10,7 +10,7 @@ from benchmarks.lab.broken import CASES, PORT, BrokenLab, Case
 from benchmarks.lab.internet import why_not
 from node.core.errors import ExitCode
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
 LIMIT_S = 10.0
 """What a command may take of its own time, measured inside."""
