@@ -175,7 +175,7 @@ LIMITS: Mapping[str, Limit] = {
     # Questions, handshakes and connections.
     "v1.AskReach.ports": Limit(4),
     "v1.ManifestAnswer.toml": Limit(nbytes=64 * KIB),
-    "v1.PeersAnswer.peers": Limit(PEERS, 2 * KIB),
+    "v1.PeersAnswer.peers": Limit(4 * PEERS, 2 * KIB),
     "v1.ReachAnswer.open": Limit(4),
     "v1.Hello.addresses": Limit(8, NAME),
     "v1.Hello.mapped": Limit(8, NAME),
