@@ -271,8 +271,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         call = _Call(peer, method, self._block(context.peer(), peer), admitted)
         await self._take(call, context)
         try:
-            async with call.admitted:
-                yield call
+            try:
+                async with call.admitted:
+                    yield call
+            finally:
+                # Before an abort, which waits for the caller to read it.
+                self._release(call)
         except TimeoutError:
             if not call.admitted.expired():
                 raise
@@ -280,13 +284,15 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         except WireError as e:
             self._callers.fault(peer, str(e), self.rows[method].breach)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
-        finally:
-            self._running.discard(call)
-            self._places.leave(call)
-            self._large.leave(call)
-            self._open[peer, method] -= 1
-            if not self._open[peer, method]:
-                del self._open[peer, method]
+
+    def _release(self, call: _Call) -> None:
+        """Give back all that a call holds."""
+        self._running.discard(call)
+        self._places.leave(call)
+        self._large.leave(call)
+        self._open[call.peer, call.method] -= 1
+        if not self._open[call.peer, call.method]:
+            del self._open[call.peer, call.method]
 
     async def _take(self, call: _Call, context: Any) -> None:
         """Hold a place for the call, or abort it."""

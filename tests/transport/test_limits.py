@@ -253,3 +253,16 @@ async def test_an_answer_beyond_its_bounds_reads_as_an_empty_one(
     assert await tell(a, b.peer_id) == a.peer_id
     monkeypatch.setitem(SIZES, "v1.NoteReply", 9)
     assert await tell(a, b.peer_id) == ""
+
+
+async def test_a_call_that_ends_holds_nothing_while_its_caller_does_not_read(swarm, monkeypatch):
+    a, b = introduce(await swarm(), await swarm())
+    held = list[int]()
+
+    def look(peer, why, weight=1.0):
+        held.append(len(b._auth._running) + len(b._auth._places) + len(b._auth._large))
+
+    monkeypatch.setattr(b._auth, "_callers", dataclasses.replace(b._auth._callers, fault=look))
+    call = (await a.channel(b.peer_id)).unary_unary(TELL)
+    assert (await refused(call(b"\xff" * 9)))[0] == "INVALID_ARGUMENT"
+    assert held == [0], "what is no message, and is told before the caller reads"
