@@ -17,14 +17,19 @@ from dataclasses import dataclass
 import psutil
 
 from node.core.ids import PeerId
+from node.core.newest import Newest
 from node.identity.places import Places, block_of
 
-UNKNOWN_S = 15.0
-"""Seconds within which a connection has to show a token: three handshake time-outs."""
+UNKNOWN_S = 60.0
+"""Seconds within which a connection has to show a token. A peer that has opened a better way may
+make its next call over it only then."""
 IDLE_S = 120.0
 """Seconds without a call after which a stranger's connection ends."""
 PER_PEER = 64
 """Connections of one peer, and of one address without a token."""
+
+MOST_CALLED = 4096
+"""Connections whose last calls are remembered until the next look."""
 
 Remote = tuple[str, int]
 """Address and port of the other end."""
@@ -52,8 +57,9 @@ class Connections:
         self._places = Places[Remote]("connections", total, PER_PEER, established)
         self._established = established
         self._seen: dict[Remote, _Seen] = {}
-        self._called: dict[Remote, tuple[PeerId, float]] = {}
-        """Calls since the last look: the caller, and when."""
+        self._called: Newest[Remote, tuple[PeerId, float]] = Newest(MOST_CALLED)
+        """Calls since the last look: the caller, and when. While there are few connections nobody
+        looks."""
 
     def called(self, where: str, peer: PeerId, now: float) -> None:
         """``peer`` made a call over a connection; ``where`` is gRPC's name for its other end."""
@@ -74,7 +80,7 @@ class Connections:
                 seen.peer = peer
                 self._places.leave(remote)
                 ended += self._place(remote, peer or PeerId(f"at {remote[0]}"))
-        self._called = {}
+        self._called.clear()
         ended += [r for r, seen in self._seen.items() if self._is_idle(seen, now)]
         return [by_remote[r] for r in dict.fromkeys(ended) if r in by_remote]
 
