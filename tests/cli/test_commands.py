@@ -210,6 +210,8 @@ def test_the_swarm_that_was_looked_at_is_started(tutti, home, monkeypatch, verb)
         sys.exit(cli.main(words[2:]))
 
     monkeypatch.setattr(os, "execv", execv)
+    # This process goes on, and with it its Ctrl-C.
+    monkeypatch.setattr("node.core.interrupts.block", lambda: None)
     monkeypatch.setitem(sys.modules, "libp2p", None)
     home.mkdir()
     former = f'swarm = "former.toml"\njoin = ["{PLACE}"]\n' if verb == "join" else ""

@@ -300,6 +300,8 @@ def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -
         launch.sys, "orig_argv", ["/usr/bin/python3", "-m", "cli", "start", "--name", "x"]
     )
     monkeypatch.setattr(launch.os, "execv", lambda *a: called.append(a))
+    # This process goes on, and with it its Ctrl-C.
+    monkeypatch.setattr(launch.interrupts, "block", lambda: None)
     monkeypatch.setenv(MOVED, "")
     launch.again(2)
     assert called == [
