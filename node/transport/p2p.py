@@ -727,7 +727,7 @@ def _watching_parent(
     refused for its size."""
 
     configuration = runtime / "p2pd.json"
-    configuration.write_text(NO_RELAY)
+    configuration.write_text(NO_RELAY, encoding="utf-8")
 
     class Watching(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
