@@ -42,8 +42,8 @@ LIES = {
     "history": "says that its history counted more tokens than anybody's",
 }
 SILENT, OVERSTEP = "silent", "overstep"
-"""Lies that are faults of their own: a peer that does nothing in a round, and an owner whose
-parameters moved further than a step goes."""
+"""Lies that are faults of their own: to do nothing in a round; to give parameters, as owner, that
+moved further than a step goes."""
 BEYOND = 1.0
 """Added to every number that such an owner gives."""
 
@@ -105,7 +105,7 @@ def stepped(peer: SimPeer, fresh: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def told(peer: SimPeer, action: Any) -> Any:
-    """What its member does in an epoch, and tells the leader of it; None for nothing."""
+    """Action of the member of a liar, instead of the true one; None for no action."""
     match action:
         case ev.StartRound() if peer.lie == SILENT:
             return None

@@ -98,7 +98,7 @@ def poisoned(name: str, shape: tuple[int, ...], settings: OptimSettings) -> dict
 
 @pytest.mark.parametrize("method", METHODS)
 def test_state_that_another_peer_made_up_makes_no_longer_step(method) -> None:
-    """An owner that takes it over is honest, and nobody refuses what it gives."""
+    """An honest owner takes it over, and nobody refuses its parameters."""
     settings = OptimSettings(method, warmup=0)
     limits, g = StepLimits(settings, EPOCHS), torch.Generator().manual_seed(2)
     for name, shape in SHAPES.items():

@@ -8,7 +8,7 @@ from tests.training.conftest import EPOCHS, Peer, Rig, same, shared
 
 
 def lies(peer: Peer, by: float) -> None:
-    """From now on its steps move the first number of every part by so much more."""
+    """Move the first number of every part by ``by`` more in each of its steps."""
     true = peer.owner.step_parts
 
     def step_parts(*args: object) -> dict[str, torch.Tensor]:
@@ -26,8 +26,7 @@ def blamed(peer: Peer) -> list[tuple[str, float]]:
 
 
 async def refused(rig: Rig) -> tuple[Peer, Peer, Peer, Plan]:
-    """Three peers in an epoch in which the first lies and the others refuse what it gave; the
-    plan."""
+    """Three peers and the plan of an epoch: the first lies, the others refuse its parameters."""
     liar, b, c, plan = await rig.trained("abc", 2)
     before = b.parameters()
     plan = await rig.begun([liar, b, c], shared(liar, b, c), plan)

@@ -32,7 +32,7 @@ STEP_S = 0.25
 
 
 def here(leader: Leader, now: float, *peers: PeerId) -> list[Any]:
-    """These peers say that they live and hold what was committed last."""
+    """Heartbeats of these peers, which hold the version that was committed last."""
     base = leader.roster.base
     assert base is not None
     done: list[Any] = []
@@ -76,7 +76,7 @@ def without(leader: Leader, plan: Plan, now: float, *silent: PeerId) -> tuple[li
 
 
 def epochs(leader: Leader, plan: Plan, now: float, count: int) -> Plan:
-    """All members do their part in so many epochs; the plan of the next one."""
+    """The plan after ``count`` epochs in which all members do their part."""
     for _ in range(count):
         plan = next_plan(without(leader, plan, now)[0])
     return plan
@@ -303,7 +303,7 @@ THIRD = PeerId("stage1c")
 
 
 def refused(leader: Leader, plan: Plan, now: float, owner: PeerId, *by: PeerId) -> list[Any]:
-    """The owner and all others commit; these members refuse what it gave."""
+    """The owner and all others commit; the members ``by`` refuse its parameters."""
     done = reported(leader, plan, now)
     for m in plan.members:
         if m.peer in by:

@@ -78,7 +78,7 @@ class Leader:
     ``dropped``: its micro-batches that did not count. From these come the cursor and the owners of
     the next plan. ``rules``: the owner's newest change that this peer knows; ``known``: its
     colleagues; ``cell``: the cell it leads, where a run has several; ``trust``: the certificates
-    this peer has seen; ``conduct``: that of the members, also from when this peer led before."""
+    this peer has seen; ``conduct``: conduct of the members, whenever this peer led."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ class Leader:
         now: float,
         missed: str = "",
     ) -> list[Any]:
-        """Put peers on probation that cost the others so many seconds."""
+        """Put peers on probation that cost the others ``seconds``."""
         done: list[Any] = []
         for peer in sorted(peers):
             weight = self.conduct.cost(peer, seconds, now, missed)
@@ -767,8 +767,8 @@ class Leader:
         return None
 
     def _losers(self, camps: Sequence[frozenset[PeerId]]) -> set[PeerId]:
-        """Members that differ from the camp that stays: that of the leader, or the largest one,
-        or the one whose members did the most epochs."""
+        """Members of all camps but one. The leader's own camp stays, or else the largest one, or
+        the one with the member that did the most epochs."""
         stays = max(
             camps,
             key=lambda camp: (self.me in camp, len(camp), max(map(self.conduct.epochs, camp))),
