@@ -227,7 +227,7 @@ def test_members_on_probation_whose_votes_are_needed_are_waited_for() -> None:
         leader.conduct.cost(peer, 10.0, 3.0)
     plan = next_plan(commits(leader, plan, 4.0))
     assert listeners(plan) == set(more)
-    reported(leader, plan, 5.0)
+    done = reported(leader, plan, 5.0)
     for m in sorted(plan.members, key=lambda m: m.peer in more):
         assert leader.phase is Phase.ROUND
         committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
