@@ -194,16 +194,18 @@ class CommittedNote(_message.Message):
     def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., vote: _Optional[bytes] = ...) -> None: ...
 
 class IncompleteNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "holds", "failed")
+    __slots__ = ("plan_hash", "attempt", "holds", "failed", "impossible")
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    IMPOSSIBLE_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     holds: _containers.RepeatedScalarFieldContainer[str]
     failed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
+    impossible: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., impossible: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FaultNote(_message.Message):
     __slots__ = ("about",)

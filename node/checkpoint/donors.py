@@ -6,8 +6,12 @@ several stages of one version asks for all of them at once, keeps asking, and fe
 other.
 """
 
+import asyncio
 import hashlib
+import math
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import grpc.aio
 
@@ -16,7 +20,8 @@ from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.core.tasks import together
+from node.core.patience import SPARE
+from node.core.tasks import Tasks, together
 from node.transport.port import TransportPort, answers
 from protos import state_pb2, state_pb2_grpc
 
@@ -24,9 +29,19 @@ RENEW_S = IDLE_S / 3
 """Seconds between two questions that keep a version."""
 DESCRIBE_S = 30.0
 """Longest wait for an answer about one tensor."""
+LATE_S = 2.0
+"""A donor is late with its answer after so many seconds, or after :data:`SPARE` times the longest
+time that another one took."""
 ENOUGH = 4
 """Donors that are asked to keep a stage: each has the parameters twice in memory meanwhile."""
 OTHER_VERSION = "holds another version"
+
+
+class Question(NamedTuple):
+    """A question that is under way, since when."""
+
+    peer: PeerId
+    since: float
 
 
 class Donors:
@@ -47,18 +62,49 @@ class Donors:
 
     async def find(self, candidates: Iterable[PeerId]) -> list[PeerId]:
         """Ask candidates, a few at a time, until :data:`ENOUGH` of them keep the version. Returns
-        these peers; ``reasons`` then says why the others that were asked do not."""
+        these peers; ``reasons`` then says why the others that were asked do not.
+
+        For each one that is late with its answer another one is asked meanwhile.
+        """
         self.reasons = {}
-        found: list[PeerId] = []
         # Each caller begins with other donors.
-        ring = sorted(
-            set(candidates),
-            key=lambda p: hashlib.sha256(f"{self._transport.peer_id}{p}".encode()).digest(),
+        ring = deque(
+            sorted(
+                set(candidates),
+                key=lambda p: hashlib.sha256(f"{self._transport.peer_id}{p}".encode()).digest(),
+            )
         )
-        while ring and len(found) < ENOUGH:
-            few = ring[: ENOUGH - len(found)]
-            ring = ring[len(few) :]
-            found += await self._keepers(few)
+        tasks = Tasks("donors")
+        asked: dict[asyncio.Task[str], Question] = {}
+        found: list[PeerId] = []
+        slowest_s = 0.0
+        now = asyncio.get_running_loop().time
+        try:
+            while len(found) < ENOUGH:
+                late_s = max(LATE_S, SPARE * slowest_s)
+                fresh = [q for q in asked.values() if now() < q.since + late_s]
+                while ring and len(found) + len(fresh) < ENOUGH:
+                    question = Question(ring.popleft(), now())
+                    asked[tasks.spawn(self._ask(question.peer), "ask")] = question
+                    fresh.append(question)
+                if not asked or (found and not fresh):
+                    break
+                next_late = min((q.since + late_s for q in fresh), default=math.inf)
+                done, _ = await asyncio.wait(
+                    asked,
+                    timeout=max(0.0, next_late - now()) if fresh else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in [t for t in asked if t in done]:
+                    question = asked.pop(task)
+                    slowest_s = max(slowest_s, now() - question.since)
+                    if why := task.result():
+                        self.reasons[question.peer] = why
+                    else:
+                        found.append(question.peer)
+        finally:
+            await tasks.close()
+        self.reasons |= {q.peer: "did not answer in time" for q in asked.values()}
         self.found = found
         self._keeping = list(found)
         return found

@@ -26,6 +26,7 @@ from pathlib import Path
 import grpc.aio
 import torch
 
+from node.checkpoint.description_wait import DescriptionWait, alone_s
 from node.checkpoint.files import directory, local_fault, reading
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import WIRE, NoDonor, StateKind, StateSnapshot
@@ -61,13 +62,13 @@ _VERSION = "version"
 
 @dataclass(frozen=True)
 class FetchTimeouts:
-    """Seconds, but for ``tries``. ``describe_s``: for a donor's description; for the first one it
-    hashes its whole state. ``stall_s``: without a message of anybody; the requests under way share
-    lines, so one alone may wait for long. ``request_s``: for one request, slow lines included.
-    ``tries``: failed requests in a row after which a donor is asked for nothing more; each of its
-    parallel requests counts for itself. ``pause_s``: pause after a failed request, times the
-    failures in a row. ``again_s``: when nothing else is left, a piece that one donor has been asked
-    for this long is asked of another one too.
+    """Seconds, but for ``tries``. ``describe_s``: most for a donor's description; for the first one
+    it hashes its whole state, so a small state has less time. ``stall_s``: without a message of
+    anybody; the requests under way share lines, so one alone may wait for long. ``request_s``: for
+    one request, slow lines included. ``tries``: failed requests in a row after which a donor is
+    asked for nothing more; each of its parallel requests counts for itself. ``pause_s``: pause
+    after a failed request, times the failures in a row. ``again_s``: when nothing else is left, a
+    piece that one donor has been asked for this long is asked of another one too.
     """
 
     describe_s: float = 120.0
@@ -299,25 +300,38 @@ class _Fetch:
     # Phase 1: who holds what.
 
     async def _offers(self, donors: Iterable[PeerId]) -> _Groups:
-        """What donors say they hold. Of an expected digest one offer is enough to begin with:
-        who answers later is in ``self.asked``."""
+        """What donors say they hold. Of an expected digest one offer is enough to begin with;
+        without one, the offer of most donors, or what has come when the others are late. Donors
+        that answer later are in ``self.asked``."""
         self.asked = {
             self.asks.spawn(self._ask(peer), f"describe {peer[-6:]}"): peer for peer in donors
         }
         groups: _Groups = {}
+        began = self.now()
+        wait = DescriptionWait(len(self.asked), self.total)
         while self.asked and not (groups and self.expected):
-            done, _ = await asyncio.wait(self.asked, return_when=asyncio.FIRST_COMPLETED)
+            most_alike = max(map(len, groups.values()), default=0)
+            seconds = self.now() - began
+            if wait.over(most_alike, seconds):
+                break
+            left = max(0.0, wait.until_s() - seconds) if groups else None
+            done, _ = await asyncio.wait(
+                self.asked, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in [t for t in self.asked if t in done]:
                 peer = self.asked.pop(task)
-                if (offer := task.result()) is not None:
+                offer = task.result()
+                wait.answered(self.now() - began, offer is not None)
+                if offer is not None:
                     groups.setdefault(offer, []).append(peer)
         return groups
 
     async def _ask(self, peer: PeerId) -> _Offer | None:
         begun = self.partial.version if self.version is None else None
         expected = self.expected
+        limit = min(self.patience.describe_s, alone_s(self.total))
         try:
-            async with answers(peer, self.patience.describe_s):
+            async with answers(peer, limit):
                 offer = None if begun is None else await self._described(peer, begun)
                 if offer is None or expected not in (None, offer.digest):
                     offer = await self._described(peer, self.version, must=True)

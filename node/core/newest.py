@@ -1,7 +1,7 @@
 """A table that keeps its newest entries: strangers can fill it, and not the memory."""
 
 from collections import OrderedDict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -19,3 +19,7 @@ class Newest(OrderedDict[K, V]):
         self.move_to_end(key)
         if len(self) > self._most:
             self.popitem(last=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For :mod:`copy`: the bound, then the entries."""
+        return type(self), (self._most,), None, None, iter(self.items())

@@ -25,6 +25,7 @@ from node.optim.muon import State, adamw, muon, muon_direction, muon_fresh, next
 from node.optim.newton_schulz import MatrixBatch, in_jobs
 from node.optim.parts import AT_ONCE, LOW, method_of, state_shapes
 from node.optim.settings import OptimSettings, learning_rate
+from node.optim.step_limit import StepLimits
 from node.optim.wrapped import WRAPPED, require
 from node.partition.matrices import METHODS
 
@@ -63,6 +64,7 @@ class Owner:
             )
         self._orthogonalise = orthogonalise
         self._settings, self._total = settings, total_epochs
+        self._limits = StepLimits(settings, total_epochs)
         self.singly = 0
         """Steps that were made a part at a time because memory ran out."""
         self._state: dict[str, State] = {}
@@ -256,20 +258,23 @@ class Owner:
             _check_finite([name], torch.linalg.vector_norm(gradient).view(1))
             if method == "adamw":
                 fresh[name], staged[name] = self._adamw(
-                    name, parameters[name].detach(), gradient, lr["adamw"]
+                    name, parameters[name].detach(), gradient, lr["adamw"], epoch
                 )
                 continue
             shapes = state_shapes(name, shape, settings)
             shapes.pop(LOW, None)
+            begins = self._begins(name, parameters[name].detach())
             new, state = WRAPPED[method].step(
                 settings,
-                self._begins(name, parameters[name].detach()),
+                begins,
                 gradient,
                 {k: t for k, t in self._state.get(name, {}).items() if k != LOW},
                 lr[method],
                 shapes,
             )
-            fresh[name], staged[name] = self._ends(new, state)
+            fresh[name], staged[name] = self._ends(
+                self._limits.cut(name, begins, new, epoch), state
+            )
         for name, (new, state) in zip(
             matrices, self._muon(matrices, parameters, gradients, lr["muon"]), strict=True
         ):
@@ -288,7 +293,7 @@ class Owner:
         return upper, state | {LOW: low}
 
     def _adamw(
-        self, name: str, parameter: Tensor, gradient: Tensor, lr: float
+        self, name: str, parameter: Tensor, gradient: Tensor, lr: float, epoch: int
     ) -> tuple[Tensor, State]:
         """Some rows at a time, so that an embedding takes little beside what the step leaves."""
         settings, state = self._settings, self._state.get(name, {})
@@ -297,7 +302,8 @@ class Owner:
         def step(piece: slice) -> tuple[Tensor, State]:
             its = {k: t if k == "steps" else t[piece] for k, t in state.items()}
             old = join(parameter[piece], its.pop(LOW, None))
-            return self._ends(*adamw(settings, old, gradient[piece], its, lr))
+            new, after = adamw(settings, old, gradient[piece], its, lr)
+            return self._ends(self._limits.cut(name, old, new, epoch), after)
 
         if rows >= len(parameter):
             return step(slice(None))

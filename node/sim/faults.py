@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
-from node.sim.lies import LIES, Stranger
+from node.sim.lies import LIES, OVERSTEP, SILENT, Stranger
 from node.sim.names import SCENARIOS
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
@@ -345,15 +345,41 @@ def _lie(swarm: SimSwarm, f: Fault) -> Trouble:
     if victim is not None:
         kind = sorted(LIES)[int(f.size) % len(LIES)]
         _say(swarm, f, f"{victim.name} ({kind})")
-        swarm.liars.add(victim.name)
-        victim.lie = kind
-        yield f.seconds
-        victim.lie = ""
-        # What it says from now on is true; what it did before is its own, so it starts anew.
-        victim.kill()
-        victim.disk.places.clear()
-        swarm.liars.discard(victim.name)
-        victim.boot()
+        yield from _lies_as(swarm, f, victim, kind)
+
+
+def _lies_as(swarm: SimSwarm, f: Fault, victim: SimPeer, kind: str) -> Trouble:
+    """A peer lies for a while."""
+    swarm.liars.add(victim.name)
+    victim.lie = kind
+    yield f.seconds
+    victim.lie = ""
+    # What it says from now on is true; what it did before is its own, so it starts anew.
+    victim.kill()
+    victim.disk.places.clear()
+    swarm.liars.discard(victim.name)
+    victim.boot()
+
+
+def _silent(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
+    """A peer takes plans, and neither takes part in their rounds nor commits."""
+    swarm.liars.add(victim.name)
+    victim.lie = SILENT
+    yield f.seconds
+    victim.lie = ""
+    swarm.liars.discard(victim.name)
+
+
+def _overstep(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
+    """A peer gives parameters that no step of the optimizer makes, as owner of parts."""
+    return _lies_as(swarm, f, victim, OVERSTEP)
+
+
+def _deceives(swarm: SimSwarm, peer: SimPeer) -> bool:
+    """Return True for a peer that may deceive the others: it does not lead, and its stage has
+    enough honest ones without it."""
+    honest = [p for p in swarm.live(peer.stage) if p.ready and swarm.honest(p.name)]
+    return peer in honest and len(honest) > 2 and peer.leader is None and swarm.spare(peer)
 
 
 def _stranger(swarm: SimSwarm, f: Fault) -> Trouble:
@@ -395,6 +421,8 @@ KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble | None]] = {
     "corrupt": _one(_corrupt, SimSwarm.spare),
     "broken-step": _one(_broken_step),
     "lie": _lie,
+    "silent": _one(_silent, _deceives),
+    "overstep": _one(_overstep, _deceives),
     "stranger": _stranger,
 }
 
@@ -519,6 +547,8 @@ LAYS: dict[str, Lay] = {
     "corrupt": _some("corrupt"),
     "broken-step": _some("broken-step", 2),
     "liar": _lies,
+    "silent": _some("silent", 1, (20, 60)),
+    "overstep": _some("overstep", 1, (5, 20)),
     "stranger": _some("stranger", 2, (5, 20)),
     "mass-join": _share("join", 0.5),
     "crowd": _crowd,

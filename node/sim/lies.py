@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 import grpc.aio
+from torch import Tensor
 
 from node.core.errors import PeerFault
 from node.core.ids import ENDS, PeerId
@@ -40,6 +41,11 @@ LIES = {
     "parts": "says that it holds parts it does not have",
     "history": "says that its history counted more tokens than anybody's",
 }
+SILENT, OVERSTEP = "silent", "overstep"
+"""Lies that are faults of their own: to do nothing in a round; to give parameters, as owner, that
+moved further than a step goes."""
+BEYOND = 1.0
+"""Added to every number that such an owner gives."""
 
 
 def puts_on(peer: SimPeer) -> None:
@@ -91,9 +97,18 @@ def tokens(peer: SimPeer, true: int) -> int:
     return true * 1000 if peer.lie == "tokens" else true
 
 
+def stepped(peer: SimPeer, fresh: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters that it gives as owner."""
+    if peer.lie != OVERSTEP:
+        return fresh
+    return {name: tensor + BEYOND for name, tensor in fresh.items()}
+
+
 def told(peer: SimPeer, action: Any) -> Any:
-    """What its member tells the leader of an epoch."""
+    """Action of the member of a liar, instead of the true one; None for no action."""
     match action:
+        case ev.StartRound() if peer.lie == SILENT:
+            return None
         case ev.TellCommitted() if peer.lie == "digest":
             return replace(action, digest=_false(action.digest))
         case ev.TellIncomplete() if peer.lie == "parts":

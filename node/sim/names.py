@@ -18,6 +18,8 @@ SCENARIOS: dict[str, str] = {
     "broken-step": "an owner's optimizer gives up on a step",
     "liar": "a peer lies about its tokens, epoch, speed, digest, parts or history, or accuses "
     "others falsely",
+    "silent": "a peer takes plans and does nothing in their rounds",
+    "overstep": "an owner gives parameters that no step of the optimizer makes",
     "stranger": "somebody with the smallest PeerId says that it leads, that the run is over, and "
     "what else would end it",
     "mass-join": "half as many peers again come at once",

@@ -244,6 +244,7 @@ class SimPeer(Peer[Services]):
             setup.work.step_s,
             partial(watch.stepping, self),
             partial(watch.settling, self),
+            partial(watch.gives, self),
         )
         state = StageState(Values(setup.names[stage]), stage, placed=self._placed)
 

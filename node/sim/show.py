@@ -39,6 +39,8 @@ MARKS = {
     "corrupt": "!",
     "broken-step": "!",
     "lie": "?",
+    "silent": "?",
+    "overstep": "?",
     "come": "+",
     "stranger": "?",
 }

@@ -222,7 +222,8 @@ class HistoryRecorder:
             at, term = machine.at, machine.term
             actions = decide()
             self.grow.member(peer, event, actions, at, term)
-            return [lies.told(peer, a) for a in actions] if peer.lie else actions
+            told = [lies.told(peer, a) for a in actions] if peer.lie else actions
+            return [a for a in told if a is not None]
 
         return _seen(machine, look)
 
@@ -328,6 +329,10 @@ class HistoryRecorder:
         self.mean.step(peer, opened, step)
         self.applied.once(peer, running, opened, step)
         self.once.step(peer, opened, step, self.mean)
+
+    def gives(self, peer: SimPeer, fresh: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Fresh parameters that a peer gives as owner."""
+        return lies.stepped(peer, fresh) if peer.lie else fresh
 
     def stepping(self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor]) -> None:
         """The optimizer of a peer steps parts by these means."""

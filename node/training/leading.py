@@ -96,6 +96,8 @@ class LeaderService:
                     self._tasks.spawn(self._search(job), "search")
                 case ev.Evaluate(epoch, plan):
                     self._tasks.spawn(self._evaluate(epoch, plan), "evaluate")
+                case ev.CountFault(peer, reason, weight):
+                    t.transport.fault(peer, reason, weight)
                 case ev.RecordFact(kind, text, level, facts):
                     self._journal.emit("training", kind, text, level, **facts)
 

@@ -19,6 +19,7 @@ from node.identity.keys import Signer, is_signed
 from node.pipeline.events import MicroBatchDone
 from node.telemetry.events import Journal
 from node.training.election import LOOK_S, Election
+from node.training.leader.conduct import Conduct
 from node.training.leader.leader import Leader, Phase
 from node.training.member import Member, MemberState
 from node.training.presence import View
@@ -142,6 +143,8 @@ class Training(rpc.TrainingServicer):
         self._parsing = asyncio.Lock()
         self._support: dict[tuple[CellId, PeerId, int], Supporter] = {}
         """Given last, of which cell, for whom and at which term."""
+        self._conduct = Conduct()
+        """Conduct of the members while this peer led, also before others did."""
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
@@ -376,6 +379,7 @@ class Training(rpc.TrainingServicer):
                 known=self.work.colleagues.all,
                 cell=self.cell,
                 trust=self.trust,
+                conduct=self._conduct,
             )
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
             self._led_since = self.clock.now()

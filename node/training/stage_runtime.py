@@ -17,6 +17,7 @@ from node.core.journey import Hop, Plan, Version
 from node.core.tasks import Tasks
 from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
+from node.optim.step_limit import StepLimits
 from node.pipeline.events import Direction, MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.scheduler.settings import SchedulerSettings
@@ -82,7 +83,8 @@ class StageRuntime:
         size = sum(t.nbytes for t in stage.parameters().values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
         self.local_checkpoints = LocalCheckpoints(engines, stage.stage, self._tasks, bounds, size)
-        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence)
+        limits = StepLimits(optimizer, settings.epochs)
+        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, limits)
         self.windows = WindowRound(
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )
@@ -235,8 +237,12 @@ class StageRuntime:
         """Fetch the fresh parameters whole from members that have committed them."""
         self._made, self._counted = makes(plan, r.dropped), r.tokens
         self._round = r
+        impossible: tuple[PeerId, ...] = ()
         try:
             found = await self._fetch(r.sources, self._made, r.digest or None)
+            if why := await self._objection(plan, found.tensors):
+                impossible = tuple(sorted(found.sources))
+                raise PeerFault(impossible[0], why)
             if plan.outer:
                 await self.windows.copied(plan, r.sources, self._made, sum(found.sources.values()))
             self._fresh, self._copied = found.tensors, True
@@ -246,7 +252,16 @@ class StageRuntime:
                 "training", "copy-failed", str(e), "warning", epoch=plan.epoch
             )
             missing = tuple(sorted(self.stage.shapes))
-        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ())
+        failed = impossible
+        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, failed, impossible)
+
+    async def _objection(self, plan: Plan, copied: Mapping[str, Tensor]) -> str:
+        """The reason for which no step of this plan made the parameters that were copied; empty for
+        none, or where this peer cannot tell."""
+        me = plan.member(self.me)
+        if plan.outer or me is None or not me.current or self.stage.version != plan.base:
+            return ""
+        return await asyncio.to_thread(self._inner.objection, plan, copied)
 
     async def adopt(self, plan: Plan) -> str:
         """Put the fresh parameters in place as the next version; the digest of it."""

@@ -130,6 +130,7 @@ LIMITS: Mapping[str, Limit] = {
     "v1.RoundNote.dropped": Limit(MICRO_BATCHES),
     "v1.IncompleteNote.holds": _PARTS,
     "v1.IncompleteNote.failed": _PEERS,
+    "v1.IncompleteNote.impossible": _PEERS,
     "v1.ReadyNote.reachable": Limit(REACHABLE, NAME),
     "v1.ReadyNote.seen": Limit(SEEN, NAME),
     "v1.ReadyNote.change": Limit(nbytes=8 * KIB),

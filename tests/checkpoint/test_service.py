@@ -200,6 +200,8 @@ async def test_state_comes_from_all_donors_and_is_exact(
         shapes={name: SHAPES[name] for name in names},
         expected_digest=digest(state) if len(names) > 1 else None,
         progress=lambda *a: told.append(a),
+        # So that pieces are left for the donor that describes its state last.
+        settings=CheckpointSettings(fetch_parallel=1),
     )
     assert same(snapshot.tensors, state)
     assert snapshot.version == Version(3)
@@ -305,6 +307,31 @@ async def test_who_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) ->
     snapshot = await swarm.fetch([never, late, slow], expected_digest=digest(values()))
     assert same(snapshot.tensors, values())
     assert set(snapshot.sources) == {late, slow}
+
+
+async def test_without_a_digest_a_late_description_holds_nobody_up(swarm: Swarm) -> None:
+    """Two of three donors agree; the third describes its state after the others were asked for
+    pieces, and gives some too."""
+    begun, given = asyncio.Event(), asyncio.Event()
+
+    async def until_given(request: object) -> None:
+        begun.set()
+        await given.wait()
+
+    def gives(request: object, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
+        given.set()
+        return chunk
+
+    late = await swarm.donor(
+        "late", Held({3: values()}), Odd, before_description=begun.wait, sends=gives
+    )
+    others = [
+        await swarm.donor(f"slow{i}", Held({3: values()}), Odd, before_pieces=until_given)
+        for i in range(2)
+    ]
+    snapshot = await swarm.fetch([late, *others])
+    assert same(snapshot.tensors, values())
+    assert late in snapshot.sources
 
 
 async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm, good: PeerId) -> None:

@@ -127,7 +127,7 @@ def test_a_round_comes_back_the_same() -> None:
 
 
 def test_notes_of_members_reach_the_leader() -> None:
-    ended = ev.RoundEnded(3, 7, 1, ("e",), ("w",), (B,))
+    ended = ev.RoundEnded(3, 7, 1, ("e",), ("w",), (B,), (C,))
     stands = ev.Heartbeat(
         C,
         1,
@@ -154,7 +154,7 @@ def test_notes_of_members_reach_the_leader() -> None:
         ),
         (
             notes.incomplete_note(ev.TellIncomplete(PLAN, ended)),
-            ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,)),
+            ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,), (C,)),
         ),
         (notes.ready_note(stands), stands),
         (pb.Note(fault=pb.FaultNote(about=B)), ev.Accused(B, C)),
@@ -250,6 +250,7 @@ TINY = 5e-324
         pb.FinishedNote(results=[pb.MicroBatchResult(tokens=2**63)]),
         pb.IncompleteNote(holds=MANY),
         pb.IncompleteNote(failed=MANY),
+        pb.IncompleteNote(impossible=MANY),
         pb.RoundNote(dead=MANY),
         pb.RoundNote(sources=MANY),
     ],

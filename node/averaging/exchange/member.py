@@ -35,6 +35,10 @@ class Unwelcome(PeerFault):
     """The owner answered with a refusal instead of parts: it is alive."""
 
 
+class Impossible(PeerFault):
+    """The owner gave parameters that no honest owner gives."""
+
+
 class Exchanges:
     """The exchanges with one owner in one attempt. ``giving``: they carry our gradients; groups are
     uploaded one at a time, in order."""
@@ -88,8 +92,9 @@ class Exchanges:
         these parts, and the tensor bytes both ways.
 
         A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
-        stepped again. Raises Unwelcome for a refusal, PeerFault with weight 1 for an invalid
-        answer, with 0 for everything that may be nobody's fault.
+        stepped again. Raises Unwelcome for a refusal, Impossible for parts that do not pass the
+        request's check, PeerFault with weight 1 for an invalid answer, with 0 for everything that
+        may be nobody's fault.
         """
         try:
             async with answers(self._owner, timeout):
@@ -197,9 +202,9 @@ async def _fresh(
             if not reader.remaining:
                 break
     parts = reader.raw()
-    tensors = await asyncio.to_thread(
-        _opened, parts, [shape for _, shape in expected], request.down
-    )
+    tensors, why = await asyncio.to_thread(_checked, parts, expected, request)
+    if why:
+        raise Impossible(owner, f"gave parameters that it cannot have made: {why}", 1.0)
     made = [
         (m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)
     ]
@@ -207,6 +212,20 @@ async def _fresh(
     return {
         n: FreshPart(t, owner, *how, request.down, data) for n, t, data, how in rows
     }, reader.nbytes
+
+
+def _checked(
+    parts: Sequence[torch.Tensor],
+    expected: Sequence[tuple[str, Sequence[int]]],
+    request: RoundRequest,
+) -> tuple[list[torch.Tensor], str]:
+    """Numbers of the parts, and the reason for which they are refused. Raises WireError for numbers
+    that are not finite."""
+    tensors = _opened(parts, [shape for _, shape in expected], request.down)
+    if request.check is None:
+        return tensors, ""
+    names = [name for name, _ in expected]
+    return tensors, request.check(dict(zip(names, tensors, strict=True)))
 
 
 def _opened(

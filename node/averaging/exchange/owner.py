@@ -105,8 +105,8 @@ class RoundAttempt:
     ``until``: its deadline; ``gathers``: by owner, the task that takes its fresh parts. ``given``:
     by group and contributor, from its arrival to its step; ``begun``: groups whose step has begun,
     so that it takes no more contributions. ``failed``: owners that gave nothing, and why;
-    ``refused``: peers whose gradients are unfit here, and why; ``nbytes``: tensor bytes sent and
-    received.
+    ``refused``: peers whose gradients are unfit here, and why; ``impossible``: owners whose parts
+    did not pass the request's check; ``nbytes``: tensor bytes sent and received.
     """
 
     request: RoundRequest
@@ -119,6 +119,7 @@ class RoundAttempt:
     begun: set[int] = field(default_factory=set)
     failed: dict[PeerId, str] = field(default_factory=dict)
     refused: dict[PeerId, str] = field(default_factory=dict)
+    impossible: set[PeerId] = field(default_factory=set)
     nbytes: int = 0
 
     @property

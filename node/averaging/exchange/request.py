@@ -18,6 +18,10 @@ What it gives is served as it is: nobody may change these tensors afterwards. If
 that it was given, that tensor may be overwritten by the values that its bytes decode to; a step
 that keeps the mean returns another tensor."""
 
+Check = Callable[[Mapping[str, torch.Tensor]], str]
+"""Fresh parameters of some parts to the reason for which no honest owner gives them; empty for
+none. Runs in a thread."""
+
 TOKENS_LIMIT = 1 << 40
 """Tokens nobody can have behind one epoch's gradients, when the caller knows no better bound."""
 
@@ -42,7 +46,8 @@ class RoundRequest:
     ``members`` are the live peers of the cell, listeners included; ``owners`` maps every part of
     the stage to one of them; ``gradients`` are *sums* over ``tokens`` tokens (None or 0 tokens:
     this peer gives nothing); ``deadline_s`` counts from the call. ``ready(names)`` is awaited
-    before parts of ours are stepped. ``hold(names)`` gives the values of our parts to which nobody
+    before parts of ours are stepped. ``check`` is asked about fresh parts of others before they
+    count. ``hold(names)`` gives the values of our parts to which nobody
     contributed, on the executor of the step; None: that is a fault.
 
     ``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("":
@@ -65,6 +70,7 @@ class RoundRequest:
     up: str = ""
     down: str = "fp32"
     ready: Callable[[tuple[str, ...]], Awaitable[None]] | None = None
+    check: Check | None = None
 
     def groups_of(self, peer: PeerId, most: int) -> tuple[Group, ...]:
         """The parts of one owner in groups of at most ``most`` bytes as they travel, the larger
@@ -108,7 +114,8 @@ class RoundOutcome:
     refused here for their values, and why; this peer's own is checked before it is sent.
     ``quarantined``: peers whose contributions were left out here because they were far larger than
     the others', and why. ``contributors``: all peers whose gradients are in the mean of some part.
-    ``nbytes``: tensor bytes sent and received.
+    ``nbytes``: tensor bytes sent and received. ``impossible``: owners whose parts did not pass the
+    request's ``check``.
     """
 
     fresh: dict[str, torch.Tensor]
@@ -119,3 +126,4 @@ class RoundOutcome:
     missing: tuple[str, ...] = ()
     refused: dict[PeerId, str] = field(default_factory=dict)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
+    impossible: frozenset[PeerId] = frozenset()

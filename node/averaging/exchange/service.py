@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import Group, TimePassed, contribute_until
-from node.averaging.exchange.member import Exchanges, Unwelcome
+from node.averaging.exchange.member import Exchanges, Impossible, Unwelcome
 from node.averaging.exchange.owner import EpochState, ExchangeServer, RoundAttempt
 from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundRequest, Step
 from node.averaging.reducers.reducer import norms_of, unfit
@@ -126,7 +126,9 @@ class CellRound(ExchangeServer):
             await exchanges.all(wanted, self._left(attempt), took)
         except PeerFault as fault:
             failed[owner] = fault.reason
-            if not isinstance(fault, Unwelcome):
+            if isinstance(fault, Impossible):
+                attempt.impossible.add(owner)
+            elif not isinstance(fault, Unwelcome):
                 # An owner that we cannot reach will hardly reach us: do not wait for its
                 # contribution until the deadline.
                 self.gone(owner)
@@ -168,6 +170,7 @@ class CellRound(ExchangeServer):
             missing=tuple(sorted(owners.keys() - parts.keys())),
             refused=dict(attempt.refused),
             quarantined=dict(epoch.quarantined),
+            impossible=frozenset(attempt.impossible),
         )
 
 

@@ -203,10 +203,12 @@ class ValueOwner(Owner):
         step_s: float,
         stepping: Callable[[Owner, Mapping[str, Tensor]], None],
         settling: Callable[[Owner, frozenset[str]], None],
+        gives: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda fresh: fresh,
     ) -> None:
         super().__init__(settings, epochs)
         self._device, self._step_s = device, step_s
         self._stepping, self._settling = stepping, settling
+        self._gives = gives
         self.broken = 0
         """Steps that fail."""
 
@@ -218,7 +220,7 @@ class ValueOwner(Owner):
             self.broken -= 1
             raise StepFault("out of memory", "begin the epoch anew")
         self._stepping(self, mean_gradients)
-        return super().step_parts(parameters, mean_gradients, epoch)
+        return self._gives(super().step_parts(parameters, mean_gradients, epoch))
 
     def commit(self, epoch: int, names: Any = None) -> frozenset[str]:
         committed = super().commit(epoch, names)

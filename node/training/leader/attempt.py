@@ -1,7 +1,9 @@
 """One attempt at an epoch, as its leader tracks it: the result of every micro-batch, dead members,
 what each member holds. Pure."""
 
-from collections.abc import Container, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -11,8 +13,10 @@ from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.facts import Assign
 from node.training.protocol.plan_context import makes
-from node.training.protocol.votes import Ballot, Certificate, Vote, names
+from node.training.protocol.votes import Ballot, Certificate, Vote, decide, names
 
+COPIES = 2
+"""Copies of the parameters that a member may fail to make. Then the epoch goes on without it."""
 STUCK_ROUNDS = 2
 """Rounds in a row without its parts after which an owner that lives, but does not step, owns
 nothing in this epoch."""
@@ -30,6 +34,14 @@ class EpochAttempt:
     closed: float = 0.0
     round_s: float = 0.0
     """The longest deadline that an attempt of its round has had, seconds."""
+    late_at: float = math.inf
+    """Time from which a few members that have not reported are late."""
+    reported: float = 0.0
+    """Time of the last report."""
+    steady: bool = False
+    """No part has another owner than in the epoch before, so nobody waits for optimizer state."""
+    probation: frozenset[PeerId] = frozenset()
+    """Members on probation, which listen."""
     results: dict[int, MicroBatchDone] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -37,6 +49,8 @@ class EpochAttempt:
     owners: dict[str, PeerId] = field(default_factory=dict)
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
+    copies: Counter[PeerId] = field(default_factory=Counter)
+    """Times that each member was told to copy its parameters."""
     copied: set[PeerId] = field(default_factory=set)
     """Members that copied their parameters in the last round: their digest is no evidence of which
     parameters are right."""
@@ -65,9 +79,40 @@ class EpochAttempt:
     def bare(self) -> int | None:
         """A stage without a living member that holds the version the epoch starts from, or the one
         it makes: only listeners are left there."""
+        return self._bare_without(())
+
+    def _bare_without(self, away: Collection[PeerId]) -> int | None:
+        """As :attr:`bare`, if these members were dead too."""
         committed = self.committed
-        able = {m.stage for m in self.alive if m.current or m.peer in committed}
+        here = [m for m in self.alive if m.peer not in away]
+        able = {m.stage for m in here if m.current or m.peer in committed}
         return next((stage for stage in self.stages if stage not in able), None)
+
+    def can_spare(self, away: Collection[PeerId]) -> bool:
+        """Return True if the epoch can be committed without these members."""
+        rest = {m.peer for m in self.alive if m.peer not in away}
+        return self._bare_without(away) is None and decide(self.plan.electorate, rest)
+
+    @property
+    def awaited(self) -> set[PeerId]:
+        """Living members that must commit before the epoch is over: without those on probation
+        where the others can commit it."""
+        alive = {m.peer for m in self.alive}
+        return alive - self.probation if self.can_spare(self.probation) else alive
+
+    @property
+    def unreported(self) -> list[PeerId]:
+        """Awaited members that have not reported how their round ended."""
+        return sorted(self.awaited - self.outcomes.keys())
+
+    @property
+    def silent_origins(self) -> list[PeerId]:
+        """Ends peers without a result of any of their micro-batches, where all others have results
+        of all of theirs."""
+        paths = [path for path in self.plan.paths if path.origin not in self.dead]
+        told = {path.origin for path in paths if path.index in self.results}
+        missing = {path.origin for path in paths if path.index not in self.results}
+        return sorted(missing) if told and told.isdisjoint(missing) else []
 
     def living(self, stage: int) -> list[PlanMember]:
         """Members of a stage that are not known to be dead."""
@@ -107,6 +152,11 @@ class EpochAttempt:
         if e.orphan or not ballots:
             return None
         return Certificate(self.plan.cell_id, self.plan.term, self.makes, e.voters, ballots)
+
+    @property
+    def began(self) -> float:
+        """Time at which its run, or its round, began."""
+        return self.closed or self.started
 
     def report(self, e: ev.MicroBatchesReported, most_tokens: int) -> None:
         """Take an ends peer's results for its own micro-batches. The first result of each counts,
@@ -181,6 +231,7 @@ class EpochAttempt:
         """The note that tells members of a stage to average (again), or to copy from
         ``sources``."""
         self.copied = self.copied | set(to) if sources else self.copied - set(to)
+        self.copies.update(to if sources else ())
         return ev.SendRound(
             to,
             self.plan,
@@ -200,6 +251,43 @@ class EpochAttempt:
             ),
         )
 
+    def accusations(self, stage: int) -> dict[PeerId, tuple[frozenset[PeerId], int]]:
+        """By owner: the members of its stage that refused parameters of it as impossible, and the
+        number of members that took some of its parts."""
+        owners = {**self.plan.owners, **self.owners}
+        here = {m.peer: self.outcomes.get(m.peer) for m in self.living(stage) if m.current}
+        found: dict[PeerId, tuple[frozenset[PeerId], int]] = {}
+        for owner in here:
+            parts = {part for part, peer in owners.items() if peer == owner}
+            by = set[PeerId]()
+            believers = 0
+            for member, outcome in here.items():
+                if member == owner:
+                    continue
+                if isinstance(outcome, ev.Incomplete) and owner in outcome.impossible:
+                    by.add(member)
+                elif isinstance(outcome, ev.Committed):
+                    believers += 1
+                elif outcome is not None:
+                    believers += not parts.isdisjoint(outcome.holds)
+            if by:
+                found[owner] = frozenset(by), believers
+        return found
+
+    def drop(self, peers: Collection[PeerId]) -> None:
+        """Go on without members that took parameters which no honest owner gives."""
+        for peer in peers:
+            self.dead.add(peer)
+            self.outcomes.pop(peer, None)
+
+    def camps(self, stage: int) -> list[frozenset[PeerId]]:
+        """Members of a stage by the parameters that they made, without copies and without
+        listeners where there are others."""
+        camps: dict[str, set[PeerId]] = {}
+        for peer, digest in self._witnesses(stage, self._digests(stage)).items():
+            camps.setdefault(digest, set()).add(peer)
+        return [frozenset(camps[digest]) for digest in sorted(camps)]
+
     def rounds(self, assign: Assign) -> list[ev.SendRound]:
         """The word to the living of every stage that they average."""
         return [
@@ -218,7 +306,8 @@ class EpochAttempt:
         """The note after a round in which some members of the stage did not get all parts: copy
         from members that have committed; if there are none, average again with new owners for the
         parts of dead and stuck ones."""
-        said = {p: d for p, d in self._digests(stage).items() if p not in self.dead}
+        awaited = self.awaited
+        said = {p: d for p, d in self._digests(stage).items() if p in awaited}
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         to = tuple(unfinished)
         if said:
@@ -255,12 +344,20 @@ class EpochAttempt:
     def _verdict(self, stage: int, said: Mapping[PeerId, str]) -> tuple[str, bool]:
         """What most of ``said`` hold who have not copied it, and whether that is more than half of
         them, or else of those who held the version before."""
-        own = {p: digest for p, digest in said.items() if p not in self.copied} or said
-        elders = {
-            m.peer: own[m.peer] for m in self.plan.stage(stage) if m.current and m.peer in own
-        }
-        for words in (own, elders):
+        own, witnesses = self._own(said), self._witnesses(stage, said)
+        for words in (own, witnesses):
             most = majority(words, "")
             if 2 * sum(digest == most for digest in words.values()) > len(words):
                 return most, True
-        return majority(elders or own, ""), False
+        return majority(witnesses, ""), False
+
+    def _own(self, said: Mapping[PeerId, str]) -> Mapping[PeerId, str]:
+        """Digests of members that have not copied their parameters, if there are any."""
+        return {p: digest for p, digest in said.items() if p not in self.copied} or said
+
+    def _witnesses(self, stage: int, said: Mapping[PeerId, str]) -> Mapping[PeerId, str]:
+        """Of these digests those that say most about which parameters are right: of members that
+        held the version before, if there are any."""
+        own = self._own(said)
+        current = [m.peer for m in self.plan.stage(stage) if m.current]
+        return {p: own[p] for p in current if p in own} or own

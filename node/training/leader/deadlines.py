@@ -34,6 +34,11 @@ MOST_S = 3600.0
 AGAIN, AGAIN_MOST = 2.0, 4.0
 """Another attempt of a round has so many times as long as the one before it, up to so many times:
 it may have been too short."""
+LEAST_S, LEAST_RUN_S = 3.0, 5.0
+"""Shortest times, in seconds, after which a round, and the micro-batches of an ends peer, take
+unusually long: machines have other work too."""
+MEASURED = 2
+"""Measurements that say what is usual."""
 COPIED_S = 1e-8
 """Seconds a byte of parameters costs beside its way: it is packed, copied, summed up and digested,
 at 100 MB/s at least."""
@@ -46,13 +51,17 @@ class Deadlines:
 
     def __init__(self, facts: RunFacts) -> None:
         self._waits, self._sizes = facts.waits, facts.sizes
-        self._rounds, self._outer = Took(), Took()
+        self._runs, self._rounds, self._outer = Took(), Took(), Took()
 
     # ----------------------------------------------------------- what was
 
     def took(self, plan: Plan, round_s: float) -> None:
         """The round of this plan was done by everybody after so long."""
         (self._outer if plan.outer else self._rounds).add(round_s)
+
+    def ran(self, run_s: float) -> None:
+        """All micro-batches of a plan counted after so long."""
+        self._runs.add(run_s)
 
     # ----------------------------------------------------------- what may be
 
@@ -79,15 +88,36 @@ class Deadlines:
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
+        longer = min(AGAIN**attempt, AGAIN_MOST)
+        return min(max(self._waits.round_s, self._expected(roster, plan)) * longer, MOST_S)
+
+    def usual_round(
+        self, roster: Roster, plan: Plan, attempt: int = 0, patience: float = 1.0
+    ) -> float:
+        """Seconds after which an attempt of a round takes unusually long, times ``patience``; all
+        that :meth:`round` gives before rounds were measured here."""
+        most = self.round(roster, plan, attempt)
+        if (self._outer if plan.outer else self._rounds).count < MEASURED:
+            return most
+        longer = patience * min(AGAIN**attempt, AGAIN_MOST)
+        return min(max(LEAST_S, self._expected(roster, plan)) * longer, most)
+
+    def usual_run(self, plan: Plan, patience: float = 1.0) -> float:
+        """Seconds after which the micro-batches of a plan take unusually long, times ``patience``;
+        all that the plan gives before runs were measured here."""
+        if self._runs.count < MEASURED:
+            return plan.deadline_s
+        expected = max(SPARE * self._runs.expected, MARGIN * plan.forecast[0])
+        return min(max(LEAST_RUN_S, expected) * patience, plan.deadline_s)
+
+    def _expected(self, roster: Roster, plan: Plan) -> float:
+        """Seconds for a round with a margin: by speeds and sizes, and by earlier rounds."""
         said = _believed(roster)
         usual = _median(m.tera_s for m in said.values())  # where it is not known of a peer
         stages = sorted({m.stage for m in plan.members})
-        expected = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
-        expected = max(
-            MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
-        )
-        least, longer = self._waits.round_s, min(AGAIN**attempt, AGAIN_MOST)
-        return min(max(least, expected) * longer, MOST_S)
+        reckoned = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
+        measured = self._outer if plan.outer else self._rounds
+        return max(MARGIN * reckoned, SPARE * measured.expected)
 
     # ----------------------------------------------------------- parts of the above
 

@@ -11,19 +11,22 @@ every second, so the next leader starts in GATHER with a higher term and loses n
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
 from statistics import median_high
 from typing import Any
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Hop, Plan, Version, Window
+from node.core.patience import GAP_S
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
-from node.training.leader.attempt import EpochAttempt
+from node.training.leader.attempt import COPIES, EpochAttempt
 from node.training.leader.balance import Balance
+from node.training.leader.conduct import Conduct
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.planning import Planning
 from node.training.leader.roster import Roster
@@ -47,6 +50,12 @@ UNANSWERED_S = 3 * STANDS_S
 ROUNDS = 1.5
 """The leader waits this many round deadlines for a member, because the member's deadline starts
 only when the note arrives."""
+LATE = 1.25
+"""Times the usual, and times what the others took, after which a member is late with its report.
+Its time begins only when the note arrives."""
+NEVER_MADE = "gave parameters that no step of the optimizer makes"
+ALONE = "alone refused the parameters of an owner"
+DIFFERED = "made other parameters than its stage"
 SETTLES = 10
 """A young swarm whose peers come and go waits at most so many times ``settle_s`` for more peers."""
 RECOUNTS = 2
@@ -69,7 +78,7 @@ class Leader:
     ``dropped``: its micro-batches that did not count. From these come the cursor and the owners of
     the next plan. ``rules``: the owner's newest change that this peer knows; ``known``: its
     colleagues; ``cell``: the cell it leads, where a run has several; ``trust``: the certificates
-    this peer has seen."""
+    this peer has seen; ``conduct``: conduct of the members, whenever this peer led."""
 
     def __init__(
         self,
@@ -83,8 +92,10 @@ class Leader:
         known: frozenset[PeerId] = frozenset(),
         cell: CellId = NO_CELL,
         trust: Trust | None = None,
+        conduct: Conduct | None = None,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
+        self.conduct = Conduct() if conduct is None else conduct
         self._cell, self._no_proof_until = cell, float("-inf")
         self.trust = trust or Trust(facts.run_id, lambda *_: False)
         self._terms = Terms(term)
@@ -213,6 +224,10 @@ class Leader:
                 self._coming, self.roster.known = coming, known
                 if now - self._ticked > self.facts.waits.late_s:
                     self._heard_from = now
+                if (epoch := self._epoch) is not None:
+                    # Nobody was late while this process stood still.
+                    stood_s = now - max(self._ticked, epoch.began)
+                    epoch.late_at += stood_s if stood_s > GAP_S else 0.0
                 self._ticked = now
                 return self._tick(now, slack)
         return []
@@ -285,18 +300,59 @@ class Leader:
                 epoch.give_up(None)
                 done += self._close_if_done(epoch, now)
             elif self.phase is Phase.ROUND:
-                late = [
-                    m.peer
-                    for m in epoch.alive
-                    if m.peer not in epoch.outcomes and m.peer != self.me
-                ]
+                late = [peer for peer in epoch.unreported if peer != self.me]
                 for peer in late:
-                    done += self._gone(peer, now, "did not finish the round in time")
+                    done += self._late(epoch, peer, now)
                 if self.phase is Phase.ROUND and not late:
                     done += self._abandon(now, "this peer did not finish its own round")
             elif self.phase is Phase.EVALUATE:
                 done += self._was_evaluated(epoch.plan.epoch + 1, 0.0, now)
+        elif epoch is not None:
+            for peer in self._overdue(epoch, now - slack):
+                done += self._late(epoch, peer, now)
         return done
+
+    def _overdue(self, epoch: EpochAttempt, now: float) -> list[PeerId]:
+        """Members that are late with their report, where all others have reported and can commit
+        without them."""
+        running = self.phase is Phase.RUN
+        late = epoch.silent_origins if running else epoch.unreported
+        others_s = epoch.reported - epoch.began
+        if now < max(epoch.late_at, epoch.began + LATE * others_s) or self.me in late:
+            return []
+        return late if epoch.can_spare({*late, *epoch.probation}) else []
+
+    def _late(self, epoch: EpochAttempt, peer: PeerId, now: float) -> list[Any]:
+        """Go on without a member that did not report in time. One that has fallen silent may be
+        frozen, and is not blamed."""
+        if epoch is not self._epoch or peer in epoch.dead:
+            return []  # the loss of another member has changed the attempt
+        if self.silent_s(peer, now):
+            return self._gone(peer, now, "has fallen silent")
+        why = "did not finish its work in time"
+        blamed = self._blame([peer], why, now - epoch.began, now, epoch.plan.hash)
+        return blamed + self._gone(peer, now, why)
+
+    def _blame(
+        self,
+        peers: Collection[PeerId],
+        why: str,
+        seconds: float,
+        now: float,
+        missed: str = "",
+    ) -> list[Any]:
+        """Put peers on probation that cost the others ``seconds``."""
+        done: list[Any] = []
+        for peer in sorted(peers):
+            weight = self.conduct.cost(peer, seconds, now, missed)
+            done.append(reports.on_probation(peer, why, self.conduct.probation_s(peer, now)))
+            if weight:
+                done.append(ev.CountFault(peer, why, weight))
+        return done
+
+    def _excuse(self, peer: PeerId, plan_hash: str, now: float) -> list[Any]:
+        """End the probation of a peer that reports late."""
+        return [reports.excused(peer)] if self.conduct.reported(peer, plan_hash, now) else []
 
     def _mind_the_silent(self, now: float, slack: float) -> list[Any]:
         """Ask those who are silent whether they live. Silence alone is no death: whose machine is
@@ -332,6 +388,7 @@ class Leader:
         if self.resigning:
             self.waiting = Wait(Lack.NEXT_LEADER)
             return []
+        self.roster.probation = self.conduct.on_probation(now) - {self.me}
         stages = self.roster.replicas()
         takes_part = [self.roster.candidates[p] for peers in stages.values() for p in peers]
         young = self.roster.base is None and all(c.at == GENESIS for c in takes_part)
@@ -470,13 +527,12 @@ class Leader:
         if h is not None and h.last:
             return h.electorate
         bare = r.bare(base)  # whose peers a plan leaves out, so they could not follow it
-        members = [
-            p
-            for stage, peers in r.replicas().items()
-            for p in peers
-            if stage not in bare and p not in self.trust.doubles
-        ]
-        current = [p for p in members if r.can_start(p, base)]
+        members: list[PeerId] = []
+        current: list[PeerId] = []
+        for stage, peers in r.replicas().items():
+            if stage not in bare:
+                members += [p for p in peers if p not in self.trust.doubles]
+                current += [p for p in r.workers(stage, base) if p not in self.trust.doubles]
         there = {p for p in members if p == self.me or r.heard.get(p, now) >= self._heard_from}
         self._left = self._left.difference(r.candidates) | {
             p for p, c in r.candidates.items() if c.leaving
@@ -539,10 +595,16 @@ class Leader:
             self._finished_with = {m.peer for m in plan.members}
         else:
             self.phase = Phase.RUN
-            self._epoch = EpochAttempt(plan, now, now + plan.deadline_s)
+            epoch = self._epoch = EpochAttempt(plan, now, now + plan.deadline_s, reported=now)
+            epoch.steady = past.owners == plan.owners
+            epoch.probation = self.roster.probation.intersection(
+                m.peer for m in plan.members if not m.current
+            )
+            usual = self.deadlines.usual_run(plan, self._patience(epoch))
+            epoch.late_at = now + LATE * usual
             if plan.outer:
                 # The members begin it as soon as they have the plan.
-                self._open(self._epoch, now)
+                self._open(epoch, now)
         return [*done, *said, self._sends(plan), words]
 
     def _sends(self, plan: Plan) -> ev.SendPlan:
@@ -607,7 +669,8 @@ class Leader:
     def _finished(self, e: ev.MicroBatchesReported, now: float) -> list[Any]:
         epoch = self._epoch
         if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
-            return []
+            return self._excuse(e.peer, e.plan_hash, now)
+        epoch.reported = now
         epoch.report(e, self.facts.micro_batch * self.facts.sizes.sequence)
         return self._close_if_done(epoch, now)
 
@@ -616,31 +679,43 @@ class Leader:
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
+        if not epoch.dropped:
+            self.deadlines.ran(now - epoch.started)
         self._open(epoch, now)
         return epoch.rounds(self.facts.make.assign) + self.routing.search(self.roster)
 
     def _open(self, epoch: EpochAttempt, now: float) -> None:
         """The rounds begin."""
-        self.phase, epoch.closed = Phase.ROUND, now
-        epoch.round_s = self.deadlines.round(self.roster, epoch.plan)
-        epoch.deadline = now + ROUNDS * epoch.round_s
+        self.phase, epoch.closed, epoch.reported = Phase.ROUND, now, now
+        longest = self.deadlines.round(self.roster, epoch.plan)
+        usual = self.deadlines.usual_round(self.roster, epoch.plan, patience=self._patience(epoch))
+        # A new owner may have to wait for the state of the optimizer.
+        epoch.round_s = usual if epoch.steady else longest
+        epoch.late_at = now + LATE * usual
+        epoch.deadline = now + ROUNDS * longest
         epoch.attempts = dict.fromkeys(epoch.stages, 0)
+
+    def _patience(self, epoch: EpochAttempt) -> float:
+        """Times as long as usual that the members are waited for."""
+        return self.conduct.patience(m.peer for m in epoch.alive if m.current)
 
     # ----------------------------------------------------------- round and commit
 
     def _outcome(self, e: ev.Committed | ev.Incomplete, now: float) -> list[Any]:
         epoch = self._epoch
+        late = self._excuse(e.peer, e.plan_hash, now) if isinstance(e, ev.Committed) else []
         if self.phase is not Phase.ROUND or epoch is None or e.plan_hash != epoch.plan.hash:
-            return []
+            return late
         member = epoch.plan.member(e.peer)
         if member is None or e.peer in epoch.dead:
-            return []
+            return late
         if isinstance(e, ev.Incomplete) and (
             e.attempt != epoch.attempts[member.stage]
             or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
         ):
             return []
         epoch.outcomes[e.peer] = e
+        epoch.reported = now
         if e.peer in self.roster.candidates:
             self.roster.alive(e.peer, now)  # its word is a sign of life too
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
@@ -662,20 +737,53 @@ class Leader:
         return probes + self._settle_stage(epoch, member.stage, now)
 
     def _settle_stage(self, epoch: EpochAttempt, stage: int, now: float) -> list[Any]:
-        peers = [m.peer for m in epoch.living(stage)]
+        awaited = epoch.awaited
+        peers = [m.peer for m in epoch.living(stage) if m.peer in awaited]
         if any(p not in epoch.outcomes for p in peers):
             return []
+        if (done := self._refused(epoch, stage, now)) is not None:
+            return done
         unfinished = [p for p in peers if isinstance(epoch.outcomes[p], ev.Incomplete)]
         if unfinished:
             return self._repair(epoch, stage, unfinished, now)
-        done = epoch.committed >= {m.peer for m in epoch.alive}
-        return self._commit(epoch, now) if done else []
+        return self._commit(epoch, now) if epoch.committed >= awaited else []
+
+    def _refused(self, epoch: EpochAttempt, stage: int, now: float) -> list[Any] | None:
+        """Go on without an owner that gave impossible parameters, as more members of its stage say
+        than believe it. If one member says so alone, one of the two lies. None where nothing is to
+        be done."""
+        for owner, (by, believers) in epoch.accusations(stage).items():
+            liars = {owner} if len(by) > 1 else self._losers([frozenset([owner]), by])
+            took = {m.peer for m in epoch.living(stage) if m.peer in epoch.committed}
+            away = liars | (took if owner in liars else set())
+            spared = self.me not in away and epoch.can_spare({*away, *epoch.probation})
+            if len(by) > believers and spared:
+                why = NEVER_MADE if owner in liars else ALONE
+                done = self._blame(liars, why, now - epoch.began, now)
+                epoch.drop(away - liars)
+                for peer in sorted(liars):
+                    done += self._gone(peer, now, why)
+                return done
+        return None
+
+    def _losers(self, camps: Sequence[frozenset[PeerId]]) -> set[PeerId]:
+        """Members of all camps but one. The leader's own camp stays, or else the largest one, or
+        the one with the member that did the most epochs."""
+        stays = max(
+            camps,
+            key=lambda camp: (self.me in camp, len(camp), max(map(self.conduct.epochs, camp))),
+        )
+        return {*chain.from_iterable(camps)} - stays
 
     def _repair(
         self, epoch: EpochAttempt, stage: int, unfinished: list[PeerId], now: float
     ) -> list[Any]:
         """Repeat the stage's round for members that did not get all parts; see
         :meth:`EpochAttempt.repair`. Gives the epoch up after too many attempts."""
+        for peer in unfinished:
+            hopeless = epoch.copies[peer] >= COPIES and peer != self.me
+            if hopeless and epoch.can_spare({peer, *epoch.probation}):
+                return self._late(epoch, peer, now)
         epoch.attempts[stage] += 1
         attempts = epoch.attempts[stage]
         if attempts > 2 * len(epoch.living(stage)) + 2:
@@ -685,6 +793,10 @@ class Leader:
         round_s = self.deadlines.round(self.roster, epoch.plan, attempts)
         epoch.round_s = max(epoch.round_s, round_s)
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
+        usual = self.deadlines.usual_round(
+            self.roster, epoch.plan, attempts, patience=self._patience(epoch)
+        )
+        epoch.late_at = now + LATE * usual
         self.repaired += 1
         again = epoch.repair(stage, unfinished, self.facts.make.assign, round_s)
         if not again.round.sources:
@@ -697,6 +809,10 @@ class Leader:
         if disputed:
             again = self._recounted(epoch.plan.base)
             done.append(reports.digests_disputed(disputed, again))
+            if self._disputed[1] > 1:  # a flipped bit does not flip twice
+                for stage in disputed:
+                    losers = self._losers(epoch.camps(stage))
+                    done += self._blame(losers, DIFFERED, now - epoch.started, now)
             if again:
                 self.mismatches += len(disputed)
                 self.roster.undo(epoch.makes)
@@ -706,6 +822,9 @@ class Leader:
         self.roster.fallen.clear()
         self.mismatches += len(strays)
         done += [reports.digest_mismatch(peer, stage) for stage, peer in strays]
+        for m in epoch.plan.members:
+            if m.current and m.peer in epoch.committed and (m.stage, m.peer) not in strays:
+                self.conduct.good(m.peer)
         self.windows.committed(epoch.plan, now)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(

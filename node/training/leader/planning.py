@@ -156,7 +156,7 @@ class Planning:
         members: list[PlanMember] = []
         owners: dict[str, PeerId] = {}
         for stage, peers in roster.replicas().items():
-            able = [(p, roster.speed(p)) for p in peers if roster.can_start(p, base)]
+            able = [(p, roster.speed(p)) for p in roster.workers(stage, base)]
             if not able:
                 # the epoch goes around this stage, and whoever is here has nobody to listen to
                 continue

@@ -26,6 +26,22 @@ def peer_lost(peer: PeerId, why: str) -> RecordFact:
     return RecordFact("peer-lost", f"peer {short(peer)} {why}", "warning", {"peer": peer})
 
 
+def on_probation(peer: PeerId, why: str, seconds: float) -> RecordFact:
+    """It listens for a while."""
+    return RecordFact(
+        "peer-on-probation",
+        f"peer {short(peer)} {why}: it listens for {seconds:.0f} s, and nobody waits for it",
+        "warning",
+        {"peer": peer, "seconds": round(seconds, 1)},
+    )
+
+
+def excused(peer: PeerId) -> RecordFact:
+    """It has shown that it was only slow."""
+    text = f"peer {short(peer)} was only slow: its probation is over"
+    return RecordFact("peer-excused", text, facts={"peer": peer})
+
+
 def move_asked(m: Move) -> RecordFact:
     """A peer is asked to change its stage."""
     return RecordFact(

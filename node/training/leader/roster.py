@@ -66,6 +66,8 @@ class Roster:
         next plan."""
         self.unproven: set[Version] = set()
         """Versions that were not made here, and that too few of the voters can have committed."""
+        self.probation: frozenset[PeerId] = frozenset()
+        """Peers that listen, where their stage can do without them."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -183,6 +185,12 @@ class Roster:
         if c.at not in able:
             return bool(able & set(c.reachable))
         return version != self.base or self.agreed.get(c.stage, c.digest) == c.digest
+
+    def workers(self, stage: int, version: Version) -> list[PeerId]:
+        """Replicas of a stage that work on an epoch from a version. Those on probation only do
+        where no other one could start."""
+        able = [p for p in self.replicas()[stage] if self.can_start(p, version)]
+        return [p for p in able if p not in self.probation] or able
 
     def held(self, stage: int, version: Version) -> Version:
         """The version whose parameters a stage has at ``version``: another one where it was left

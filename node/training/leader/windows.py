@@ -90,8 +90,8 @@ class Windows:
         all replicas of all stages hold the same."""
         means: dict[int, str] = {}
         whole = True
-        for stage, peers in roster.replicas().items():
-            able = [p for p in peers if roster.can_start(p, base)]
+        for stage in roster.replicas():
+            able = roster.workers(stage, base)
             said = Counter(
                 mean[1] for p in able if (mean := roster.candidates[p].mean)[0] == window
             )

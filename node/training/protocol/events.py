@@ -161,13 +161,14 @@ class Committed:
 @dataclass(frozen=True)
 class Incomplete:
     """A member's round ended and parts are missing: ``holds`` it has, ``failed`` owners did not
-    serve it."""
+    serve it, ``impossible`` ones served parameters that no step of the optimizer makes."""
 
     peer: PeerId
     plan_hash: str
     attempt: int
     holds: tuple[str, ...]
     failed: tuple[PeerId, ...]
+    impossible: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,15 @@ class SearchPaths:
 
 
 @dataclass(frozen=True)
+class CountFault:
+    """Count a fault of a peer whose conduct can be no accident."""
+
+    peer: PeerId
+    reason: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class RecordFact:
     """A fact for the record. ``kind`` is a stable word, ``text`` a sentence, ``facts`` its
     numbers."""
@@ -320,7 +330,7 @@ class RoundArrived:
 @dataclass(frozen=True)
 class RoundEnded:
     """The exchange of (epoch, term, attempt) returned. ``missing`` parts did not come, ``failed``
-    owners are why."""
+    owners are why; ``impossible`` owners gave parameters that no step of the optimizer makes."""
 
     epoch: int
     term: int
@@ -328,6 +338,7 @@ class RoundEnded:
     holds: tuple[str, ...]
     missing: tuple[str, ...]
     failed: tuple[PeerId, ...]
+    impossible: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,11 @@ def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
         epoch=a.plan.epoch,
         term=a.plan.term,
         incomplete=pb.IncompleteNote(
-            plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed
+            plan_hash=a.plan.hash,
+            attempt=e.attempt,
+            holds=e.holds,
+            failed=e.failed,
+            impossible=e.impossible,
         ),
     )
 
@@ -381,6 +385,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 i.attempt,
                 tuple(few(i.holds, PARTS, "parts")),
                 _peers(i.failed),
+                _peers(i.impossible),
             )
         case "fault":
             return ev.Accused(peer_name(note.fault.about), peer)

@@ -5,6 +5,7 @@ the cell's next parameters, what the round came to. Never: another cell (that is
 :mod:`node.training.rounds.window`), a byte on the wire (:mod:`node.averaging`'s)."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from node.core.journey import Plan
 from node.optim.ownership import ownership_hash
 from node.optim.parts import ParameterPart, parts_of
 from node.optim.settings import OptimSettings
+from node.optim.step_limit import StepLimits
 from node.pipeline.route import fewest_hops
 from node.training.protocol import events as ev
 from node.training.state.engines import Engines
@@ -93,11 +95,13 @@ class Rounds:
             tuple(sorted(outcome.fresh)),
             outcome.missing,
             failed,
+            tuple(sorted(outcome.impossible)),
         )
 
 
 class InnerRound:
-    """The inner rounds of one stage at one peer. ``sequence``: tokens of a sample."""
+    """The inner rounds of one stage at one peer. ``sequence``: tokens of a sample; ``limits``: how
+    far a step of the run's optimizer can go."""
 
     def __init__(
         self,
@@ -106,9 +110,11 @@ class InnerRound:
         state_export: StateExport,
         rounds: Rounds,
         sequence: int,
+        limits: StepLimits,
     ) -> None:
         self._stage, self._engines, self._rounds = stage, engines, rounds
         self._state_export, self._sequence = state_export, sequence
+        self._limits = limits
         self._gradients: dict[str, Tensor] | None = None
         """What this peer gives to every attempt of the plan in force, once it was taken."""
         self._tokens, self._before_s = 0, 0.0
@@ -143,6 +149,8 @@ class InnerRound:
             caps=caps_of(plan, self._stage.stage, self._sequence, r.dropped),
             ready=lambda names: self._state_export.taking.ready(names, r.deadline_s),
             hold=(lambda names: self._hold(plan, names)) if self._may_go_idle() else None,
+            # A listener holds other parameters than the step began from.
+            check=None if listener else partial(self.objection, plan),
         )
         try:
             outcome = await self._engines.cell.run_round(
@@ -158,6 +166,11 @@ class InnerRound:
         finally:
             self._state_export.closes()
         return self._rounds.ended(plan, r, outcome, len(cell)), outcome.fresh
+
+    def objection(self, plan: Plan, fresh: Mapping[str, Tensor]) -> str:
+        """The reason for which no step from the version in place, which the plan starts from, made
+        these parameters; empty for none. May run in any thread."""
+        return self._limits.objection(self._stage.parameters(), fresh, plan.epoch)
 
     async def _take(self, plan: Plan, r: ev.RoundArrived) -> None:
         """Gradients of this plan, from the pipeline, with the first attempt."""

@@ -1,0 +1,102 @@
+"""Conduct of the members, as their leader has seen it: peers on probation, and for how long. Pure.
+
+Enters: seconds that a peer cost the others, and epochs that it did in time. Leaves: peers on
+probation, and how much longer than usual a peer is waited for. Never: a clock, or an epoch.
+
+There is one rule: a peer that costs the others time is on probation for a multiple of that time. A
+peer on probation listens: it owns no part, gets no micro-batch, and nobody waits for it.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from node.core.ids import PeerId
+from node.core.newest import Newest
+
+MULTIPLE = 20.0
+"""Times the seconds that a peer cost the others for which it is on probation."""
+LEAST_S, MOST_S = 15.0, 3600.0
+"""Shortest and longest probation, in seconds."""
+MOST_DOUBLINGS = 10
+"""Doublings of a probation, and of the time that a peer is waited for."""
+DELIBERATE = 3
+"""Offences in a row that are no accident any more."""
+PEERS_KEPT = 4096
+"""Peers that are remembered; keys cost nothing."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One peer's conduct. ``epochs``: number of epochs that it did in time; ``offences``: number
+    of offences since the last one of them; ``until``: end of its probation; ``missed``: hash of
+    the plan that it did not report on in time; ``excused_until``: time before which it is not
+    excused again."""
+
+    epochs: int = 0
+    offences: int = 0
+    until: float = -math.inf
+    missed: str = ""
+    excused_until: float = -math.inf
+
+
+class Conduct:
+    """The records of the peers that this leader has worked with lately."""
+
+    def __init__(self) -> None:
+        self._records: Newest[PeerId, Record] = Newest(PEERS_KEPT)
+
+    def on_probation(self, now: float) -> frozenset[PeerId]:
+        """Peers that listen."""
+        return frozenset(p for p, record in self._records.items() if now < record.until)
+
+    def probation_s(self, peer: PeerId, now: float) -> float:
+        """Seconds of probation that are left; 0 for none."""
+        record = self._records.get(peer)
+        return max(0.0, record.until - now) if record is not None else 0.0
+
+    def epochs(self, peer: PeerId) -> int:
+        """Number of epochs that the peer did in time: keys cost nothing, and work does."""
+        record = self._records.get(peer)
+        return record.epochs if record is not None else 0
+
+    def patience(self, peers: Iterable[PeerId]) -> float:
+        """Times as long as usual that these peers are waited for: twice as long after each offence,
+        so that an honest peer that has become slow gets through in the end."""
+        known = [record.offences for p in peers if (record := self._records.get(p)) is not None]
+        return 2.0 ** min(max(known, default=0), MOST_DOUBLINGS)
+
+    def good(self, peer: PeerId) -> None:
+        """Record an epoch that the peer did in time, as a current member."""
+        record = self._record(peer)
+        record.epochs += 1
+        record.offences = 0
+
+    def cost(self, peer: PeerId, seconds: float, now: float, missed: str = "") -> float:
+        """Record an offence that cost the others ``seconds``. ``missed``: hash of the plan that the
+        peer did not report on in time. Returns the weight of its fault, 0 for what can be an
+        accident."""
+        record = self._record(peer)
+        probation_s = max(LEAST_S, MULTIPLE * seconds) * 2.0 ** min(record.offences, MOST_DOUBLINGS)
+        record.offences += 1
+        record.until = max(record.until, now + min(MOST_S, probation_s))
+        record.missed = missed
+        return 1.0 if record.offences >= DELIBERATE else 0.0
+
+    def reported(self, peer: PeerId, plan_hash: str, now: float) -> bool:
+        """Record a report of the peer on the work of a plan. Returns True if this ends its
+        probation: it did the work, and was only slow. It is excused once in the time that a
+        probation lasts; otherwise a peer that always reports late would cost time for ever."""
+        record = self._records.get(peer)
+        if record is None or not plan_hash or record.missed != plan_hash:
+            return False
+        record.missed = ""
+        if now < record.excused_until:
+            return False
+        record.excused_until, record.until = record.until, -math.inf
+        return True
+
+    def _record(self, peer: PeerId) -> Record:
+        found = self._records.get(peer) or Record()
+        self._records[peer] = found
+        return found

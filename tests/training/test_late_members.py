@@ -1,0 +1,374 @@
+"""Members that do not do their part: the epoch goes on without them, and they are on probation."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from node.core.ids import PeerId
+from node.core.journey import Path, Plan
+from node.pipeline.events import MicroBatchDone
+from node.training.leader.attempt import COPIES
+from node.training.leader.leader import Leader, Phase
+from node.training.protocol import events as ev
+from tests.training.test_leader import (
+    S1,
+    S2,
+    T1,
+    T2,
+    E,
+    begun,
+    commits,
+    heard,
+    kinds,
+    next_plan,
+    reported,
+    the_plan,
+)
+
+EVERYBODY = (E, S1, S2, T1, T2)
+STEP_S = 0.25
+
+
+def here(leader: Leader, now: float, *peers: PeerId) -> list[Any]:
+    """Heartbeats of these peers, which hold the version that was committed last."""
+    base = leader.roster.base
+    assert base is not None
+    done: list[Any] = []
+    for peer in peers:
+        note = heard(peer, base, leader.tokens)
+        known = leader.roster.agreed.get(note.stage, note.digest)
+        done += leader.handle(dataclasses.replace(note, digest=known), now)
+    return done
+
+
+def digest(plan: Plan, stage: int) -> str:
+    """Digest of the parameters that an honest replica makes."""
+    return f"digest {stage} of {plan.epoch + 1}"
+
+
+def practised() -> tuple[Leader, Plan, float]:
+    """A leader that has seen four quick rounds of five peers, its next plan, and the time."""
+    leader, plan = begun(map(heard, EVERYBODY), round_s=30.0, late_s=4.0, epochs=10_000)
+    now = 3.0
+    for _ in range(4):
+        plan = next_plan(commits(leader, plan, now))
+        now += 1.0
+        assert the_plan(here(leader, now, *EVERYBODY)) is None
+    return leader, plan, now
+
+
+def without(leader: Leader, plan: Plan, now: float, *silent: PeerId) -> tuple[list[Any], float]:
+    """All members but these commit at once, and all live. Returns the actions of the leader until
+    it plans or a minute is over, and the time then."""
+    done = reported(leader, plan, now)
+    for m in plan.members:
+        if m.peer not in silent:
+            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            done += leader.handle(committed, now)
+    end = now + 60.0
+    while the_plan(done) is None and now < end:
+        now += STEP_S
+        done += here(leader, now, *EVERYBODY)
+        done += leader.handle(ev.ClockTick(), now)
+    return done, now
+
+
+def epochs(leader: Leader, plan: Plan, now: float, count: int) -> Plan:
+    """The plan after ``count`` epochs in which all members do their part."""
+    for _ in range(count):
+        plan = next_plan(without(leader, plan, now)[0])
+    return plan
+
+
+def listeners(plan: Plan) -> set[PeerId]:
+    return {m.peer for m in plan.members if not m.current}
+
+
+def current(plan: Plan, peer: PeerId) -> bool:
+    member = plan.member(peer)
+    return member is not None and member.current
+
+
+def test_an_epoch_goes_on_soon_without_a_silent_member() -> None:
+    leader, plan, began = practised()
+    done, now = without(leader, plan, began, T1)
+    assert now - began < 6.0, "an attempt of the round may take 30 s"
+    assert "epoch-committed" in kinds(done)
+    assert "peer-on-probation" in kinds(done)
+    following = next_plan(done)
+    assert (following.epoch, following.member(T1)) == (plan.epoch + 1, None)
+
+
+def test_nobody_waits_for_a_member_on_probation() -> None:
+    leader, plan, now = practised()
+    done, now = without(leader, plan, now, T1)
+    here(leader, now, T1)
+    done, now = without(leader, next_plan(done), now)
+    plan = next_plan(done)
+    assert listeners(plan) == {T1}, "though it says that it holds the version"
+    assert T1 not in plan.owners.values()
+    assert T1 not in plan.electorate.voters
+    done, at_once = without(leader, plan, now, T1)
+    assert at_once == now
+    assert "peer-lost" not in kinds(done)
+    incomplete = ev.Incomplete(T1, next_plan(done).hash, 0, (), ())
+    reported(leader, next_plan(done), now)
+    assert leader.handle(incomplete, now) == [], "nothing is repaired for it"
+
+
+def test_a_silent_member_takes_less_than_a_tenth_of_the_time() -> None:
+    leader, plan, began = practised()
+    now, epochs, faults = began, 0, []
+    while now < began + 600.0:
+        done, now = without(leader, plan, now, T1)
+        faults += [a.peer for a in done if isinstance(a, ev.CountFault)]
+        plan = next_plan(done)
+        epochs += 1
+        now += 1.0
+        here(leader, now, *EVERYBODY)
+    assert epochs / (now - began) > 0.9
+    assert leader.conduct.probation_s(T1, now) > 60.0
+    assert set(faults) <= {T1}
+
+
+def test_silence_again_and_again_is_a_fault() -> None:
+    leader, plan, now = practised()
+    faults: list[Any] = []
+    for _ in range(3):
+        done, now = without(leader, plan, now, T1)
+        faults.append([a.peer for a in done if isinstance(a, ev.CountFault)])
+        now += leader.conduct.probation_s(T1, now)
+        here(leader, now, *EVERYBODY)
+        plan = epochs(leader, next_plan(done), now, 2)
+        assert current(plan, T1), "its probation is over"
+    assert faults == [[], [], [T1]]
+
+
+def test_a_member_that_was_only_slow_works_in_the_next_plan() -> None:
+    leader, plan, began = practised()
+    done, now = without(leader, plan, began, T1)
+    late = ev.Committed(T1, plan.hash, 0, digest(plan, 1), 1.0)
+    assert kinds(leader.handle(late, now)) == ["peer-excused"]
+    here(leader, now, T1)
+    assert current(epochs(leader, next_plan(done), now, 2), T1)
+
+
+def test_a_member_that_was_late_is_waited_for_longer_the_next_time() -> None:
+    leader, plan, began = practised()
+    done, now = without(leader, plan, began, T1)
+    leader.handle(ev.Committed(T1, plan.hash, 0, digest(plan, 1), 1.0), now)
+    here(leader, now, T1)
+    plan = epochs(leader, next_plan(done), now, 2)
+    _, later = without(leader, plan, now, T1)
+    assert later - now > 1.9 * (now - began)
+
+
+def test_a_member_that_fell_silent_is_not_blamed() -> None:
+    """It may be frozen."""
+    leader, plan, began = practised()
+    done = reported(leader, plan, began)
+    for m in plan.members:
+        if m.peer != T1:
+            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            done += leader.handle(committed, began)
+    now = began
+    while the_plan(done) is None:
+        now += STEP_S
+        done += here(leader, now, *(p for p in EVERYBODY if p != T1))
+        done += leader.handle(ev.ClockTick(), now)
+    assert now - began < 6.0
+    assert "peer-on-probation" not in kinds(done)
+    here(leader, now, T1)
+    assert current(epochs(leader, next_plan(done), now, 2), T1)
+
+
+def test_a_leader_that_stood_still_blames_nobody() -> None:
+    leader, plan, now = practised()
+    leader.handle(ev.ClockTick(), now)
+    reported(leader, plan, now)
+    for m in plan.members:
+        if m.peer != T1:
+            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            leader.handle(committed, now)
+    now += 30.0
+    assert kinds(leader.handle(ev.ClockTick(), now)) == []
+    done = leader.handle(ev.Committed(T1, plan.hash, 0, digest(plan, 1), 1.0), now)
+    assert "epoch-committed" in kinds(done)
+
+
+def test_before_rounds_were_measured_a_member_has_its_whole_time() -> None:
+    leader, plan = begun(map(heard, EVERYBODY), round_s=30.0, late_s=4.0)
+    done, now = without(leader, plan, 3.0, T1)
+    assert "epoch-committed" in kinds(done)
+    assert now >= 3.0 + 30.0
+
+
+def test_members_whose_votes_are_needed_have_their_whole_time() -> None:
+    """Three of five, which may all be on one busy machine."""
+    leader, plan, began = practised()
+    reported(leader, plan, began)
+    for peer in (E, S1):
+        stage = heard(peer).stage
+        leader.handle(ev.Committed(peer, plan.hash, 0, digest(plan, stage), 1.0), began)
+    for now in (10.0, 20.0, 30.0):
+        here(leader, began + now, *EVERYBODY)
+        leader.handle(ev.ClockTick(), began + now)
+        assert leader.phase is Phase.ROUND
+        assert leader._epoch is not None
+        assert not leader._epoch.dead
+
+
+def test_members_on_probation_whose_votes_are_needed_are_waited_for() -> None:
+    more = [PeerId(f"stage{stage}{c}") for stage in (1, 2) for c in "bc"]
+    leader, plan = begun(map(heard, (E, S1, S2, *more)), late_s=1e9)
+    for peer in more:
+        leader.conduct.cost(peer, 10.0, 3.0)
+    plan = next_plan(commits(leader, plan, 4.0))
+    assert listeners(plan) == set(more)
+    done = reported(leader, plan, 5.0)
+    for m in sorted(plan.members, key=lambda m: m.peer in more):
+        assert leader.phase is Phase.ROUND
+        committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+        done = leader.handle(committed, 5.0)
+    assert "epoch-committed" in kinds(done), "three of seven cannot commit"
+    plan = next_plan(done)
+    assert set(plan.electorate.voters) == {E, S1, S2}
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_the_only_holder_of_a_stage_works_whatever_it_did(newcomer: bool) -> None:
+    """Also where a newcomer is there, which holds nothing yet."""
+    leader, plan = begun(map(heard, (E, S1, S2, T1)), round_s=6.0)
+    plan = next_plan(commits(leader, plan, 3.0))
+    leader.conduct.cost(S2, 5.0, 3.0)
+    here(leader, 4.0, E, S1, S2, T1)
+    if newcomer:
+        leader.handle(heard(T2), 4.0)
+    following = next_plan(commits(leader, plan, 4.0))
+    assert [m.peer for m in following.stage(2) if m.current] == [S2]
+
+
+def test_a_member_that_never_gets_its_parts_does_not_end_the_epoch() -> None:
+    leader, plan, now = practised()
+    reported(leader, plan, now)
+    here(leader, now, *EVERYBODY)
+    for m in plan.members:
+        if m.peer != T1:
+            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            leader.handle(committed, now)
+    done: list[Any] = []
+    for attempt in range(COPIES + 1):
+        done += leader.handle(ev.Incomplete(T1, plan.hash, attempt, (), ()), now)
+    assert "epoch-committed" in kinds(done)
+    assert "epoch-abandoned" not in kinds(done)
+    assert leader.conduct.on_probation(now) == {T1}
+
+
+def done_of(paths: Sequence[Path]) -> tuple[MicroBatchDone, ...]:
+    return tuple(MicroBatchDone(path.index, True, 1.0, 64) for path in paths)
+
+
+def test_an_epoch_is_closed_without_an_ends_peer_that_starts_nothing() -> None:
+    second = PeerId("ends2")
+    everybody = (E, second, S1, S2)
+    leader, plan = begun(map(heard, everybody), epoch_s=60.0, late_s=4.0, epochs=10_000)
+    now = 3.0
+    for _ in range(3):
+        for origin in (E, second):
+            results = done_of([path for path in plan.paths if path.origin == origin])
+            leader.handle(ev.MicroBatchesReported(origin, plan.hash, results), now)
+        plan = next_plan(commits(leader, plan, now))
+        now += 1.0
+    mine = [path for path in plan.paths if path.origin == E]
+    assert 0 < len(mine) < len(plan.paths)
+    began = now
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, done_of(mine)), now)
+    done: list[Any] = []
+    while leader.phase is Phase.RUN:
+        now += STEP_S
+        here(leader, now, *everybody)
+        done += leader.handle(ev.ClockTick(), now)
+    assert now - began < 8.0, "the epoch may take 60 s"
+    assert kinds(done)[0] == "peer-on-probation"
+    assert leader.conduct.on_probation(now) == {second}
+    late = ev.MicroBatchesReported(second, plan.hash, done_of(plan.paths))
+    assert kinds(leader.handle(late, now)) == ["peer-excused"], "it was only slow"
+
+
+# ------------------------------------------------------------ impossible parameters
+
+THIRD = PeerId("stage1c")
+
+
+def refused(leader: Leader, plan: Plan, now: float, owner: PeerId, *by: PeerId) -> list[Any]:
+    """The owner and all others commit; the members ``by`` refuse its parameters."""
+    done = reported(leader, plan, now)
+    for m in plan.members:
+        if m.peer in by:
+            word: Any = ev.Incomplete(m.peer, plan.hash, 0, (), (owner,), (owner,))
+        else:
+            word = ev.Committed(m.peer, plan.hash, 0, f"digest {m.stage} bad", 1.0)
+        done += leader.handle(word, now)
+    return done
+
+
+def test_the_round_is_repeated_without_an_owner_whose_parts_are_refused() -> None:
+    leader, plan = begun(map(heard, (E, S1, S2, T1, THIRD)))
+    owner = plan.owners["s1"]
+    others = [p for p in (S1, T1, THIRD) if p != owner]
+    done = refused(leader, plan, 3.0, owner, *others)
+    assert leader.conduct.on_probation(3.0) == {owner}
+    again = [a for a in done if isinstance(a, ev.SendRound)][-1]
+    assert set(again.to) == set(others)
+    assert owner in again.round.dead
+    assert again.round.owners["s1"] in others
+    assert again.round.sources == (), "what the owner has committed is not copied"
+    for peer in others:
+        done += leader.handle(ev.Committed(peer, plan.hash, 1, "digest 1 good", 1.0), 3.5)
+    assert "epoch-committed" in kinds(done)
+    assert leader.roster.agreed[1] == "digest 1 good"
+
+
+def test_members_that_took_them_make_them_again() -> None:
+    """An accomplice, and a listener, which cannot tell."""
+    more = [heard(THIRD), heard(PeerId("stage1d"))]
+    listener = dataclasses.replace(heard(PeerId("stage1e")), digest="another")
+    leader, plan = begun([*map(heard, (E, S1, S2, T1)), *more, listener])
+    assert listeners(plan) == {listener.peer}
+    owner = plan.owners["s1"]
+    accomplice, *honest = [m.peer for m in plan.stage(1) if m.current and m.peer != owner]
+    done = refused(leader, plan, 3.0, owner, *honest)
+    again = [a for a in done if isinstance(a, ev.SendRound)][-1]
+    assert (set(again.to), again.round.sources) == (set(honest), ())
+    assert {owner, accomplice, listener.peer} <= set(again.round.dead)
+    assert leader.conduct.on_probation(3.0) == {owner}
+
+
+@pytest.mark.parametrize("believers", [1, 2])
+def test_one_member_alone_does_not_put_an_owner_out(believers: int) -> None:
+    peers = [S1, T1, THIRD, PeerId("stage1d")][: believers + 2]
+    leader, plan = begun(map(heard, (E, S2, *peers)))
+    owner = plan.owners["s1"]
+    liar = next(p for p in peers if p != owner)
+    done = refused(leader, plan, 3.0, owner, liar)
+    again = [a for a in done if isinstance(a, ev.SendRound)][-1]
+    assert (again.to, again.round.dead) == ((liar,), ())
+    assert not leader.conduct.on_probation(3.0)
+
+
+@pytest.mark.parametrize("older", ["owner", "other"])
+def test_of_two_replicas_the_one_stays_that_did_more_epochs(older: str) -> None:
+    leader, plan = begun(map(heard, (E, S1, S2, T1)))
+    owner = plan.owners["s1"]
+    other = T1 if owner == S1 else S1
+    stays, goes = (owner, other) if older == "owner" else (other, owner)
+    leader.conduct.good(stays)
+    done = refused(leader, plan, 3.0, owner, other)
+    assert leader.conduct.on_probation(3.0) == {goes}
+    if stays == other:
+        again = [a for a in done if isinstance(a, ev.SendRound)][-1]
+        assert (again.to, again.round.sources) == ((other,), ())
+        done += leader.handle(ev.Committed(other, plan.hash, 1, "digest 1 good", 1.0), 3.5)
+    assert "epoch-committed" in kinds(done)
