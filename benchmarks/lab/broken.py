@@ -49,12 +49,14 @@ class Tried:
 
 class BrokenLab:
     """A rendezvous on "founder", a peer of its swarm on "friend", and hosts that want to join. A
-    context. ``forks``: as in :class:`~benchmarks.lab.fleet.Box`."""
+    context. ``forks``: as in :class:`~benchmarks.lab.fleet.Box`; ``program``: the module that is
+    run as the command line."""
 
-    def __init__(self, root: Path, forks: Forks | None = None) -> None:
+    def __init__(self, root: Path, forks: Forks | None = None, program: str = "cli") -> None:
         self.net = Internet(HOSTS, families=(4, 6))
         self.box = Box(root, forks=forks)
         self.friend = root / "friend"
+        self.program = program
         owner = Identity.load_or_create(root / "owner" / "identity.key")
         self.manifest = Manifest.parse(Manifest.default_demo().owned_by(owner.peer_id).sign(owner))
         self.founder = Identity.load_or_create(root / "founder" / "identity.key").peer_id
@@ -114,7 +116,7 @@ class BrokenLab:
                     *("env", *(f"{key}={value}" for key, value in env.items())),
                     sys.executable,
                     "-m",
-                    "cli",
+                    self.program,
                     "--home",
                     str(home),
                     *words,

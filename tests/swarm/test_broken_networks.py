@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lab import impatient
 from benchmarks.lab.broken import CASES, PORT, BrokenLab, Case
 from benchmarks.lab.forks import Forks
 from benchmarks.lab.internet import why_not
@@ -21,7 +22,7 @@ LIMIT_S = 10.0
 def lab(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[BrokenLab]:
     if reason := why_not():
         pytest.skip(reason)
-    with BrokenLab(tmp_path_factory.mktemp("broken"), forks) as made:
+    with BrokenLab(tmp_path_factory.mktemp("broken"), forks, impatient.MODULE) as made:
         yield made
 
 
