@@ -24,7 +24,17 @@ settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("tutti")
 
 T = TypeVar("T")
-LONGEST = ("routers", "losses", "whole_run", "broken_networks", "chaos", "cells", "demo", "solo")
+LONGEST = (
+    "chaos",
+    "broken_networks",
+    "routers",
+    "losses",
+    "whole_run",
+    "cells",
+    "frozen",
+    "demo",
+    "solo",
+)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

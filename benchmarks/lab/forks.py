@@ -36,8 +36,8 @@ LARGEST = 1 << 17
 @dataclass(frozen=True)
 class Asked:
     """A process to fork: its words, environment, working directory and network namespace ("": the
-    one of the process that forks it). ``log``: file of its output. ``program``: the module whose
-    ``main(words)`` it runs."""
+    one of the process that forks it). ``log``: file of its output. ``program``: module with the
+    ``main(words)`` to run."""
 
     words: list[str]
     environment: dict[str, str]

@@ -1,5 +1,5 @@
-"""The command line of ``tutti``, with less patience for addresses at which nobody gives a sign of
-life: a test of what is said at the end need not wait a minute for it.
+"""The command line of ``tutti`` that gives up on silent addresses after seconds, not a minute.
+A test of its last message need not wait longer.
 
     python -m benchmarks.lab.impatient ARGUMENT...
 """

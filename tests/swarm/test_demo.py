@@ -38,6 +38,7 @@ def test_the_compose_topology_trains_and_survives_a_kill(
     tmp_path, capsys, pytestconfig, forks: Forks, monkeypatch
 ):
     monkeypatch.setattr(demo, "Child", partial(ForkedChild, forks=forks))
+    monkeypatch.setattr(demo, "SAMPLE_TOKENS", 64)
     services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())[
         "services"
     ]
