@@ -23,10 +23,10 @@ from typing import Any
 from benchmarks.lab.broken import CASES, BrokenLab
 from benchmarks.lab.evil_relay import KINDS as EVIL
 from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer, folder, signed
+from benchmarks.lab.forks import Forks
 from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report, chosen
-from node.app.launch import Child
 from node.identity.keys import Identity
 from node.manifest import Manifest
 
@@ -623,10 +623,10 @@ PARTS: dict[str, Callable[[Report, Path], None]] = {
 
 
 @contextlib.contextmanager
-def boxed(root: Path) -> Iterator[Box]:
+def boxed(root: Path, forks: Forks | None = None) -> Iterator[Box]:
     """A box whose daemons end before the network does."""
     root.mkdir(parents=True, exist_ok=True)
-    box = Box(root)
+    box = Box(root, forks=forks)
     try:
         yield box
     finally:
@@ -647,8 +647,8 @@ def founded(box: Box, stages: int) -> tuple[Path, Manifest]:
 def daemon(box: Box, net: Internet, host: str, *words: str) -> Peer:
     """A daemon on a host, started; with the settings a volunteer has, but for one torch thread and
     its name."""
-    home = box.root / host
-    made = box.made[host] = Peer(host, home, Child(host, home, words, net[host].through))
+    child = box.child(host, words, net[host].through)
+    made = box.made[host] = Peer(host, child.home, child)
     made.environment = {"TUTTI_THREADS": "1", "TUTTI_NAME": host}
     return made.start()
 

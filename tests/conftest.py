@@ -1,10 +1,13 @@
-"""The same examples on every machine and in every run, and the order of files with whole daemons.
+"""The same examples on every machine and in every run, and the order of tests.
 
 `pytest --hypothesis-profile search` draws new ones, ten times as many where a test names no number.
 """
 
 import gc
 import os
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TypeVar
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is loaded; it tells of every end
 import grpc.aio
@@ -20,16 +23,51 @@ settings.register_profile("tutti", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("tutti")
 
-LONGEST = ("routers", "losses", "whole_run", "broken_networks", "chaos", "cells", "demo", "solo")
+T = TypeVar("T")
+LONGEST = (
+    "chaos",
+    "broken_networks",
+    "routers",
+    "losses",
+    "whole_run",
+    "cells",
+    "frozen",
+    "demo",
+    "solo",
+)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest begin first: else one worker waits for another at the end. Tests
-    with whole daemons are in tests/swarm, where `make test` looks for them."""
-    daemons = [item for item in items if item.get_closest_marker("swarm")]
-    assert {item.path.parent.name for item in daemons} <= {"swarm"}
-    order = {f"test_{name}": n for n, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)) if daemons else 0)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests with whole daemons are in tests/swarm, where `make test` looks for them."""
+    if item.get_closest_marker("swarm"):
+        assert item.path.parent.name == "swarm", f"{item.nodeid} belongs into tests/swarm"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest begin first: else workers wait for one of them at the end. Of tests that start
+    whole daemons these are files, of the others the tests in tests/sim."""
+    if any(item.get_closest_marker("swarm") for item in items):
+        order = {f"test_{name}": n for n, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+        return
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    found = dealt(items, lambda item: item.path.parent.name == "sim", workers)
+    assert len(found) == len(items)
+    items[:] = found
+
+
+def dealt(items: Sequence[T], long: Callable[[T], bool], workers: int) -> list[T]:
+    """Return the items in another order. ``workers`` take it in pieces of equal size, and each
+    piece begins with its share of the long ones; the others stay beside their neighbours."""
+    first = [item for item in items if long(item)]
+    rest = (item for item in items if not long(item))
+    found: list[T] = []
+    for worker in range(workers):
+        size = (len(items) - len(found)) // (workers - worker)
+        share = first[workers - 1 - worker :: workers]
+        found += [*share, *islice(rest, size - len(share))]
+    return found
 
 
 def pytest_collection_finish() -> None:

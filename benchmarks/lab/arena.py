@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from benchmarks.lab.books import COMMITTED, Books, in_plan
 from benchmarks.lab.faults import Limits
 from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Host, Peer
+from benchmarks.lab.forks import Forks
 from benchmarks.lab.told import Chronicle, Told
 from benchmarks.lab.wan import Wan
 
@@ -165,11 +166,13 @@ def arena(
     home: Path | None = None,
     disks: Sequence[str] = (),
     whole: bool = True,
+    forks: Forks | None = None,
     **changes: Any,
 ) -> Iterator[Arena]:
     """A swarm that has been started and is whole; nothing of it is left afterwards. ``disks``:
     labels whose checkpoints stand on a small disk of their own. ``whole`` False: do not wait until
-    all replicas agree. Raises Hang when it does not start."""
+    all replicas agree. ``forks``: as in :class:`~benchmarks.lab.fleet.Box`. Raises Hang when it
+    does not start."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_orderly())
         root = home or Path(
@@ -181,7 +184,7 @@ def arena(
         hosts: tuple[Host, ...] = tuple(wan.host(i) for i in range(sum(nodes))) if wan else ()
         limits = Limits()
         stack.callback(limits.close)
-        box = Box(root, hosts)
+        box = Box(root, hosts, forks=forks)
         stack.callback(box.clean_up)
         made = Arena(box, nodes, wan, limits, **changes)
         stack.callback(made.chronicle.close)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab.fleet import REPOSITORY, START_S, Box, Peer
+from benchmarks.lab.forks import Forks
 from benchmarks.lab.internet import Internet
-from node.app.launch import Child
 from node.core.errors import ExitCode
 from node.identity.invites import Invite
 from node.identity.keys import Identity
@@ -49,11 +49,14 @@ class Tried:
 
 class BrokenLab:
     """A rendezvous on "founder", a peer of its swarm on "friend", and hosts that want to join. A
-    context."""
+    context. ``forks``: as in :class:`~benchmarks.lab.fleet.Box`; ``program``: the module that is
+    run as the command line."""
 
-    def __init__(self, root: Path) -> None:
-        self.net, self.box = Internet(HOSTS, families=(4, 6)), Box(root)
+    def __init__(self, root: Path, forks: Forks | None = None, program: str = "cli") -> None:
+        self.net = Internet(HOSTS, families=(4, 6))
+        self.box = Box(root, forks=forks)
         self.friend = root / "friend"
+        self.program = program
         owner = Identity.load_or_create(root / "owner" / "identity.key")
         self.manifest = Manifest.parse(Manifest.default_demo().owned_by(owner.peer_id).sign(owner))
         self.founder = Identity.load_or_create(root / "founder" / "identity.key").peer_id
@@ -67,10 +70,10 @@ class BrokenLab:
             started = []
             for label, more in (("founder", ()), ("friend", ("--join", self.address()))):
                 home = self.box.root / label
-                through = (*self.net[label].through, "env", "TUTTI_TRANSPORT_QUIC=true")
-                child = Child(label, home, (*words, *more), through)
-                self.box.made[label] = Peer(label, home, child)
-                started.append(self.box.made[label].start())
+                child = self.box.child(label, (*words, *more), self.net[label].through)
+                peer = Peer(label, home, child, {"TUTTI_TRANSPORT_QUIC": "true"})
+                self.box.made[label] = peer
+                started.append(peer.start())
             for peer in started:
                 self.box.wait(
                     "a friend", lambda p=peer: len(known(p)) > 1, START_S, must_run=(peer,)
@@ -113,7 +116,7 @@ class BrokenLab:
                     *("env", *(f"{key}={value}" for key, value in env.items())),
                     sys.executable,
                     "-m",
-                    "cli",
+                    self.program,
                     "--home",
                     str(home),
                     *words,

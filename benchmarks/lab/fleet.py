@@ -211,7 +211,8 @@ class Peer:
 @dataclass
 class Box:
     """A directory of homes and every process that was started in it. ``hosts``: where the peers of
-    :meth:`swarm` run; ``forks``: what starts them there, unless they run through a command."""
+    :meth:`swarm` run; ``forks``: the process that starts them there, unless they run through a
+    command that does more than to enter a network namespace."""
 
     root: Path
     hosts: tuple[Host, ...] = ()
@@ -282,11 +283,16 @@ class Box:
         where = {"XDG_CACHE_HOME": str(self.root / "cache")} | (
             {"TUTTI_LISTEN": host.address} if host.address else {}
         )
-        child = Child(label, home, words, host.through)
-        if self.forks is not None:
-            child = ForkedChild(label, home, words, host.through, forks=self.forks)
+        child = self.child(label, words, host.through)
         found = self.made[label] = Peer(label, home, child, where)
         return found
+
+    def child(self, label: str, words: tuple[str, ...], through: tuple[str, ...] = ()) -> Child:
+        """The process of a daemon, not started yet; forked if this box has :attr:`forks`."""
+        home = self.root / label
+        if self.forks is None:
+            return Child(label, home, words, through)
+        return ForkedChild(label, home, words, through, forks=self.forks)
 
     def place(self, labels: Sequence[str]) -> None:
         """The peers of these labels run on :attr:`hosts`, in order."""

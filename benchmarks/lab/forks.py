@@ -8,6 +8,7 @@ loaded together, and the process that was forked for it becomes the daemon.
 """
 
 import gc
+import importlib
 import json
 import os
 import select
@@ -17,17 +18,48 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import cli
+from benchmarks.lab import namespaces
 from node.app.launch import Child
 from node.transport.parent_watch import end_with
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = "cli"
 LARGEST = 1 << 17
 """Bytes of a request, most of it the environment."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A process to fork: its words, environment, working directory and network namespace ("": the
+    one of the process that forks it). ``log``: file of its output. ``program``: module with the
+    ``main(words)`` to run."""
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: str
+    namespace: str
+    log: str
+    program: str = PROGRAM
+
+    def encoded(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Asked":
+        return cls(**json.loads(data))
+
+    def enter(self) -> None:
+        """Take over environment, working directory and network namespace. Raises OSError."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+        if self.namespace:
+            namespaces.enter(self.namespace)
 
 
 class Forks:
@@ -41,14 +73,37 @@ class Forks:
         self._server: subprocess.Popen[bytes] | None = None
         self._codes: dict[int, int] = {}
 
-    def start(self, words: list[str], log: Path, environment: dict[str, str]) -> "Forked":
-        """Run ``tutti`` with these words; what it says goes to ``log``. Raises OSError when the
-        process that forks has ended."""
-        asked = {"words": words, "environment": environment, "log": str(log)}
-        self._server_end().send(json.dumps({**asked, "folder": os.getcwd()}).encode())
+    def start(
+        self, words: list[str], log: Path, environment: dict[str, str], namespace: str = ""
+    ) -> "Forked":
+        """Run ``tutti`` with these words in a network namespace ("": the one of this process); its
+        output goes to ``log``. Raises OSError when the process that forks has ended."""
+        return self._fork(Asked(words, environment, os.getcwd(), namespace, str(log)), ())
+
+    def talk(self, program: str, words: list[str], log: Path, namespace: str) -> "Forked":
+        """Run ``main(words)`` of the module ``program`` with text pipes to its standard input and
+        output; its errors go to ``log``. Raises OSError when the process that forks has ended."""
+        asked = Asked(words, dict(os.environ), os.getcwd(), namespace, str(log), program)
+        reads, told = os.pipe()
+        hears, says = os.pipe()
+        try:
+            process = self._fork(asked, (reads, says))
+        except BaseException:
+            os.close(told)
+            os.close(hears)
+            raise
+        finally:
+            os.close(reads)
+            os.close(says)
+        process.stdin, process.stdout = os.fdopen(told, "w"), os.fdopen(hears)
+        return process
+
+    def _fork(self, asked: Asked, ends: tuple[int, ...]) -> "Forked":
+        """``ends``: its standard input and output; none: no input, and output to the log."""
+        socket.send_fds(self._server_end(), [asked.encoded()], ends)
         while (pid := self._next()) is None:
             pass
-        return Forked(self, pid, words)
+        return Forked(self, pid, asked.words)
 
     def code(self, pid: int, seconds: float | None) -> int | None:
         """How the daemon has ended, as subprocess has it, or None: it still runs ``seconds`` from
@@ -92,18 +147,20 @@ class Forks:
 
 @dataclass
 class ForkedChild(Child):
-    """A daemon that is forked, unless it runs through another command."""
+    """A daemon that is forked, unless it runs through a command that does more than to enter a
+    network namespace."""
 
     forks: Forks = field(default_factory=Forks)
 
     def launch(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        if self.through:
+        namespace = namespaces.entered(self.through)
+        if self.through and not namespace:
             return super().launch(words, environment)
-        return self.forks.start(words, self.log, environment)
+        return self.forks.start(words, self.log, environment, namespace)
 
 
-class Forked(subprocess.Popen[bytes]):
-    """A daemon of :class:`Forks`, to be treated as any other process."""
+class Forked(subprocess.Popen[Any]):
+    """A process of :class:`Forks`, to be treated as any other."""
 
     def __init__(self, forks: Forks, pid: int, words: list[str]) -> None:
         # Not Popen's own: that starts the process.
@@ -127,8 +184,8 @@ class Forked(subprocess.Popen[bytes]):
             os.kill(self.pid, sig)
 
 
-def serve(door: socket.socket) -> list[str] | None:
-    """Fork daemons until ``door`` is closed at its other end. In a daemon: its words."""
+def serve(door: socket.socket) -> Asked | None:
+    """Fork daemons until ``door`` is closed at its other end. In a daemon: the request for it."""
     server, running = os.getpid(), dict[int, int]()
     """``running``: process ids, by descriptors of the processes."""
     while True:
@@ -138,35 +195,39 @@ def serve(door: socket.socket) -> list[str] | None:
                 os.close(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 door.send(json.dumps([pid, code]).encode())
-            elif not (said := door.recv(LARGEST)):
+                continue
+            said, ends, *_ = socket.recv_fds(door, LARGEST, 2)
+            if not said:
                 return None
-            elif pid := os.fork():
+            if pid := os.fork():
                 running[os.pidfd_open(pid)] = pid
+                for end in ends:
+                    os.close(end)
                 door.send(json.dumps([pid, None]).encode())
             else:
                 door.close()
                 for other in running:
                     os.close(other)
-                return _become(json.loads(said), server)
+                asked = Asked.decode(said)
+                _become(asked, ends, server)
+                return asked
 
 
-def _become(asked: dict[str, Any], server: int) -> list[str]:
+def _become(asked: Asked, ends: list[int], server: int) -> None:
     """Make this process, a child of ``server``, the one that was asked for."""
     end_with(server)
-    os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.chdir(asked["folder"])
-    out = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for old, new in ((nothing, 0), (out, 1), (out, 2)):
-        os.dup2(old, new)
+    asked.enter()
+    out = os.open(asked.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(out, 2)
+    ends = ends or [os.open(os.devnull, os.O_RDONLY), os.dup(out)]
     os.close(out)
-    os.close(nothing)
+    for number, end in enumerate(ends):
+        os.dup2(end, number)
+        os.close(end)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # pyright: ignore[reportAttributeAccessIssue]
     # A daemon that moves starts itself anew with its own command line.
-    sys.orig_argv[1:] = ["-m", "cli", *asked["words"]]
-    return asked["words"]
+    sys.orig_argv[1:] = ["-m", asked.program, *asked.words]
 
 
 def main() -> int:
@@ -192,25 +253,26 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     try:
-        words = serve(socket.socket(fileno=int(sys.argv[1])))
+        asked = serve(socket.socket(fileno=int(sys.argv[1])))
     except ConnectionError:  # what was told last has not been read
         return 0
-    if words is not None and "join" in words:
-        joined = join(words, askers)
-        if isinstance(joined, int):
-            return joined
-        words = joined
-    return 0 if words is None else cli.main(words)
+    if asked is None:
+        return 0
+    if asked.program != PROGRAM:
+        return importlib.import_module(asked.program).main(asked.words)
+    if "join" not in asked.words:
+        return cli.main(asked.words)
+    joined = join(asked, askers)
+    return joined if isinstance(joined, int) else cli.main(joined)
 
 
-def join(words: list[str], askers: socket.socket) -> list[str] | int:
+def join(asked: Asked, askers: socket.socket) -> list[str] | int:
     """Run the part of ``tutti join`` that comes before its daemon, in a process forked by the one
     at the other end of ``askers``. Returns the words of the daemon that it would replace itself
     with, or its exit code."""
     mine, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
     with theirs:
-        socket.send_fds(askers, [json.dumps(asked).encode()], [theirs.fileno(), 1, 2])
+        socket.send_fds(askers, [asked.encoded()], [theirs.fileno(), 1, 2])
     asker = json.loads(mine.recv(LARGEST))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     passed_on = signal.SIGKILL
@@ -255,10 +317,8 @@ def ask(door: socket.socket) -> int:
     door.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
-    asked, daemon = json.loads(said), socket.socket(fileno=descriptors[0])
-    os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.chdir(asked["folder"])
+    asked, daemon = Asked.decode(said), socket.socket(fileno=descriptors[0])
+    asked.enter()
     os.dup2(descriptors[1], 1)
     os.dup2(descriptors[2], 2)
     daemon.send(json.dumps(os.getpid()).encode())
@@ -274,7 +334,7 @@ def ask(door: socket.socket) -> int:
 
     os.execv = become
     threading.Thread(target=follow, daemon=True).start()
-    code = cli.main(asked["words"])
+    code = cli.main(asked.words)
     daemon.send(json.dumps(code).encode())
     return code
 

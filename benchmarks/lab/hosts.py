@@ -9,34 +9,48 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab.fleet import REPOSITORY
+from benchmarks.lab.forks import Forks
 from benchmarks.lab.internet import Internet
+
+PROGRAM = "benchmarks.lab.reach_peer"
 
 
 class HostPeer:
     """One peer without a model. ``started``: seconds of the steady clock when its process began to
-    run."""
+    run. ``forks``: the process that forks it; None: it is started as any program."""
 
-    def __init__(self, net: Internet, name: str, home: Path, host: str = "", **asked: Any) -> None:
+    def __init__(
+        self,
+        net: Internet,
+        name: str,
+        home: Path,
+        host: str = "",
+        forks: Forks | None = None,
+        **asked: Any,
+    ) -> None:
         self.name, self.home = name, home
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.lab.reach_peer",
-            json.dumps({"home": str(home), **asked}),
-        ]
+        words = [json.dumps({"home": str(home), **asked})]
         self.started = time.monotonic()
-        with (home / "stderr").open("wb") as err:
-            self.process = net.popen(
-                host or name,
-                command,
+        if forks is not None:
+            log, namespace = home / "stderr", net[host or name].namespace
+            self.process = forks.talk(PROGRAM, words, log, namespace)
+            net.ends(self.process)
+        else:
+            self.process = self._run(net, host or name, words)
+        self._facts: dict[str, Any] = {}
+
+    def _run(self, net: Internet, host: str, words: list[str]) -> subprocess.Popen[Any]:
+        with (self.home / "stderr").open("wb") as err:
+            return net.popen(
+                host,
+                [sys.executable, "-m", PROGRAM, *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=err,
                 text=True,
                 cwd=REPOSITORY,
             )
-        self._facts: dict[str, Any] = {}
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab import namespaces
 from benchmarks.lab.fleet import Host
 
 KINDS: Mapping[str, str] = {
@@ -36,7 +37,6 @@ KINDS: Mapping[str, str] = {
 whose kind it shares."""
 
 V6 = "2a09:8280:1"
-_NAMESPACES = "/var/run/netns"
 _UPNPD_S = 10.0
 
 
@@ -56,7 +56,7 @@ class Place:
     @property
     def through(self) -> tuple[str, ...]:
         """The command that runs another on this host."""
-        return ("ip", "netns", "exec", self.namespace)
+        return namespaces.through(self.namespace)
 
     @property
     def host(self) -> Host:
@@ -119,8 +119,12 @@ class Internet:
         """Run a command on a host; it is killed when the network is taken down, if it still runs
         then."""
         process = subprocess.Popen([*self.places[name].through, *command], **options)
-        self._started.append(process)
+        self.ends(process)
         return process
+
+    def ends(self, process: subprocess.Popen[Any]) -> None:
+        """Kill a process when the network is taken down, if it still runs then."""
+        self._started.append(process)
 
     def run(
         self, name: str, command: Sequence[str], timeout: float = 60.0, **options: Any
@@ -214,10 +218,7 @@ class Internet:
         log = (folder / "log").open("wb")
         process = subprocess.Popen(
             [
-                "ip",
-                "netns",
-                "exec",
-                place.router,
+                *namespaces.through(place.router),
                 binary,
                 "-d",
                 "-f",
@@ -408,7 +409,7 @@ table ip6 t {{
         self._sh("nft", "-f", "-", ns=space, text=text)
 
     def _sh(self, *words: str, ns: str = "", text: str | None = None) -> str:
-        command = (["ip", "netns", "exec", ns] if ns else []) + list(words)
+        command = [*(namespaces.through(ns) if ns else ()), *words]
         done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
         if done.returncode:
             raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -438,12 +439,12 @@ def why_not(kind: str = "home") -> str:
 
 def sweep() -> None:
     """Take down what a program that was killed has left."""
-    for name in os.listdir(_NAMESPACES) if os.path.isdir(_NAMESPACES) else ():
+    for name in os.listdir(namespaces.FOLDER) if os.path.isdir(namespaces.FOLDER) else ():
         made = re.match(r"tn([0-9]+)[a-z]", name)
         if made and not os.path.exists(f"/proc/{made[1]}"):
             subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
 
 
 def _spaces(prefix: str) -> list[str]:
-    found = os.listdir(_NAMESPACES) if os.path.isdir(_NAMESPACES) else []
+    found = os.listdir(namespaces.FOLDER) if os.path.isdir(namespaces.FOLDER) else []
     return sorted(name for name in found if re.fullmatch(rf"{prefix}[a-z].*", name))

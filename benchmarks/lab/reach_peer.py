@@ -29,6 +29,7 @@ from typing import Any
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc.aio
+import uvloop
 
 from benchmarks.lab.evil_relay import corrupt
 from node.core.clock import SystemClock
@@ -238,8 +239,8 @@ def vars_of(mapping: Any) -> tuple[Any, ...]:
     return mapping.protocol, mapping.internal, mapping.host, mapping.external, mapping.how
 
 
-async def main() -> None:
-    peer = Peer(json.loads(sys.argv[1]))
+async def serve(asked: dict[str, Any]) -> None:
+    peer = Peer(asked)
     await peer.start()
     print(
         json.dumps(
@@ -254,7 +255,11 @@ async def main() -> None:
     await peer.transport.close()
 
 
-if __name__ == "__main__":
-    import uvloop
+def main(words: list[str]) -> int:
+    """Run the peer of one JSON object until its standard input ends."""
+    uvloop.run(serve(json.loads(words[0])))
+    return 0
 
-    uvloop.run(main())
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,6 @@ roughly half a Gbit/s in all. Host i has the address 10.88.0.(i+1); nothing leav
 """
 
 import contextlib
-import ctypes
 import fcntl
 import heapq
 import os
@@ -24,11 +23,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from benchmarks.lab import namespaces
 from benchmarks.lab.fleet import Host
 
-_NEWNET, _TUNSETIFF, _TUN_NO_PI = 0x40000000, 0x400454CA, 0x1001
+_TUNSETIFF, _TUN_NO_PI = 0x400454CA, 0x1001
 _NETWORK = bytes((10, 88, 0))
-_NAMESPACES = "/var/run/netns"
 _BURST = 64
 """Packets read from one host before the others have their turn."""
 _EARLY_S = 0.001
@@ -96,7 +95,7 @@ class Wan:
 
     def host(self, i: int) -> Host:
         """Where a daemon of host ``i`` runs."""
-        return Host(self.address(i), ("ip", "netns", "exec", self.names[i]))
+        return Host(self.address(i), namespaces.through(self.names[i]))
 
     def shape(self, i: int, j: int, *, both: bool = True, **changes: float | bool) -> None:
         """Change fields of :class:`Link` between two hosts."""
@@ -176,7 +175,7 @@ def why_not() -> str:
 
 def _sweep() -> None:
     """Take down what a program that was killed has left."""
-    for name in os.listdir(_NAMESPACES) if os.path.isdir(_NAMESPACES) else ():
+    for name in os.listdir(namespaces.FOLDER) if os.path.isdir(namespaces.FOLDER) else ():
         made = re.fullmatch(r"tutti([0-9]+)x[0-9]+", name)
         if made and not os.path.exists(f"/proc/{made[1]}"):
             subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
@@ -189,14 +188,9 @@ def _ip(*words: str) -> None:
 def _tun_in(name: str, address: str, mtu: int) -> int:
     """A file descriptor that is the network card of the namespace. Raises OSError,
     CalledProcessError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    home, there = (
-        os.open("/proc/self/ns/net", os.O_RDONLY),
-        os.open(f"{_NAMESPACES}/{name}", os.O_RDONLY),
-    )
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
-        if libc.setns(there, _NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {name}")
+        namespaces.enter(name)
         tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         try:
             fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", b"wan0", _TUN_NO_PI))
@@ -214,6 +208,5 @@ def _tun_in(name: str, address: str, mtu: int) -> int:
             f.write("cubic")
         return tun
     finally:
-        libc.setns(home, _NEWNET)
+        namespaces.move_to(home)
         os.close(home)
-        os.close(there)

@@ -27,24 +27,24 @@ def within(name: str, deed: str, *, leads: bool, seed: int, moments: int) -> Non
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_frozen_leader_of_four(seed: int) -> None:
-    within("four", "frozen", leads=True, seed=seed, moments=15)
+    within("four", "frozen", leads=True, seed=seed, moments=9)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["seven", "two cells"])
 def test_a_frozen_leader(name: str, seed: int) -> None:
-    within(name, "frozen", leads=True, seed=seed, moments=10)
+    within(name, "frozen", leads=True, seed=seed, moments=6)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_frozen_member(name: str) -> None:
-    within(name, "frozen", leads=False, seed=7, moments=8)
+    within(name, "frozen", leads=False, seed=7, moments=6)
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "member"])
 @pytest.mark.parametrize("deed", ["killed", "cut off"])
 def test_a_peer_that_is_gone(deed: str, leads: bool) -> None:
-    within("four", deed, leads=leads, seed=11, moments=8)
+    within("four", deed, leads=leads, seed=11, moments=6)
 
 
 def test_a_leader_that_only_the_next_one_reaches() -> None:

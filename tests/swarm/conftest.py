@@ -27,8 +27,8 @@ def fault_block(done: subprocess.CompletedProcess) -> tuple[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def forks() -> Forks:
-    """Loads what daemons need once for all of them. Those on another host, the demo's, and a
-    daemon's own children are started as a person starts them."""
+    """Loads what daemons need once for all of them. A daemon's own children are started as a person
+    starts them."""
     return Forks()
 
 

@@ -3,13 +3,17 @@ nothing that was on the disk."""
 
 import hashlib
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from benchmarks.lab.fleet import Box
 from node.identity.keys import Identity
 
 pytestmark = pytest.mark.swarm
+Run = Callable[[Box, Path, Sequence[str]], CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +43,23 @@ def manifest(swarm, sign, **changes) -> Path:
     return path
 
 
-def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]:
+def command(swarm, home: Path, words: Sequence[str]) -> CompletedProcess[str]:
+    """Run a command as a person does."""
+    return swarm.tutti(*words, home=home, timeout=90.0, TUTTI_NICE="0")
+
+
+def forked(swarm, home: Path, words: Sequence[str]) -> CompletedProcess[str]:
+    """Run a daemon to its end; all of its output is in ``stderr``."""
+    peer = swarm.bare(home.name, *words)
+    peer.environment = {**peer.environment, "NO_COLOR": "1", "COLUMNS": "200"}
+    return CompletedProcess(words, peer.start().wait(90.0), "", peer.said())
+
+
+def refused(swarm, fault, home: Path, code: int, *words: str, run: Run = forked) -> tuple[str, str]:
     """Run it, expect ``code`` and one block; (what, next steps). Key and data are as they were
     afterwards."""
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} if home.is_dir() else {}
-    done = swarm.tutti(*words, home=home, timeout=90.0, TUTTI_NICE="0")
+    done = run(swarm, home, words)
     assert done.returncode == code, (done.returncode, done.stderr)
     what, rest = fault(done)
     for path, content in before.items():
@@ -58,21 +74,21 @@ def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]
 def test_a_torn_key_is_refused_and_left_alone(swarm, owner, fault):
     key = owner / "identity.key"
     key.write_bytes(key.read_bytes()[:20])
-    what, rest = refused(swarm, fault, owner, 5, "start", str(swarm.root / "swarm.toml"))
+    start = ("start", str(swarm.root / "swarm.toml"))
+    what, rest = refused(swarm, fault, owner, 5, *start, run=command)
     assert "identity" in what
     assert rest
 
 
 def test_a_home_that_cannot_be_made(swarm, fault):
     (swarm.root / "a-file").write_text("in the way")
-    what, rest = refused(
-        swarm, fault, swarm.root / "a-file" / "home", 5, "start", str(swarm.root / "swarm.toml")
-    )
+    start = ("start", str(swarm.root / "swarm.toml"))
+    what, rest = refused(swarm, fault, swarm.root / "a-file" / "home", 5, *start, run=command)
     assert "a-file" in what
     assert rest
 
 
-# ----------------------------------------------------------- found by the daemon
+# ----------------------------------------------------------- found by the daemon, which is forked
 
 
 @pytest.mark.parametrize("flag", ["--p2p-port", "--grpc-port", "--metrics-port"])

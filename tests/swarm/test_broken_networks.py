@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lab import impatient
 from benchmarks.lab.broken import CASES, PORT, BrokenLab, Case
+from benchmarks.lab.forks import Forks
 from benchmarks.lab.internet import why_not
 from node.core.errors import ExitCode
 
@@ -17,10 +19,10 @@ LIMIT_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokenLab]:
+def lab(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[BrokenLab]:
     if reason := why_not():
         pytest.skip(reason)
-    with BrokenLab(tmp_path_factory.mktemp("broken")) as made:
+    with BrokenLab(tmp_path_factory.mktemp("broken"), forks, impatient.MODULE) as made:
         yield made
 
 

@@ -6,13 +6,15 @@ however busy the machine is.
 """
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from benchmarks.chaos import SHAPE
-from benchmarks.lab.arena import arena
+from benchmarks.lab.arena import Arena, arena
 from benchmarks.lab.fleet import Box
-from benchmarks.lab.scenarios import NODES, SCENARIOS
+from benchmarks.lab.forks import Forks
+from benchmarks.lab.scenarios import NODES, SCENARIOS, Scenario
 from benchmarks.lab.wan import why_not
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -20,10 +22,10 @@ BY_NAME = {s.name: s for s in SCENARIOS}
 
 
 @pytest.fixture(scope="module")
-def swarm():
+def swarm(forks: Forks) -> Iterator[Arena]:
     if reason := why_not():
         pytest.skip(reason)
-    with arena(NODES, **SHAPE) as made:
+    with arena(NODES, forks=forks, **SHAPE) as made:
         yield made
 
 
@@ -33,9 +35,10 @@ def box(swarm) -> Box:
     return swarm.box
 
 
-@pytest.mark.parametrize("name", ["kill-leader", "partition"])
-def test_the_swarm_comes_through(swarm, box, name: str):
-    scenario = BY_NAME[name]
+@pytest.mark.parametrize(
+    "scenario", [BY_NAME["kill-leader"], BY_NAME["partition"]], ids=lambda s: s.name
+)
+def test_the_swarm_comes_through(swarm: Arena, box: Box, scenario: Scenario) -> None:
     swarm.heal()
     before, strike = swarm.books().losses(), scenario.do(swarm)
     strike.hold()

@@ -1,12 +1,15 @@
-"""The demo's own code path, with the topology of docker-compose.yml: a rendezvous, ends, three
-block stages with two replicas."""
+"""The demo's own code path, but for how its daemons are started, with the topology of
+docker-compose.yml: a rendezvous, ends, three block stages with two replicas."""
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import yaml
 
+from benchmarks.lab.forks import ForkedChild, Forks
+from node.app import demo
 from node.app.demo import DemoOptions, run
 from node.manifest import Manifest
 
@@ -31,7 +34,11 @@ SECONDS = 8.0
 
 
 @pytest.mark.timeout(400)
-def test_the_compose_topology_trains_and_survives_a_kill(tmp_path, capsys, pytestconfig):
+def test_the_compose_topology_trains_and_survives_a_kill(
+    tmp_path, capsys, pytestconfig, forks: Forks, monkeypatch
+):
+    monkeypatch.setattr(demo, "Child", partial(ForkedChild, forks=forks))
+    monkeypatch.setattr(demo, "SAMPLE_TOKENS", 64)
     services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())[
         "services"
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lab.fleet import START_S, WORKING, Box
+from benchmarks.lab.forks import Forks
 from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, miniupnpd, why_not
 from benchmarks.reach import ROUTERS, boxed, daemon, founded, hosting, printed, to_it
@@ -34,16 +35,21 @@ def wait(what: str, condition: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def lab(root: Path, hosts: dict[str, str]) -> Iterator[tuple[Internet, Box]]:
-    with Internet(hosts) as net, boxed(root) as box:
+def lab(
+    root: Path, forks: Forks, hosts: dict[str, str], families: tuple[int, ...] = (4,)
+) -> Iterator[tuple[Internet, Box]]:
+    with Internet(hosts, families) as net, boxed(root, forks) as box:
         yield net, box
 
 
-def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path) -> None:
+def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path: Path, forks: Forks) -> None:
     hosts = {f"{kind}-{side}": kind for kind in ROUTERS for side in "ab"}
     with Internet({"hub": "open", **hosts}) as net:
-        hub = HostPeer(net, "hub", tmp_path / "hub")
-        peers = {name: HostPeer(net, name, tmp_path / name, join=[hub.door]) for name in hosts}
+        hub = HostPeer(net, "hub", tmp_path / "hub", forks=forks)
+        peers = {
+            name: HostPeer(net, name, tmp_path / name, forks=forks, join=[hub.door])
+            for name in hosts
+        }
         pairs = [
             (peers[f"{a}-a"], peers[f"{b}-b"])
             for a, b in itertools.combinations_with_replacement(ROUTERS, 2)
@@ -67,9 +73,9 @@ def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path) -> None:
         assert ways["symmetric-a", "symmetric-b"] == "relayed"
 
 
-def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path) -> None:
+def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path: Path, forks: Forks) -> None:
     hosts = {"hub": "open", "relay": "open", "ends": "home", "one": "symmetric", "two": "cgnat"}
-    with lab(tmp_path, hosts) as (net, box):
+    with lab(tmp_path, forks, hosts) as (net, box):
         file, _ = founded(box, stages=2)
         hub = daemon(box, net, "hub", "bootstrap", "--swarm", str(file))
         box.wait(
@@ -109,8 +115,8 @@ def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path) -> None:
         )
 
 
-def test_two_machines_with_ipv6_only_train_together(tmp_path) -> None:
-    with Internet({"one": "lan", "two": "lan"}, (6,)) as net, boxed(tmp_path) as box:
+def test_two_machines_with_ipv6_only_train_together(tmp_path: Path, forks: Forks) -> None:
+    with lab(tmp_path, forks, {"one": "lan", "two": "lan"}, (6,)) as (net, box):
         founder = daemon(box, net, "one", "start")
         box.wait(
             "the founder to train alone",
