@@ -88,6 +88,8 @@ LATER = (
     "model.positions",
     "data.sizes",
     "model.ends_layers",
+    "data.rows",
+    "data.encoding",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -203,6 +205,8 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     ),
     "data.windows": FieldRule(0, 1 << 20),
     "data.column": FieldRule(pattern=_PRINTED + "{1,256}", says="the name of a field"),
+    "data.rows": FieldRule(choices=("text", "chat")),
+    "data.encoding": FieldRule(choices=("utf-8", "utf-16-le", "utf-16-be", "latin-1", "cp1252")),
     "data.sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.tokenizer": FieldRule(
         pattern=_PRINTED + "{1,4096}", says='"bytes" or the name of a tokenizer.json'

@@ -41,7 +41,7 @@ class PathHop(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class FrameHead(_message.Message):
-    __slots__ = ("epoch", "plan_hash", "index", "purpose", "journey", "position", "tensor", "deadline_s", "document_ends", "patient")
+    __slots__ = ("epoch", "plan_hash", "index", "purpose", "journey", "position", "tensor", "deadline_s", "document_ends", "patient", "untrained")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class FrameHead(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ENDS_FIELD_NUMBER: _ClassVar[int]
     PATIENT_FIELD_NUMBER: _ClassVar[int]
+    UNTRAINED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     plan_hash: str
     index: int
@@ -62,7 +63,8 @@ class FrameHead(_message.Message):
     deadline_s: float
     document_ends: _containers.RepeatedScalarFieldContainer[int]
     patient: bool
-    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., journey: _Optional[_Iterable[_Union[PathHop, _Mapping]]] = ..., position: _Optional[int] = ..., tensor: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., deadline_s: _Optional[float] = ..., document_ends: _Optional[_Iterable[int]] = ..., patient: _Optional[bool] = ...) -> None: ...
+    untrained: int
+    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., journey: _Optional[_Iterable[_Union[PathHop, _Mapping]]] = ..., position: _Optional[int] = ..., tensor: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., deadline_s: _Optional[float] = ..., document_ends: _Optional[_Iterable[int]] = ..., patient: _Optional[bool] = ..., untrained: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("head", "chunk")

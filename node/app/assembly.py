@@ -354,6 +354,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         gradients=o.gradients,
         usual_s=t.epoch_timeout_s,
         document_mask=manifest.data.document_mask,
+        loss_mask=manifest.data.rows == "chat",
         planned=manifest.scheduler.paths == "planned",
         places=o.places,
         machine=o.machines.pipeline,

@@ -22,7 +22,7 @@ from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.step import Made, whole_at_first
 from node.model.device import Device, gpus
-from node.model.documents import NO_TARGET
+from node.model.documents import NO_TARGET, for_loss
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
 from node.optim.newton_schulz import followed, newton_schulz_all
@@ -199,6 +199,7 @@ class CutEndsMath:
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """As :meth:`Ends.loss`."""
         self._math.hidden(h_BTD)
+        targets_BT = for_loss(targets_BT)
         tokens = self._math.ids(targets_BT[targets_BT != NO_TARGET]).numel()
         if targets_BT.shape != h_BTD.shape[:2]:
             raise ValueError(

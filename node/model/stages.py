@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from node.core.ids import ENDS
-from node.model.documents import NO_TARGET, lengths_of
+from node.model.documents import NO_TARGET, for_loss, lengths_of
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, layers_of, parameter_shapes
 from node.wire.tensors import dtype_of
@@ -274,12 +274,13 @@ class Ends(_Stage):
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many
-        tokens that is). Tokens whose target is NO_TARGET are left out of both.
+        tokens that is). Tokens whose target is NO_TARGET or UNTRAINED are left out of both.
 
         With a large vocabulary the tokens are taken in pieces of at most ``LOGITS_AT_ONCE`` logits,
         and backward computes each piece's logits again instead of keeping them.
         """
-        h_ND, targets_N = h_BTD.reshape(-1, h_BTD.shape[-1]), targets_BT.reshape(-1)
+        h_ND = h_BTD.reshape(-1, h_BTD.shape[-1])
+        targets_N = for_loss(targets_BT.reshape(-1))
         tokens = int((targets_N != NO_TARGET).sum())
         at_once = max(1, LOGITS_AT_ONCE // self.settings.vocab)
         if len(targets_N) <= at_once:

@@ -167,8 +167,9 @@ class Pipeline(PipelineBase):
     ``math`` and ``gradients``: replace the arithmetic and the gradient sum where the stage is not
     on one device. ``usual_s``: the least seconds that a plan gives an epoch; where it gives more,
     hops have longer by the same factor; 0: never. ``document_mask``: targets say where documents
-    end, and blocks keep them apart. ``planned``: paths are planned by measured costs. ``places``:
-    shares of others' micro-batches that wait here to be named, at most; 0: twice the window.
+    end, and blocks keep them apart. ``loss_mask``: targets say which tokens are not trained on.
+    ``planned``: paths are planned by measured costs. ``places``: shares of others' micro-batches
+    that wait here to be named, at most; 0: twice the window.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class Pipeline(PipelineBase):
         gradients: GradientSum | None = None,
         usual_s: float = 0.0,
         document_mask: bool = False,
+        loss_mask: bool = False,
         planned: bool = False,
         places: int = 0,
         machine: Callable[[PeerId, int, bool, int], PipelineMachine] = PipelineMachine,
@@ -208,6 +210,7 @@ class Pipeline(PipelineBase):
                 settings.wire,
                 settings.stages,
                 masked=document_mask,
+                loss_mask=loss_mask,
             ),
             machine(
                 transport.peer_id,

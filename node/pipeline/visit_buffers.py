@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.model.device import free_cached, out_of_memory
-from node.model.documents import ends_of, within
+from node.model.documents import ends_of, untrained_in, within
 from node.model.stages import Blocks, Ends
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
@@ -50,6 +50,8 @@ class VisitBuffers:
     input: FrameReader | None = None
     document_ends: tuple[int, ...] = ()
     """Of the input, or of the batch."""
+    untrained: int = 0
+    """Tokens of it that end no document and are not trained on."""
     gradient: TensorReader | None = None
     x: Tensor | None = None
     """Hidden states that came in; where a micro-batch begins, its tokens."""
@@ -110,12 +112,15 @@ class StageMath:
 
     def forward(self, work: VisitBuffers) -> None:
         """Input → output; the graph is kept, or what it is made again from."""
-        work.document_ends = _there(work.input).document_ends
-        x = work.x = self._take(_there(work.input)).requires_grad_()
+        came = _there(work.input)
+        work.document_ends = came.document_ends
+        work.untrained = came.untrained
+        x = work.x = self._take(came).requires_grad_()
         work.input = None
         work.output = self._encode(self._in_memory(len(x), lambda: self._forward(work, x)))
-        # As at the ends: the last token of a document has no target.
-        work.tokens = work.shape[0] * work.shape[1] - len(work.document_ends)
+        # As at the ends, where the loss is summed over tokens with a target alone.
+        without = len(work.document_ends) + work.untrained
+        work.tokens = work.shape[0] * work.shape[1] - without
 
     def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
         if self.recompute == "stage":
@@ -166,6 +171,7 @@ class StageMath:
         """Tokens → hidden states; the graph is kept, or the tokens it is made again from."""
         tokens, targets = _there(work.batch)()
         work.batch, work.targets, work.document_ends = None, targets, ends_of(targets)
+        work.untrained = untrained_in(targets)
         if tuple(tokens.shape) != work.shape[:2]:
             raise ValueError(
                 f"the batch is {tuple(tokens.shape)}, the plan's micro-batches are {work.shape}"

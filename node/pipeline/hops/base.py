@@ -270,10 +270,13 @@ class PipelineBase(ABC):
         shape: tuple[int, ...],
         masked: bool,
         read: Callable[[], Any],
+        *,
+        loss_mask: bool = False,
     ) -> FrameReader:
         """The content of a frame of ``caller``: a tensor of ``shape``, ``masked`` with the ends of
-        documents in it. ``read`` gives the next message. Raises WireError."""
-        reader = FrameReader(head, shape, self.shape.wire, masked)
+        documents in it, ``loss_mask`` with the number of tokens that are not trained on. ``read``
+        gives the next message. Raises WireError."""
+        reader = FrameReader(head, shape, self.shape.wire, masked, loss_mask)
         await read_chunks(read, reader)
         self.transport.count(caller, received=reader.nbytes, plane="pipeline")
         return reader

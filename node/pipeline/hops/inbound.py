@@ -84,6 +84,7 @@ class Inbound(PipelineServicer):
         if answer.say is Say.TAKE:
             shape, forward = pipeline.shape_of(claim.index), way is Direction.FORWARD
             masked, origin = pipeline.shape.masked and forward, claim.journey[0].peer
+            loss_mask = pipeline.shape.loss_mask and forward
             if pipeline.at_origin(claim.key):
                 charge = 0
             elif claim.key in pipeline.machine.visits:  # a gradient alone, or what came twice
@@ -93,7 +94,9 @@ class Inbound(PipelineServicer):
             pipeline.stash.charge(charge, origin)
             try:
                 async with self._newest((claim.key, way, caller)):
-                    reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
+                    reader = await pipeline.read(
+                        caller, incoming.head, shape, masked, context.read, loss_mask=loss_mask
+                    )
             finally:
                 pipeline.stash.charge(-charge, origin)
             answer, rest = self._look(way, caller, incoming, reader)
@@ -210,7 +213,14 @@ class Inbound(PipelineServicer):
             request.position,
         )
         messages = frames(
-            claim, pb.TRAIN, 1.0, work.shape, output, pipeline.shape, work.document_ends
+            claim,
+            pb.TRAIN,
+            1.0,
+            work.shape,
+            output,
+            pipeline.shape,
+            work.document_ends,
+            untrained=work.untrained,
         )
         async with self._newest((key, caller)):
             for frame in messages:

@@ -107,6 +107,7 @@ class Sender:
             pipeline.shape,
             work.document_ends if way is Direction.FORWARD else (),
             action.patient and len(self._sending) <= PATIENT,
+            untrained=work.untrained if way is Direction.FORWARD else 0,
         )
 
         def accepted(seconds: float | None) -> None:
@@ -245,6 +246,7 @@ class Sender:
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
         shape, masked = pipeline.shape_of(key.index), pipeline.shape.masked
+        loss_mask = pipeline.shape.loss_mask
         request = pb.FetchInput(
             epoch=key.epoch,
             plan_hash=plan_hash,
@@ -259,7 +261,9 @@ class Sender:
                 first = await call.read()
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
-                return await pipeline.read(peer, first.head, shape, masked, call.read)
+                return await pipeline.read(
+                    peer, first.head, shape, masked, call.read, loss_mask=loss_mask
+                )
         except TimeoutError as e:
             raise PeerFault(peer, "it has died") from e
         finally:

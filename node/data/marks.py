@@ -1,0 +1,15 @@
+"""Marks on token ids: which tokens are not trained on, and which end a document. They are the two
+highest bits of an id of 32 bits, so that ids and marks travel as one array. Enters: ids below 2^30.
+"""
+
+from typing import Any
+
+CONTEXT = 1 << 31
+"""The token is read and not trained on: it is no target."""
+LAST = 1 << 30
+"""The next token belongs to another document."""
+
+
+def ids_in(marked: Any) -> Any:
+    """The ids of an array or tensor of marked ids."""
+    return marked & (LAST - 1)
