@@ -11,7 +11,6 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jinja2
@@ -19,6 +18,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from node.data.marks import Conversation
 
 MOST_TEXT = 4 << 20
 """Characters of one rendered conversation."""
@@ -54,16 +55,6 @@ class Misfit(Exception):
 
 class BadTemplate(Exception):
     """A template that no row can be written with; the reason as a sentence."""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Text of a conversation; ``trained``: ranges of its characters that are trained on; ``open``:
-    the text does not end itself, so that the end of a document follows it."""
-
-    text: str
-    trained: tuple[tuple[int, int], ...]
-    open: bool = False
 
 
 class _Generation(Extension):
@@ -115,9 +106,7 @@ class Template:
         Raises Misfit for messages that the template refuses, or of which it makes too much."""
         return _MARK.sub("", self._rendered(messages, add_generation_prompt, tools))
 
-    def _rendered(
-        self, messages: Sequence[Mapping[str, Any]], prompt: bool, tools: Any
-    ) -> str:
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], prompt: bool, tools: Any) -> str:
         given = self._special | {
             "messages": [dict(m) for m in messages],
             "add_generation_prompt": prompt,
@@ -161,9 +150,7 @@ class Template:
             return [Conversation(whole, tuple((start, len(text)) for text, start in each))]
         return [Conversation(text, ((start, len(text)),)) for text, start in each]
 
-    def _turn(
-        self, messages: Sequence[Mapping[str, Any]], i: int, tools: Any
-    ) -> tuple[str, int]:
+    def _turn(self, messages: Sequence[Mapping[str, Any]], i: int, tools: Any) -> tuple[str, int]:
         """Text of the messages up to the ``i``-th, and where that begins in it."""
         text = self.render(messages[: i + 1], tools=tools)
         before = self.render(messages[:i], add_generation_prompt=True, tools=tools)
@@ -210,7 +197,8 @@ def conversations(row: Any, column: str, template: Template | None) -> list[Conv
         text = prompt + completion
         return [Conversation(text, ((len(prompt), len(text)),), open=True)]
     before = _messages(prompt, "user")
-    return template.conversations([*before, *_messages(completion, "assistant")], len(before), tools)
+    whole = [*before, *_messages(completion, "assistant")]
+    return template.conversations(whole, len(before), tools)
 
 
 def looks_like_chat(row: Any) -> bool:
@@ -226,6 +214,8 @@ def _messages(given: Any, role: str = "") -> list[dict[str, Any]]:
     """Messages with a role and a content. A text is one message of ``role``."""
     if role and isinstance(given, str):
         return [{"role": role, "content": given}]
+    if isinstance(given, str):  # a table of texts
+        given = _parsed(given, "messages")
     if not isinstance(given, list) or not given:
         raise Misfit("messages that are no list")
     return [_message(message) for message in given]
@@ -263,12 +253,14 @@ def _joined(parts: Sequence[Any]) -> str:
 
 def _tools(given: Any) -> Any:
     """Tools of a row, which may be written as JSON."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            raise Misfit("tools that are no JSON") from None
-    return given or None
+    return (_parsed(given, "tools") if isinstance(given, str) else given) or None
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Misfit(f"{what} that are no JSON") from None
 
 
 def _fields(row: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from node.core.errors import Refused, UsageFault, refuse
 from node.data.confined.process import Confined, ParseFault, Pool, explained
+from node.data.marks import CONTEXT, LAST, Conversation, ids_in
 from node.data.places import named_for_one_run, open_regular, tokenizer_file
 from node.data.settings import NO_PLACES, DataSettings, Places
 
@@ -47,6 +48,17 @@ class ByteTokenizer:
         surrogate, which UTF-8 cannot say, becomes "?"."""
         raw = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
         return np.frombuffer(raw, dtype=np.uint8)
+
+    def encode_marked(self, found: Conversation) -> np.ndarray:
+        """Ids [n] of the text of a conversation, uint32; CONTEXT marks those that are not trained
+        on."""
+        pieces = list[np.ndarray]()
+        at = 0
+        for start, stop in (*found.trained, (len(found.text), len(found.text))):
+            pieces.append(self.encode(found.text[at:start]).astype(np.uint32) | CONTEXT)
+            pieces.append(self.encode(found.text[start:stop]).astype(np.uint32))
+            at = stop
+        return np.concatenate(pieces)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
@@ -158,8 +170,8 @@ class FileTokenizer:
         self.vocab = said["ids"]
         self.eos = next((i for i in said["ends"] if i is not None), None)
 
-    def _call(self, operation: str, body: bytes) -> bytes:
-        found = self._pool.call({"op": operation}, body)
+    def _call(self, operation: str, body: bytes, **words: object) -> bytes:
+        found = self._pool.call({"op": operation} | words, body)
         what = f"the tokenizer {self._path} fails at {len(body)} bytes"
         return b"".join(explained(found, what, "the run needs a tokenizer without such patterns"))
 
@@ -167,7 +179,18 @@ class FileTokenizer:
         """As :meth:`ByteTokenizer.encode`, uint32."""
         whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
         raw = b"".join(self._call("encode", p.encode("utf-8", "replace")) for p in pieces(whole))
+        return self._checked(np.frombuffer(raw, dtype=np.uint32))
+
+    def encode_marked(self, found: Conversation) -> np.ndarray:
+        """As :meth:`ByteTokenizer.encode_marked`. A token belongs to the part of the text in which
+        it begins."""
+        body = found.text.encode("utf-8", "replace")
+        raw = self._call("marked", body, trained=found.trained, mark=CONTEXT)
         ids = np.frombuffer(raw, dtype=np.uint32)
+        self._checked(ids_in(ids))
+        return ids
+
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
         if len(ids) and ids.max() >= self.vocab:
             raise ParseFault(f"the tokenizer {self._path} gives ids that it does not have", _GET)
         return ids
@@ -216,6 +239,23 @@ def _read_tokenizer(path: Path) -> bytes:
 Tokenizer = ByteTokenizer | FileTokenizer
 
 
+def document_ids(
+    document: bytes | Conversation, tokenizer: Tokenizer, end: int | None
+) -> np.ndarray:
+    """Token ids of a document, followed by the id ``end`` unless that is None. Those of a
+    conversation are marked; it ends itself, or is followed by the end that the tokenizer has."""
+    if isinstance(document, bytes):
+        ids = tokenizer.encode(document)
+        return ids if end is None else np.append(ids, np.uint32(end))
+    ids = tokenizer.encode_marked(document)
+    if document.open and tokenizer.eos is not None:
+        ids = np.append(ids, np.uint32(tokenizer.eos))
+    else:
+        ids = ids.copy()
+    ids[-1:] |= LAST
+    return ids
+
+
 def pieces(text: str, size: int = PIECE) -> Iterable[str]:
     """The text in order, in pieces of about ``size`` characters that end behind a line end where
     there is one in reach."""
@@ -230,10 +270,13 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
 
 
 def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> int | None:
-    """The id that ends a document, where ``settings`` keep documents apart, else None. ``largest``:
+    """The id that ends a document, where ``settings`` keep documents apart, else None; of
+    conversations, whose ids are marked, the mark LAST. ``largest``:
     the largest id that the text can have. Raises UsageFault for a text without documents."""
     if not settings.document_mask:
         return None
+    if settings.rows == "chat":
+        return LAST
     eos = tokenizer.eos
     what = f"the tokenizer {settings.tokenizer}" if eos is None else settings.source
     refuse(

@@ -9,10 +9,10 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 import httpx2
@@ -20,8 +20,9 @@ import httpx2
 from node.core.errors import NetworkFault, OutOfResources, UsageFault, refuse
 from node.core.numbers import whole_number
 from node.data.confined.process import Pool, explained
+from node.data.kinds import FileKind
+from node.data.library import check_installed
 from node.data.places import open_regular
-from node.data.readers import check_installed
 from node.data.streamed.fetching import asked
 
 WHOLE = 64 << 20
@@ -51,44 +52,18 @@ class Shard:
         return self.name.startswith(("http://", "https://"))
 
 
-@dataclass(frozen=True, slots=True)
-class FileKind:
-    """``form``: text, lines (JSON) or parquet; ``packed``: zstd, gzip or ""."""
-
-    form: str
-    packed: str
-
-
-_FORMS = {".txt": "text", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines",
-          ".parquet": "parquet"}  # fmt: skip
 MOST_TAG = 256
 """Characters of a tag; a longer one is not used."""
-_PACKED = {".zst": "zstd", ".gz": "gzip"}
-
-
-def known_kind(name: str) -> FileKind | None:
-    """The format that a shard's name says; None for one that cannot be read."""
-    path = Path(name.partition("?")[0])
-    packed = _PACKED.get(path.suffix.lower(), "")
-    form = _FORMS.get((path.with_suffix("") if packed else path).suffix.lower())
-    return None if form is None or (packed and form == "parquet") else FileKind(form, packed)
-
-
-def kind_of(name: str) -> FileKind:
-    """As :func:`known_kind`. Raises UsageFault for a format that cannot be read."""
-    if (found := known_kind(name)) is None:
-        raise UsageFault(
-            f"cannot read {name}: unknown ending",
-            "use .txt, .jsonl or .parquet, the first two also with .zst or .gz",
-        )
-    return found
 
 
 class Files:
     """All calls may block, and come from any thread."""
 
-    def __init__(self, client: httpx2.Client, folder: Path, cap: int) -> None:
-        """``cap``: bytes that everything below ``folder`` may take."""
+    def __init__(
+        self, client: httpx2.Client, folder: Path, cap: int, parsers: Pool | None = None
+    ) -> None:
+        """``cap``: bytes that everything below ``folder`` may take. ``parsers``: processes that
+        parse what came."""
         self._client, self.folder, self.cap = client, folder, cap
         self._lock = threading.Lock()
         self._making = WeakValueDictionary[str, threading.Lock]()
@@ -99,8 +74,7 @@ class Files:
         """Tags of shards that are read in parts, by their addresses."""
         self.received = 0
         """Bytes that came over the network."""
-        self.parsers = Pool()
-        """Processes that parse what came."""
+        self.parsers = parsers or Pool()
         self._closed = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.tmp"):
@@ -212,14 +186,16 @@ class Files:
             self._compared.add(path)
             return path
 
-    def unpacked(self, shard: Shard, packed: str) -> Shard:
-        """The text of a shard that is packed, as a shard of this disk. Raises as :meth:`read` does,
-        and OutOfResources when it does not fit below the cap."""
-        path = self._path(shard, "text")
+    def unpacked(self, shard: Shard, kind: FileKind, encoding: str = "utf-8") -> Shard:
+        """The text of a shard that is packed, a table, or in another encoding, as a shard of this
+        disk: text in UTF-8, or lines of JSON. Raises as :meth:`read` does, and OutOfResources when
+        it does not fit below the cap."""
+        way = "" if encoding == "utf-8" and not kind.table else f"{kind.form}-{encoding}."
+        path = self._path(shard, f"{way}text")
         with self._alone(path):
             if not self.used(path):
                 stored = self.whole(shard)
-                self._unpack(stored, shard, packed, path)
+                self._unpack(stored, shard, kind, encoding, path)
                 if shard.remote:
                     stored.unlink(missing_ok=True)
             return Shard(str(path), path.stat().st_size)
@@ -267,11 +243,14 @@ class Files:
             found.update(piece)
         return found.hexdigest()
 
-    def _unpack(self, stored: Path, shard: Shard, packed: str, path: Path) -> None:
+    def _unpack(
+        self, stored: Path, shard: Shard, kind: FileKind, encoding: str, path: Path
+    ) -> None:
+        head = asdict(kind) | {"op": "unpack", "encoding": encoding, "name": shard.name}
         most = max(WHOLE, MOST_UNPACKED * shard.size)
         with self._held({stored: 0}), self._staged(path, 0) as (staged, grow):
             with open(staged, "wb") as file:
-                for text in _unpacked(self.parsers, stored, packed):
+                for text in _unpacked(self.parsers, stored, head):
                     self.go_on()
                     if file.tell() + len(text) > most:
                         raise UsageFault(
@@ -414,17 +393,18 @@ def _other(shard: Shard, why: str) -> UsageFault:
     )
 
 
-def _unpacked(parsers: Pool, stored: Path, packed: str) -> Iterator[bytes]:
-    """The text of a packed file in pieces. Raises UsageFault for what is none."""
-    check_installed("pyarrow", "reading .zst and .gz")
+def _unpacked(parsers: Pool, stored: Path, head: Mapping[str, Any]) -> Iterator[bytes]:
+    """The text of a file in pieces. Raises UsageFault for what is none."""
+    if head["packed"]:
+        check_installed("pyarrow", "reading .zst and .gz")
     with open(stored, "rb") as file:
 
         def read(start: int, size: int) -> bytes:
             return os.pread(file.fileno(), size, start)
 
-        head = {"op": "unpack", "packed": packed, "size": os.fstat(file.fileno()).st_size}
-        found = parsers.call(head, read=read)
-        yield from explained(found, f"cannot unpack {stored}", "check that shard")
+        size = {"size": os.fstat(file.fileno()).st_size}
+        found = parsers.call({**head, **size}, read=read)
+        yield from explained(found, f"cannot unpack {head['name']}", "check that shard")
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.data.order import SampleOrder
 from node.data.marks import CONTEXT, LAST, ids_in
+from node.data.order import SampleOrder
 from node.data.sources import Corpus, Ids
 from node.data.streamed.stream import Stream
 from node.model.documents import NO_TARGET, UNTRAINED
