@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from types import TracebackType
@@ -962,7 +963,9 @@ def swarm_init(
     if file is None:  # no words but this user's
         places = dataclasses.replace(places, own=True)
     corpus = None
+    beside: Mapping[str, bytes] = {}
     if not no_open:
+        made, beside = joining.with_files(ours, made, base, places, model)
         made, corpus = joining.with_hashes(ours, made, places)
     raw = made.sign(identity)
     manifest = Manifest.parse(raw)
@@ -970,6 +973,7 @@ def swarm_init(
     with writing(out, "choose another place"):
         write_atomically(out, raw)
     ours.keep_places(manifest.run_id, places)
+    ours.keep_files(manifest.run_id, beside)
     if as_json:
         document = {
             "file": str(out),

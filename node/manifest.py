@@ -90,6 +90,8 @@ LATER = (
     "model.ends_layers",
     "data.rows",
     "data.encoding",
+    "data.files",
+    "data.end",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -102,6 +104,10 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
+MOST_FILES = 32
+"""Files beside the tokenizer that a manifest names, at most."""
+_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9a-f]{64}"
+"""Name and hash of one such file."""
 _PRINTED = r"[^\x00-\x1f\x7f-\x9f]"
 """A character that is no control character: text of a manifest goes to terminals."""
 _SHARE = FieldRule(0.0, 1.0)
@@ -212,6 +218,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
         pattern=_PRINTED + "{1,4096}", says='"bytes" or the name of a tokenizer.json'
     ),
     "data.tokenizer_sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
+    "data.end": FieldRule(-1, 1 << 22),
     "data.seed": _SEED,
     "data.holdout": FieldRule(0.0, 0.5),
     "training.epochs": FieldRule(1, 10**9),
@@ -370,6 +377,24 @@ class Manifest:
                 d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
                 'leave it empty: data.tokenizer = "bytes" is no file',
+            ),
+            (
+                len(d.files) > MOST_FILES
+                or not all(re.fullmatch(_FILE, entry) for entry in d.files)
+                or len({entry.partition(":")[0] for entry in d.files}) < len(d.files),
+                "data.files",
+                f"must be at most {MOST_FILES} entries  NAME:SHA256  of different names: give the "
+                "model again,  tutti swarm init --from DIR",
+            ),
+            (
+                d.tokenizer == "bytes" and d.end >= 0,
+                f"data.end = {d.end}",
+                'leave it out: data.tokenizer = "bytes" has an end of its own',
+            ),
+            (
+                d.end >= m.vocab,
+                f"data.end = {d.end} is no id of model.vocab = {m.vocab}",
+                "give an id of the vocabulary, or leave it out",
             ),
             (
                 d.tokenizer == "bytes" and m.vocab < BYTE_VOCAB,

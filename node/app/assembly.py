@@ -637,7 +637,13 @@ def _begin(
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:
     m, places, size = manifest.model, config.places_of(manifest), manifest.pipeline.micro_batch
     found, tokenizer = open_source(
-        manifest.data, m.seq_len, m.vocab, config.home, places, config.node.data_disk
+        manifest.data,
+        m.seq_len,
+        m.vocab,
+        config.home,
+        places,
+        config.node.data_disk,
+        RunFiles(config, manifest, None).load,
     )
     config.keep_places(manifest.run_id, places)
     if isinstance(found, Stream):

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from node.core.errors import (
 from node.core.ids import ENDS, PeerId, RunId, short
 from node.core.numbers import human
 from node.core.version import PROTOCOLS
-from node.data.places import directory, named_for_one_run
+from node.data.places import directory, named_for_one_run, tokenizer_file
 from node.data.settings import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
@@ -215,6 +215,8 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
             "",
             "",
         )
+        fields["data.files"] = ()
+        fields["data.end"] = -1
         if tokenizer != "bytes":
             path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
             fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
@@ -275,6 +277,35 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
     return amended(manifest, {"model.weights": list(weights.digests(m, manifest.pipeline.stages))})
 
 
+def with_files(
+    ours: NodeConfig, manifest: Manifest, base: Manifest, places: Places, model: Path | None
+) -> tuple[Manifest, Mapping[str, bytes]]:
+    """The manifest, unsigned, with the names and hashes of the files beside its tokenizer, and the
+    content of those files by name.
+
+    The files lie in the directory of the tokenizer, and those of ``model`` too if it is that
+    directory. A manifest that names files already, those of ``base``, keeps them. Blocks on the
+    disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
+    """
+    from node.app.run_files import RunFiles
+    from node.data.tokenizer_files import TokenizerFiles, named_files
+
+    if manifest.data.files:
+        here = RunFiles(ours, base, None)
+        found = {name: here.read(sha256) for name, sha256 in named_files(manifest.data).items()}
+        return manifest, {name: content for name, content in found.items() if content is not None}
+    if manifest.data.tokenizer == "bytes" or manifest.data.tokenizer_sha256:
+        return manifest, {}
+    place = tokenizer_file(manifest.data.tokenizer, "", places)
+    files = TokenizerFiles.beside(place, model)
+    if not files.files:
+        return manifest, {}
+    changes: dict[str, Any] = {"data.files": files.entries}
+    if files.end_id is not None and manifest.data.end < 0:
+        changes["data.end"] = files.end_id
+    return amended(manifest, changes), files.files
+
+
 def check_weights(manifest: Manifest, base: Manifest) -> None:
     """Raises UsageFault when the run begins from weights and its stages hold other layers than
     those of ``base``, whose digests it has."""
@@ -287,14 +318,18 @@ def check_weights(manifest: Manifest, base: Manifest) -> None:
 
 
 def opened(
-    ours: NodeConfig, manifest: Manifest, places: Places
+    ours: NodeConfig, manifest: Manifest, places: Places, files: Files | None = None
 ) -> tuple[Corpus | Stream, Tokenizer]:
-    """The data of a run and its tokenizer, opened as an ends peer opens them. Raises what
-    :func:`open_source` raises."""
+    """The data of a run and its tokenizer, opened as an ends peer opens them. ``files``: reads the
+    files beside the tokenizer; None for those that are kept here. Raises what :func:`open_source`
+    raises."""
+    from node.app.run_files import RunFiles
     from node.data.sources import open_source  # takes its time to load
 
     m = manifest.model
-    return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, ours.node.data_disk)
+    files = files or RunFiles(ours, manifest, None).load
+    disk = ours.node.data_disk
+    return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, disk, files)
 
 
 def with_hashes(

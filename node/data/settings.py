@@ -33,6 +33,11 @@ class DataSettings:
     """"bytes", or the name of a Hugging Face tokenizer.json; a path as in ``source``."""
     tokenizer_sha256: str = ""
     """Hex hash of that file, compared as ``sha256`` is."""
+    files: tuple[str, ...] = ()
+    """Other files of the tokenizer and of the model that the run begins from, each as NAME:SHA256;
+    exports contain them unchanged, and they say the chat template and the special tokens."""
+    end: int = -1
+    """Id that ends a document, as those files say it; -1: found by the usual words."""
     document_mask: bool = False
     """Documents that are packed into one sequence do not see each other: a token attends to those
     of its own document, positions count from its beginning, and its last token has no target."""

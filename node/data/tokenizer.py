@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from node.core.errors import Refused, UsageFault, refuse
+from node.core.lfs import check_pointer
 from node.data.confined.process import Confined, ParseFault, Pool, explained
 from node.data.marks import CONTEXT, LAST, Conversation, ids_in
 from node.data.places import named_for_one_run, open_regular, tokenizer_file
@@ -146,9 +147,11 @@ class FileTokenizer:
     fails, or needs more than they may have.
     """
 
-    def __init__(self, path: Path, sha256: str = "") -> None:
-        """``sha256``: of the file, compared before anything of it is used; "" for any. Raises
-        UsageFault when the file is missing or not a tokenizer, Refused when it is another one."""
+    def __init__(self, path: Path, sha256: str = "", end: int = -1) -> None:
+        """``sha256``: of the file, compared before anything of it is used; "" for any. ``end``: the
+        id that ends a document, -1 to find it by the usual words. Raises UsageFault when the file
+        is missing or not a tokenizer, Refused when it is another one."""
+        self._end = end
         self._path = path
         self._file = _read_tokenizer(path)
         self.digest = hashlib.sha256(self._file).hexdigest()
@@ -169,6 +172,8 @@ class FileTokenizer:
         said = json.loads(b"".join(explained(found, what, _GET)))
         self.vocab = said["ids"]
         self.eos = next((i for i in said["ends"] if i is not None), None)
+        if self._end >= 0:
+            self.eos = self._end
 
     def _call(self, operation: str, body: bytes, **words: object) -> bytes:
         found = self._pool.call({"op": operation} | words, body)
@@ -232,6 +237,7 @@ def _read_tokenizer(path: Path) -> bytes:
             found = file.read(MOST_TOKENIZER + 1)
         except OSError as e:
             raise UsageFault(f"cannot read the tokenizer {path}: {e.strerror}", _GET) from e
+    check_pointer(path, found)
     refuse((len(found) > MOST_TOKENIZER, f"{path} has more than {MOST_TOKENIZER} bytes", _GET))
     return found
 
@@ -306,4 +312,4 @@ def open_tokenizer(settings: DataSettings, places: Places = NO_PLACES) -> Tokeni
     )
     if name == "bytes":
         return ByteTokenizer()
-    return FileTokenizer(tokenizer_file(name, wanted, places), wanted)
+    return FileTokenizer(tokenizer_file(name, wanted, places), wanted, settings.end)

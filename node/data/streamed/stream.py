@@ -180,6 +180,8 @@ class Stream:
         self._named = [_FORMAT, listing.sha256, settings.column, settings.holdout, settings.seed]
         if form.key and form != RowFormat(settings.column):
             self._named.append(form.key)
+        if settings.end >= 0:
+            self._named.append(settings.end)
         self._sound = Newest[int, None](SOUND)
         """Pieces whose file was found sound since the start."""
         self._making = dict[int, asyncio.Future[None]]()
