@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
     from node.config import NodeConfig
     from node.control.client import ControlClient
+    from node.data.sources import Corpus
+    from node.data.streamed.stream import Stream
+    from node.data.tokenizer import Tokenizer
     from node.identity.invites import Invite
     from node.identity.keys import Identity
     from node.manifest import Manifest
@@ -71,6 +74,8 @@ id_app = App(
     invoke_without_command=True,
     **STYLE,
 )
+data_app = App(help="Look at data as a model sees it.", **STYLE)
+app.add_typer(data_app, name="data", rich_help_panel=OWN)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
@@ -963,10 +968,15 @@ def swarm_init(
     if file is None:  # no words but this user's
         places = dataclasses.replace(places, own=True)
     corpus = None
+    shown = list[str]()
     beside: Mapping[str, bytes] = {}
     if not no_open:
         made, beside = joining.with_files(ours, made, base, places, model)
-        made, corpus = joining.with_hashes(ours, made, places)
+        made = joining.recognised(made, places, changes)
+        made, corpus, words = joining.with_hashes(
+            ours, made, places, files=joining.files_beside(beside), said=changes
+        )
+        shown = [] if as_json else _samples(corpus, made, words, [0, 1], short=True)
     raw = made.sign(identity)
     manifest = Manifest.parse(raw)
     invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
@@ -987,12 +997,71 @@ def swarm_init(
     if model is not None:
         print(f"model    {manifest.model_said()}")
     print(f"data     {joining.content_line(manifest, corpus)}")
+    for line in shown:
+        print(line)
     print(f"start    tutti start {quote(str(out))}")
     print(
         f"join     tutti join {invite}"
         if invite
         else "join     when it runs:  tutti swarm invite   prints the line for others"
     )
+    return ExitCode.OK
+
+
+def _samples(
+    corpus: Corpus | Stream,
+    manifest: Manifest,
+    words: Tokenizer,
+    positions: Sequence[int],
+    *,
+    short: bool,
+) -> list[str]:
+    from node.app import joining
+
+    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return joining.samples_shown(corpus, manifest, words, positions, bold=bold, short=short)
+
+
+@data_app.command("show")
+def data_show(
+    what: Annotated[
+        str, Argument(metavar="SOURCE|MANIFEST", help="A file, a directory, hf:NAME, a swarm.toml.")
+    ],
+    number: Annotated[int, Argument(metavar="[N]", help="Sample to show, from 1.")] = 1,
+    data: Data = None,
+    data_host: DataHosts = None,
+    tokenizer: TokenizerPath = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Any field, e.g. model.seq_len=1024."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show a sample as the model sees it: the text of its tokens, and where it is trained on."""
+    from node.app import joining
+    from node.manifest import Manifest, amended, read_manifest
+
+    ours = _config(dict(data=data, data_hosts=data_host, tokenizer=tokenizer))
+    if what.endswith(".toml"):
+        manifest = read_manifest(Path(what))
+        corpus, words = joining.opened(ours, manifest, ours.places_of(manifest))
+    else:
+        changes = _assignments(settings)
+        content, here = joining.named_content(what, tokenizer)
+        base = Manifest.default_demo()
+        manifest = amended(base, {"model.vocab": joining.ANY_VOCAB} | content | changes)
+        places = dataclasses.replace(ours.places_of(base), **here, own=True, for_all_runs=())
+        manifest, beside = joining.with_files(ours, manifest, base, places, None)
+        manifest = joining.recognised(manifest, places, changes)
+        manifest, corpus, words = joining.with_hashes(
+            ours, manifest, places, files=joining.files_beside(beside), said=changes
+        )
+    if as_json:
+        _json(joining.sample_document(corpus, manifest, words, number - 1))
+        return ExitCode.OK
+    print(f"data     {joining.content_line(manifest, corpus)}")
+    for line in _samples(corpus, manifest, words, [number - 1], short=False):
+        print(line)
     return ExitCode.OK
 
 

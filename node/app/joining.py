@@ -17,10 +17,10 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from node.app.capacity import Forecast, forecast, planned_memory
@@ -43,7 +43,7 @@ from node.core.errors import (
 from node.core.ids import ENDS, PeerId, RunId, short
 from node.core.numbers import human
 from node.core.version import PROTOCOLS
-from node.data.places import directory, named_for_one_run, tokenizer_file
+from node.data.places import check_not_saved, directory, named_for_one_run, tokenizer_file
 from node.data.settings import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
@@ -53,7 +53,7 @@ from node.model.shapes import layers_said
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
-    from node.data.sources import Corpus
+    from node.data.sources import Corpus, Files
     from node.data.streamed.stream import Stream
     from node.data.tokenizer import Tokenizer
     from node.reach.nearby import Found
@@ -128,7 +128,7 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     if ours.node.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
-    manifest, _ = with_hashes(
+    manifest, _, _ = with_hashes(
         ours, Manifest.default_demo(), Places(ours.node.data, ours.node.tokenizer)
     )
     manifest = Manifest.parse(manifest.sign(identity))
@@ -189,6 +189,10 @@ def _invite_of(ours: NodeConfig, manifest: Manifest) -> Invite | None:
         return None
 
 
+ANY_VOCAB = 1 << 22
+"""Token ids of a model that has embeddings for the ids of any data."""
+
+
 def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of a manifest for what the owner of a new run names on the command line, and fields of
     :class:`Places` for where that lies here.
@@ -200,6 +204,7 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
     if data is not None:
         kind, _, rest = data.partition(":")
         fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
+        fields["data.rows"], fields["data.encoding"] = "text", "utf-8"
         fields["data.windows"] = 0
         fields["data.sizes"] = ()
         if kind in ("http", "https"):
@@ -208,7 +213,10 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
             places["hosts"] = host_entry(data)
         if kind not in ("builtin", "hf", "http", "https", "synthetic"):
             path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
-            fields["data.source"], places["data"] = f"file:{path.name}", str(path)
+            if path.is_dir():
+                check_not_saved(path)
+            name = f"{path.name}/" if path.is_dir() else path.name
+            fields["data.source"], places["data"] = f"file:{name}", str(path)
     if tokenizer is not None:
         fields["data.tokenizer"], fields["data.tokenizer_sha256"], places["tokenizer"] = (
             tokenizer,
@@ -332,14 +340,79 @@ def opened(
     return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, disk, files)
 
 
+def files_beside(beside: Mapping[str, bytes]) -> Files | None:
+    """Reader of the files beside a tokenizer, as :func:`with_files` gives them; None where there
+    are none."""
+    from node.data.tokenizer_files import TokenizerFiles
+
+    return partial(TokenizerFiles, beside) if beside else None
+
+
+def samples_shown(
+    corpus: Corpus | Stream,
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    positions: Sequence[int],
+    *,
+    bold: bool,
+    short: bool,
+) -> list[str]:
+    """Lines that show samples of the run, the first is 0. Raises what reading them raises."""
+    from node.app.samples import SHORT, sample_lines
+    from node.data.samples import samples_at
+
+    found = samples_at(corpus, positions, manifest.data.seed)
+    lines = list[str]()
+    for position, sample in zip(positions, found, strict=True):
+        most = SHORT if short else 0
+        lines += sample_lines(sample, position + 1, tokenizer, bold=bold, most=most)
+    return lines
+
+
+def sample_document(
+    corpus: Corpus | Stream, manifest: Manifest, tokenizer: Tokenizer, position: int
+) -> dict[str, object]:
+    """A sample of the run for machines; the first is 0."""
+    from node.data.samples import samples_at
+
+    (sample,) = samples_at(corpus, [position], manifest.data.seed)
+    return {
+        "sample": position + 1,
+        "text": tokenizer.decode(sample.ids.tolist(), special=True),
+        "ids": sample.ids.tolist(),
+        "trained": [bool(counts) for counts in sample.trained],
+        "ends": [bool(last) for last in sample.ends],
+    }
+
+
+def recognised(manifest: Manifest, places: Places, said: Collection[str]) -> Manifest:
+    """The manifest, unsigned, with what its data was found to be: its encoding, and conversations.
+    ``said``: settings that the user gave, which are kept. A manifest that has a hash of its data is
+    as it was. Raises what :func:`settings_found` raises."""
+    from node.data.recognised import settings_found
+
+    if manifest.data.sha256:
+        return manifest
+    found = settings_found(manifest.data, places)
+    return amended(manifest, {key: value for key, value in found.items() if key not in said})
+
+
 def with_hashes(
-    ours: NodeConfig, manifest: Manifest, places: Places
-) -> tuple[Manifest, Corpus | Stream]:
+    ours: NodeConfig,
+    manifest: Manifest,
+    places: Places,
+    *,
+    files: Files | None = None,
+    said: Collection[str] = (),
+) -> tuple[Manifest, Corpus | Stream, Tokenizer]:
     """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; those it has
-    already are compared. Of a stream that nobody has looked at a few pieces are read.
+    already are compared. Of a stream that nobody has looked at a few pieces are read; where they
+    have no text, as conversations, unless the settings ``said`` are against it. ``files`` as for
+    :func:`opened`.
 
     Raises what :func:`open_source` raises.
     """
+    from node.data.recognised import CHAT
     from node.data.sources import streams
     from node.data.streamed.shards import MOST_ASKED
     from node.data.streamed.stream import Stream
@@ -347,17 +420,30 @@ def with_hashes(
     fresh = streams(manifest.data, places) and not manifest.data.windows
     if fresh:
         manifest = amended(manifest, {"data.windows": 1})
-    corpus, tokenizer = opened(ours, manifest, places)
+    corpus, tokenizer = opened(ours, manifest, places, files)
+    if isinstance(corpus, Stream) and fresh:
+        try:
+            measured = corpus.measured()
+        except UsageFault as e:
+            if "data.rows" in said or manifest.data.column != "text":
+                raise
+            changes = {key: value for key, value in CHAT.items() if key not in said}
+            manifest = amended(manifest, changes)
+            corpus, tokenizer = opened(ours, manifest, places, files)
+            try:
+                measured = cast("Stream", corpus).measured()
+            except UsageFault:
+                raise e from None
     hashes: dict[str, Any] = {"data.sha256": corpus.sha256}
     if isinstance(corpus, Stream):
         hashes["data.source"] = corpus.listing.source
         if fresh:
-            hashes["data.windows"] = corpus.measured()
+            hashes["data.windows"] = measured
         if len(corpus.listing.sizes) > MOST_ASKED:
             hashes["data.sizes"] = corpus.listing.sizes
     if manifest.data.tokenizer != "bytes":
         hashes["data.tokenizer_sha256"] = tokenizer.digest
-    return amended(manifest, hashes), corpus
+    return amended(manifest, hashes), corpus, tokenizer
 
 
 def on_the_lan() -> list[Found]:

@@ -60,7 +60,7 @@ class BadTemplate(Exception):
 class _Generation(Extension):
     """The block ``{% generation %}``, by which a template says what the assistant writes."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -64,6 +64,18 @@ def data_directory(name: str, sha256: str, places: Places) -> Path:
     return found
 
 
+def check_not_saved(place: Path) -> None:
+    """Raises UsageFault for a directory that the library ``datasets`` has saved, which holds tables
+    of its own format."""
+    refuse(
+        (
+            any((place / mark).is_file() for mark in _SAVED),
+            f"{place} was saved by the library datasets",
+            f"name it as a data set:  --data hf:{place}",
+        )
+    )
+
+
 def files_below(base: Path) -> list[str]:
     """Names of all files below a directory, sorted, with "/" between their parts. Links to
     directories are not followed, and what begins with a dot is passed over. Raises UsageFault for

@@ -37,6 +37,11 @@ MOST_NOTE = 1 << 16
 Document = bytes | Conversation
 """A text in UTF-8, or a conversation."""
 
+_NO_FIELD = "name the field of the text:  --set data.column=NAME"
+_NO_TEMPLATE = (
+    "begin from a model that has one,  --from DIR , or name its tokenizer:  --tokenizer "
+    "DIR/tokenizer.json"
+)
 _CHECK = "check that file"
 _log = logging.getLogger("tutti.data")
 _GET = "name the file with  --data PATH ; who owns the run has it, and a block stage needs none"
@@ -127,6 +132,7 @@ class LeftOut:
         self.given = 0
         """Documents that were read."""
         self.reasons = Counter[str]()
+        self._reported = 0
         self._lock = threading.Lock()
 
     def add(self, reason: str) -> None:
@@ -145,6 +151,11 @@ class LeftOut:
         rows = "1 row is" if total == 1 else f"{total:,} rows are"
         return f"{rows} left out ({why}{more})" if others else f"{rows} left out ({why})"
 
+    @property
+    def _most(self) -> str:
+        """The most frequent reason."""
+        return self.reasons.most_common(1)[0][0]
+
     def check(self) -> None:
         """Log what was left out. Raises UsageFault where nothing else was there."""
         if not self.reasons:
@@ -152,11 +163,19 @@ class LeftOut:
         refuse(
             (
                 not self.given,
-                f"{self._name} has no row that can be read: {self.reasons.most_common(1)[0][0]}",
-                "name the field of the text:  --set data.column=NAME ; of conversations:  --set "
-                "data.rows=chat",
+                f"{self._name} has no row that can be read: {self._most}",
+                _NO_TEMPLATE if "chat template" in self._most else _NO_FIELD,
             )
         )
+        self.report()
+
+    def report(self) -> None:
+        """Log what was left out, each time that it is twice as much."""
+        with self._lock:
+            total = self.reasons.total()
+            if total < 2 * self._reported or not total:
+                return
+            self._reported = total
         _log.warning("%s: %s", self._name, self.said)
 
 

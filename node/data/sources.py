@@ -66,8 +66,6 @@ class Corpus:
     marked."""
     marked: bool = False
     """The ids carry marks, as :mod:`node.data.marks` has them."""
-    left_out: str = ""
-    """The rows without a document that were met while this was tokenised, for people."""
 
     @property
     def windows(self) -> int:
@@ -161,7 +159,7 @@ def open_data(
     _require(vocab, ids, f"the data {settings.source}")
     end = mark_between(settings, tokenizer, np.iinfo(corpus.train.dtype).max)
     marked = settings.rows == "chat"
-    return replace(corpus, end=end, marked=marked, left_out=left.said), tokenizer
+    return replace(corpus, end=end, marked=marked), tokenizer
 
 
 def row_format(settings: DataSettings, files: Files = NO_FILES) -> RowFormat:

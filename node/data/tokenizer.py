@@ -61,8 +61,13 @@ class ByteTokenizer:
             at = stop
         return np.concatenate(pieces)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of ids; unknown ids, and special ones unless ``special``, leave nothing; broken
+        UTF-8 becomes U+FFFD."""
+        if special:
+            words = {i: word.encode() for word, i in self.SPECIAL.items()}
+            raw = (bytes((i,)) if i < 256 else words.get(i, b"") for i in map(int, ids))
+            return b"".join(raw).decode("utf-8", errors="replace")
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
@@ -200,9 +205,10 @@ class FileTokenizer:
             raise ParseFault(f"the tokenizer {self._path} gives ids that it does not have", _GET)
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
         known = np.asarray([i for i in map(int, ids) if 0 <= i < self.vocab], dtype=np.uint32)
-        return self._call("decode", known.tobytes()).decode("utf-8", errors="replace")
+        raw = self._call("decode", known.tobytes(), special=special)
+        return raw.decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
         # An id is decoded behind others, because a decoder may take the first space away. The

@@ -162,10 +162,11 @@ class Tokenizer:
         found = self._inner.encode(text, add_special_tokens=False)
         yield array("I", marked_ids(found, head["trained"], head["mark"])).tobytes()
 
-    def decode(self, _: dict[str, Any], body: bytes) -> Answer:
-        """The text of ids in UTF-8, without special ones."""
+    def decode(self, head: dict[str, Any], body: bytes) -> Answer:
+        """The text of ids in UTF-8, without special ones unless ``special``."""
         ids = array("I", body).tolist()
-        yield self._inner.decode(ids, skip_special_tokens=True).encode("utf-8", errors="replace")
+        found = self._inner.decode(ids, skip_special_tokens=not head.get("special"))
+        yield found.encode("utf-8", errors="replace")
 
 
 def marked_ids(found: Any, trained: list[list[int]], mark: int) -> Iterator[int]:

@@ -406,6 +406,7 @@ class Stream:
             )
             end = self._tokenizer.eos if ended else None
             ids += [document_ids(d, self._tokenizer, end).astype(self._kind) for d in documents]
+        self.left.report()
         found = np.concatenate(ids) if ids else np.empty(0, dtype=self._kind)
         self.tokenised += len(found)
         return found
