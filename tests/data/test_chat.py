@@ -262,7 +262,9 @@ def rendered(template: str, raw: bytes, left: LeftOut) -> list:
 
 def test_rows_are_written_in_a_confined_process():
     left = LeftOut("a.jsonl")
-    good = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    good = (
+        b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    )
     found = rendered(MISTRAL, good + b'\n{"messages": null}\nnonsense\n', left)
     assert found == [Conversation("<s>[INST] a [/INST] b</s>", ((20, 26),))] or found[0].trained
     assert (left.given, left.reasons.total()) == (1, 2)

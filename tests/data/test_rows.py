@@ -113,7 +113,9 @@ def test_a_field_of_any_name_is_read(tmp_path):
         settings = DataSettings(source=f"file:{tmp_path / name}", column="body")
         corpus = open_source(settings, 4, tmp_path / "home")
         assert corpus.tokens == sum(len(t.encode()) + 1 for t in TEXTS)
-        with pytest.raises(UsageFault, match=r"no row that can be read: no field 'text'.*body") as e:
+        with pytest.raises(
+            UsageFault, match=r"no row that can be read: no field 'text'.*body"
+        ) as e:
             open_source(replace(settings, column="text"), 4, tmp_path / "home")
         assert "data.column" in e.value.next_step
     table = pyarrow.table({"text": TEXTS, "body": [f"{t}!" for t in TEXTS]})
@@ -268,6 +270,9 @@ def test_a_directory_without_text_says_what_can_be_read(tmp_path):
     (tmp_path / "mine" / "logo.png").write_bytes(b"x")
     with pytest.raises(UsageFault, match="has no files of 'train'") as fault:
         open_source(
-            DataSettings(source="file:mine/"), 4, tmp_path, Places(data=str(tmp_path / "mine"), own=True)
+            DataSettings(source="file:mine/"),
+            4,
+            tmp_path,
+            Places(data=str(tmp_path / "mine"), own=True),
         )
     assert ".jsonl" in fault.value.next_step

@@ -109,7 +109,7 @@ async def test_large_shards_are_read_in_parts_alone(web, tmp_path, monkeypatch, 
     web.parts = True
     made.files.read(made.listing.shards[7], 0, 10)
     os.utime(web.directory / "part-007.txt", (1, 1))
-    with pytest.raises(UsageFault, match="412"):  # another version, by its tag
+    with pytest.raises(UsageFault, match="another version"):
         made.files.read(made.listing.shards[7], 0, 10)
 
 
