@@ -50,7 +50,8 @@ SMOL = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind<|im_end
 SMOL += CHATML
 BLOCKS = (
     "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
+    "{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '\\n' }}"
+    "{% endfor %}"
 )
 TALK = [
     {"role": "user", "content": "What is naïve 🤖?"},
@@ -262,11 +263,9 @@ def rendered(template: str, raw: bytes, left: LeftOut) -> list:
 
 def test_rows_are_written_in_a_confined_process():
     left = LeftOut("a.jsonl")
-    good = (
-        b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
-    )
+    good = b'{"prompt": "a", "completion": "b"}'
     found = rendered(MISTRAL, good + b'\n{"messages": null}\nnonsense\n', left)
-    assert found == [Conversation("<s>[INST] a [/INST] b</s>", ((20, 26),))] or found[0].trained
+    assert found == [Conversation("<s>[INST] a [/INST] b</s>", ((19, 25),))]
     assert (left.given, left.reasons.total()) == (1, 2)
 
 
