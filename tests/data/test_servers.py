@@ -6,6 +6,7 @@ import gzip
 import pytest
 
 from node.core.errors import NetworkFault, UsageFault
+from node.data.kinds import FileKind
 from node.data.streamed import files
 from node.data.streamed.files import Shard, size_and_tag
 from tests.data.streamed import opened, stream
@@ -63,11 +64,17 @@ async def test_403_is_patience_for_ten_minutes_and_said(answers, tmp_path, monke
     server = answers(say)
     made = stream(server.url, tmp_path)
     refuses += [1, 2, 3]
-    asking = asyncio.ensure_future(made.rows(range(4)))
-    while not made.trouble:
-        await asyncio.sleep(0)
-    assert "the server says 403" in made.trouble
-    assert len(await asyncio.wait_for(asking, 60)) == 4
+    said = list[str]()
+    failed = made._failed
+
+    async def told(e):
+        await failed(e)
+        said.append(made.trouble)
+
+    monkeypatch.setattr(made, "_failed", told)
+    assert len(await asyncio.wait_for(made.rows(range(4)), 60)) == 4
+    assert said
+    assert all("the server says 403" in trouble for trouble in said)
     assert made.trouble == ""
     await made.close()
 
@@ -154,8 +161,6 @@ def test_a_window_of_zstd_that_is_too_large_is_said(tmp_path):
     # The head of a frame without a size, whose window has 2 GiB.
     path.write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([(31 - 10) << 3]) + b"\x01\x00\x00")
     found = opened(tmp_path)
-    from node.data.kinds import FileKind
-
     with pytest.raises(UsageFault, match="a window of 2048 MiB") as fault:
         found.unpacked(Shard(str(path), path.stat().st_size), FileKind("text", "zstd"))
     assert "--long=27" in fault.value.next_step
