@@ -33,7 +33,7 @@ from node.data.streamed.shards import is_streamed
 from node.data.streamed.stream import DATA_DISK, Stream, open_stream
 from node.data.token_file import Documents, TokenFile, cached
 from node.data.tokenizer import Tokenizer, mark_between, open_tokenizer
-from node.data.tokenizer_files import TokenizerFiles
+from node.data.tokenizer_files import FilesMissing, TokenizerFiles
 
 Ids = np.ndarray | TokenFile
 """Token ids [n]; ``numpy.asarray`` of a slice is an array."""
@@ -168,7 +168,11 @@ def row_format(settings: DataSettings, files: Files = NO_FILES) -> RowFormat:
     form = RowFormat(settings.column, settings.rows == "chat", settings.encoding)
     if not form.chat:
         return form
-    found = files()
+    try:
+        found = files()
+    except FilesMissing as e:
+        step = "name the tokenizer.json of the model's directory:  --tokenizer DIR/tokenizer.json"
+        raise UsageFault(e.what, step) from e
     special = tuple(sorted(found.special_tokens.items()))
     return replace(form, template=found.chat_template, special=special)
 
