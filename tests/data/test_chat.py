@@ -241,7 +241,6 @@ def test_what_looks_like_chat():
         ("{{ messages.append(1) }}", Misfit),
         ("{{ ''.__class__.__mro__ }}", Misfit),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", Misfit),
-        ("{{ '{0.__class__}'.format(messages) }}", Misfit),
         ("{% include '/etc/passwd' %}", Misfit),
         ("{% endfor %}", BadTemplate),
         ("x" * (chat.MOST_TEMPLATE + 1), BadTemplate),
@@ -250,6 +249,10 @@ def test_what_looks_like_chat():
 def test_a_template_of_a_stranger_is_kept_in(template, fault):
     with pytest.raises(fault):
         chat.render(template, {}, TALK)
+
+
+def test_a_format_of_a_stranger_names_no_type():
+    assert chat.render("{{ '{0.__class__}'.format(messages) }}", {}, TALK) == ""
 
 
 def test_dates_are_the_same_for_all_peers():

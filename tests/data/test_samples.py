@@ -58,7 +58,7 @@ def test_lines_on_a_pipe_and_on_a_terminal():
 def test_text_that_is_all_trained_on_has_no_marks_and_moves_no_cursor():
     sample = sample_of(WORDS.encode("a\x1b[2Jb\tc\r"), None, marked=False)
     assert list(sample_lines(sample, 12, WORDS, bold=True)) == [
-        "sample 12: 7 tokens, all trained on",
+        "sample 12: 8 tokens, all trained on",
         "  | a\ufffd[2Jb c\ufffd",
     ]
 

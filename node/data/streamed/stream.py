@@ -233,6 +233,7 @@ class Stream:
                 "name the field of its documents:  --set data.column=NAME",
             )
         )
+        self.left.report()
         return max(1, ids // count // self.seq_len)
 
     def expect(self, positions: Iterable[int]) -> None:
@@ -392,6 +393,7 @@ class Stream:
         """Token ids of a piece, of the next one where no document begins in it."""
         for _ in range(self.pieces.count + self.pieces.held):
             ids = self._tokenised(number)
+            self.left.report()
             if len(ids):
                 return ids
             number = self.pieces.after(number)
@@ -406,7 +408,6 @@ class Stream:
             )
             end = self._tokenizer.eos if ended else None
             ids += [document_ids(d, self._tokenizer, end).astype(self._kind) for d in documents]
-        self.left.report()
         found = np.concatenate(ids) if ids else np.empty(0, dtype=self._kind)
         self.tokenised += len(found)
         return found
