@@ -40,7 +40,8 @@ def sample_lines(
             yield f"  | {line} …"
             return
         if ends:
-            yield f"  | {line}"
+            if line:
+                yield f"  | {line}"
             yield "  |-- the next document, which does not see this one --"
             line = ""
     if line:

@@ -10,7 +10,7 @@ class DataSettings:
 
     source: str = "builtin:pydoc"
     """builtin:pydoc | file:NAME (txt, md, jsonl, json, csv, tsv, parquet, bin; SHA256SUMS for
-    shards beside it) | file:NAME/[:SPLIT] (all files of a directory) |
+    shards beside it) | file:NAME/ (the files of a directory) |
     http(s)://… (SHA256SUMS, one shard, or shards x-{000..012}.jsonl) | hf:NAME[:CONFIG]:SPLIT |
     synthetic:SEED. The name of a file may be a path, where it lies at peers that say nothing else;
     its ending is the format. Sources of shards are streamed."""

@@ -304,6 +304,11 @@ class Pipeline(PipelineBase):
                 epoch=epoch,
             )
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of this epoch whose shares count here."""
+        return self._gradients.micro_batches
+
     async def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for
         another epoch.

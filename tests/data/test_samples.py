@@ -44,7 +44,6 @@ def test_lines_on_a_pipe_and_on_a_terminal():
     assert list(sample_lines(sample, 1, WORDS, bold=False)) == [
         "sample 1: 12 tokens, 6 trained on",
         "  | hi?{+yes+}",
-        "  | ",
         "  |-- the next document, which does not see this one --",
         "  | who?{+me+}",
     ]

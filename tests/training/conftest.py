@@ -32,6 +32,7 @@ from node.optim.ownership import assign
 from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares
+from node.pipeline.frames import FrameShape
 from node.pipeline.settings import PipelineSettings
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
@@ -84,6 +85,8 @@ class Gradients:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.settings = PipelineSettings()
+        self.shape = FrameShape(1, 1, 1, "fp32", 1)
+        self.micro_batches = 1
         self.clock = SystemClock()
 
     def reset(self, epoch: int) -> None: ...
