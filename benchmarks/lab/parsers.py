@@ -4,6 +4,7 @@
 A parser takes bytes and returns, or raises one of its typed errors; anything else is a bug.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,9 @@ from node.core.journey import (
     Window,
 )
 from node.core.mass import Books
+from node.data.chat import BadTemplate, Misfit, Template, conversations
+from node.data.confined import rows
+from node.data.confined.rows import Unfit
 from node.dht import guard, topics
 from node.dht.record import PeerBody, unwrap, wrap
 from node.identity.admission import admission_token, check_admission
@@ -375,6 +379,26 @@ def _dictionary() -> bytes:
     return guard.MSGPackSerializer.dumps(found)
 
 
+_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content | trim }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+_CHAT_ROWS = (
+    {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    {"prompt": "a", "completion": "b", "tools": "[]"},
+)
+
+
+def _conversation(raw: bytes) -> object:
+    row = rows._parsed(raw)
+    return conversations(row, "text", Template(_TEMPLATE, {}))
+
+
+def _table(raw: bytes) -> object:
+    return list(rows._table_rows(rows._decoded([raw]), {"form": "csv", "name": "x"}))
+
+
 def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
     """Parsers of everything that is no message of protobuf, and valid bytes of each."""
     cell_record = census.CellRecord(CELL, Version(3, LINEAGE), (2, 1), True, 9.5)
@@ -448,6 +472,22 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         "LAN announcement": (
             Parser(_announced),
             lambda: ["\0".join((nearby.VERSION, RUN, "demo", PEER, PEER, "otter", "3")).encode()],
+        ),
+        "conversation": (
+            Parser(_conversation, (Misfit,)),
+            lambda: [json.dumps(row).encode() for row in _CHAT_ROWS],
+        ),
+        "chat template": (
+            Parser(partial(_text, lambda text: Template(text, {})), (BadTemplate,)),
+            lambda: [_TEMPLATE.encode()],
+        ),
+        "rows of JSON": (
+            Parser(lambda raw: list(rows._json_rows(rows._decoded([raw]), "x")), (Unfit,)),
+            lambda: [json.dumps(_CHAT_ROWS).encode(), b'{"rows": [{"text": "a"}]}', b"{} {}"],
+        ),
+        "rows of a table": (
+            Parser(_table, (Unfit,)),
+            lambda: [b'id,text\n1,"a ""b""\nc"\n', b"id;text\r\n1;a\r\n"],
         ),
         "parcel": (
             Parser(parcel.payload),

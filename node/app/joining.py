@@ -358,7 +358,7 @@ def samples_shown(
     short: bool,
 ) -> list[str]:
     """Lines that show samples of the run, the first is 0. Raises what reading them raises."""
-    from node.app.samples import SHORT, sample_lines
+    from node.data.sample_text import SHORT, sample_lines
     from node.data.samples import samples_at
 
     found = samples_at(corpus, positions, manifest.data.seed)

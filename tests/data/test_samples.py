@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from node.app.samples import sample_lines
 from node.core.errors import UsageFault
 from node.data.marks import CONTEXT, LAST
 from node.data.order import SampleOrder
+from node.data.sample_text import sample_lines
 from node.data.samples import sample_of, samples_at
 from node.data.sources import Corpus
 from node.data.tokenizer import ByteTokenizer
