@@ -90,6 +90,10 @@ LATER = (
     "model.ends_layers",
     "data.files",
     "data.end",
+    "model.rope_kind",
+    "model.rope_whole",
+    "model.rope_scale",
+    "model.rope_factors",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -137,7 +141,9 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.seq_len": FieldRule(2, 1 << 20),
     "model.positions": FieldRule(0, 1 << 24),
     "model.rope_theta": FieldRule(1.0, 1e12),
+    "model.rope_kind": FieldRule(choices=("llama3", "linear", "dynamic", "yarn", "longrope")),
     "model.rope_factor": FieldRule(1.0, 1e6),
+    "model.rope_scale": FieldRule(1e-3, 1e3),
     "model.rope_low": FieldRule(0.01, 1e6),
     "model.rope_high": FieldRule(0.01, 1e6),
     "model.rope_context": FieldRule(2, 1 << 24),

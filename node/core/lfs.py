@@ -20,14 +20,3 @@ def check_pointer(path: Path, first: bytes) -> None:
             f"{path} is a Git LFS pointer: the clone holds a text in place of the file",
             f"fetch the files:  git -C {path.parent} lfs pull  , or download them again",
         )
-
-
-def check_file(path: Path) -> None:
-    """Raise UsageFault if the file at ``path`` is a Git LFS pointer. A file that cannot be read
-    is left to its reader. Blocks on the disk."""
-    try:
-        with path.open("rb") as file:
-            first = file.read(len(POINTER))
-    except (OSError, ValueError):  # a name with a zero byte is a ValueError
-        return
-    check_pointer(path, first)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from node.core.errors import Refused, UsageFault, refuse
-from node.core.lfs import check_pointer
 from node.data.confined.process import Confined, ParseFault, Pool, explained
 from node.data.places import named_for_one_run, open_regular, tokenizer_file
 from node.data.settings import NO_PLACES, DataSettings, Places
@@ -214,7 +213,6 @@ def _read_tokenizer(path: Path) -> bytes:
             found = file.read(MOST_TOKENIZER + 1)
         except OSError as e:
             raise UsageFault(f"cannot read the tokenizer {path}: {e.strerror}", _GET) from e
-    check_pointer(path, found)
     refuse((len(found) > MOST_TOKENIZER, f"{path} has more than {MOST_TOKENIZER} bytes", _GET))
     return found
 

@@ -300,7 +300,6 @@ def _read_file(path: Path, most: int) -> bytes:
             content = file.read(most + 1)
         except OSError as e:
             raise UsageFault(f"cannot read {path}: {e.strerror}", _AGAIN) from e
-    check_pointer(path, content)
     refuse((len(content) > most, f"{path} has more than {most} bytes", _AGAIN))
     return content
 

@@ -29,6 +29,7 @@ from node.core.errors import (
 )
 from node.core.home import sync
 from node.core.numbers import human
+from node.model.rope import rope_config
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, parameter_shapes
 from node.wire.tensor_file import file_header
@@ -65,14 +66,7 @@ def config_of(
     """config.json: Qwen3 with q/k norms, Qwen2 with biases, Llama without either. Old and new
     readers each find the rotary base where they look."""
     kind = "qwen3" if settings.qk_norm else "qwen2" if settings.qkv_bias else "llama"
-    scaling = {
-        "rope_type": "llama3",
-        "factor": settings.rope_factor,
-        "low_freq_factor": settings.rope_low,
-        "high_freq_factor": settings.rope_high,
-        "original_max_position_embeddings": settings.rope_context,
-    }
-    scaled = settings.rope_factor != 1.0
+    scaling = rope_config(settings)
     llama = {"mlp_bias": False, "pretraining_tp": 1}
     qwen = {
         "use_sliding_window": False,
@@ -94,10 +88,10 @@ def config_of(
         "rms_norm_eps": settings.norm_eps,
         "rope_theta": settings.rope_theta,
         "rope_parameters": {
-            **(scaling if scaled else {"rope_type": "default"}),
+            **(scaling or {"rope_type": "default"}),
             "rope_theta": settings.rope_theta,
         },
-        "rope_scaling": scaling if scaled else None,
+        "rope_scaling": scaling,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": settings.tied,

@@ -35,15 +35,25 @@ class ModelSettings:
     the run begins from. Exports say so."""
     rope_theta: float = 10000.0
     """Base of the rotary embedding."""
+    rope_kind: str = "llama3"
+    """Rule by which the rotary embedding is scaled, where ``rope_factor`` is not 1: llama3 | linear
+    | dynamic | yarn | longrope, as transformers computes them."""
     rope_factor: float = 1.0
-    """How many times as slowly the long waves of the rotary embedding turn, as Llama 3 has it; 1:
-    as the others."""
+    """How many times as slowly the long waves of the rotary embedding turn; 1: as the others."""
     rope_low: float = 1.0
     """Waves that turn less often than this over ``rope_context`` positions are slowed whole, ..."""
     rope_high: float = 4.0
-    """... those that turn more often than this are not, and between them in part."""
+    """... those that turn more often than this are not, and between them in part. Both of llama3
+    and yarn."""
     rope_context: int = 8192
     """Positions that the model was trained on before."""
+    rope_whole: bool = True
+    """yarn: the first and the last wave that are scaled in part are rounded to whole channels."""
+    rope_scale: float = 1.0
+    """yarn and longrope: factor of cosine and sine."""
+    rope_factors: tuple[float, ...] = ()
+    """longrope: divisor of each pair's frequency in sequences up to ``rope_context`` positions,
+    then as many for longer ones."""
     norm_eps: float = 1e-5
     """RMSNorm epsilon."""
     qk_norm: bool = False
