@@ -94,6 +94,7 @@ LATER = (
     "model.rope_whole",
     "model.rope_scale",
     "model.rope_factors",
+    "model.base",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -150,6 +151,10 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.norm_eps": FieldRule(1e-12, 0.1),
     "model.init_std": FieldRule(1e-6, 10.0),
     "model.init_seed": _SEED,
+    "model.base": FieldRule(
+        pattern=r"([A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?)?",
+        says="ORGANISATION/NAME on the Hugging Face hub, or empty",
+    ),
     "model.adapter": FieldRule(0, 4096),
     "model.adapter_alpha": FieldRule(1e-6, 1e6),
     "pipeline.stages": FieldRule(1, 4096),

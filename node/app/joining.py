@@ -257,7 +257,19 @@ def model_fields(directory: Path) -> dict[str, Any]:
     :func:`model_of` raises."""
     from node.model.pretrained import model_of  # torch takes its time to load
 
-    return {f"model.{key}": value for key, value in model_of(directory)[0].items()}
+    fields = {f"model.{key}": value for key, value in model_of(directory)[0].items()}
+    if name := hub_name(directory):
+        fields["model.base"] = name
+    return fields
+
+
+def hub_name(directory: Path) -> str:
+    """Name on the Hugging Face hub of the model in a directory of the hub's own cache, "" for other
+    directories."""
+    parts = Path(os.path.abspath(directory)).parts
+    if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
+        return ""
+    return parts[-3].removeprefix("models--").replace("--", "/")
 
 
 def with_weights(manifest: Manifest, directory: Path) -> Manifest:

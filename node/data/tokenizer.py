@@ -140,7 +140,7 @@ class FileTokenizer:
         is missing or not a tokenizer, Refused when it is another one."""
         self._end = end
         self._path = path
-        self._file = _read_tokenizer(path)
+        self._file = read_tokenizer(path)
         self.digest = hashlib.sha256(self._file).hexdigest()
         if sha256 and self.digest != sha256:
             raise Refused(
@@ -207,7 +207,9 @@ class FileTokenizer:
         return self._file
 
 
-def _read_tokenizer(path: Path) -> bytes:
+def read_tokenizer(path: Path) -> bytes:
+    """Content of a tokenizer.json. Raises UsageFault for a file that cannot be read, and for one
+    of more than :data:`MOST_TOKENIZER` bytes."""
     with open_regular(path, _GET) as file:
         try:
             found = file.read(MOST_TOKENIZER + 1)

@@ -20,27 +20,9 @@ from node.core.errors import Refused, UsageFault, refuse
 from node.core.lfs import check_pointer
 from node.data.places import open_regular
 from node.data.settings import DataSettings
-from node.data.tokenizer import MOST_TOKENIZER, ByteTokenizer
+from node.data.tokenizer import ByteTokenizer, read_tokenizer
+from node.model.files import LIMITS, MODEL_FILES, TOKENIZER, TOKENIZER_FILES
 
-TOKENIZER = "tokenizer.json"
-_MIB = 1 << 20
-TOKENIZER_FILES = {
-    "tokenizer_config.json": 16 * _MIB,
-    "special_tokens_map.json": _MIB,
-    "added_tokens.json": 16 * _MIB,
-    "chat_template.jinja": _MIB,
-    "chat_template.json": _MIB,
-    "vocab.json": 64 * _MIB,
-    "merges.txt": 64 * _MIB,
-    "vocab.txt": 64 * _MIB,
-    "tokenizer.model": 64 * _MIB,
-    "spiece.model": 64 * _MIB,
-    "sentencepiece.bpe.model": 64 * _MIB,
-}
-"""Names of the files that belong to a tokenizer, and the most bytes of each."""
-MODEL_FILES = {"config.json": _MIB, "generation_config.json": _MIB}
-"""Names of the files that belong to a model, and the most bytes of each."""
-LIMITS = TOKENIZER_FILES | MODEL_FILES
 ROLES = ("bos", "eos", "pad", "unk")
 _WORDS = {
     "bos": ("<|bos|>", "<s>", "<|begin_of_text|>", "<|im_start|>"),
@@ -97,8 +79,8 @@ class TokenizerFiles:
         found: dict[str, bytes] = {}
         content = None
         if tokenizer is not None:
+            content = read_tokenizer(tokenizer)
             found |= _read_all(tokenizer.parent, TOKENIZER_FILES)
-            content = _read_file(tokenizer, MOST_TOKENIZER)
         # The ids in a model's files are those of its own tokenizer.
         if tokenizer is not None and model is not None and _same(tokenizer.parent, model):
             found |= _read_all(model, MODEL_FILES)

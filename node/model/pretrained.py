@@ -42,7 +42,11 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
     Raises UsageFault for what is no such directory, and for a model that would compute other
     numbers here than it does there.
     """
-    c = _json(directory / "config.json")
+    return fields_of(_json(directory / "config.json"), directory)
+
+
+def fields_of(c: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], int]:
+    """As :func:`model_of`, for the content ``c`` of a config.json that lies in ``directory``."""
     kind = c.get("model_type")
     if kind not in _KINDS:
         raise UsageFault(f"{directory} holds a model of the kind {kind!r}", _WHAT)

@@ -70,6 +70,9 @@ class ModelSettings:
     weights: tuple[str, ...] = ()
     """Digests of the stages of a given model, the ends first, each after :data:`DIGEST`: the run
     begins from it. Empty: from drawn weights."""
+    base: str = ""
+    """Name on the Hugging Face hub of the model that the run begins from; empty: unknown. Exported
+    adapters name it."""
     adapter: int = 0
     """Rank of the adapters (LoRA, arXiv 2106.09685): low-rank matrices that are trained beside
     weights that stay as they are; 0: the weights are trained."""
