@@ -108,10 +108,18 @@ def _built(gguf: Path, directory: Path) -> Path:
     """Save model and tokenizer of the GGUF as a Hugging Face directory, in fp32."""
     import torch
     import transformers
+    from tokenizers import pre_tokenizers
 
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    # A GGUF names its way to split text, "smollm", and transformers does not read the name.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     got = {name: getattr(model.config, name) for name in SHAPE}
     if got != SHAPE or not tokenizer.chat_template:
         raise NotHad(f"this transformers reads another model from the GGUF: {got}")

@@ -186,6 +186,10 @@ class TokenizerFiles:
         """Id of a token by its text, None for a word that is no token."""
         return self._added.get(word, self._vocabulary.get(word)) if word else None
 
+    def beyond(self, vocab: int) -> dict[str, int]:
+        """Added tokens by text whose ids a vocabulary of ``vocab`` ids does not have."""
+        return {word: i for word, i in self._added.items() if i >= vocab}
+
     @property
     def _described(self) -> bool:
         """True if a file says the roles, so that no word has to be guessed."""
