@@ -13,8 +13,8 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check_pointer(path: Path, first: bytes) -> None:
-    """Raise UsageFault if ``first``, the first bytes of the file at ``path``, are those of a Git
-    LFS pointer."""
+    """Raise UsageFault if the file at ``path`` is a Git LFS pointer. ``first``: its first
+    bytes."""
     if first.startswith(POINTER):
         raise UsageFault(
             f"{path} is a Git LFS pointer: the clone holds a text in place of the file",

@@ -5,7 +5,7 @@ Leaves: the files to the byte, and their meaning. Never: a file that is larger t
 has another hash than the manifest names, or that is no text of its kind; a template is not run.
 
 Ids of the roles come from generation_config.json, else config.json, else tokenizer_config.json.
-A run whose manifest names no such files finds them by the usual words of tokenizer.json.
+Without such files in the manifest the roles are found by the usual words of tokenizer.json.
 """
 
 import hashlib
@@ -52,10 +52,10 @@ class FilesMissing(UsageFault):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Files of one model directory, and what they say.
+    """Files of one model directory, with their meaning.
 
     ``chat_template``: Jinja source, None for a model without one. ``special_tokens``: text of
-    ``bos_token``, ``eos_token``, ``pad_token`` and ``unk_token``, as far as the model has them.
+    ``bos_token``, ``eos_token``, ``pad_token`` and ``unk_token``; a role without a token is absent.
     ``eos_ids``: every id that ends a text; ``end_id``: the one that ends a document.
     """
 
@@ -74,14 +74,15 @@ class TokenizerFiles:
 
     @classmethod
     def beside(cls, tokenizer: Path | None, model: Path | None) -> "TokenizerFiles":
-        """Read the files of a tokenizer from the directory of its tokenizer.json, and those of the
-        model in ``model``, if this is its own tokenizer. Raises as :meth:`of_directory`."""
+        """Read the files of a tokenizer from the directory of its tokenizer.json. The files of the
+        model in ``model`` are read too if both are one directory. Raises as
+        :meth:`of_directory`."""
         found: dict[str, bytes] = {}
         content = None
         if tokenizer is not None:
             content = read_tokenizer(tokenizer)
             found |= _read_all(tokenizer.parent, TOKENIZER_FILES)
-        # The ids in a model's files are those of its own tokenizer.
+        # The ids in a model's files belong to its own tokenizer.
         if tokenizer is not None and model is not None and _same(tokenizer.parent, model):
             found |= _read_all(model, MODEL_FILES)
         files = cls(found, content)
@@ -127,7 +128,7 @@ class TokenizerFiles:
             for name, content in sorted(self.files.items())
         )
 
-    # ------------------------------------------------------------ what they say
+    # ------------------------------------------------------------ their meaning
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -187,7 +188,7 @@ class TokenizerFiles:
         return self._added.get(word, self._vocabulary.get(word)) if word else None
 
     def beyond(self, vocab: int) -> dict[str, int]:
-        """Added tokens by text whose ids a vocabulary of ``vocab`` ids does not have."""
+        """Added tokens by text with ids from ``vocab`` on: a vocabulary of that size lacks them."""
         return {word: i for word, i in self._added.items() if i >= vocab}
 
     @property

@@ -75,7 +75,7 @@ def check_library() -> None:
 
 
 def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extras: "Extras") -> int:
-    """Write the model whose tensors are in the safetensors ``files``. Returns the file's bytes.
+    """Write the model with the tensors in the safetensors ``files``. Returns the file's bytes.
     Tensors are read one at a time. Blocks on the disk.
 
     Raises UsageFault without the package, for numbers that f16 cannot hold, and for a tokenizer or

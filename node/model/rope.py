@@ -29,8 +29,8 @@ _SLOW = 1.0
 
 
 def rope_fields(config: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Fields of :class:`ModelSettings` for the rotary embedding of a config.json whose model sees
-    ``most`` positions. A ``rope_scaling`` that is not empty replaces ``rope_parameters``, as in
+    """Fields of :class:`ModelSettings` for the rotary embedding of a config.json. ``most``: the
+    longest sequence of that model. A ``rope_scaling`` that is not empty replaces ``rope_parameters``, as in
     transformers.
 
     Raises UsageFault for a kind that is not built here, KeyError for a missing number, TypeError
@@ -118,7 +118,7 @@ def regime(settings: ModelSettings, length: int) -> int:
 
 def frequencies(settings: ModelSettings, length: int = 1) -> Tensor:
     """Radians a position of every pair of channels [W / 2], fp32, in a sequence of ``length``
-    positions. The formulas are those of transformers."""
+    positions. The formulas equal those of transformers."""
     s = settings
     width = head_dim(s)
     exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
@@ -148,7 +148,7 @@ def _kept_by_yarn(s: ModelSettings, width: int) -> Tensor:
     """Share of each frequency [W / 2] that YaRN keeps."""
 
     def channel(turns: float) -> float:
-        """Channel of the wave that turns so often over the context."""
+        """Channel of the wave with this number of turns over the context."""
         wave = s.rope_context / (turns * 2 * math.pi)
         return width * math.log(wave) / (2 * math.log(s.rope_theta))
 
