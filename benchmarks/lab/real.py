@@ -30,6 +30,8 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 """Fields of config.json that the directory must have."""
+ROLES = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+"""Ids of the special tokens, as the GGUF has them."""
 DOWNLOAD_S = 600.0
 FOLDER = "smollm2-135m-instruct-1"
 """Name of the directory in the cache; its last number is raised when its content changes."""
@@ -111,7 +113,7 @@ def _built(gguf: Path, directory: Path) -> Path:
     from tokenizers import pre_tokenizers
 
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    read = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
     # A GGUF names its way to split text, "smollm", and transformers does not read the name.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -120,9 +122,16 @@ def _built(gguf: Path, directory: Path) -> Path:
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
-    got = {name: getattr(model.config, name) for name in SHAPE}
+    got = {name: getattr(read.config, name) for name in SHAPE}
     if got != SHAPE or not tokenizer.chat_template:
         raise NotHad(f"this transformers reads another model from the GGUF: {got}")
+    # A model that was read from GGUF cannot be saved: its weights go into one that was not.
+    config = transformers.AutoConfig.from_pretrained(**where)
+    for name, value in ROLES.items():
+        setattr(config, name, value)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = transformers.GenerationConfig(**ROLES)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

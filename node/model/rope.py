@@ -30,8 +30,8 @@ _SLOW = 1.0
 
 def rope_fields(config: Mapping[str, Any], most: int) -> dict[str, Any]:
     """Fields of :class:`ModelSettings` for the rotary embedding of a config.json. ``most``: the
-    longest sequence of that model. A ``rope_scaling`` that is not empty replaces ``rope_parameters``, as in
-    transformers.
+    longest sequence of that model. As in transformers, a ``rope_scaling`` that is not empty
+    replaces ``rope_parameters``.
 
     Raises UsageFault for a kind that is not built here, KeyError for a missing number, TypeError
     for a value of another type.

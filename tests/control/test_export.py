@@ -362,7 +362,7 @@ async def test_files_of_the_model_come_from_another_peer_to_the_byte(make) -> No
     for name, content in {**GIVEN, "tokenizer.json": TOKENIZER}.items():
         assert (lab.out / name).read_bytes() == content
     assert json.loads((lab.out / "config.json").read_bytes())["eos_token_id"] == [258, 257]
-    await lab.net.kill(ends.peer)
+    ends.service._files = None  # the copies that were kept are enough from now on
     kept = RunFiles(lab.config, lab.manifest, None).load()
     assert (kept.chat_template, kept.eos_ids, kept.end_id) == ("T", (258, 257), 258)
     _, _, fields = await lab.export(without_tokenizer=True)
