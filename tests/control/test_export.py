@@ -389,7 +389,7 @@ async def test_a_file_of_the_model_that_nobody_has_is_named(make) -> None:
     lab = await make(WITH_FILES, stages=(2,))
     lacking = digest_of(GENERATION)
     await lab.host(0, lambda sha256: None if sha256 == lacking else holding_all(sha256))
-    with pytest.raises(NetworkFault, match=r"generation_config\.json .*not held here") as e:
+    with pytest.raises(NetworkFault, match=r"(?s)generation_config\.json .*not held here") as e:
         await lab.export()
     assert "--tokenizer" in e.value.next_step
     assert lab.nothing_left()
