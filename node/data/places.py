@@ -9,8 +9,8 @@ from pathlib import Path
 
 from node.core.errors import UsageFault, refuse
 from node.core.home import expanded
-from node.core.lfs import POINTER, check_pointer
 from node.data.settings import Places
+from node.model.files import POINTER, check_pointer
 
 _KERNEL = ("/proc", "/sys", "/dev")
 """Directories of interfaces of the kernel: reading one can block, or change something."""

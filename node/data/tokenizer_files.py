@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import Refused, UsageFault, refuse
-from node.core.lfs import check_pointer
 from node.data.places import open_regular
 from node.data.settings import DataSettings
 from node.data.tokenizer import ByteTokenizer, read_tokenizer
-from node.model.files import LIMITS, MODEL_FILES, TOKENIZER, TOKENIZER_FILES
+from node.model.files import LIMITS, MODEL_FILES, TOKENIZER, TOKENIZER_FILES, check_pointer
 
 ROLES = ("bos", "eos", "pad", "unk")
 _WORDS = {

@@ -68,7 +68,7 @@ FILES = {
 """Every name that an export of this version or an older one has written, beside shards."""
 SHARD_BYTES = 5 * 10**9
 """Bytes of tensors in one file, at most, where no tensor is larger."""
-BESIDE = 256 << 20
+BESIDE = 64 << 20
 """Bytes allowed for the files beside the tensors."""
 
 

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from node.core.errors import OutOfResources, Refused, UsageFault, refuse
-from node.core.lfs import POINTER, check_pointer
 from node.core.tables import build
+from node.model.files import POINTER, check_pointer
 from node.model.rope import rope_fields
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import EMBEDDING, HEAD, all_shapes, base_shapes
