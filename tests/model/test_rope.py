@@ -90,7 +90,8 @@ def test_the_tables_are_those_of_transformers(kind: str, tmp_path: Path) -> None
         fields, most = model_of(tmp_path)
         settings = ModelSettings(**fields)
         check_settings(settings)
-        amended(Manifest.default_demo(), {f"model.{k}": v for k, v in fields.items()})
+        made = amended(Manifest.default_demo(), {f"model.{k}": v for k, v in fields.items()})
+        assert Manifest.parse(made.to_toml()) == made
         theirs = LlamaRotaryEmbedding(transformers.AutoConfig.from_pretrained(tmp_path))
         written = config_of(settings) | {"model_type": "llama"}
         (tmp_path / "config.json").write_text(json.dumps(written))
