@@ -1462,6 +1462,16 @@ def export(
     without: Annotated[
         bool, Option("--no-tokenizer", help="Write the model without a tokenizer.")
     ] = False,
+    merge: Annotated[
+        bool, Option("--merge", help="Of a run that trains adapters: write whole weights.")
+    ] = False,
+    gguf: Annotated[
+        bool, Option("--gguf", help="Write the model as GGUF (f16) too, for llama.cpp.")
+    ] = False,
+    base: Annotated[
+        str,
+        Option(metavar="NAME", help="The model beside which adapters were trained, for loaders."),
+    ] = "",
     as_json: Json = False,
 ) -> int:
     """Gather every stage and write a Hugging Face directory."""
@@ -1474,6 +1484,9 @@ def export(
         directory=str(directory),
         tokenizer="" if tokenizer is None else str(tokenizer),
         without_tokenizer=without,
+        merge=merge,
+        gguf=gguf,
+        base=base,
     )
     with _client() as client:
         return commands.export(client, request, as_json=as_json)

@@ -92,6 +92,11 @@ LATER = (
     "data.encoding",
     "data.files",
     "data.end",
+    "model.rope_kind",
+    "model.rope_whole",
+    "model.rope_scale",
+    "model.rope_factors",
+    "model.base",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -139,13 +144,19 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.seq_len": FieldRule(2, 1 << 20),
     "model.positions": FieldRule(0, 1 << 24),
     "model.rope_theta": FieldRule(1.0, 1e12),
+    "model.rope_kind": FieldRule(choices=("llama3", "linear", "dynamic", "yarn", "longrope")),
     "model.rope_factor": FieldRule(1.0, 1e6),
+    "model.rope_scale": FieldRule(1e-3, 1e3),
     "model.rope_low": FieldRule(0.01, 1e6),
     "model.rope_high": FieldRule(0.01, 1e6),
     "model.rope_context": FieldRule(2, 1 << 24),
     "model.norm_eps": FieldRule(1e-12, 0.1),
     "model.init_std": FieldRule(1e-6, 10.0),
     "model.init_seed": _SEED,
+    "model.base": FieldRule(
+        pattern=r"([A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?)?",
+        says="ORGANISATION/NAME on the Hugging Face hub, or empty",
+    ),
     "model.adapter": FieldRule(0, 4096),
     "model.adapter_alpha": FieldRule(1e-6, 1e6),
     "pipeline.stages": FieldRule(1, 4096),
@@ -691,6 +702,9 @@ def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]
     """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
     import tomlkit
 
-    item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
+    plain = tomlkit.item(list(value) if isinstance(value, tuple) else value)
+    if isinstance(plain, tomlkit.items.Array) and any(isinstance(v, float) for v in value):
+        plain.multiline(True)  # a line has MAX_DOTS at most
+    item = plain.as_string()
     comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]
     return [*comment, f"{'# ' if behind else ''}{key} = {item}"]

@@ -513,14 +513,20 @@ class Evaluated(_message.Message):
     def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., by: _Optional[str] = ..., by_name: _Optional[str] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("directory", "tokenizer", "without_tokenizer")
+    __slots__ = ("directory", "tokenizer", "without_tokenizer", "merge", "gguf", "base")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    GGUF_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     directory: str
     tokenizer: str
     without_tokenizer: bool
-    def __init__(self, directory: _Optional[str] = ..., tokenizer: _Optional[str] = ..., without_tokenizer: _Optional[bool] = ...) -> None: ...
+    merge: bool
+    gguf: bool
+    base: str
+    def __init__(self, directory: _Optional[str] = ..., tokenizer: _Optional[str] = ..., without_tokenizer: _Optional[bool] = ..., merge: _Optional[bool] = ..., gguf: _Optional[bool] = ..., base: _Optional[str] = ...) -> None: ...
 
 class SwitchRequest(_message.Message):
     __slots__ = ("change",)

@@ -265,7 +265,19 @@ def model_fields(directory: Path) -> dict[str, Any]:
     :func:`model_of` raises."""
     from node.model.pretrained import model_of  # torch takes its time to load
 
-    return {f"model.{key}": value for key, value in model_of(directory)[0].items()}
+    fields = {f"model.{key}": value for key, value in model_of(directory)[0].items()}
+    if name := hub_name(directory):
+        fields["model.base"] = name
+    return fields
+
+
+def hub_name(directory: Path) -> str:
+    """Name on the Hugging Face hub of the model in a directory of the hub's own cache, "" for other
+    directories."""
+    parts = Path(os.path.abspath(directory)).parts
+    if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
+        return ""
+    return parts[-3].removeprefix("models--").replace("--", "/")
 
 
 def with_weights(manifest: Manifest, directory: Path) -> Manifest:
@@ -306,12 +318,34 @@ def with_files(
         return manifest, {}
     place = tokenizer_file(manifest.data.tokenizer, "", places)
     files = TokenizerFiles.beside(place, model)
+    if model is not None and (beyond := files.beyond(manifest.model.vocab)):
+        word, number = max(beyond.items(), key=lambda pair: pair[1])
+        raise UsageFault(
+            f"{word} is id {number} of the tokenizer, and the model in {model} has "
+            f"{manifest.model.vocab} ids",
+            "give the model a row for each id, and begin from the result:\n"
+            f"{resize_command(model, number + 1)}",
+        )
     if not files.files:
         return manifest, {}
     changes: dict[str, Any] = {"data.files": files.entries}
     if files.end_id is not None and manifest.data.end < 0:
         changes["data.end"] = files.end_id
     return amended(manifest, changes), files.files
+
+
+def resize_command(model: Path, ids: int) -> str:
+    """A command that writes the model in a directory with rows for ``ids`` ids beside it."""
+    out = f"{os.path.normpath(model)}-{ids}"
+    lines = (
+        "import sys, transformers as t",
+        "m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1])",
+        "m.resize_token_embeddings(int(sys.argv[3]))",
+        "m.save_pretrained(sys.argv[2])",
+        "t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])",
+    )
+    words = (sys.executable, "-c", "; ".join(lines), str(model), out, str(ids))
+    return f"{shlex.join(words)}\ntutti swarm init --from {shlex.quote(out)} …"
 
 
 def check_weights(manifest: Manifest, base: Manifest) -> None:

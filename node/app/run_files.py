@@ -12,14 +12,9 @@ from node.core.errors import LocalFault
 from node.core.home import expanded
 from node.core.ids import PeerId
 from node.data.tokenizer import MOST_TOKENIZER, Tokenizer, open_tokenizer
-from node.data.tokenizer_files import (
-    LIMITS,
-    TOKENIZER,
-    FilesMissing,
-    TokenizerFiles,
-    named_files,
-)
+from node.data.tokenizer_files import FilesMissing, TokenizerFiles, named_files
 from node.manifest import Manifest
+from node.model.files import LIMITS, TOKENIZER
 from node.transport.port import TransportPort
 
 

@@ -331,6 +331,11 @@ def export(client: ControlClient, request: ExportRequest, *, as_json: bool) -> E
     fields = event_document(newest[0])["fields"]
     if as_json:
         say_json(event_document(newest[0]))
+        return ExitCode.OK
+    for note in fields.get("notes", []):
+        say(f"note: {clean(str(note), 400)}")
+    if fields.get("adapter") and fields.get("base"):
+        say(f'load it with  peft.AutoPeftModelForCausalLM.from_pretrained("{request.directory}")')
     elif fields.get("adapter"):
         say(
             "load it on top of the model that the run began from, with  "

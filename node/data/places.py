@@ -10,6 +10,7 @@ from pathlib import Path
 from node.core.errors import UsageFault, refuse
 from node.core.home import expanded
 from node.data.settings import Places
+from node.model.files import POINTER, check_pointer
 
 _KERNEL = ("/proc", "/sys", "/dev")
 """Directories of interfaces of the kernel: reading one can block, or change something."""
@@ -147,7 +148,7 @@ def named_for_one_run(place: str) -> bool:
 
 def open_regular(path: Path, next_step: str) -> BufferedReader:
     """A file opened to be read. Raises UsageFault for one that cannot be opened, and for a
-    directory, a device, a pipe, a socket, or a file of the kernel."""
+    directory, a device, a pipe, a socket, a file of the kernel, or a Git LFS pointer."""
     try:
         real = os.path.realpath(path)
         inside = any(real == d or real.startswith(f"{d}/") for d in _KERNEL)
@@ -160,7 +161,13 @@ def open_regular(path: Path, next_step: str) -> BufferedReader:
             (not stat.S_ISREG(os.stat(path).st_mode), f"{path} is not a regular file", next_step),
         )
         # A pipe that has taken the file's name meanwhile would block here for ever.
-        return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        try:
+            check_pointer(path, file.peek(len(POINTER)))
+        except BaseException:
+            file.close()
+            raise
+        return file
     except (OSError, ValueError) as e:  # a name with a zero byte is a ValueError
         why = e.strerror if isinstance(e, OSError) else e
         raise UsageFault(f"cannot read {path}: {why}", next_step) from e

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from node.core.errors import Refused, UsageFault, refuse
-from node.core.lfs import check_pointer
 from node.data.confined.process import Confined, ParseFault, Pool, explained
 from node.data.marks import CONTEXT, LAST, Conversation, ids_in
 from node.data.places import named_for_one_run, open_regular, tokenizer_file
@@ -158,7 +157,7 @@ class FileTokenizer:
         is missing or not a tokenizer, Refused when it is another one."""
         self._end = end
         self._path = path
-        self._file = _read_tokenizer(path)
+        self._file = read_tokenizer(path)
         self.digest = hashlib.sha256(self._file).hexdigest()
         if sha256 and self.digest != sha256:
             raise Refused(
@@ -237,13 +236,14 @@ class FileTokenizer:
         return self._file
 
 
-def _read_tokenizer(path: Path) -> bytes:
+def read_tokenizer(path: Path) -> bytes:
+    """Content of a tokenizer.json. Raises UsageFault for a file that cannot be read, and for one
+    of more than :data:`MOST_TOKENIZER` bytes."""
     with open_regular(path, _GET) as file:
         try:
             found = file.read(MOST_TOKENIZER + 1)
         except OSError as e:
             raise UsageFault(f"cannot read the tokenizer {path}: {e.strerror}", _GET) from e
-    check_pointer(path, found)
     refuse((len(found) > MOST_TOKENIZER, f"{path} has more than {MOST_TOKENIZER} bytes", _GET))
     return found
 

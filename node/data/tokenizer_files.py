@@ -5,7 +5,7 @@ Leaves: the files to the byte, and their meaning. Never: a file that is larger t
 has another hash than the manifest names, or that is no text of its kind; a template is not run.
 
 Ids of the roles come from generation_config.json, else config.json, else tokenizer_config.json.
-A run whose manifest names no such files finds them by the usual words of tokenizer.json.
+Without such files in the manifest the roles are found by the usual words of tokenizer.json.
 """
 
 import hashlib
@@ -17,30 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import Refused, UsageFault, refuse
-from node.core.lfs import check_pointer
 from node.data.places import open_regular
 from node.data.settings import DataSettings
-from node.data.tokenizer import MOST_TOKENIZER, ByteTokenizer
+from node.data.tokenizer import ByteTokenizer, read_tokenizer
+from node.model.files import LIMITS, MODEL_FILES, TOKENIZER, TOKENIZER_FILES, check_pointer
 
-TOKENIZER = "tokenizer.json"
-_MIB = 1 << 20
-TOKENIZER_FILES = {
-    "tokenizer_config.json": 16 * _MIB,
-    "special_tokens_map.json": _MIB,
-    "added_tokens.json": 16 * _MIB,
-    "chat_template.jinja": _MIB,
-    "chat_template.json": _MIB,
-    "vocab.json": 64 * _MIB,
-    "merges.txt": 64 * _MIB,
-    "vocab.txt": 64 * _MIB,
-    "tokenizer.model": 64 * _MIB,
-    "spiece.model": 64 * _MIB,
-    "sentencepiece.bpe.model": 64 * _MIB,
-}
-"""Names of the files that belong to a tokenizer, and the most bytes of each."""
-MODEL_FILES = {"config.json": _MIB, "generation_config.json": _MIB}
-"""Names of the files that belong to a model, and the most bytes of each."""
-LIMITS = TOKENIZER_FILES | MODEL_FILES
 ROLES = ("bos", "eos", "pad", "unk")
 _WORDS = {
     "bos": ("<|bos|>", "<s>", "<|begin_of_text|>", "<|im_start|>"),
@@ -70,10 +51,10 @@ class FilesMissing(UsageFault):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Files of one model directory, and what they say.
+    """Files of one model directory, with their meaning.
 
     ``chat_template``: Jinja source, None for a model without one. ``special_tokens``: text of
-    ``bos_token``, ``eos_token``, ``pad_token`` and ``unk_token``, as far as the model has them.
+    ``bos_token``, ``eos_token``, ``pad_token`` and ``unk_token``; a role without a token is absent.
     ``eos_ids``: every id that ends a text; ``end_id``: the one that ends a document.
     """
 
@@ -92,14 +73,15 @@ class TokenizerFiles:
 
     @classmethod
     def beside(cls, tokenizer: Path | None, model: Path | None) -> "TokenizerFiles":
-        """Read the files of a tokenizer from the directory of its tokenizer.json, and those of the
-        model in ``model``, if this is its own tokenizer. Raises as :meth:`of_directory`."""
+        """Read the files of a tokenizer from the directory of its tokenizer.json. The files of the
+        model in ``model`` are read too if both are one directory. Raises as
+        :meth:`of_directory`."""
         found: dict[str, bytes] = {}
         content = None
         if tokenizer is not None:
+            content = read_tokenizer(tokenizer)
             found |= _read_all(tokenizer.parent, TOKENIZER_FILES)
-            content = _read_file(tokenizer, MOST_TOKENIZER)
-        # The ids in a model's files are those of its own tokenizer.
+        # The ids in a model's files belong to its own tokenizer.
         if tokenizer is not None and model is not None and _same(tokenizer.parent, model):
             found |= _read_all(model, MODEL_FILES)
         files = cls(found, content)
@@ -145,7 +127,7 @@ class TokenizerFiles:
             for name, content in sorted(self.files.items())
         )
 
-    # ------------------------------------------------------------ what they say
+    # ------------------------------------------------------------ their meaning
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -203,6 +185,10 @@ class TokenizerFiles:
     def id_of(self, word: str) -> int | None:
         """Id of a token by its text, None for a word that is no token."""
         return self._added.get(word, self._vocabulary.get(word)) if word else None
+
+    def beyond(self, vocab: int) -> dict[str, int]:
+        """Added tokens by text with ids from ``vocab`` on: a vocabulary of that size lacks them."""
+        return {word: i for word, i in self._added.items() if i >= vocab}
 
     @property
     def _described(self) -> bool:
@@ -300,7 +286,6 @@ def _read_file(path: Path, most: int) -> bytes:
             content = file.read(most + 1)
         except OSError as e:
             raise UsageFault(f"cannot read {path}: {e.strerror}", _AGAIN) from e
-    check_pointer(path, content)
     refuse((len(content) > most, f"{path} has more than {most} bytes", _AGAIN))
     return content
 

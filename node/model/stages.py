@@ -11,7 +11,6 @@ V vocab.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -23,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from node.core.ids import ENDS
 from node.model.documents import NO_TARGET, for_loss, lengths_of
+from node.model.rope import frequencies, regime
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, layers_of, parameter_shapes
 from node.wire.tensors import dtype_of
@@ -37,38 +37,30 @@ class Rope:
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings, self.positions = settings, settings.seq_len
+        self._regime = regime(settings, settings.seq_len)
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [length, 1, W]: position, broadcast over heads, channel. The first half
         of ``sin`` is negated, so that rotate-half is ``x * cos + swap_halves(x) * sin``."""
+        if (wanted := regime(self.settings, length)) != self._regime:
+            self._regime = wanted
+            self._tables.clear()
         key = (like.device, like.dtype)
         found = self._tables.get(key)
         if found is None or found[0].shape[0] < length:
             self.positions = max(self.positions, length)
             angles_TW2 = torch.outer(
-                torch.arange(self.positions).float(), frequencies(self.settings)
+                torch.arange(self.positions).float(), frequencies(self.settings, length)
             )
-            cos, sin = angles_TW2.cos(), angles_TW2.sin()
+            scale = self.settings.rope_scale
+            cos, sin = angles_TW2.cos() * scale, angles_TW2.sin() * scale
             pair = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
             found = self._tables[key] = cast(
                 tuple[Tensor, Tensor],
                 tuple(t[:, None, :].to(device=like.device, dtype=like.dtype) for t in pair),
             )
         return found[0][:length], found[1][:length]
-
-
-def frequencies(s: ModelSettings) -> Tensor:
-    """Radians a position of every pair of channels [W / 2], fp32. With a ``rope_factor`` as Llama
-    3.1 has them (its technical report, and transformers' ``llama3``)."""
-    width = head_dim(s)
-    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-    plain = 1.0 / (s.rope_theta**exponents)
-    if s.rope_factor == 1.0:
-        return plain
-    turns = s.rope_context / (2 * math.pi / plain)
-    share = ((turns - s.rope_low) / (s.rope_high - s.rope_low)).clamp(0.0, 1.0)
-    return (1 - share) * plain / s.rope_factor + share * plain
 
 
 def rotate(x_BTHW: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import pytest
 from node.core.errors import Refused, UsageFault
 from node.data.settings import DataSettings, Places
 from node.data.tokenizer import open_tokenizer
-from node.data.tokenizer_files import LIMITS, FilesMissing, TokenizerFiles, named_files
+from node.data.tokenizer_files import FilesMissing, TokenizerFiles, named_files
+from node.model.files import LIMITS
 
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "<pad>"]
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
