@@ -98,7 +98,7 @@ def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
             "gone.json: No such file",
             "--tokenizer PATH",
         ),
-        (("--data", "file:" + str(words)), "unknown ending", ".jsonl"),
+        (("--data", "file:" + str(words)), "no row that can be read", "data.column"),
         (("--data", str(corpus), "--set", "model.seq_len=8192"), "too few", "longer text"),
     )
     for words_, *says in cases:
