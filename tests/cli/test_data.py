@@ -82,6 +82,13 @@ def test_a_source_is_shown_without_a_manifest(tutti, tmp_path, home):
     refused(tutti("data", "show", str(where / "wide.txt"), "0"), 2, "counted from 1")
 
 
+def test_a_directory_that_the_library_saved_is_named_as_one(tutti, tmp_path):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
+    said = tutti("swarm", "init", "--data", str(tmp_path / "saved"))
+    refused(said, 2, "saved by the library datasets", f"--data hf:{tmp_path}")
+
+
 def test_streamed_conversations_are_recognised(tutti, home, model, tmp_path):
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "a.jsonl").write_text("\n".join(map(talk, range(400))))

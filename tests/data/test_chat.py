@@ -1,6 +1,8 @@
 """Conversations, as five published formats write them, against their text written out by hand."""
 
+import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,12 +16,16 @@ from node.data.chat import BadTemplate, Misfit, Template, conversations, looks_l
 from node.data.confined import process
 from node.data.confined.process import ParseFault
 from node.data.marks import CONTEXT, LAST, Conversation, ids_in
+from node.data.order import SampleOrder
 from node.data.readers import LeftOut, RowFormat, json_lines
+from node.data.settings import OWN_MANIFEST, DataSettings
+from node.data.sources import Corpus, open_data
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, document_ids
+from node.data.tokenizer_files import TokenizerFiles
 from node.model.documents import NO_TARGET, UNTRAINED
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
-from node.training.state.text import pair
+from node.training.state.text import Text, pair
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = (
@@ -288,3 +294,46 @@ def test_a_bad_template_is_a_fault_of_the_run():
 def test_default_rows_keep_the_names_of_caches():
     assert RowFormat().key == ""
     assert replace(RowFormat(), column="body").key != replace(RowFormat(), chat=True).key != ""
+
+
+def test_a_file_of_conversations_becomes_masked_samples(tmp_path, words):
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps({"messages": TALK}) + "\n" for _ in range(9)))
+    (tmp_path / "tokenizer.json").write_bytes(words.to_json())
+    template = {"chat_template.jinja": CHATML.encode()}
+    settings = DataSettings(
+        source=f"file:{path}", rows="chat", document_mask=True, holdout=0.0,
+        tokenizer=str(tmp_path / "tokenizer.json"),
+    )  # fmt: skip
+
+    def opened() -> Corpus:
+        files = partial(TokenizerFiles, template)
+        home = tmp_path / "home"
+        return open_data(settings, 8, 1 << 22, home, OWN_MANIFEST, files)[0]
+
+    corpus = opened()
+    assert (corpus.marked, corpus.end, corpus.train.dtype) == (True, LAST, np.uint32)
+    text = Text(corpus, SampleOrder(corpus.windows, 1), corpus.windows)
+    tokens, targets = text.at(range(corpus.windows))
+    (one,) = conversations({"messages": TALK}, "text", Template(CHATML, {}))
+    ids = document_ids(one, words, None)
+    every = np.asarray(corpus.train)
+    assert (every == np.tile(ids, 9)).all()
+    assert int((every & LAST != 0).sum()) == 9
+    assert int((targets >= 0).sum()) == int(
+        (every[1 : 8 * corpus.windows + 1] & CONTEXT == 0).sum()
+    )
+    assert int(tokens.max()) < words.vocab
+    before = sorted(p.name for p in (tmp_path / "home" / "data").iterdir())
+    assert np.array_equal(np.asarray(opened().train), every)
+    assert sorted(p.name for p in (tmp_path / "home" / "data").iterdir()) == before
+    template["chat_template.jinja"] = SMOL.encode()  # another text, and another cache
+    assert len(opened().train) > len(every)
+
+
+def test_text_and_ids_are_no_conversations(tmp_path):
+    for name in ("a.txt", "a.bin"):
+        (tmp_path / name).write_bytes(b"text of two bytes a token")
+        settings = DataSettings(source=f"file:{tmp_path / name}", rows="chat")
+        with pytest.raises(UsageFault, match="plain text|no conversations"):
+            open_data(settings, 4, 1 << 22, tmp_path, OWN_MANIFEST)
