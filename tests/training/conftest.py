@@ -110,9 +110,10 @@ class Peer:
         self.store = CheckpointStore(rig.home / name, CheckpointSettings(0.0, every), "run")
         self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
+        self.pipeline = Gradients(name)
         engines = Engines(
             self.transport,
-            Gradients(name),
+            self.pipeline,
             self.cell,
             self.owner,
             self.store,
