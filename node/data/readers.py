@@ -422,7 +422,8 @@ def hub_texts(dataset: Any, column: str, left: LeftOut) -> Iterator[bytes]:
         (
             column not in (dataset.column_names or ()),
             f"the data set has no column {column!r}",
-            f"it has {names}; name one:  --set data.column=NAME",
+            f"it has {names}; name one:  --set data.column=NAME ; conversations are read with  "
+            "--set data.rows=chat",
         )
     )
     for row in dataset.select_columns([column]):

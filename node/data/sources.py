@@ -222,9 +222,10 @@ class _Asked:
     home: Path
     left: LeftOut
 
-    def cached(self, source: str, documents: Documents) -> TokenFile:
-        """Token ids of documents, which are read unless they are on the disk."""
-        end = self.tokenizer.eos
+    def cached(self, source: str, documents: Documents, *, plain: bool = False) -> TokenFile:
+        """Token ids of documents, which are read unless they are on the disk. ``plain``: it is a
+        text without documents."""
+        end = None if plain else self.tokenizer.eos
         named = f"{source}:{self.form.key}" if self.form.key else source
         counted = self._counted(documents)
         return cached(self.home, named, counted, self.tokenizer, end, marked=self.form.chat)
@@ -260,12 +261,11 @@ def _file(a: _Asked) -> _Found:
     _check_rows(a, kind)
     if kind == FileKind("text") and tokenizer.digest == "bytes-1" and a.form.encoding == "utf-8":
         return readers.token_file(path, np.dtype(np.uint8)), digest, tokenizer.vocab
+    plain = kind.form == "text"
     found = readers.documents(path, kind, a.form, a.left)
-    if kind.form == "text":
-        found = ((piece, False) for piece, _ in found)
     # Caches of older versions are named by the ending.
     source = f"{ending}:{digest}" if not kind.packed else f"{kind.form}.{kind.packed}:{digest}"
-    return a.cached(source, found), digest, tokenizer.vocab
+    return a.cached(source, found, plain=plain), digest, tokenizer.vocab
 
 
 def _directory(a: _Asked) -> _Found:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from node.core.errors import UsageFault
-from node.data.readers import TEXTS, LeftOut
+from node.data.readers import TEXTS, LeftOut, RowFormat
 from node.data.streamed.documents import documents_of
 from node.data.streamed.pieces import Part
 from tests.data.streamed import documents, given, opened, shard_of, write
@@ -80,3 +80,17 @@ def test_a_packed_shard_that_grows_above_the_cap_is_refused(tmp_path):
     with pytest.raises(Exception, match="not fit below data_disk"):
         given(opened(tmp_path, 4 << 20), shard_of(path))
     assert not any((tmp_path / "kept").iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_utf_16_is_no_text_until_it_is_said(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"text": "weit"}\n' * 9, encoding="utf-16")
+    with pytest.raises(UsageFault, match="NUL bytes") as fault:
+        given(opened(tmp_path), shard_of(path))
+    assert "data.encoding=utf-16-le" in fault.value.next_step
+    part = Part(0, 0, path.stat().st_size)
+    form = RowFormat(encoding="utf-16-le")
+    found, _ = documents_of(opened(tmp_path), shard_of(path), part, form, LeftOut("a"))
+    wanted = [b"weit"] * 9 if name == "a.jsonl" else [b'{"text": "weit"}\n' * 9]
+    assert list(found) == wanted

@@ -6,6 +6,7 @@ document once. Of text without documents a part gives the characters that begin 
 
 from collections.abc import Iterator
 
+from node.core.errors import refuse
 from node.data.confined.rows import LONGEST
 from node.data.kinds import FileKind, kind_of
 from node.data.readers import Document, LeftOut, RowFormat, Rows, json_lines, parquet
@@ -54,6 +55,7 @@ def _kind(files: Files, shard: Shard) -> FileKind:
 
 def _characters(files: Files, shard: Shard, start: int, stop: int) -> bytes:
     raw = files.read(shard, start, stop + 3)
+    _check_text(raw, shard)
     return raw[_boundary(raw, 0) : _boundary(raw, stop - start)]
 
 
@@ -63,6 +65,7 @@ def _lines(
     # From one byte before: whether a line begins at ``start`` shows there.
     first = max(0, start - 1)
     raw = files.read(shard, first, stop)
+    _check_text(raw, shard)
     begin = 0 if start == 0 else raw.find(b"\n") + 1
     if start and not begin:
         return  # the middle of a long line, which begins in a part before
@@ -76,6 +79,17 @@ def _lines(
             # The line that is cut here is no JSON, and left out: nobody can mend it any more.
             break
     yield from json_lines(files.parsers, b"".join(rest), form, shard.name, left)
+
+
+def _check_text(raw: bytes, shard: Shard) -> None:
+    """Raises UsageFault for bytes of which every fifth or more is a NUL."""
+    refuse(
+        (
+            5 * raw.count(0) > len(raw),
+            f"{shard.name} is no text in UTF-8: it has NUL bytes",
+            "say its encoding:  --set data.encoding=utf-16-le  (or utf-16-be)",
+        )
+    )
 
 
 def _boundary(raw: bytes, at: int) -> int:
