@@ -23,6 +23,10 @@ from node.data.marks import Conversation
 
 MOST_TEXT = 4 << 20
 """Characters of one rendered conversation."""
+MOST_MESSAGES = 1000
+"""Messages of one conversation."""
+MOST_RENDERED = 128 << 20
+"""Characters that are rendered to find the turns of one conversation."""
 MOST_TEMPLATE = 1 << 20
 """Characters of a template."""
 ROLES = {
@@ -139,12 +143,16 @@ class Template:
         leaves earlier thinking out, gives a text for each turn: the messages up to it, as the
         model will see them when it answers. Raises Misfit.
         """
+        if len(messages) > MOST_MESSAGES:
+            raise Misfit(f"more than {MOST_MESSAGES} messages")
         turns = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
         if not turns:
             raise Misfit("no turn of the assistant")
         if self.has_blocks and not first:
             return [_by_blocks(self._rendered(messages, False, tools))]
         whole = self.render(messages, tools=tools)
+        if len(turns) * len(whole) > MOST_RENDERED:
+            raise Misfit("too many turns for a text of this length")
         each = [self._turn(messages, i, tools) for i in turns]
         if all(whole.startswith(text) for text, _ in each):
             return [Conversation(whole, tuple((start, len(text)) for text, start in each))]

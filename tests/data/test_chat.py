@@ -232,6 +232,15 @@ def test_a_template_whose_answers_do_not_begin_where_its_prompt_ends_is_refused(
         conversations({"messages": TALK}, "text", None)
 
 
+def test_a_conversation_that_would_take_too_long_is_left_out(monkeypatch):
+    many = TALK * (chat.MOST_MESSAGES // 4) + TALK
+    with pytest.raises(Misfit, match="more than 1000 messages"):
+        conversations({"messages": many}, "text", Template(CHATML, {}))
+    monkeypatch.setattr(chat, "MOST_RENDERED", 100)
+    with pytest.raises(Misfit, match="too many turns"):
+        conversations({"messages": TALK}, "text", Template(CHATML, {}))
+
+
 def test_what_looks_like_chat():
     assert looks_like_chat({"messages": TALK})
     assert looks_like_chat({"prompt": "a", "completion": "b"})
