@@ -272,6 +272,12 @@ class Handshake:
             raise nonsense
         return met
 
+    async def turn_away(self, reader: FrameReader, writer: Writer, reason: str) -> None:
+        """Answer a greeting with Farewell, without reading it."""
+        farewell = Farewell(code=ExitCode.REFUSED, reason=reason, **self._facts().versions())
+        await write_frame(writer, HandshakeFrame(farewell=farewell).SerializeToString())
+        await see_off(reader, SEE_OFF_S)
+
     def _hello(self, peer: PeerId) -> Hello:
         facts = self._facts()
         addresses, mapped = self._addresses()

@@ -650,6 +650,10 @@ class Transport:
     async def _welcome(self, peer: PeerId, reader: Any, writer: Any) -> None:
         if not self._rate.allow(peer, time.monotonic()):
             self._limited(peer)
+            with contextlib.suppress(OSError):
+                await self._handshake.turn_away(
+                    reader, writer, "you greet too often; one greeting in two seconds is answered"
+                )
             return
         try:
             async with asyncio.timeout(self._handshake_s()):

@@ -240,6 +240,15 @@ async def test_a_request_is_measured_before_it_is_parsed(swarm):
     assert a.p2p.refusals == {"requests": 1}
 
 
+async def test_p2pd_relays_for_nobody(swarm):
+    a, b = await swarm(), await swarm()
+    b.learn(a.peer_id, a.p2p.addresses())
+    _, stream_of_ours = await b.p2p.open_stream(a.peer_id, "/tutti/ask/1")
+    stream_of_ours.close()
+    with pytest.raises(PeerFault, match="protocols not supported"):
+        await b.p2p.open_stream(a.peer_id, "/libp2p/circuit/relay/0.2.0/hop")
+
+
 async def test_without_quic_nothing_is_dialled_over_udp(swarm):
     a, b = await swarm(), await swarm(quic=True)
     over_udp = f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{b.peer_id}"

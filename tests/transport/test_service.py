@@ -11,7 +11,7 @@ import pytest
 
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
 from node.core.ids import PeerId, short
-from node.identity.faults import PEERS_KEPT
+from node.identity.faults import PEERS_KEPT, TokenBucket
 from node.identity.keys import Identity
 from node.inference.forwarding import LIMIT_S
 from node.reach.settings import ReachSettings
@@ -167,6 +167,15 @@ async def test_runs_protocols_and_admission_are_checked_on_both_sides(swarm):
     assert not closed._tokens.knows(a.peer_id)
     with pytest.raises(PeerFault, match="private"):
         await closed.channel(a.peer_id)
+
+
+async def test_who_greets_too_often_hears_so(swarm):
+    a, b = introduce(await swarm(), await swarm())
+    b._rate = TokenBucket(0.0, 1.0)
+    await a.channel(b.peer_id)
+    a.forget(b.peer_id)
+    with pytest.raises(PeerFault, match="says farewell: you greet too often"):
+        await a.channel(b.peer_id)
 
 
 async def test_a_rendezvous_only_answers_questions(swarm):
