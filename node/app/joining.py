@@ -455,24 +455,23 @@ def with_hashes(
     if fresh:
         manifest = amended(manifest, {"data.windows": 1})
     corpus, tokenizer = opened(ours, manifest, places, files)
+    hashes = dict[str, Any]()
     if isinstance(corpus, Stream) and fresh:
         try:
-            measured = corpus.measured()
+            hashes["data.windows"] = corpus.measured()
         except UsageFault as e:
-            if "data.rows" in said or manifest.data.column != "text":
+            chat = {key: value for key, value in CHAT.items() if key not in said}
+            if "data.rows" not in chat or manifest.data.column != "text":
                 raise
-            changes = {key: value for key, value in CHAT.items() if key not in said}
-            manifest = amended(manifest, changes)
+            manifest = amended(manifest, chat)
             corpus, tokenizer = opened(ours, manifest, places, files)
             try:
-                measured = cast("Stream", corpus).measured()
+                hashes["data.windows"] = cast("Stream", corpus).measured()
             except UsageFault:
                 raise e from None
-    hashes: dict[str, Any] = {"data.sha256": corpus.sha256}
+    hashes["data.sha256"] = corpus.sha256
     if isinstance(corpus, Stream):
         hashes["data.source"] = corpus.listing.source
-        if fresh:
-            hashes["data.windows"] = measured
         if len(corpus.listing.sizes) > MOST_ASKED:
             hashes["data.sizes"] = corpus.listing.sizes
     if manifest.data.tokenizer != "bytes":
