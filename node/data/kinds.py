@@ -37,7 +37,8 @@ class FileKind:
 
 def known_kind(name: str) -> FileKind | None:
     """The format that a file's name says; None for one that cannot be read."""
-    path = Path(name.partition("?")[0])
+    remote = name.startswith(("http://", "https://"))
+    path = Path(name.partition("?")[0] if remote else name)
     packed = _PACKED.get(path.suffix.lower(), "")
     form = _FORMS.get((path.with_suffix("") if packed else path).suffix.lower())
     return None if form is None or (packed and form == "parquet") else FileKind(form, packed)

@@ -14,7 +14,7 @@ import pytest
 from node.core.errors import Refused, UsageFault
 from node.data.confined import rows
 from node.data.encodings import encoding_of
-from node.data.kinds import known_kind
+from node.data.kinds import FileKind, known_kind
 from node.data.readers import LeftOut, RowFormat, documents
 from node.data.recognised import settings_found
 from node.data.settings import OWN_MANIFEST, DataSettings, Places
@@ -120,6 +120,14 @@ def test_a_field_of_any_name_is_read(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     found, _ = read(tmp_path / "a.parquet", RowFormat("body"))
     assert [text.decode() for text in found] == [f"{t}!" for t in TEXTS]
+
+
+def test_the_format_is_the_last_ending_of_the_name():
+    assert known_kind("a?b.txt") == FileKind("text")
+    assert known_kind("https://host/a.jsonl.zst?token=x.txt") == FileKind("lines", "zstd")
+    assert known_kind("A.CSV.GZ") == FileKind("csv", "gzip")
+    for name in ("a", "a.png", "a.parquet.gz", "a.txt.bz2", ".gz"):
+        assert known_kind(name) is None
 
 
 def test_left_out_rows_are_said_once_for_each_doubling(caplog):
