@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from node.data.tokenizer_files import TokenizerFiles
-from node.model.export import Export, Extras
+from node.model.export import Export
+from node.model.extras import Extras
 from node.model.files import TOKENIZER
 from node.model.settings import ModelSettings
 

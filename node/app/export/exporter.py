@@ -40,7 +40,8 @@ from node.core.tasks import Tasks, together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
 from node.data.tokenizer_files import TokenizerFiles, named_files
-from node.model.export import BESIDE, Export, Extras, check_place
+from node.model.export import BESIDE, Export, check_place
+from node.model.extras import Extras
 from node.model.files import MODEL_FILES, TOKENIZER
 from node.model.merging import drawn_base, merge_adapters
 from node.model.pretrained import Weights
