@@ -629,14 +629,14 @@ def _extras(files: TokenizerFiles, card: str, base: str) -> Extras:
     if files.tokenizer_json is not None:
         given[TOKENIZER] = files.tokenizer_json
     return Extras(
-        given,
-        files.bos_id,
-        files.eos_ids,
-        files.pad_id,
-        files.special_tokens,
-        files.chat_template,
-        card,
-        base,
+        files=given,
+        bos=files.bos_id,
+        eos=files.eos_ids,
+        pad=files.pad_id,
+        words=files.special_tokens,
+        template=files.chat_template,
+        card=card,
+        base=base,
     )
 
 
