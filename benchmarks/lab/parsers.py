@@ -4,6 +4,7 @@
 A parser takes bytes and returns, or raises one of its typed errors; anything else is a bug.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from node.core.journey import (
     Window,
 )
 from node.core.mass import Books
+from node.data.tokenizer_files import TokenizerFiles
 from node.dht import guard, topics
 from node.dht.record import PeerBody, unwrap, wrap
 from node.identity.admission import admission_token, check_admission
@@ -375,6 +377,24 @@ def _dictionary() -> bytes:
     return guard.MSGPackSerializer.dumps(found)
 
 
+def _model_files(raw: bytes) -> None:
+    names = ("tokenizer_config.json", "generation_config.json")
+    TokenizerFiles(dict.fromkeys(names, raw), raw).check()
+
+
+def _model_json() -> bytes:
+    return json.dumps(
+        {
+            "eos_token": {"content": "b"},
+            "eos_token_id": [1, 2],
+            "added_tokens": [{"id": 1, "content": "a"}],
+            "added_tokens_decoder": {"1": {"content": "a"}},
+            "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+            "model": {"vocab": {"b": 2}},
+        }
+    ).encode()
+
+
 def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
     """Parsers of everything that is no message of protobuf, and valid bytes of each."""
     cell_record = census.CellRecord(CELL, Version(3, LINEAGE), (2, 1), True, 9.5)
@@ -448,6 +468,10 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         "LAN announcement": (
             Parser(_announced),
             lambda: ["\0".join((nearby.VERSION, RUN, "demo", PEER, PEER, "otter", "3")).encode()],
+        ),
+        "files of a model": (
+            Parser(_model_files, (UsageFault,)),
+            lambda: [_model_json()],
         ),
         "parcel": (
             Parser(parcel.payload),
