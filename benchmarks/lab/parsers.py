@@ -39,6 +39,7 @@ from node.core.mass import Books
 from node.data.chat import BadTemplate, Misfit, Template, conversations
 from node.data.confined import rows
 from node.data.confined.rows import Unfit
+from node.data.tokenizer_files import TokenizerFiles
 from node.dht import guard, topics
 from node.dht.record import PeerBody, unwrap, wrap
 from node.identity.admission import admission_token, check_admission
@@ -400,6 +401,24 @@ def _table(raw: bytes) -> object:
     return sum(1 for _ in found)  # rows are read one after the other
 
 
+def _model_files(raw: bytes) -> None:
+    names = ("tokenizer_config.json", "generation_config.json")
+    TokenizerFiles(dict.fromkeys(names, raw), raw).check()
+
+
+def _model_json() -> bytes:
+    return json.dumps(
+        {
+            "eos_token": {"content": "b"},
+            "eos_token_id": [1, 2],
+            "added_tokens": [{"id": 1, "content": "a"}],
+            "added_tokens_decoder": {"1": {"content": "a"}},
+            "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+            "model": {"vocab": {"b": 2}},
+        }
+    ).encode()
+
+
 def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
     """Parsers of everything that is no message of protobuf, and valid bytes of each."""
     cell_record = census.CellRecord(CELL, Version(3, LINEAGE), (2, 1), True, 9.5)
@@ -489,6 +508,10 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         "rows of a table": (
             Parser(_table, (Unfit,)),
             lambda: [b'id,text\n1,"a ""b""\nc"\n', b"id;text\r\n1;a\r\n"],
+        ),
+        "files of a model": (
+            Parser(_model_files, (UsageFault,)),
+            lambda: [_model_json()],
         ),
         "parcel": (
             Parser(parcel.payload),

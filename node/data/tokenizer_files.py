@@ -226,7 +226,7 @@ class TokenizerFiles:
                 found.setdefault(str(token["content"]), int(number))
             for word, number in self._json("added_tokens.json").items():
                 found.setdefault(str(word), int(number))
-        except (AttributeError, KeyError, TypeError, ValueError) as e:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as e:
             raise UsageFault(f"the tokenizer's added tokens cannot be read: {e!r}", _AGAIN) from e
         return found
 

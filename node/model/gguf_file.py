@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from node.core.errors import UsageFault
+from node.model.extras import Extras
 from node.model.files import TOKENIZER
 from node.model.rope import frequencies
 from node.model.settings import ModelSettings
 from node.model.shapes import EMBEDDING, FINAL_NORM, HEAD, head_dim
-
-if TYPE_CHECKING:
-    from node.model.export import Extras
 
 _NAMES = {
     "input_layernorm.weight": "attn_norm.weight",
@@ -74,7 +72,7 @@ def check_library() -> None:
         raise UsageFault(f"--gguf needs the package gguf: {e}", "pip install 'tutti[gguf]'") from e
 
 
-def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extras: "Extras") -> int:
+def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extras: Extras) -> int:
     """Write the model with the tensors in the safetensors ``files``. Returns the file's bytes.
     Tensors are read one at a time. Blocks on the disk.
 
@@ -200,7 +198,7 @@ def _describe(writer: Any, s: ModelSettings) -> None:
 # ------------------------------------------------------------ the tokenizer
 
 
-def _tokenizer(writer: Any, settings: ModelSettings, extras: "Extras") -> None:
+def _tokenizer(writer: Any, settings: ModelSettings, extras: Extras) -> None:
     """Add tokens, merges, special ids and the chat template."""
     try:
         _add_tokenizer(writer, settings, extras, json.loads(extras.files[TOKENIZER]))
@@ -209,7 +207,7 @@ def _tokenizer(writer: Any, settings: ModelSettings, extras: "Extras") -> None:
 
 
 def _add_tokenizer(
-    writer: Any, settings: ModelSettings, extras: "Extras", body: Mapping[str, Any]
+    writer: Any, settings: ModelSettings, extras: Extras, body: Mapping[str, Any]
 ) -> None:
     from gguf import TokenType
 
@@ -252,7 +250,7 @@ def _add_tokenizer(
         writer.add_chat_template(extras.template)
 
 
-def _add_roles(writer: Any, extras: "Extras", ids: Mapping[str, int], unknown: str | None) -> None:
+def _add_roles(writer: Any, extras: Extras, ids: Mapping[str, int], unknown: str | None) -> None:
     end = ids.get(extras.words.get("eos_token", ""), extras.eos[0] if extras.eos else None)
     for add, found in (
         (writer.add_bos_token_id, extras.bos),
@@ -281,7 +279,7 @@ def _split(pre: Any, merges: Sequence[str]) -> str:
     raise UsageFault(f"--gguf does not know how this tokenizer splits text: {kinds}", _OTHER)
 
 
-def _adds_bos(body: Mapping[str, Any], extras: "Extras") -> bool:
+def _adds_bos(body: Mapping[str, Any], extras: Extras) -> bool:
     """Return True if the tokenizer puts its first token before a text."""
     config = json.loads(extras.files.get("tokenizer_config.json", b"{}"))
     told = config.get("add_bos_token")

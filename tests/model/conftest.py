@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from node.data.tokenizer_files import TokenizerFiles
-from node.model.export import Export, Extras
+from node.model.export import Export
+from node.model.extras import Extras
 from node.model.files import TOKENIZER
 from node.model.settings import ModelSettings
 
@@ -35,14 +36,14 @@ def exported(
     if given.tokenizer_json is not None:
         files[TOKENIZER] = given.tokenizer_json
     extras = Extras(
-        files,
-        given.bos_id,
-        given.eos_ids,
-        given.pad_id,
-        given.special_tokens,
-        given.chat_template,
-        card,
-        base,
+        files=files,
+        bos=given.bos_id,
+        eos=given.eos_ids,
+        pad=given.pad_id,
+        words=given.special_tokens,
+        template=given.chat_template,
+        card=card,
+        base=base,
     )
     out = Export(directory, settings, parameters, shard_bytes)
     try:

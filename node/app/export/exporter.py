@@ -40,7 +40,8 @@ from node.core.tasks import Tasks, together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
 from node.data.tokenizer_files import TokenizerFiles, named_files
-from node.model.export import BESIDE, Export, Extras, check_place
+from node.model.export import BESIDE, Export, check_place
+from node.model.extras import Extras
 from node.model.files import MODEL_FILES, TOKENIZER
 from node.model.merging import drawn_base, merge_adapters
 from node.model.pretrained import Weights
@@ -628,14 +629,14 @@ def _extras(files: TokenizerFiles, card: str, base: str) -> Extras:
     if files.tokenizer_json is not None:
         given[TOKENIZER] = files.tokenizer_json
     return Extras(
-        given,
-        files.bos_id,
-        files.eos_ids,
-        files.pad_id,
-        files.special_tokens,
-        files.chat_template,
-        card,
-        base,
+        files=given,
+        bos=files.bos_id,
+        eos=files.eos_ids,
+        pad=files.pad_id,
+        words=files.special_tokens,
+        template=files.chat_template,
+        card=card,
+        base=base,
     )
 
 
