@@ -121,6 +121,7 @@ NODE_RULES: dict[str, FieldRule] = {
     "checkpoint.fetch_parallel": FieldRule(1, 16),
     "checkpoint.max_up": _RATE,
     "limits.stash_bytes": FieldRule(0, 1 << 50),
+    "limits.text_bytes": FieldRule(0, 1 << 50),
     "limits.in_flight": FieldRule(1, 10000),
     "limits.recompute": FieldRule(choices=("auto", "off", "layers", "stage")),
 }

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from node.checkpoint.run_file import fetch_file
@@ -97,6 +97,23 @@ class RunFiles:
             if (found := _read(path, sha256, LIMITS[name])) is not None:
                 return found
         return None
+
+
+class ModelFiles:
+    """The files of the model and its tokenizer, read and checked at the first call. A call that
+    fails is tried again by the next one."""
+
+    def __init__(self, read: Callable[[], Awaitable[TokenizerFiles]]) -> None:
+        self._read = read
+        self._reading = asyncio.Lock()
+        self._found: TokenizerFiles | None = None
+
+    async def __call__(self) -> TokenizerFiles:
+        """The files. Raises as ``read`` does."""
+        async with self._reading:
+            if self._found is None:
+                self._found = await self._read()
+            return self._found
 
 
 def _read(path: Path, sha256: str, most: int) -> bytes | None:

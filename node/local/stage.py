@@ -110,6 +110,14 @@ class CutMath(StageMath):
         self._graphs: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._made = CutShare({}, Handle(0))
 
+    @property
+    def caches_texts(self) -> bool:
+        """False: keys and values are kept on one device only, so texts are computed whole here."""
+        return False
+
+    def pausing(self, pause: Callable[[], None]) -> None:
+        """Do nothing: all ranks are at the same place of a program."""
+
     def hidden(self, x: Tensor) -> Tensor:
         """``x``, if it is hidden states [B, T, D] fp32; raises ValueError."""
         if x.ndim != 3 or x.shape[-1] != self.settings.d_model or x.dtype != torch.float32:

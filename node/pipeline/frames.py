@@ -36,6 +36,8 @@ class FrameShape:
     stages: int
     masked: bool = False
     loss_mask: bool = False
+    context: int = 0
+    """Tokens that a text may have while its keys and values are cached."""
 
     def nbytes(self, sequences: int, length: int) -> int:
         """Of one activation in the wire's format."""
@@ -115,6 +117,10 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
             len(head.plan_hash) <= 64 and train == bool(head.plan_hash),
             "training work carries a plan hash and other work none",
         ),
+        (
+            head.purpose == pb.GENERATE or not head.HasField("text"),
+            "the turn of a text with other work than generation",
+        ),
     )
     for fine, why in checks:
         if not fine:
@@ -149,6 +155,7 @@ def frames(
     patient: bool = False,
     *,
     untrained: int = 0,
+    text: pb.TextTurn | None = None,
 ) -> Iterator[pb.Frame]:
     """One activation or gradient as messages: the head, then chunks cut only when they are sent."""
     yield pb.Frame(
@@ -163,6 +170,7 @@ def frames(
             deadline_s=min(max(deadline_s, 0.001), DEADLINE_MAX_S),
             document_ends=document_ends,
             patient=patient,
+            text=text,
             untrained=untrained,
         )
     )

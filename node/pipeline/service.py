@@ -211,6 +211,7 @@ class Pipeline(PipelineBase):
                 settings.stages,
                 masked=document_mask,
                 loss_mask=loss_mask,
+                context=max(model.seq_len, model.positions),
             ),
             machine(
                 transport.peer_id,
@@ -229,8 +230,12 @@ class Pipeline(PipelineBase):
         """Takes the ends' own micro-batches through the swarm."""
         self._idle_seen = 0.0
         self._sliced = 0
+        self.math.pausing(device.breathe)
+        requests = self.forward_requests
+        self.inbound = Inbound(self, requests.receive, requests.lost)
         add_PipelineServicer_to_server(
-            Inbound(self, self.forward_requests.receive), transport.server
+            self.inbound,
+            transport.server,
         )
 
     # What training calls
@@ -343,6 +348,17 @@ class Pipeline(PipelineBase):
         :meth:`evaluate`."""
         back = await self.forward_requests.go(pb.GENERATE, tuple(hops), tokens)
         return await self.forward_requests.compute(partial(self.math.logits_only, back))
+
+    async def text_logits(
+        self, hops: Sequence[Hop], text: int, past: int, tokens: Tensor
+    ) -> tuple[Tensor, bool]:
+        """(logits [V] after the last of ``tokens`` [n], the next ones of a text, fp32 on the CPU;
+        True if every hop keeps the text).
+
+        ``text``: a number drawn for it; ``past``: its tokens before, which all ``hops`` keep.
+        Raises PeerFault where one of them has it no longer, and as :meth:`evaluate`.
+        """
+        return await self.forward_requests.continue_text(tuple(hops), text, past, tokens)
 
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""

@@ -5,9 +5,10 @@ context decides.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from node.core.ids import PeerId
 from node.model.device import free_cached, out_of_memory
 from node.model.documents import ends_of, untrained_in, within
 from node.model.stages import Blocks, Ends
+from node.model.text_cache import TextCache, Turn, text_bytes
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
@@ -71,6 +73,23 @@ class VisitBuffers:
         self.input = self.gradient = self.x = self.y = self.output = self.targets = None
 
 
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """The next ``count`` tokens of one text at one stage.
+
+    ``tokens``: their ids [n] where the text enters the model, at the ends; ``input``: their hidden
+    states elsewhere. ``past``: tokens that the cache has before. ``last_only``: of the output, the
+    last position alone is wanted.
+    """
+
+    cache: TextCache
+    past: int
+    count: int
+    tokens: Tensor | None = None
+    input: FrameReader | None = None
+    last_only: bool = False
+
+
 class StageMath:
     """Forward and backward of the module this peer hosts.
 
@@ -106,6 +125,83 @@ class StageMath:
         held = (*module.parameters(), *module.buffers())
         self._device = held[0].device if held else torch.device("cpu")
         self.graph_bytes: dict[tuple[int, ...], int] = {}
+        self._texts = WeakSet[TextCache]()
+
+    @property
+    def caches_texts(self) -> bool:
+        """True where keys and values of texts can be kept: the stage is on one device."""
+        return isinstance(self.module, Blocks | Ends)
+
+    def pausing(self, pause: Callable[[], None]) -> None:
+        """Have ``pause`` called between two layers, forward and backward."""
+        if isinstance(self.module, Blocks | Ends):
+            self.module.pause = pause
+
+    # Texts
+    # ------------------------------------------------------------
+
+    def text_bytes(self, tokens: int) -> int:
+        """Bytes of the keys and values of a text of so many tokens, at most."""
+        if not isinstance(self.module, Blocks | Ends):
+            return 0
+        return text_bytes(self.module.settings, len(self.module.layers), tokens)
+
+    @torch.no_grad()
+    def extend_texts(self, steps: Sequence[TextStep]) -> list[memoryview | Exception]:
+        """The hidden states behind this stage of the next tokens of several texts, in one pass;
+        instead of them an error, for the text that has one."""
+        module = self.module
+        if not isinstance(module, Blocks | Ends):
+            raise ValueError("this stage keeps no texts")
+        able = [step for step in steps if step.cache.length == step.past]
+        found: dict[int, memoryview | Exception] = {}
+        if able:
+            self._texts.update(step.cache for step in able)
+            turns = [Turn(step.cache, step.count) for step in able]
+            with self._computing_texts():
+                h_ND = module.extend(torch.cat([self._entering(step) for step in able]), turns)
+            pieces = h_ND.split([turn.count for turn in turns])
+            for step, piece in zip(able, pieces, strict=True):
+                found[id(step)] = self._leaving(piece[-1:] if step.last_only else piece)
+        gone = ValueError("the keys and values of this text are no longer here")
+        return [found.get(id(step), gone) for step in steps]
+
+    @torch.no_grad()
+    def text_logits(self, readers: Sequence[FrameReader]) -> list[Tensor | Exception]:
+        """Logits [V], fp32 on the CPU, of the last position of each text, in one pass."""
+        last = torch.cat([self._take(reader)[0, -1:] for reader in readers])
+        with self._computing_texts():
+            return [*self._ends.logits(last).float().cpu()]
+
+    def _entering(self, step: TextStep) -> Tensor:
+        """Hidden states [n, D] of the new tokens before the layers of this stage."""
+        if step.tokens is not None:
+            return cast(Ends, self.module).rows(step.tokens.to(self._device))
+        return self._take(_there(step.input))[0]
+
+    def _leaving(self, h_nD: Tensor) -> memoryview | Exception:
+        try:
+            return self._encode(h_nD[None])
+        except COMPUTE_ERRORS as e:
+            return e
+
+    @contextmanager
+    def _computing_texts(self) -> Iterator[None]:
+        """The context of a pass over texts; where memory runs out, all of them are forgotten."""
+        try:
+            with self.autocast():
+                yield
+        except (RuntimeError, MemoryError) as e:
+            if out_of_memory(e):
+                self._forget_texts()
+            raise
+
+    def _forget_texts(self) -> bool:
+        """Free the keys and values of all texts; True if there were any."""
+        held = [text for text in self._texts if text.length]
+        for text in held:
+            text.clear()
+        return bool(held)
 
     # Block stages
     # ------------------------------------------------------------
@@ -245,7 +341,9 @@ class StageMath:
             try:
                 return compute()
             except (RuntimeError, MemoryError) as e:
-                if not out_of_memory(e) or not self._shrink(sequences):
+                if not out_of_memory(e):
+                    raise
+                if not self._forget_texts() and not self._shrink(sequences):
                     raise
             free_cached()  # only now: the error held what was computed so far
 

@@ -38,13 +38,21 @@ AT_ONCE = 2
 here yet."""
 ForwardOnly = Callable[[Direction, PeerId, Incoming, Any], Awaitable[None]]
 """Takes a frame that belongs to no micro-batch of a plan."""
+TextLost = Callable[[PeerId, pb.LostNote], bool]
+"""Takes a note of a hop that could not go on with a text; False where nobody waits for it."""
 
 
 class Inbound(PipelineServicer):
     """Keeps nothing but the streams that are open."""
 
-    def __init__(self, pipeline: PipelineBase, forward_only: ForwardOnly) -> None:
+    def __init__(
+        self,
+        pipeline: PipelineBase,
+        forward_only: ForwardOnly,
+        text_lost: TextLost = lambda caller, note: False,
+    ) -> None:
         self._pipeline, self._forward_only = pipeline, forward_only
+        self._text_lost = text_lost
         self._open: dict[Hashable, list[asyncio.Timeout]] = {}
         """Timeouts of the streams that carry a tensor, by tensor and peer, oldest first."""
 
@@ -230,6 +238,8 @@ class Inbound(PipelineServicer):
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
         caller = self._pipeline.transport.caller(context)
+        if request.purpose == pb.GENERATE:
+            return pb.LostReply(accepted=self._text_lost(caller, request))
         note = Lost(
             request.epoch, request.plan_hash, request.index, caller, printable(request.reason)
         )

@@ -283,6 +283,15 @@ class Sender:
             except PeerFault as e:
                 pipeline.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
 
+    async def tell_text_lost(self, origin: PeerId, index: int, reason: str) -> None:
+        """Tell the origin of a text that it cannot go on here. An origin that does not hear it
+        finds out by its own time-out."""
+        note = pb.LostNote(index=index, reason=reason[:200], purpose=pb.GENERATE)
+        try:
+            await self._tell(origin, "Lost", note)
+        except PeerFault as e:
+            self._pipeline.telemetry.emit("origin-silent", str(e), "debug", index=index)
+
     def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
         """Name the hops whose shares count. One note to a peer is under way at a time; what comes
         meanwhile goes together."""
