@@ -193,6 +193,14 @@ First = Annotated[
         "--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all."
     ),
 ]
+TopP = Annotated[
+    float,
+    Option(
+        min=0.0,
+        max=1.0,
+        help="Choose among the likeliest tokens with so much probability together; 0 among all.",
+    ),
+]
 RENDEZVOUS_PORT = 31337
 """Where others find a rendezvous that is set to no port."""
 HOME: dict[str, str] = {}
@@ -1293,6 +1301,7 @@ def generate(
     top_k: Annotated[
         int, Option(min=0, max=2**31 - 1, help="Choose among so many; 0 among all.")
     ] = 0,
+    top_p: TopP = 0.0,
     seed: Annotated[
         int, Option(min=0, max=2**63 - 1, help="The same seed and parameters give the same text.")
     ] = 0,
@@ -1312,10 +1321,68 @@ def generate(
         temperature=temperature,
         seed=seed,
         top_k=top_k,
+        top_p=top_p,
         leave_out=leave_out,
     )
     with _client() as client:
         return commands.generate(client, request, as_json=as_json)
+
+
+@app.command(rich_help_panel=MODEL)
+def chat(
+    system: Annotated[
+        str, Option("--system", metavar="TEXT", help="What the model is told before everything.")
+    ] = "",
+    max_tokens: Annotated[int, Option(min=1, max=4096, help="Most tokens of an answer.")] = 1024,
+    temperature: Annotated[
+        float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")
+    ] = 0.7,
+    top_p: TopP = 0.0,
+    seed: Annotated[
+        int | None, Option(min=0, max=2**63 - 1, help="Default: another one for each conversation.")
+    ] = None,
+) -> int:
+    """Talk with the model of the live swarm, by its own chat template. Reads lines from a terminal
+    or a pipe."""
+    import secrets
+
+    from node.control.chat import chat
+    from protos.control_pb2 import GenerateRequest
+
+    settings = GenerateRequest(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=secrets.randbits(63) if seed is None else seed,
+    )
+    with _client() as client:
+        return chat(client, settings, system, client.path.parent / "chat-history")
+
+
+@app.command(rich_help_panel=MODEL)
+def serve(
+    host: Annotated[str, Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", min=0, max=65535, help="0 picks one.")] = 8000,
+    token: Annotated[
+        str,
+        Option(
+            "--token",
+            envvar="TUTTI_SERVE_TOKEN",
+            help="What clients give as API key; needed where others reach it.",
+        ),
+    ] = "",
+) -> int:
+    """Serve the model of the live swarm to clients of the OpenAI API, until interrupted."""
+    import asyncio
+
+    with _client() as client:
+        from node.serve.command import listen, serve
+
+        with listen(host, port, token) as sock:
+            where = f"[{host}]" if ":" in host else host
+            _say(f"serving on http://{where}:{sock.getsockname()[1]}/v1  (Ctrl-C ends it)")
+            with interrupts.raising():
+                return asyncio.run(serve(client.path, sock, token))
 
 
 @app.command("eval", rich_help_panel=MODEL)
