@@ -3,6 +3,8 @@
     python -m benchmarks.real --json -
     python -m benchmarks.real --only 5
 
+3  generate: tokens a second beside transformers, several texts, a stage that dies
+4  serve: the client of the OpenAI API beside transformers, 32 clients at once
 5  export: files equal to those given, logits, adapters, merged weights, GGUF
 
 The model is SmolLM2-135M-Instruct (`benchmarks.lab.real`). Where it cannot be had, the rows say so
@@ -16,6 +18,8 @@ from benchmarks.lab.parts import run_parts
 from benchmarks.report import Report, chosen
 
 PARTS = {
+    "3": ("generated",),
+    "4": ("served",),
     "5": ("exported",),
 }
 """Number to modules of `benchmarks.actual`; each has ``rows(report, root)``."""
