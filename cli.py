@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from types import TracebackType
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
     from node.config import NodeConfig
     from node.control.client import ControlClient
+    from node.data.sources import Corpus
+    from node.data.streamed.stream import Stream
+    from node.data.tokenizer import Tokenizer
     from node.identity.invites import Invite
     from node.identity.keys import Identity
     from node.manifest import Manifest
@@ -70,6 +74,8 @@ id_app = App(
     invoke_without_command=True,
     **STYLE,
 )
+data_app = App(help="Look at data as a model sees it.", **STYLE)
+app.add_typer(data_app, name="data", rich_help_panel=OWN)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
@@ -185,6 +191,14 @@ First = Annotated[
     int,
     Option(
         "--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all."
+    ),
+]
+TopP = Annotated[
+    float,
+    Option(
+        min=0.0,
+        max=1.0,
+        help="Choose among the likeliest tokens with so much probability together; 0 among all.",
     ),
 ]
 RENDEZVOUS_PORT = 31337
@@ -962,14 +976,22 @@ def swarm_init(
     if file is None:  # no words but this user's
         places = dataclasses.replace(places, own=True)
     corpus = None
+    shown = list[str]()
+    beside: Mapping[str, bytes] = {}
     if not no_open:
-        made, corpus = joining.with_hashes(ours, made, places)
+        made, beside = joining.with_files(ours, made, base, places, model)
+        made = joining.recognised(made, places, changes)
+        made, corpus, words = joining.with_hashes(
+            ours, made, places, files=joining.files_beside(beside), said=changes
+        )
+        shown = [] if as_json else _samples(corpus, made, words, [0, 1], short=True)
     raw = made.sign(identity)
     manifest = Manifest.parse(raw)
     invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     with writing(out, "choose another place"):
         write_atomically(out, raw)
     ours.keep_places(manifest.run_id, places)
+    ours.keep_files(manifest.run_id, beside)
     if as_json:
         document = {
             "file": str(out),
@@ -983,12 +1005,71 @@ def swarm_init(
     if model is not None:
         print(f"model    {manifest.model_said()}")
     print(f"data     {joining.content_line(manifest, corpus)}")
+    for line in shown:
+        print(line)
     print(f"start    tutti start {quote(str(out))}")
     print(
         f"join     tutti join {invite}"
         if invite
         else "join     when it runs:  tutti swarm invite   prints the line for others"
     )
+    return ExitCode.OK
+
+
+def _samples(
+    corpus: Corpus | Stream,
+    manifest: Manifest,
+    words: Tokenizer,
+    positions: Sequence[int],
+    *,
+    short: bool,
+) -> list[str]:
+    from node.app import joining
+
+    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return joining.samples_shown(corpus, manifest, words, positions, bold=bold, short=short)
+
+
+@data_app.command("show")
+def data_show(
+    what: Annotated[
+        str, Argument(metavar="SOURCE|MANIFEST", help="A file, a directory, hf:NAME, a swarm.toml.")
+    ],
+    number: Annotated[int, Argument(metavar="[N]", help="Sample to show, from 1.")] = 1,
+    data: Data = None,
+    data_host: DataHosts = None,
+    tokenizer: TokenizerPath = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Any field, e.g. model.seq_len=1024."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show a sample as the model sees it: the text of its tokens, and where it is trained on."""
+    from node.app import joining
+    from node.manifest import Manifest, amended, read_manifest
+
+    ours = _config(dict(data=data, data_hosts=data_host, tokenizer=tokenizer))
+    if what.endswith(".toml"):
+        manifest = read_manifest(Path(what))
+        corpus, words = joining.opened(ours, manifest, ours.places_of(manifest))
+    else:
+        changes = _assignments(settings)
+        content, here = joining.named_content(what, tokenizer)
+        base = Manifest.default_demo()
+        manifest = amended(base, {"model.vocab": joining.ANY_VOCAB} | content | changes)
+        places = dataclasses.replace(ours.places_of(base), **here, own=True, for_all_runs=())
+        manifest, beside = joining.with_files(ours, manifest, base, places, None)
+        manifest = joining.recognised(manifest, places, changes)
+        manifest, corpus, words = joining.with_hashes(
+            ours, manifest, places, files=joining.files_beside(beside), said=changes
+        )
+    if as_json:
+        _json(joining.sample_document(corpus, manifest, words, number - 1))
+        return ExitCode.OK
+    print(f"data     {joining.content_line(manifest, corpus)}")
+    for line in _samples(corpus, manifest, words, [number - 1], short=False):
+        print(line)
     return ExitCode.OK
 
 
@@ -1220,6 +1301,7 @@ def generate(
     top_k: Annotated[
         int, Option(min=0, max=2**31 - 1, help="Choose among so many; 0 among all.")
     ] = 0,
+    top_p: TopP = 0.0,
     seed: Annotated[
         int, Option(min=0, max=2**63 - 1, help="The same seed and parameters give the same text.")
     ] = 0,
@@ -1239,10 +1321,68 @@ def generate(
         temperature=temperature,
         seed=seed,
         top_k=top_k,
+        top_p=top_p,
         leave_out=leave_out,
     )
     with _client() as client:
         return commands.generate(client, request, as_json=as_json)
+
+
+@app.command(rich_help_panel=MODEL)
+def chat(
+    system: Annotated[
+        str, Option("--system", metavar="TEXT", help="What the model is told before everything.")
+    ] = "",
+    max_tokens: Annotated[int, Option(min=1, max=4096, help="Most tokens of an answer.")] = 1024,
+    temperature: Annotated[
+        float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")
+    ] = 0.7,
+    top_p: TopP = 0.0,
+    seed: Annotated[
+        int | None, Option(min=0, max=2**63 - 1, help="Default: another one for each conversation.")
+    ] = None,
+) -> int:
+    """Talk with the model of the live swarm, by its own chat template. Reads lines from a terminal
+    or a pipe."""
+    import secrets
+
+    from node.control.chat import chat
+    from protos.control_pb2 import GenerateRequest
+
+    settings = GenerateRequest(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=secrets.randbits(63) if seed is None else seed,
+    )
+    with _client() as client:
+        return chat(client, settings, system, client.path.parent / "chat-history")
+
+
+@app.command(rich_help_panel=MODEL)
+def serve(
+    host: Annotated[str, Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", min=0, max=65535, help="0 picks one.")] = 8000,
+    token: Annotated[
+        str,
+        Option(
+            "--token",
+            envvar="TUTTI_SERVE_TOKEN",
+            help="What clients give as API key; needed where others reach it.",
+        ),
+    ] = "",
+) -> int:
+    """Serve the model of the live swarm to clients of the OpenAI API, until interrupted."""
+    import asyncio
+
+    with _client() as client:
+        from node.serve.command import listen, serve
+
+        with listen(host, port, token) as sock:
+            where = f"[{host}]" if ":" in host else host
+            _say(f"serving on http://{where}:{sock.getsockname()[1]}/v1  (Ctrl-C ends it)")
+            with interrupts.raising():
+                return asyncio.run(serve(client.path, sock, token))
 
 
 @app.command("eval", rich_help_panel=MODEL)
@@ -1389,6 +1529,16 @@ def export(
     without: Annotated[
         bool, Option("--no-tokenizer", help="Write the model without a tokenizer.")
     ] = False,
+    merge: Annotated[
+        bool, Option("--merge", help="Of a run that trains adapters: write whole weights.")
+    ] = False,
+    gguf: Annotated[
+        bool, Option("--gguf", help="Write the model as GGUF (f16) too, for llama.cpp.")
+    ] = False,
+    base: Annotated[
+        str,
+        Option(metavar="NAME", help="The model beside which adapters were trained, for loaders."),
+    ] = "",
     as_json: Json = False,
 ) -> int:
     """Gather every stage and write a Hugging Face directory."""
@@ -1401,6 +1551,9 @@ def export(
         directory=str(directory),
         tokenizer="" if tokenizer is None else str(tokenizer),
         without_tokenizer=without,
+        merge=merge,
+        gguf=gguf,
+        base=base,
     )
     with _client() as client:
         return commands.export(client, request, as_json=as_json)

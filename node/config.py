@@ -121,6 +121,7 @@ NODE_RULES: dict[str, FieldRule] = {
     "checkpoint.fetch_parallel": FieldRule(1, 16),
     "checkpoint.max_up": _RATE,
     "limits.stash_bytes": FieldRule(0, 1 << 50),
+    "limits.text_bytes": FieldRule(0, 1 << 50),
     "limits.in_flight": FieldRule(1, 10000),
     "limits.recompute": FieldRule(choices=("auto", "off", "layers", "stage")),
 }
@@ -372,6 +373,15 @@ class NodeConfig:
     def tokenizer_path(self, run_id: str) -> Path:
         """The run's tokenizer.json, where an export has fetched it from another peer."""
         return self.swarm_dir(run_id) / "tokenizer.json"
+
+    def file_path(self, run_id: str, name: str) -> Path:
+        """A file that comes with the run's tokenizer or model, as the manifest lists it."""
+        return self.swarm_dir(run_id) / "files" / name
+
+    def keep_files(self, run_id: str, files: Mapping[str, bytes]) -> None:
+        """Keep files by name. Raises Refused and OutOfResources."""
+        for name, content in files.items():
+            _keep(self.file_path(run_id, name), content)
 
     def keep_tokenizer(self, run_id: str, content: bytes) -> None:
         """Keep the run's tokenizer.json. Raises Refused and OutOfResources."""

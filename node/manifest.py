@@ -88,6 +88,15 @@ LATER = (
     "model.positions",
     "data.sizes",
     "model.ends_layers",
+    "data.rows",
+    "data.encoding",
+    "data.files",
+    "data.end",
+    "model.rope_kind",
+    "model.rope_whole",
+    "model.rope_scale",
+    "model.rope_factors",
+    "model.base",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -100,6 +109,10 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
+MOST_FILES = 32
+"""Files beside the tokenizer that a manifest names, at most."""
+_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9a-f]{64}"
+"""Name and hash of one such file."""
 _PRINTED = r"[^\x00-\x1f\x7f-\x9f]"
 """A character that is no control character: text of a manifest goes to terminals."""
 _SHARE = FieldRule(0.0, 1.0)
@@ -131,13 +144,19 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.seq_len": FieldRule(2, 1 << 20),
     "model.positions": FieldRule(0, 1 << 24),
     "model.rope_theta": FieldRule(1.0, 1e12),
+    "model.rope_kind": FieldRule(choices=("llama3", "linear", "dynamic", "yarn", "longrope")),
     "model.rope_factor": FieldRule(1.0, 1e6),
+    "model.rope_scale": FieldRule(1e-3, 1e3),
     "model.rope_low": FieldRule(0.01, 1e6),
     "model.rope_high": FieldRule(0.01, 1e6),
     "model.rope_context": FieldRule(2, 1 << 24),
     "model.norm_eps": FieldRule(1e-12, 0.1),
     "model.init_std": FieldRule(1e-6, 10.0),
     "model.init_seed": _SEED,
+    "model.base": FieldRule(
+        pattern=r"([A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?)?",
+        says="ORGANISATION/NAME on the Hugging Face hub, or empty",
+    ),
     "model.adapter": FieldRule(0, 4096),
     "model.adapter_alpha": FieldRule(1e-6, 1e6),
     "pipeline.stages": FieldRule(1, 4096),
@@ -203,11 +222,14 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     ),
     "data.windows": FieldRule(0, 1 << 20),
     "data.column": FieldRule(pattern=_PRINTED + "{1,256}", says="the name of a field"),
+    "data.rows": FieldRule(choices=("text", "chat")),
+    "data.encoding": FieldRule(choices=("utf-8", "utf-16-le", "utf-16-be", "latin-1", "cp1252")),
     "data.sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.tokenizer": FieldRule(
         pattern=_PRINTED + "{1,4096}", says='"bytes" or the name of a tokenizer.json'
     ),
     "data.tokenizer_sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
+    "data.end": FieldRule(-1, 1 << 22),
     "data.seed": _SEED,
     "data.holdout": FieldRule(0.0, 0.5),
     "training.epochs": FieldRule(1, 10**9),
@@ -366,6 +388,24 @@ class Manifest:
                 d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
                 'leave it empty: data.tokenizer = "bytes" is no file',
+            ),
+            (
+                len(d.files) > MOST_FILES
+                or not all(re.fullmatch(_FILE, entry) for entry in d.files)
+                or len({entry.partition(":")[0] for entry in d.files}) < len(d.files),
+                "data.files",
+                f"must be at most {MOST_FILES} entries  NAME:SHA256  of different names: give the "
+                "model again,  tutti swarm init --from DIR",
+            ),
+            (
+                d.tokenizer == "bytes" and d.end >= 0,
+                f"data.end = {d.end}",
+                'leave it out: data.tokenizer = "bytes" has an end of its own',
+            ),
+            (
+                d.end >= m.vocab,
+                f"data.end = {d.end} is no id of model.vocab = {m.vocab}",
+                "give an id of the vocabulary, or leave it out",
             ),
             (
                 d.tokenizer == "bytes" and m.vocab < BYTE_VOCAB,
@@ -662,6 +702,9 @@ def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]
     """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
     import tomlkit
 
-    item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
+    plain = tomlkit.item(list(value) if isinstance(value, tuple) else value)
+    if isinstance(plain, tomlkit.items.Array) and any(isinstance(v, float) for v in value):
+        plain.multiline(True)  # a line has MAX_DOTS at most
+    item = plain.as_string()
     comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]
     return [*comment, f"{'# ' if behind else ''}{key} = {item}"]

@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes", "recompute", "memory_planned", "memory_plan", "memory_peak", "cause", "leader_name", "left_s", "left_over_s", "warmup", "memory_process", "placed", "step")
+    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes", "recompute", "memory_planned", "memory_plan", "memory_peak", "cause", "leader_name", "left_s", "left_over_s", "warmup", "memory_process", "placed", "texts", "text_bytes", "step")
     class PathsToEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,8 @@ class Snapshot(_message.Message):
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     MEMORY_PROCESS_FIELD_NUMBER: _ClassVar[int]
     PLACED_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
@@ -158,8 +160,10 @@ class Snapshot(_message.Message):
     warmup: int
     memory_process: int
     placed: bool
+    texts: int
+    text_bytes: int
     step: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ..., recompute: _Optional[str] = ..., memory_planned: _Optional[int] = ..., memory_plan: _Optional[_Iterable[_Union[MemoryLine, _Mapping]]] = ..., memory_peak: _Optional[int] = ..., cause: _Optional[str] = ..., leader_name: _Optional[str] = ..., left_s: _Optional[float] = ..., left_over_s: _Optional[float] = ..., warmup: _Optional[int] = ..., memory_process: _Optional[int] = ..., placed: _Optional[bool] = ..., step: _Optional[str] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ..., recompute: _Optional[str] = ..., memory_planned: _Optional[int] = ..., memory_plan: _Optional[_Iterable[_Union[MemoryLine, _Mapping]]] = ..., memory_peak: _Optional[int] = ..., cause: _Optional[str] = ..., leader_name: _Optional[str] = ..., left_s: _Optional[float] = ..., left_over_s: _Optional[float] = ..., warmup: _Optional[int] = ..., memory_process: _Optional[int] = ..., placed: _Optional[bool] = ..., texts: _Optional[int] = ..., text_bytes: _Optional[int] = ..., step: _Optional[str] = ...) -> None: ...
 
 class MemoryLine(_message.Message):
     __slots__ = ("when", "what", "bytes")
@@ -429,20 +433,34 @@ class StopReply(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "max_tokens", "temperature", "seed", "top_k", "leave_out")
+    __slots__ = ("prompt", "max_tokens", "temperature", "seed", "top_k", "leave_out", "top_p", "stop", "messages")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     LEAVE_OUT_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     max_tokens: int
     temperature: float
     seed: int
     top_k: int
     leave_out: LeaveOut
-    def __init__(self, prompt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., leave_out: _Optional[_Union[LeaveOut, _Mapping]] = ...) -> None: ...
+    top_p: float
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, prompt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., leave_out: _Optional[_Union[LeaveOut, _Mapping]] = ..., top_p: _Optional[float] = ..., stop: _Optional[_Iterable[str]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class LeaveOut(_message.Message):
     __slots__ = ("stages", "after")
@@ -453,7 +471,7 @@ class LeaveOut(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[int]] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("text", "last", "tokens_per_s", "missing", "by", "by_name", "slow", "token", "logprob")
+    __slots__ = ("text", "last", "tokens_per_s", "missing", "by", "by_name", "slow", "token", "logprob", "prompt_tokens", "finish")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +481,8 @@ class Piece(_message.Message):
     SLOW_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
     text: str
     last: bool
     tokens_per_s: float
@@ -472,7 +492,9 @@ class Piece(_message.Message):
     slow: str
     token: int
     logprob: float
-    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., by: _Optional[str] = ..., by_name: _Optional[str] = ..., slow: _Optional[str] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
+    prompt_tokens: int
+    finish: str
+    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., by: _Optional[str] = ..., by_name: _Optional[str] = ..., slow: _Optional[str] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., finish: _Optional[str] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("asked", "dead", "stages")
@@ -513,14 +535,20 @@ class Evaluated(_message.Message):
     def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., by: _Optional[str] = ..., by_name: _Optional[str] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("directory", "tokenizer", "without_tokenizer")
+    __slots__ = ("directory", "tokenizer", "without_tokenizer", "merge", "gguf", "base")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    GGUF_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     directory: str
     tokenizer: str
     without_tokenizer: bool
-    def __init__(self, directory: _Optional[str] = ..., tokenizer: _Optional[str] = ..., without_tokenizer: _Optional[bool] = ...) -> None: ...
+    merge: bool
+    gguf: bool
+    base: str
+    def __init__(self, directory: _Optional[str] = ..., tokenizer: _Optional[str] = ..., without_tokenizer: _Optional[bool] = ..., merge: _Optional[bool] = ..., gguf: _Optional[bool] = ..., base: _Optional[str] = ...) -> None: ...
 
 class SwitchRequest(_message.Message):
     __slots__ = ("change",)

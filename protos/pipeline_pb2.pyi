@@ -40,8 +40,18 @@ class PathHop(_message.Message):
     peer: str
     def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
+class TextTurn(_message.Message):
+    __slots__ = ("text", "past", "kept")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    text: int
+    past: int
+    kept: int
+    def __init__(self, text: _Optional[int] = ..., past: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+
 class FrameHead(_message.Message):
-    __slots__ = ("epoch", "plan_hash", "index", "purpose", "journey", "position", "tensor", "deadline_s", "document_ends", "patient")
+    __slots__ = ("epoch", "plan_hash", "index", "purpose", "journey", "position", "tensor", "deadline_s", "document_ends", "patient", "untrained", "text")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +62,8 @@ class FrameHead(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ENDS_FIELD_NUMBER: _ClassVar[int]
     PATIENT_FIELD_NUMBER: _ClassVar[int]
+    UNTRAINED_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     plan_hash: str
     index: int
@@ -62,7 +74,9 @@ class FrameHead(_message.Message):
     deadline_s: float
     document_ends: _containers.RepeatedScalarFieldContainer[int]
     patient: bool
-    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., journey: _Optional[_Iterable[_Union[PathHop, _Mapping]]] = ..., position: _Optional[int] = ..., tensor: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., deadline_s: _Optional[float] = ..., document_ends: _Optional[_Iterable[int]] = ..., patient: _Optional[bool] = ...) -> None: ...
+    untrained: int
+    text: TextTurn
+    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., journey: _Optional[_Iterable[_Union[PathHop, _Mapping]]] = ..., position: _Optional[int] = ..., tensor: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., deadline_s: _Optional[float] = ..., document_ends: _Optional[_Iterable[int]] = ..., patient: _Optional[bool] = ..., untrained: _Optional[int] = ..., text: _Optional[_Union[TextTurn, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("head", "chunk")
@@ -97,16 +111,18 @@ class FetchInput(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., position: _Optional[int] = ..., skipped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LostNote(_message.Message):
-    __slots__ = ("epoch", "plan_hash", "index", "reason")
+    __slots__ = ("epoch", "plan_hash", "index", "reason", "purpose")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     plan_hash: str
     index: int
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    purpose: Purpose
+    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., reason: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ...) -> None: ...
 
 class LostReply(_message.Message):
     __slots__ = ("accepted",)

@@ -185,7 +185,8 @@ async def fetched(made: Stream) -> list[bytes]:
     for number in range(TIMED):
         for part in made.pieces.parts(number):
             shard = made.listing.shards[part.shard]
-            documents += documents_of(made.files, shard, part, made.column)[0]
+            found, _ = documents_of(made.files, shard, part, made.form, made.left)
+            documents += [document for document in found if isinstance(document, bytes)]
     return documents
 
 

@@ -75,9 +75,10 @@ class CannedWindow:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         if request.leave_out.stages:
             yield Piece(missing=pb.Missing(asked=request.leave_out.stages, dead=[1], stages=8))
-        for letter in request.prompt.upper()[: request.max_tokens]:
+        said = request.messages[-1].content if request.messages else request.prompt
+        for letter in said.upper()[: request.max_tokens]:
             yield Piece(text=letter)
-        yield Piece(last=True, tokens_per_s=42.0)
+        yield Piece(last=True, tokens_per_s=42.0, finish="stop")
 
     async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         named = list(request.leave_out.stages)

@@ -4,6 +4,7 @@
 A parser takes bytes and returns, or raises one of its typed errors; anything else is a bug.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,10 @@ from node.core.journey import (
     Window,
 )
 from node.core.mass import Books
+from node.data.chat import BadTemplate, Misfit, Template, conversations
+from node.data.confined import rows
+from node.data.confined.rows import Unfit
+from node.data.tokenizer_files import TokenizerFiles
 from node.dht import guard, topics
 from node.dht.record import PeerBody, unwrap, wrap
 from node.identity.admission import admission_token, check_admission
@@ -375,6 +380,45 @@ def _dictionary() -> bytes:
     return guard.MSGPackSerializer.dumps(found)
 
 
+_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content | trim }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+_CHAT_ROWS = (
+    {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    {"prompt": "a", "completion": "b", "tools": "[]"},
+)
+
+
+def _conversation(raw: bytes) -> object:
+    row = rows._parsed(raw)
+    return conversations(row, "text", Template(_TEMPLATE, {}))
+
+
+def _table(raw: bytes) -> object:
+    found = rows._table_rows(rows._decoded([raw]), {"form": "csv", "name": "x"})
+    return sum(1 for _ in found)  # rows are read one after the other
+
+
+def _model_files(raw: bytes) -> None:
+    names = ("tokenizer_config.json", "generation_config.json")
+    TokenizerFiles(dict.fromkeys(names, raw), raw).check()
+
+
+def _model_json() -> bytes:
+    return json.dumps(
+        {
+            "eos_token": {"content": "b"},
+            "eos_token_id": [1, 2],
+            "added_tokens": [{"id": 1, "content": "a"}],
+            "added_tokens_decoder": {"1": {"content": "a"}},
+            "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+            "model": {"vocab": {"b": 2}},
+        }
+    ).encode()
+
+
 def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
     """Parsers of everything that is no message of protobuf, and valid bytes of each."""
     cell_record = census.CellRecord(CELL, Version(3, LINEAGE), (2, 1), True, 9.5)
@@ -448,6 +492,26 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         "LAN announcement": (
             Parser(_announced),
             lambda: ["\0".join((nearby.VERSION, RUN, "demo", PEER, PEER, "otter", "3")).encode()],
+        ),
+        "conversation": (
+            Parser(_conversation, (Misfit,)),
+            lambda: [json.dumps(row).encode() for row in _CHAT_ROWS],
+        ),
+        "chat template": (
+            Parser(partial(_text, lambda text: Template(text, {})), (BadTemplate,)),
+            lambda: [_TEMPLATE.encode()],
+        ),
+        "rows of JSON": (
+            Parser(lambda raw: len(list(rows._json_rows(rows._decoded([raw]), "x"))), (Unfit,)),
+            lambda: [json.dumps(_CHAT_ROWS).encode(), b'{"rows": [{"text": "a"}]}', b"{} {}"],
+        ),
+        "rows of a table": (
+            Parser(_table, (Unfit,)),
+            lambda: [b'id,text\n1,"a ""b""\nc"\n', b"id;text\r\n1;a\r\n"],
+        ),
+        "files of a model": (
+            Parser(_model_files, (UsageFault,)),
+            lambda: [_model_json()],
         ),
         "parcel": (
             Parser(parcel.payload),

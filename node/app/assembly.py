@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -22,9 +22,10 @@ from node.app.capacity import (
     share_places,
     shares,
     stash_limit,
+    text_limit,
 )
 from node.app.change import read, under
-from node.app.run_files import RunFiles
+from node.app.run_files import ModelFiles, RunFiles
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -47,9 +48,10 @@ from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
+from node.data.tokenizer_files import TokenizerFiles
 from node.identity.keys import Signer
 from node.manifest import Manifest
-from node.model.cost import Verdict, flops_per_token
+from node.model.cost import MemoryRow, Verdict, flops_per_token
 from node.model.device import Device, device_lost, gpus, set_threads
 from node.model.pretrained import Weights
 from node.model.shapes import layers_said
@@ -101,6 +103,12 @@ class Services:
     meetings: CellMeetings | None
 
 
+AT_ONCE = 16
+"""Texts that a peer generates at once; others wait."""
+TEXT_ROW = "where memory is left, dropped first", "keys and values of texts"
+"""When and what, in the table of the memory."""
+
+
 @dataclass(frozen=True)
 class Assembled(Services):
     """One stage of the run of ``manifest``, ready to take part."""
@@ -120,6 +128,10 @@ class Assembled(Services):
     thread: DeviceThread
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
+    files: Callable[[], Awaitable[TokenizerFiles]]
+    """Reads the files of the model and its tokenizer; those that are not here are fetched."""
+    texts: asyncio.Semaphore
+    """Places of the texts that are generated at once."""
 
 
 async def assemble(
@@ -194,6 +206,8 @@ async def assemble(
     )
     if manifest.swarm.continues:
         await asyncio.to_thread(inherit, config, manifest, stage, store, journal)
+    text_bytes = text_limit(config, manifest, stage, verdict, device.is_cuda)
+    run_files = RunFiles(config, manifest, tokenizer)
     services = compose(
         manifest,
         Ports(
@@ -215,6 +229,7 @@ async def assemble(
             replace(
                 config.limits,
                 stash_bytes=stash_limit(config, manifest, stage, verdict, device.is_cuda),
+                text_bytes=text_bytes,
             ),
             text,
             partial(device.autocast, parameters),
@@ -224,7 +239,7 @@ async def assemble(
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
             weights=given,
-            files=RunFiles(config, manifest, tokenizer).read,
+            files=run_files.read,
             places=share_places(config, manifest, stage, verdict, device.is_cuda),
         ),
         state,
@@ -239,13 +254,15 @@ async def assemble(
         tokenizer=tokenizer,
         device=device,
         device_said=device.describe() if local is None else f"{len(devices)} x {device.describe()}",
-        memory=verdict,
+        memory=replace(verdict, table=(*verdict.table, MemoryRow(*TEXT_ROW, text_bytes))),
         memory_limit=limit,
         main_memory=main,
         layers=layers_said(m, p.stages, stage),
         parameter_bytes=sum(p.nbytes for p in module.parameters()),
         thread=thread,
         local=local,
+        files=ModelFiles(lambda: run_files.fetched(transport, [*presence.view.ends])),
+        texts=asyncio.Semaphore(AT_ONCE),
     )
 
 
@@ -354,6 +371,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         gradients=o.gradients,
         usual_s=t.epoch_timeout_s,
         document_mask=manifest.data.document_mask,
+        loss_mask=manifest.data.rows == "chat",
         planned=manifest.scheduler.paths == "planned",
         places=o.places,
         machine=o.machines.pipeline,
@@ -636,7 +654,13 @@ def _begin(
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:
     m, places, size = manifest.model, config.places_of(manifest), manifest.pipeline.micro_batch
     found, tokenizer = open_source(
-        manifest.data, m.seq_len, m.vocab, config.home, places, config.node.data_disk
+        manifest.data,
+        m.seq_len,
+        m.vocab,
+        config.home,
+        places,
+        config.node.data_disk,
+        RunFiles(config, manifest, None).load,
     )
     config.keep_places(manifest.run_id, places)
     if isinstance(found, Stream):

@@ -31,7 +31,7 @@ from node.model.cost import (
 )
 from node.model.shapes import count, parameter_shapes
 from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
-from node.pipeline.settings import STASH
+from node.pipeline.settings import STASH, TEXTS
 from node.training.rounds.memory import outer_bytes
 
 if TYPE_CHECKING:
@@ -224,13 +224,39 @@ def share_places(
     """Number of micro-batches whose gradients may wait here until their origins name them: the
     number in the plan of memory, one for a note on its way, and up to a window more where
     ``verdict`` leaves memory beside the stash."""
-    m, p, window = manifest.model, manifest.pipeline, config.limits.in_flight
-    each = manifest.optimizer.width * count(parameter_shapes(m, p.stages, stage))
-    planned = min(window, uncounted_shares(stage if stage != ENDS else p.stages))
+    window = config.limits.in_flight
+    planned = min(window, uncounted_shares(stage if stage != ENDS else manifest.pipeline.stages))
+    left = _beside_stash(config, manifest, stage, verdict, gpu)
+    return planned + 1 + min(window, left // _gradient_bytes(manifest, stage))
+
+
+def text_limit(
+    config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
+) -> int:
+    """Bytes of keys and values of texts that a peer keeps: the configured number, else up to
+    :data:`TEXTS` where ``verdict`` leaves memory beside everything else; at least 1, which is room
+    for none."""
+    if asked := config.limits.text_bytes:
+        return asked
+    left = _beside_stash(config, manifest, stage, verdict, gpu)
+    each = _gradient_bytes(manifest, stage)
+    places = min(config.limits.in_flight, left // each)
+    return max(1, min(TEXTS, left - places * each))
+
+
+def _gradient_bytes(manifest: Manifest, stage: int) -> int:
+    """Bytes of the gradients of a stage."""
+    shapes = parameter_shapes(manifest.model, manifest.pipeline.stages, stage)
+    return manifest.optimizer.width * count(shapes)
+
+
+def _beside_stash(
+    config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
+) -> int:
+    """Bytes that the plan of memory leaves, without those that the stash takes of them."""
     stash = stash_limit(config, manifest, stage, verdict, gpu)
     beyond = max(0, stash - _planned_stash(config, manifest, stage, verdict, gpu))
-    left = max(0, _free(verdict) - beyond)
-    return planned + 1 + min(window, left // each)
+    return max(0, _free(verdict) - beyond)
 
 
 def _planned_stash(

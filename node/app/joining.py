@@ -17,10 +17,10 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from node.app.capacity import Forecast, forecast, planned_memory
@@ -43,7 +43,7 @@ from node.core.errors import (
 from node.core.ids import ENDS, PeerId, RunId, short
 from node.core.numbers import human
 from node.core.version import PROTOCOLS
-from node.data.places import directory, named_for_one_run
+from node.data.places import check_not_saved, directory, named_for_one_run, tokenizer_file
 from node.data.settings import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
@@ -53,7 +53,7 @@ from node.model.shapes import layers_said
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
-    from node.data.sources import Corpus
+    from node.data.sources import Corpus, Files
     from node.data.streamed.stream import Stream
     from node.data.tokenizer import Tokenizer
     from node.reach.nearby import Found
@@ -128,7 +128,7 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     if ours.node.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
-    manifest, _ = with_hashes(
+    manifest, _, _ = with_hashes(
         ours, Manifest.default_demo(), Places(ours.node.data, ours.node.tokenizer)
     )
     manifest = Manifest.parse(manifest.sign(identity))
@@ -189,6 +189,10 @@ def _invite_of(ours: NodeConfig, manifest: Manifest) -> Invite | None:
         return None
 
 
+ANY_VOCAB = 1 << 22
+"""Token ids of a model that has embeddings for the ids of any data."""
+
+
 def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of a manifest for what the owner of a new run names on the command line, and fields of
     :class:`Places` for where that lies here.
@@ -200,6 +204,7 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
     if data is not None:
         kind, _, rest = data.partition(":")
         fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
+        fields["data.rows"], fields["data.encoding"] = "text", "utf-8"
         fields["data.windows"] = 0
         fields["data.sizes"] = ()
         if kind in ("http", "https"):
@@ -208,13 +213,18 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
             places["hosts"] = host_entry(data)
         if kind not in ("builtin", "hf", "http", "https", "synthetic"):
             path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
-            fields["data.source"], places["data"] = f"file:{path.name}", str(path)
+            if path.is_dir():
+                check_not_saved(path)
+            name = f"{path.name}/" if path.is_dir() else path.name
+            fields["data.source"], places["data"] = f"file:{name}", str(path)
     if tokenizer is not None:
         fields["data.tokenizer"], fields["data.tokenizer_sha256"], places["tokenizer"] = (
             tokenizer,
             "",
             "",
         )
+        fields["data.files"] = ()
+        fields["data.end"] = -1
         if tokenizer != "bytes":
             path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
             fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
@@ -255,7 +265,19 @@ def model_fields(directory: Path) -> dict[str, Any]:
     :func:`model_of` raises."""
     from node.model.pretrained import model_of  # torch takes its time to load
 
-    return {f"model.{key}": value for key, value in model_of(directory)[0].items()}
+    fields = {f"model.{key}": value for key, value in model_of(directory)[0].items()}
+    if name := hub_name(directory):
+        fields["model.base"] = name
+    return fields
+
+
+def hub_name(directory: Path) -> str:
+    """Name on the Hugging Face hub of the model in a directory of the hub's own cache, "" for other
+    directories."""
+    parts = Path(os.path.abspath(directory)).parts
+    if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
+        return ""
+    return parts[-3].removeprefix("models--").replace("--", "/")
 
 
 def with_weights(manifest: Manifest, directory: Path) -> Manifest:
@@ -275,6 +297,57 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
     return amended(manifest, {"model.weights": list(weights.digests(m, manifest.pipeline.stages))})
 
 
+def with_files(
+    ours: NodeConfig, manifest: Manifest, base: Manifest, places: Places, model: Path | None
+) -> tuple[Manifest, Mapping[str, bytes]]:
+    """The manifest, unsigned, with the names and hashes of the files beside its tokenizer, and the
+    content of those files by name.
+
+    The files lie in the directory of the tokenizer, and those of ``model`` too if it is that
+    directory. A manifest that names files already, those of ``base``, keeps them. Blocks on the
+    disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
+    """
+    from node.app.run_files import RunFiles
+    from node.data.tokenizer_files import TokenizerFiles, named_files
+
+    if manifest.data.files:
+        here = RunFiles(ours, base, None)
+        found = {name: here.read(sha256) for name, sha256 in named_files(manifest.data).items()}
+        return manifest, {name: content for name, content in found.items() if content is not None}
+    if manifest.data.tokenizer == "bytes" or manifest.data.tokenizer_sha256:
+        return manifest, {}
+    place = tokenizer_file(manifest.data.tokenizer, "", places)
+    files = TokenizerFiles.beside(place, model)
+    if model is not None and (beyond := files.beyond(manifest.model.vocab)):
+        word, number = max(beyond.items(), key=lambda pair: pair[1])
+        raise UsageFault(
+            f"{word} is id {number} of the tokenizer, and the model in {model} has "
+            f"{manifest.model.vocab} ids",
+            "give the model a row for each id, and begin from the result:\n"
+            f"{resize_command(model, number + 1)}",
+        )
+    if not files.files:
+        return manifest, {}
+    changes: dict[str, Any] = {"data.files": files.entries}
+    if files.end_id is not None and manifest.data.end < 0:
+        changes["data.end"] = files.end_id
+    return amended(manifest, changes), files.files
+
+
+def resize_command(model: Path, ids: int) -> str:
+    """A command that writes the model in a directory with rows for ``ids`` ids beside it."""
+    out = f"{os.path.normpath(model)}-{ids}"
+    lines = (
+        "import sys, transformers as t",
+        "m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1])",
+        "m.resize_token_embeddings(int(sys.argv[3]))",
+        "m.save_pretrained(sys.argv[2])",
+        "t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])",
+    )
+    words = (sys.executable, "-c", "; ".join(lines), str(model), out, str(ids))
+    return f"{shlex.join(words)}\ntutti swarm init --from {shlex.quote(out)} …"
+
+
 def check_weights(manifest: Manifest, base: Manifest) -> None:
     """Raises UsageFault when the run begins from weights and its stages hold other layers than
     those of ``base``, whose digests it has."""
@@ -287,24 +360,93 @@ def check_weights(manifest: Manifest, base: Manifest) -> None:
 
 
 def opened(
-    ours: NodeConfig, manifest: Manifest, places: Places
+    ours: NodeConfig, manifest: Manifest, places: Places, files: Files | None = None
 ) -> tuple[Corpus | Stream, Tokenizer]:
-    """The data of a run and its tokenizer, opened as an ends peer opens them. Raises what
-    :func:`open_source` raises."""
+    """The data of a run and its tokenizer, opened as an ends peer opens them. ``files``: reads the
+    files beside the tokenizer; None for those that are kept here. Raises what :func:`open_source`
+    raises."""
+    from node.app.run_files import RunFiles
     from node.data.sources import open_source  # takes its time to load
 
     m = manifest.model
-    return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, ours.node.data_disk)
+    files = files or RunFiles(ours, manifest, None).load
+    disk = ours.node.data_disk
+    return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, disk, files)
+
+
+def files_beside(beside: Mapping[str, bytes]) -> Files | None:
+    """Reader of the files beside a tokenizer, as :func:`with_files` gives them; None where there
+    are none."""
+    from node.data.tokenizer_files import TokenizerFiles
+
+    return partial(TokenizerFiles, beside) if beside else None
+
+
+def samples_shown(
+    corpus: Corpus | Stream,
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    positions: Sequence[int],
+    *,
+    bold: bool,
+    short: bool,
+) -> list[str]:
+    """Lines that show samples of the run, the first is 0. Raises what reading them raises."""
+    from node.data.sample_text import SHORT, sample_lines
+    from node.data.samples import samples_at
+
+    found = samples_at(corpus, positions, manifest.data.seed)
+    lines = list[str]()
+    for position, sample in zip(positions, found, strict=True):
+        most = SHORT if short else 0
+        lines += sample_lines(sample, position + 1, tokenizer, bold=bold, most=most)
+    return lines
+
+
+def sample_document(
+    corpus: Corpus | Stream, manifest: Manifest, tokenizer: Tokenizer, position: int
+) -> dict[str, object]:
+    """A sample of the run for machines; the first is 0."""
+    from node.data.samples import samples_at
+
+    (sample,) = samples_at(corpus, [position], manifest.data.seed)
+    return {
+        "sample": position + 1,
+        "text": tokenizer.decode(sample.ids.tolist(), special=True),
+        "ids": sample.ids.tolist(),
+        "trained": [bool(counts) for counts in sample.trained],
+        "ends": [bool(last) for last in sample.ends],
+    }
+
+
+def recognised(manifest: Manifest, places: Places, said: Collection[str]) -> Manifest:
+    """The manifest, unsigned, with what its data was found to be: its encoding, and conversations.
+    ``said``: settings that the user gave, which are kept. A manifest that has a hash of its data is
+    as it was. Raises what :func:`settings_found` raises."""
+    from node.data.recognised import settings_found
+
+    if manifest.data.sha256:
+        return manifest
+    found = settings_found(manifest.data, places)
+    return amended(manifest, {key: value for key, value in found.items() if key not in said})
 
 
 def with_hashes(
-    ours: NodeConfig, manifest: Manifest, places: Places
-) -> tuple[Manifest, Corpus | Stream]:
+    ours: NodeConfig,
+    manifest: Manifest,
+    places: Places,
+    *,
+    files: Files | None = None,
+    said: Collection[str] = (),
+) -> tuple[Manifest, Corpus | Stream, Tokenizer]:
     """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; those it has
-    already are compared. Of a stream that nobody has looked at a few pieces are read.
+    already are compared. Of a stream that nobody has looked at a few pieces are read; where they
+    have no text, as conversations, unless the settings ``said`` are against it. ``files`` as for
+    :func:`opened`.
 
     Raises what :func:`open_source` raises.
     """
+    from node.data.recognised import CHAT
     from node.data.sources import streams
     from node.data.streamed.shards import MOST_ASKED
     from node.data.streamed.stream import Stream
@@ -312,17 +454,29 @@ def with_hashes(
     fresh = streams(manifest.data, places) and not manifest.data.windows
     if fresh:
         manifest = amended(manifest, {"data.windows": 1})
-    corpus, tokenizer = opened(ours, manifest, places)
-    hashes: dict[str, Any] = {"data.sha256": corpus.sha256}
+    corpus, tokenizer = opened(ours, manifest, places, files)
+    hashes = dict[str, Any]()
+    if isinstance(corpus, Stream) and fresh:
+        try:
+            hashes["data.windows"] = corpus.measured()
+        except UsageFault as e:
+            chat = {key: value for key, value in CHAT.items() if key not in said}
+            if "data.rows" not in chat or manifest.data.column != "text":
+                raise
+            manifest = amended(manifest, chat)
+            corpus, tokenizer = opened(ours, manifest, places, files)
+            try:
+                hashes["data.windows"] = cast("Stream", corpus).measured()
+            except UsageFault:
+                raise e from None
+    hashes["data.sha256"] = corpus.sha256
     if isinstance(corpus, Stream):
         hashes["data.source"] = corpus.listing.source
-        if fresh:
-            hashes["data.windows"] = corpus.measured()
         if len(corpus.listing.sizes) > MOST_ASKED:
             hashes["data.sizes"] = corpus.listing.sizes
     if manifest.data.tokenizer != "bytes":
         hashes["data.tokenizer_sha256"] = tokenizer.digest
-    return amended(manifest, hashes), corpus
+    return amended(manifest, hashes), corpus, tokenizer
 
 
 def on_the_lan() -> list[Found]:

@@ -145,7 +145,8 @@ class OperatorService(SnapshotBuilder, Window):
         if a.ends is not None:
             return at_ends.speak(a, transport, request)
         stages = a.pipeline.settings.stages
-        return self._with_name(forwarding.generate(transport, self._ends(a), stages, request))
+        answers = forwarding.generate(transport, self._ends(a), stages, request)
+        return self._in_turn(a, self._with_name(answers))
 
     def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
@@ -154,6 +155,12 @@ class OperatorService(SnapshotBuilder, Window):
             return at_ends.answer(a, transport, request)
         stages = a.pipeline.settings.stages
         return self._with_name(forwarding.evaluate(transport, self._ends(a), stages, request))
+
+    async def _in_turn(self, a: Assembled, pieces: AsyncIterator[T]) -> AsyncIterator[T]:
+        """The pieces of a text, once there is a place for it."""
+        async with a.texts, contextlib.aclosing(pieces):  # pyright: ignore[reportArgumentType]
+            async for piece in pieces:
+                yield piece
 
     async def _with_name(self, answers: AsyncGenerator[T, None]) -> AsyncIterator[T]:
         """The answers of an ends peer, with its name where its PeerId is."""

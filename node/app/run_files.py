@@ -1,36 +1,48 @@
-"""Files of the run, named by a hash in its manifest, that this peer has."""
+"""Files of the run, named by a hash in its manifest: those here, and fetching the others."""
 
+import asyncio
+import contextlib
 import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from node.checkpoint.run_file import fetch_file
 from node.config import NodeConfig
 from node.core.errors import LocalFault
-from node.data.tokenizer import Tokenizer, open_tokenizer
+from node.core.home import expanded
+from node.core.ids import PeerId
+from node.data.tokenizer import MOST_TOKENIZER, Tokenizer, open_tokenizer
+from node.data.tokenizer_files import FilesMissing, TokenizerFiles, named_files
 from node.manifest import Manifest
+from node.model.files import LIMITS, TOKENIZER
+from node.transport.port import TransportPort
 
 
 class RunFiles:
-    """The tokenizer of a run at one peer: in memory at the ends, else a file that the operator
-    named, else a copy that was fetched from another peer. Methods block on the disk."""
+    """The tokenizer of a run and the files beside it, at one peer.
+
+    The tokenizer is in memory at the ends, else a file that the operator named, else a copy that
+    was fetched from another peer. Other files are copies in the home, made by ``swarm init`` or
+    fetched, else they lie beside the files that the operator named. Methods block on the disk.
+    """
 
     def __init__(self, config: NodeConfig, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
         self._config = config
         self._manifest = manifest
         self._tokenizer = tokenizer
+        self._names = {sha256: name for name, sha256 in named_files(manifest.data).items()}
 
     def read(self, sha256: str) -> bytes | None:
         """The file with this hex sha256, None where it is not here or not one of the run's."""
         data = self._manifest.data
+        if name := self._names.get(sha256):
+            return self._beside(name, sha256)
         if not sha256 or sha256 != data.tokenizer_sha256:
             return None
         if self._tokenizer is not None:
             return self._tokenizer.to_json()
-        try:
-            kept = self._kept().read_bytes()
-            if hashlib.sha256(kept).hexdigest() == sha256:
-                return kept
-        except OSError:
-            pass  # never fetched, or gone
+        if (kept := _read(self._kept(), sha256, MOST_TOKENIZER)) is not None:
+            return kept
         try:
             return open_tokenizer(data, self._config.places_of(self._manifest)).to_json()
         except LocalFault:
@@ -40,5 +52,75 @@ class RunFiles:
         """Keep a copy that was fetched and verified. Raises Refused and OutOfResources."""
         self._config.keep_tokenizer(self._manifest.run_id, tokenizer_json)
 
+    def keep_all(self, files: Mapping[str, bytes]) -> None:
+        """Keep copies of files by name, verified before. Raises Refused and OutOfResources."""
+        others = dict(files)
+        if (tokenizer := others.pop(TOKENIZER, None)) is not None:
+            self.keep(tokenizer)
+        self._config.keep_files(self._manifest.run_id, others)
+
+    def load(self) -> TokenizerFiles:
+        """All files of the run. Raises FilesMissing where some are not here, and as
+        :meth:`TokenizerFiles.of_manifest`."""
+        return TokenizerFiles.of_manifest(self._manifest.data, self.read)
+
+    async def fetched(self, transport: TransportPort, donors: Sequence[PeerId]) -> TokenizerFiles:
+        """As :meth:`load`, with missing files fetched from ``donors`` and kept. Raises NoDonor
+        where none of them gave a file."""
+        try:
+            return await asyncio.to_thread(self.load)
+        except FilesMissing as e:
+            missing = e.missing
+        found: dict[str, bytes] = {}
+        for name, sha256 in missing.items():
+            found[sha256] = await fetch_file(transport, donors, name, sha256)
+            with contextlib.suppress(LocalFault):  # without a copy it is fetched again
+                await asyncio.to_thread(self.keep_all, {name: found[sha256]})
+
+        def read(sha256: str) -> bytes | None:
+            return found.get(sha256) or self.read(sha256)
+
+        return await asyncio.to_thread(TokenizerFiles.of_manifest, self._manifest.data, read)
+
     def _kept(self) -> Path:
         return self._config.tokenizer_path(self._manifest.run_id)
+
+    def _beside(self, name: str, sha256: str) -> bytes | None:
+        places = self._config.places_of(self._manifest)
+        candidates = [self._config.file_path(self._manifest.run_id, name)]
+        if places.weights:
+            candidates.append(expanded(places.weights) / name)
+        if places.tokenizer:
+            named = expanded(places.tokenizer)
+            candidates.append((named if named.is_dir() else named.parent) / name)
+        for path in candidates:
+            if (found := _read(path, sha256, LIMITS[name])) is not None:
+                return found
+        return None
+
+
+class ModelFiles:
+    """The files of the model and its tokenizer, read and checked at the first call. A call that
+    fails is tried again by the next one."""
+
+    def __init__(self, read: Callable[[], Awaitable[TokenizerFiles]]) -> None:
+        self._read = read
+        self._reading = asyncio.Lock()
+        self._found: TokenizerFiles | None = None
+
+    async def __call__(self) -> TokenizerFiles:
+        """The files. Raises as ``read`` does."""
+        async with self._reading:
+            if self._found is None:
+                self._found = await self._read()
+            return self._found
+
+
+def _read(path: Path, sha256: str, most: int) -> bytes | None:
+    """Content of a file of at most ``most`` bytes, None unless it has the hash."""
+    try:
+        sound = path.is_file() and path.stat().st_size <= most
+        content = path.read_bytes() if sound else b""
+    except (OSError, ValueError):  # gone, not readable, or a zero byte in its name
+        return None
+    return content if hashlib.sha256(content).hexdigest() == sha256 else None

@@ -193,6 +193,8 @@ class SnapshotBuilder:
             ],
             stash_bytes=a.pipeline.stash.used,
             stash_limit=a.pipeline.stash.limit,
+            texts=len(a.pipeline.texts),
+            text_bytes=a.pipeline.texts.used,
             recompute=a.pipeline.math.recompute,
             micro_batches=a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),

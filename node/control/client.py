@@ -124,7 +124,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         try:
             return call(request, timeout=timeout_s or self.timeout_s)
         except grpc.RpcError as error:
-            raise self._fault(error) from error
+            raise as_fault(error, self.path) from error
 
     def _read(
         self, call: Callable[..., Any], request: Any, timeout_s: float | None
@@ -133,27 +133,29 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         try:
             yield from stream
         except grpc.RpcError as error:
-            raise self._fault(error) from error
+            raise as_fault(error, self.path) from error
         finally:
             stream.cancel()
 
-    def _fault(self, error: Any) -> LocalFault:
-        status, details = error.code(), error.details() or ""
-        if told := carried(error, ExitCode.UNEXPECTED):
-            return LocalFault(details, *told)
-        if status == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return TimedOut(
-                "the daemon did not answer in time",
-                f"it may be busy; see  tutti logs , socket {self.path}",
-            )
-        if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            return NotRunning(
-                "the daemon went away while it was asked",
-                "see why with  tutti logs ; start it again with  tutti start",
-            )
-        return LocalFault(
-            f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error"
+
+def as_fault(error: Any, path: Path) -> LocalFault:
+    """The fault that an RpcError of the daemon behind the socket ``path`` stands for."""
+    status, details = error.code(), error.details() or ""
+    if told := carried(error, ExitCode.UNEXPECTED):
+        return LocalFault(details, *told)
+    if status == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimedOut(
+            "the daemon did not answer in time",
+            f"it may be busy; see  tutti logs , socket {path}",
         )
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return NotRunning(
+            "the daemon went away while it was asked",
+            "see why with  tutti logs ; start it again with  tutti start",
+        )
+    return LocalFault(
+        f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error"
+    )
 
 
 def _process(pid: int) -> int:

@@ -32,7 +32,7 @@ from node.control.text import (
     ping_lines,
     status_lines,
 )
-from node.control.words import clean
+from node.control.words import clean, shown
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
 from node.core.home import expanded
 from node.core.ids import PeerId, named
@@ -254,7 +254,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
             if not as_json:
                 say(missing_words(missing))
         elif not as_json:
-            print(_printable(piece.text), end="", flush=True)
+            print(shown(piece.text), end="", flush=True)
     if as_json:
         say_json(
             {
@@ -331,6 +331,11 @@ def export(client: ControlClient, request: ExportRequest, *, as_json: bool) -> E
     fields = event_document(newest[0])["fields"]
     if as_json:
         say_json(event_document(newest[0]))
+        return ExitCode.OK
+    for note in fields.get("notes", []):
+        say(f"note: {clean(str(note), 400)}")
+    if fields.get("adapter") and fields.get("base"):
+        say(f'load it with  peft.AutoPeftModelForCausalLM.from_pretrained("{request.directory}")')
     elif fields.get("adapter"):
         say(
             "load it on top of the model that the run began from, with  "
@@ -448,13 +453,6 @@ def _progress(events: Iterable[Event], as_json: bool) -> Event | None:
 
 def _console(bare: bool = False) -> Console:
     return Console(no_color=True, highlight=False, width=200) if bare else Console(highlight=False)
-
-
-def _printable(text: str) -> str:
-    """Model output may hold any byte: escape sequences must not reach the terminal."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def _finite(value: Any) -> Any:

@@ -928,7 +928,8 @@ def _memory_parts(s: Snapshot) -> list[str]:
     owned = f"   optimizer state {human(s.optimizer_bytes)}" if s.optimizer_bytes else ""
     rows = in_words((clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
     stage = [f"planned for the stage {human(s.memory_planned)}:", *rows] if rows else []
-    now = f"now{stash}{again}{owned}"
+    texts = f"   {several(s.texts, 'text')} {human(s.text_bytes)}" if s.texts else ""
+    now = f"now{stash}{texts}{again}{owned}"
     return [process] * bool(s.memory_process) + stage + [now] * (now != "now")
 
 

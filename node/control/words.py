@@ -15,6 +15,14 @@ def clean(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def shown(text: str) -> str:
+    """Text of the model made safe for a terminal: it may hold any byte, and escape sequences must
+    not reach the terminal. Lines and tabs stay."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
 def count(number: float) -> str:
     """1204 -> "1,204", 18204 -> "18.2k", 41_200_000 -> "41.2M"."""
     if not math.isfinite(number):

@@ -105,6 +105,11 @@ def telling(words: str) -> Iterator[None]:
         _State.words = before
 
 
+def acted() -> None:
+    """The program has acted on a Ctrl-C and goes on: the next one is a first one again."""
+    _State.arrived = False
+
+
 def block() -> None:
     """Let a Ctrl-C wait until the next :func:`install`, which the program that replaces this one
     calls first."""

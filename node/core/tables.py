@@ -90,8 +90,8 @@ def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str 
 
 
 def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str = "") -> Any:
-    """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str or of int, or one of
-    several of these) if ``rule`` allows it, else UsageFault."""
+    """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str, int or float, or one
+    of several of these) if ``rule`` allows it, else UsageFault."""
     value = _typed(raw, hint)
     if value is None:
         raise UsageFault(
@@ -198,17 +198,17 @@ def _typed(raw: Any, hint: Any) -> Any:
         return raw if isinstance(raw, float) and math.isfinite(raw) else None
     if typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
-        return (
-            tuple(raw)
-            if isinstance(raw, (list, tuple)) and all(_typed(v, kind) is not None for v in raw)
-            else None
-        )
+        if not isinstance(raw, (list, tuple)):
+            return None
+        values = tuple(_typed(v, kind) for v in raw)
+        return None if None in values else values
     return str(raw) if isinstance(raw, str) else None
 
 
 def _type_sentence(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
-        return "a list of texts" if typing.get_args(hint)[0] is str else "a list of whole numbers"
+        kinds = {str: "texts", int: "whole numbers", float: "numbers"}
+        return f"a list of {kinds[typing.get_args(hint)[0]]}"
     if typing.get_origin(hint) is types.UnionType:
         return " or ".join(
             _type_sentence(kind) for kind in typing.get_args(hint) if kind is not types.NoneType

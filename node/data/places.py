@@ -10,11 +10,14 @@ from pathlib import Path
 from node.core.errors import UsageFault, refuse
 from node.core.home import expanded
 from node.data.settings import Places
+from node.model.files import POINTER, check_pointer
 
 _KERNEL = ("/proc", "/sys", "/dev")
 """Directories of interfaces of the kernel: reading one can block, or change something."""
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of which a directory has one that the library ``datasets`` has saved."""
+MOST_FILES = 20_000
+"""Files of a directory that is read whole."""
 _SHARED_MEMORY = "/dev/shm"
 
 
@@ -27,6 +30,70 @@ def tokenizer_file(name: str, sha256: str, places: Places) -> Path:
     """Path of the tokenizer.json that a manifest calls ``name``. Raises UsageFault as
     :func:`_located`."""
     return _located(name, "tokenizer", places.tokenizer, places, proven=bool(sha256))
+
+
+def is_directory(name: str) -> bool:
+    """Return True for a name in a manifest that means all files of a directory."""
+    return name.endswith("/")
+
+
+def data_directory(name: str, sha256: str, places: Places) -> Path:
+    """The directory of files that a manifest calls ``name``: one that the user named, or one of its
+    name in that. A hash proves the files of the directory, or the manifest is the user's own.
+    Raises UsageFault for every other directory."""
+    base = Path(name).name
+    step = "name the directory by  --data DIR"
+    refuse((not base or base == "..", f"{name!r} is no name of a directory", step))
+    refuse(
+        (
+            not (sha256 or places.own),
+            f"the manifest names the directory {name} and no hash of its files, so none is opened",
+            "ask who owns the run for a manifest with a hash; a block stage needs no data",
+        ),
+        (
+            not (places.data or places.own),
+            f"the manifest names the directory {name}, and none was named here",
+            f"{step} ; a block stage needs no data",
+        ),
+    )
+    place = expanded(places.data or name)
+    inside = place / base
+    # A directory for all runs holds those of each under its name.
+    within = places.data and (inside.is_dir() or "data" in places.for_all_runs)
+    found = inside if within else place
+    refuse((not found.is_dir(), f"{found} is no directory", step))
+    return found
+
+
+def check_not_saved(place: Path) -> None:
+    """Raises UsageFault for a directory that the library ``datasets`` has saved, which holds tables
+    of its own format."""
+    refuse(
+        (
+            any((place / mark).is_file() for mark in _SAVED),
+            f"{place} was saved by the library datasets",
+            f"name it as a data set:  --data hf:{place}",
+        )
+    )
+
+
+def files_below(base: Path) -> list[str]:
+    """Names of all files below a directory, sorted, with "/" between their parts. Links to
+    directories are not followed, and what begins with a dot is passed over. Raises UsageFault for
+    more than :data:`MOST_FILES`."""
+    found = list[str]()
+    for parent, directories, files in os.walk(base):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        inside = Path(parent).relative_to(base)
+        found += [(inside / name).as_posix() for name in files if not name.startswith(".")]
+        refuse(
+            (
+                len(found) > MOST_FILES,
+                f"{base} has more than {MOST_FILES} files",
+                "make a list of them,  sha256sum FILES > SHA256SUMS , and name that",
+            )
+        )
+    return sorted(found)
 
 
 def directory(name: str, places: Places) -> Path | None:
@@ -81,7 +148,7 @@ def named_for_one_run(place: str) -> bool:
 
 def open_regular(path: Path, next_step: str) -> BufferedReader:
     """A file opened to be read. Raises UsageFault for one that cannot be opened, and for a
-    directory, a device, a pipe, a socket, or a file of the kernel."""
+    directory, a device, a pipe, a socket, a file of the kernel, or a Git LFS pointer."""
     try:
         real = os.path.realpath(path)
         inside = any(real == d or real.startswith(f"{d}/") for d in _KERNEL)
@@ -94,7 +161,13 @@ def open_regular(path: Path, next_step: str) -> BufferedReader:
             (not stat.S_ISREG(os.stat(path).st_mode), f"{path} is not a regular file", next_step),
         )
         # A pipe that has taken the file's name meanwhile would block here for ever.
-        return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        try:
+            check_pointer(path, file.peek(len(POINTER)))
+        except BaseException:
+            file.close()
+            raise
+        return file
     except (OSError, ValueError) as e:  # a name with a zero byte is a ValueError
         why = e.strerror if isinstance(e, OSError) else e
         raise UsageFault(f"cannot read {path}: {why}", next_step) from e

@@ -1,31 +1,49 @@
-"""File formats to bytes of text. Everything is read in pieces: a source may be larger than
-memory."""
+"""File formats to documents: texts and conversations. Everything is read in pieces: a source may be
+larger than memory."""
 
 import hashlib
-import importlib
-import importlib.util
 import json
+import logging
 import os
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from node.core.errors import NetworkFault, UsageFault, refuse
-from node.data.confined.process import Pool, Read, explained
+from node.data.confined.process import Confined, Pool, Read, explained
+from node.data.confined.rows import transcoded
+from node.data.kinds import FileKind
+from node.data.library import check_installed, library
+from node.data.marks import Conversation
 from node.data.places import open_regular
 from node.data.token_file import TokenFile
 
 PIECE = 1 << 22
 """Bytes read at once."""
-LONGEST = 64 << 20
-"""Bytes of one document, at most."""
+MOST_REASONS = 16
+"""Reasons for which rows are left out that are counted apart."""
+AT_ONCE = 256
+"""Rows of a data set that are written at once."""
 MOST_NOTE = 1 << 16
 """Bytes of the note beside an array of token ids."""
 
+Document = bytes | Conversation
+"""A text in UTF-8, or a conversation."""
+
+_NO_FIELD = "name the field of the text:  --set data.column=NAME"
+_NO_TEMPLATE = (
+    "begin from a model that has one,  --from DIR , or name its tokenizer:  --tokenizer "
+    "DIR/tokenizer.json"
+)
+_CHECK = "check that file"
+_log = logging.getLogger("tutti.data")
 _GET = "name the file with  --data PATH ; who owns the run has it, and a block stage needs none"
 
 
@@ -68,91 +86,220 @@ def token_file(path: Path, dtype: np.dtype) -> TokenFile:
     return TokenFile(path, dtype, size // dtype.itemsize)
 
 
+@dataclass(frozen=True)
+class RowFormat:
+    """How a row of a file becomes a document. ``column``: the field that is its text, or has its
+    messages; ``chat``: a row is a conversation, written by ``template``; ``encoding``: of text
+    files; ``special``: words of the tokenizer by their roles, which a template may write."""
+
+    column: str = "text"
+    chat: bool = False
+    encoding: str = "utf-8"
+    template: str | None = None
+    special: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Names what changes the documents of a file; "" for the default."""
+        return "" if self == RowFormat() else json.dumps(astuple(self))
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Words of a call that reads rows."""
+        return {"column": self.column, "chat": self.chat, "encoding": self.encoding}
+
+    def parsers(self) -> Pool:
+        """Processes that read rows in this way."""
+        return Pool(self._prepare)
+
+    def _prepare(self, process: Confined) -> None:
+        if self.chat and self.template is not None:
+            head = {"op": "template", "special": dict(self.special)}
+            step = "the run needs a tokenizer with another chat template"
+            said = process.call(head, self.template.encode("utf-8", "replace"))
+            list(explained(said, "cannot read the chat template", step))
+
+
+TEXTS = RowFormat()
+"""Rows whose field "text" is a document."""
+
+
+class LeftOut:
+    """Counts the rows of a source that have no document, by their reasons."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.given = 0
+        """Documents that were read."""
+        self.reasons = Counter[str]()
+        self._reported = 0
+        self._lock = threading.Lock()
+
+    def add(self, reason: str) -> None:
+        """Count a row without a document."""
+        with self._lock:
+            known = reason in self.reasons or len(self.reasons) < MOST_REASONS
+            self.reasons[reason if known else "other reasons"] += 1
+
+    @property
+    def said(self) -> str:
+        """The number of rows that were left out and why, for people; empty for none."""
+        if not (total := self.reasons.total()):
+            return ""
+        (why, count), *others = self.reasons.most_common(3)
+        more = "".join(f"; {n:,}: {reason}" for reason, n in others)
+        rows = "1 row is" if total == 1 else f"{total:,} rows are"
+        return f"{rows} left out ({why}{more})" if others else f"{rows} left out ({why})"
+
+    @property
+    def _most(self) -> str:
+        """The most frequent reason."""
+        return self.reasons.most_common(1)[0][0]
+
+    def check(self) -> None:
+        """Log what was left out. Raises UsageFault where nothing else was there."""
+        if not self.reasons:
+            return
+        refuse(
+            (
+                not self.given,
+                f"{self._name} has no row that can be read: {self._most}",
+                _NO_TEMPLATE if "chat template" in self._most else _NO_FIELD,
+            )
+        )
+        self.report()
+
+    def report(self) -> None:
+        """Log what was left out, each time that it is twice as much."""
+        with self._lock:
+            total = self.reasons.total()
+            if total < 2 * self._reported or not total:
+                return
+            self._reported = total
+        _log.warning("%s: %s", self._name, self.said)
+
+
+def documents_in(parts: Iterator[bytes], left: LeftOut) -> Iterator[Document]:
+    """Documents of the answers of a confined process; rows without one are counted in ``left``."""
+    for part in parts:
+        kind, content = part[:1], part[1:]
+        if kind == b"-":
+            left.add(content.decode("utf-8", "replace")[:200])
+            continue
+        left.given += 1
+        yield content if kind == b"+" else _conversation(content)
+
+
+def _conversation(content: bytes) -> Conversation:
+    said = json.loads(content)
+    trained = tuple((start, stop) for start, stop in said["trained"])
+    return Conversation(said["text"], trained, said["open"])
+
+
+def documents(
+    path: Path, kind: FileKind, form: RowFormat, left: LeftOut
+) -> Iterator[tuple[Document, bool]]:
+    """Documents of a file of this disk, and True for each that is ended by a mark: of plain text
+    the last piece is.
+
+    Raises UsageFault for a file that is not of its kind, and that takes too much memory or time.
+    """
+    name = str(path)
+    with closing(form.parsers()) as parsers:
+        if kind.form == "text":
+            yield from _ended_last(cut_at_lines(plain_text(parsers, path, kind, form.encoding)))
+            return
+        with open_regular(path, _GET) as file:
+            size = os.fstat(file.fileno()).st_size
+
+            def read(start: int, size: int) -> bytes:
+                return os.pread(file.fileno(), size, start)
+
+            if kind.form == "parquet":
+                for found in parquet(parsers, read, size, name, form, left, strict=True):
+                    yield found, True
+                return
+            head = asdict(kind) | {"op": "rows", "name": name, "size": size}
+            parts = parsers.call(head | form.head, read=read)
+            for found in documents_in(explained(parts, f"cannot read {name}", _CHECK), left):
+                yield found, True
+
+
+def looked_at(path: Path, kind: FileKind, encoding: str) -> dict[str, Any]:
+    """The ``fields`` of a file's first rows, and whether these are conversations (``chat``). Raises
+    as :func:`documents`."""
+    if kind.form == "parquet":
+        check_installed("pyarrow", "reading parquet")
+    with open_regular(path, _GET) as file, closing(Pool()) as parsers:
+
+        def read(start: int, size: int) -> bytes:
+            return os.pread(file.fileno(), size, start)
+
+        head = asdict(kind) | {"op": "look", "name": str(path), "encoding": encoding}
+        found = parsers.call(head | {"size": os.fstat(file.fileno()).st_size}, read=read)
+        return json.loads(b"".join(explained(found, f"cannot read {path}", _CHECK)))
+
+
+def plain_text(
+    parsers: Pool, path: Path, kind: FileKind, encoding: str = "utf-8"
+) -> Iterator[bytes]:
+    """A text file in pieces, unpacked, in UTF-8."""
+    with open_regular(path, _GET) as file:
+        if not kind.packed:
+            pieces = iter(lambda: file.read(PIECE), b"")
+            yield from pieces if encoding == "utf-8" else transcoded(pieces, encoding)
+            return
+        check_installed("pyarrow", "reading .zst and .gz")
+
+        def read(start: int, size: int) -> bytes:
+            return os.pread(file.fileno(), size, start)
+
+        head = {"op": "unpack", "packed": kind.packed, "name": str(path), "encoding": encoding}
+        found = parsers.call(head | {"size": os.fstat(file.fileno()).st_size}, read=read)
+        yield from explained(found, f"cannot unpack {path}", "check that file")
+
+
 def text_pieces(path: Path) -> Iterator[bytes]:
     """A text file in order, in pieces that end behind a line end where there is one, else at a
     character's end."""
     with open(path, "rb") as file:
-        rest = b""
-        while more := file.read(PIECE):
-            rest += more
-            cut = rest.rfind(b"\n") + 1
-            if not cut and len(rest) >= 4 * PIECE:
-                # The first byte of the last character, which may go on in the next piece.
-                last = range(len(rest) - 4, len(rest))
-                cut = max((at for at in last if rest[at] & 0xC0 != 0x80), default=last.start)
-            if cut:
-                yield rest[:cut]
-                rest = rest[cut:]
-        if rest:
-            yield rest
+        yield from cut_at_lines(iter(lambda: file.read(PIECE), b""))
 
 
-def jsonl(path: Path) -> Iterator[bytes]:
-    """The field "text" of each line. Raises UsageFault, with the line number, for a line without
-    one, and for a line longer than :data:`LONGEST`."""
-    first = 1
-    with closing(Pool()) as parsers:
-        for batch in _line_batches(path):
-            for found in json_lines(parsers, batch, "text", str(path)):
-                if isinstance(found, int):
-                    raise UsageFault(
-                        f'{path}, line {first + found}: not a JSON object with a string "text"',
-                        'write {"text": "…"} on every line',
-                    )
-                yield found
-            first += batch.count(b"\n")
+def cut_at_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """A text in pieces as of :func:`text_pieces`."""
+    rest = b""
+    for more in pieces:
+        rest += more
+        cut = rest.rfind(b"\n") + 1
+        if not cut and len(rest) >= 4 * PIECE:
+            # The first byte of the last character, which may go on in the next piece.
+            last = range(len(rest) - 4, len(rest))
+            cut = max((at for at in last if rest[at] & 0xC0 != 0x80), default=last.start)
+        if cut:
+            yield rest[:cut]
+            rest = rest[cut:]
+    if rest:
+        yield rest
 
 
-def json_lines(parsers: Pool, raw: bytes, column: str, name: str) -> Iterator[bytes | int]:
-    """Of each line that is not blank the string ``column`` of its JSON object, or the line's number
-    from 0 where it is no such object. Raises UsageFault for lines of ``name`` that take too much
+def _ended_last(pieces: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
+    piece = next(pieces, None)
+    while piece is not None:
+        following = next(pieces, None)
+        yield piece, following is None
+        piece = following
+
+
+def json_lines(
+    parsers: Pool, raw: bytes, form: RowFormat, name: str, left: LeftOut
+) -> Iterator[Document]:
+    """Documents of lines of JSON. Raises UsageFault for lines of ``name`` that take too much
     memory."""
-    parts = parsers.call({"op": "lines", "column": column}, raw)
-    for found in explained(parts, f"cannot read lines of {name}", "write shorter lines"):
-        yield found[1:] if found.startswith(b"+") else int(found[1:])
-
-
-def _line_batches(path: Path) -> Iterator[bytes]:
-    """Whole lines of a file, :data:`PIECE` bytes or more of them at once."""
-    with open(path, "rb") as file:
-        batch = bytearray()
-        while line := file.readline(LONGEST + 1):
-            refuse(
-                (
-                    len(line) > LONGEST,
-                    f"{path} has a line of more than {LONGEST} bytes",
-                    'write {"text": "…"} on every line, a document each',
-                )
-            )
-            batch += line
-            if len(batch) >= PIECE:
-                yield bytes(batch)
-                batch.clear()
-        if batch:
-            yield bytes(batch)
-
-
-def library(name: str, what: str) -> Any:
-    """A module of the extra ``data``. Raises UsageFault without it, which says that ``what`` needs
-    it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as e:
-        raise _not_installed(name, what) from e
-
-
-def check_installed(name: str, what: str) -> None:
-    """Raises UsageFault without this module, which says that ``what`` needs it; imports nothing."""
-    try:
-        found = importlib.util.find_spec(name)
-    except ValueError:  # an entry of sys.modules without a specification
-        found = None
-    if found is None:
-        raise _not_installed(name, what)
-
-
-def _not_installed(name: str, what: str) -> UsageFault:
-    return UsageFault(f"{what} needs {name}, which is not installed", 'pip install "tutti[data]"')
+    parts = parsers.call({"op": "lines"} | form.head, raw)
+    yield from documents_in(
+        explained(parts, f"cannot read lines of {name}", "write shorter lines"), left
+    )
 
 
 @dataclass(frozen=True)
@@ -167,38 +314,29 @@ class Rows:
 ALL_ROWS = Rows()
 
 
-def parquet_file(path: Path) -> Iterator[bytes]:
-    """The strings of the column "text" of a file of this disk, as UTF-8; nulls are left out. Raises
-    as :func:`parquet`."""
-    with open(path, "rb") as file, closing(Pool()) as parsers:
-
-        def read(start: int, size: int) -> bytes:
-            return os.pread(file.fileno(), size, start)
-
-        size = os.fstat(file.fileno()).st_size
-        yield from parquet(parsers, read, size, str(path), strict=True)
-
-
 def parquet(
     parsers: Pool,
     read: Read,
     size: int,
     name: str,
-    column: str = "text",
+    form: RowFormat,
+    left: LeftOut,
     *,
     rows: Rows = ALL_ROWS,
     strict: bool,
-) -> Iterator[bytes]:
-    """The strings of a column, as UTF-8; nulls are left out. ``read`` gives bytes of the file,
-    which has ``size``. Not ``strict``: strings that are no UTF-8 are taken as they are.
+) -> Iterator[Document]:
+    """Documents of a parquet file. ``read`` gives bytes of the file, which has ``size``. Not
+    ``strict``: strings that are no UTF-8 are taken as they are.
 
     Raises UsageFault without pyarrow, for another kind of file, for a column that is not there or
     holds no text, and for a file that takes too much memory or time; and what ``read`` raises.
     """
     check_installed("pyarrow", "reading parquet")
-    head = {"op": "parquet", "name": name, "size": size, "column": column, "strict": strict}
-    found = parsers.call(head | asdict(rows), read=read)
-    yield from explained(found, f"cannot read {name}", "check that it is a parquet file")
+    head = {"op": "parquet", "name": name, "size": size, "strict": strict}
+    found = parsers.call(head | form.head | asdict(rows), read=read)
+    yield from documents_in(
+        explained(found, f"cannot read {name}", "check that it is a parquet file"), left
+    )
 
 
 def note_beside(path: Path) -> Path:
@@ -249,7 +387,7 @@ def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
 
 def hub(name: str, saved: bool) -> tuple[Any, str]:
     """(dataset, column) for NAME[:SPLIT[:COLUMN]]; NAME is a directory written by ``save_to_disk``
-    if ``saved``, else a name on the Hub.
+    if ``saved``, else a name on the Hub. ``column`` is "" where none is named.
 
     Raises UsageFault without the extra, or for a name, split or column that is not there;
     NetworkFault when the Hub cannot be reached.
@@ -257,7 +395,6 @@ def hub(name: str, saved: bool) -> tuple[Any, str]:
     datasets = library("datasets", "hf:")
     where, split, column = (*name.split(":", 2), "", "")[:3]
     split = split or "train"
-    column = column or "text"
     try:
         if saved:
             found = datasets.load_from_disk(where)
@@ -274,19 +411,43 @@ def hub(name: str, saved: bool) -> tuple[Any, str]:
             f"cannot open the data set {where!r}, split {split!r}: {e}",
             "check hf:NAME[:SPLIT[:COLUMN]]",
         ) from e
-    if column not in (found.column_names or ()):
-        raise UsageFault(
-            f"{where} has no column {column!r}",
-            f"it has {', '.join(map(str, found.column_names or ()))}",
-        )
     return found, column
 
 
-def hub_documents(dataset: Any, column: str) -> Iterator[bytes]:
-    """The strings of one column; nulls are left out."""
+def hub_texts(dataset: Any, column: str, left: LeftOut) -> Iterator[bytes]:
+    """The strings of one column; nulls are left out. Raises UsageFault for a column that is not
+    there or holds something else."""
+    names = ", ".join(map(str, dataset.column_names or ()))
+    refuse(
+        (
+            column not in (dataset.column_names or ()),
+            f"the data set has no column {column!r}",
+            f"it has {names}; name one:  --set data.column=NAME ; conversations are read with  "
+            "--set data.rows=chat",
+        )
+    )
     for row in dataset.select_columns([column]):
         value = row[column]
         what = f"column {column} holds {type(value).__name__}, not text"
         refuse((not isinstance(value, str | None), what, "name a column of strings"))
-        if value is not None:
+        if value is None:
+            left.add(f"nothing in {column!r} in place of a text")
+        else:
+            left.given += 1
             yield value.encode("utf-8", errors="replace")
+
+
+def hub_rows(dataset: Any) -> Iterator[bytes]:
+    """Rows of a data set as JSON."""
+    return (json.dumps(row, default=str).encode() for row in dataset)
+
+
+def hub_documents(dataset: Any, form: RowFormat, left: LeftOut) -> Iterator[Document]:
+    """Documents of a data set that the library ``datasets`` reads."""
+    if not form.chat:
+        yield from hub_texts(dataset, form.column, left)
+        return
+    rows = hub_rows(dataset)
+    with closing(form.parsers()) as parsers:
+        while raw := b"\n".join(islice(rows, AT_ONCE)):
+            yield from json_lines(parsers, raw, form, "the data set", left)

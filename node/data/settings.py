@@ -9,7 +9,8 @@ class DataSettings:
     """A source of tokens and its order."""
 
     source: str = "builtin:pydoc"
-    """builtin:pydoc | file:NAME (txt, jsonl, parquet, bin; SHA256SUMS for shards beside it) |
+    """builtin:pydoc | file:NAME (txt, md, jsonl, json, csv, tsv, parquet, bin; SHA256SUMS for
+    shards beside it) | file:NAME/ (the files of a directory) |
     http(s)://… (SHA256SUMS, one shard, or shards x-{000..012}.jsonl) | hf:NAME[:CONFIG]:SPLIT |
     synthetic:SEED. The name of a file may be a path, where it lies at peers that say nothing else;
     its ending is the format. Sources of shards are streamed."""
@@ -21,11 +22,22 @@ class DataSettings:
     sizes: tuple[int, ...] = ()
     """Bytes of each shard of a web server, in their order; empty: each peer asks the server."""
     column: str = "text"
-    """The field of a stream's documents that is the text."""
+    """The field of a document that is its text. Of a conversation: the field that has its messages,
+    where that is not messages, conversations, or prompt and completion."""
+    rows: str = "text"
+    """text: a document is one text | chat: a document is a conversation, written by the chat
+    template of the tokenizer, and only the tokens of its assistant are trained on."""
+    encoding: str = "utf-8"
+    """How the text of files is encoded: utf-8, utf-16-le, utf-16-be, latin-1, cp1252."""
     tokenizer: str = "bytes"
     """"bytes", or the name of a Hugging Face tokenizer.json; a path as in ``source``."""
     tokenizer_sha256: str = ""
     """Hex hash of that file, compared as ``sha256`` is."""
+    files: tuple[str, ...] = ()
+    """Other files of the tokenizer and of the model that the run begins from, each as NAME:SHA256;
+    exports contain them unchanged, and they say the chat template and the special tokens."""
+    end: int = -1
+    """Id that ends a document, as those files say it; -1: found by the usual words."""
     document_mask: bool = False
     """Documents that are packed into one sequence do not see each other: a token attends to those
     of its own document, positions count from its beginning, and its last token has no target."""

@@ -6,34 +6,46 @@ that share a run compare its hash. Readers of the formats are in ``readers.py``.
 """
 
 import hashlib
+import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from node.core.errors import Refused, refuse
+from node.core.errors import Refused, UsageFault, refuse
 from node.data import readers
-from node.data.places import data_file, directory, named_for_one_run
+from node.data.kinds import READ, FileKind, known_kind
+from node.data.places import (
+    data_directory,
+    data_file,
+    directory,
+    files_below,
+    is_directory,
+    named_for_one_run,
+    open_regular,
+)
+from node.data.readers import LeftOut, RowFormat
 from node.data.settings import NO_PLACES, DataSettings, Places
+from node.data.splits import card_of, files_of_split
 from node.data.streamed.shards import is_streamed
 from node.data.streamed.stream import DATA_DISK, Stream, open_stream
-from node.data.token_file import TokenFile, cached
+from node.data.token_file import Documents, TokenFile, cached
 from node.data.tokenizer import Tokenizer, mark_between, open_tokenizer
+from node.data.tokenizer_files import FilesMissing, TokenizerFiles
 
 Ids = np.ndarray | TokenFile
 """Token ids [n]; ``numpy.asarray`` of a slice is an array."""
 
 SYNTHETIC_TOKENS = 1 << 20
 """Length of the synthetic text."""
-DOCUMENTS: dict[str, Callable[[Path], Iterator[bytes]]] = {
-    ".txt": readers.text_pieces,
-    ".jsonl": readers.jsonl,
-    ".ndjson": readers.jsonl,
-    ".parquet": readers.parquet_file,
-}
-"""By a file's ending, who reads what is tokenised."""
+Files = Callable[[], TokenizerFiles]
+"""Reads the files that come with the tokenizer of a run."""
+NO_FILES: Files = TokenizerFiles
+"""For a tokenizer without other files."""
+MOST_CARD = 1 << 20
+"""Bytes of the README.md of a directory that are read."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,10 @@ class Corpus:
     vocab: int
     seq_len: int
     end: int | None = None
-    """The id that ends a document, where documents are kept apart."""
+    """The id that ends a document, where documents are kept apart; the mark LAST where ids are
+    marked."""
+    marked: bool = False
+    """The ids carry marks, as :mod:`node.data.marks` has them."""
 
     @property
     def windows(self) -> int:
@@ -78,14 +93,16 @@ def open_source(
     home: Path,
     places: Places = NO_PLACES,
     cap: int = DATA_DISK,
+    files: Files = NO_FILES,
 ) -> tuple[Corpus | Stream, Tokenizer]:
     """What a peer that holds the ends of a model with ``vocab`` token ids needs: a corpus, or a
-    stream of what is read in pieces, of which at most ``cap`` bytes are kept.
+    stream of what is read in pieces, of which at most ``cap`` bytes are kept. ``files``: reads the
+    files of the tokenizer, for conversations.
 
     Raises as :func:`open_data` and :func:`open_stream` do.
     """
     if not streams(settings, places):
-        return open_data(settings, seq_len, vocab, home, places)
+        return open_data(settings, seq_len, vocab, home, places, files)
     tokenizer = _tokenizer(settings, vocab, places)
     refuse(
         _no_file(settings, places),
@@ -96,13 +113,19 @@ def open_source(
             "make a manifest with  tutti swarm init , without --no-open",
         ),
     )
-    stream = open_stream(settings, seq_len, tokenizer, home, places, cap)
+    form = row_format(settings, files)
+    stream = open_stream(settings, seq_len, tokenizer, home, places, cap, form)
     _check_hash(stream.sha256, settings.sha256)
     return stream, tokenizer
 
 
 def open_data(
-    settings: DataSettings, seq_len: int, vocab: int, home: Path, places: Places = NO_PLACES
+    settings: DataSettings,
+    seq_len: int,
+    vocab: int,
+    home: Path,
+    places: Places = NO_PLACES,
+    files: Files = NO_FILES,
 ) -> tuple[Corpus, Tokenizer]:
     """What ``settings.source`` names, whole: read, hashed, tokenised and split. Tokenised files are
     kept under ``home/data``.
@@ -114,11 +137,14 @@ def open_data(
     """
     tokenizer = _tokenizer(settings, vocab, places)
     kind, _, name = settings.source.partition(":")
-    if kind == "file":
-        path = data_file(name, settings.sha256, places)
-        tokens, digest, ids = _file(name, path, tokenizer, settings.sha256, home)
-    elif kind == "hf":
-        tokens, digest, ids = _hub(name, places, tokenizer, settings.sha256, home)
+    left = LeftOut(settings.source)
+    if kind in ("file", "hf"):
+        form = row_format(settings, files)
+        read = {"file": _file, "hf": _hub}[kind]
+        if kind == "file" and is_directory(name):
+            read = _directory
+        asked = _Asked(name, settings.sha256, places, tokenizer, form, home, left)
+        tokens, digest, ids = read(asked)
     else:
         refuse(_no_file(settings, places))
         raw = (
@@ -132,7 +158,23 @@ def open_data(
     corpus = _split(tokens, settings, seq_len, digest, ids)
     _require(vocab, ids, f"the data {settings.source}")
     end = mark_between(settings, tokenizer, np.iinfo(corpus.train.dtype).max)
-    return replace(corpus, end=end), tokenizer
+    marked = settings.rows == "chat"
+    return replace(corpus, end=end, marked=marked), tokenizer
+
+
+def row_format(settings: DataSettings, files: Files = NO_FILES) -> RowFormat:
+    """How rows of the data become documents. Raises what ``files`` raises where a chat template is
+    needed."""
+    form = RowFormat(settings.column, settings.rows == "chat", settings.encoding)
+    if not form.chat:
+        return form
+    try:
+        found = files()
+    except FilesMissing as e:
+        step = "name the tokenizer.json of the model's directory:  --tokenizer DIR/tokenizer.json"
+        raise UsageFault(e.what, step) from e
+    special = tuple(sorted(found.special_tokens.items()))
+    return replace(form, template=found.chat_template, special=special)
 
 
 def _tokenizer(settings: DataSettings, vocab: int, places: Places) -> Tokenizer:
@@ -168,56 +210,125 @@ def _no_file(settings: DataSettings, places: Places) -> tuple[bool, str, str]:
     )
 
 
-def _file(
-    name: str, path: Path, tokenizer: Tokenizer, wanted: str, home: Path
-) -> tuple[Ids, str, int]:
+@dataclass(frozen=True)
+class _Asked:
+    """A source to be read whole. ``wanted``: its hash in the manifest, "" for any."""
+
+    name: str
+    wanted: str
+    places: Places
+    tokenizer: Tokenizer
+    form: RowFormat
+    home: Path
+    left: LeftOut
+
+    def cached(self, source: str, documents: Documents, *, plain: bool = False) -> TokenFile:
+        """Token ids of documents, which are read unless they are on the disk. ``plain``: it is a
+        text without documents."""
+        end = None if plain else self.tokenizer.eos
+        named = f"{source}:{self.form.key}" if self.form.key else source
+        counted = self._counted(documents)
+        return cached(self.home, named, counted, self.tokenizer, end, marked=self.form.chat)
+
+    def _counted(self, documents: Documents) -> Documents:
+        yield from documents
+        self.left.check()
+
+
+_Found = tuple[Ids, str, int]
+"""Token ids, the hash of what they were made of, and the number of ids there are."""
+
+
+def _file(a: _Asked) -> _Found:
+    path, tokenizer = data_file(a.name, a.wanted, a.places), a.tokenizer
     # The manifest's word, not that of the file here: all peers must read it in the same way.
-    kind = Path(name).suffix.lower()
+    ending = Path(a.name).suffix.lower()
     digest = readers.file_sha256(path)
     side = readers.note_beside(path)
-    if kind == ".bin" and side.is_file() and digest != wanted.lower():
+    if ending == ".bin" and side.is_file() and digest != a.wanted.lower():
         # Who lacks the note would read other ids from the same bytes. Older manifests name the
         # array alone.
         digest = hashlib.sha256(f"{digest}:{readers.file_sha256(side)}".encode()).hexdigest()
-    _check_hash(digest, wanted)  # before minutes of tokenising
-    if kind == ".bin":
+    _check_hash(digest, a.wanted)  # before minutes of tokenising
+    if ending == ".bin":
+        refuse((a.form.chat, f"{a.name} has token ids, no conversations", "leave data.rows away"))
         tokens, vocab = readers.pretokenised(path, tokenizer.vocab)
         return tokens, digest, vocab
-    if kind == ".txt" and tokenizer.digest == "bytes-1":
+    kind = known_kind(a.name)
+    if kind is None:
+        step = f"{READ}; or .bin, or a directory"
+        raise UsageFault(f"cannot read {a.name}: unknown ending", step)
+    _check_rows(a, kind)
+    if kind == FileKind("text") and tokenizer.digest == "bytes-1" and a.form.encoding == "utf-8":
         return readers.token_file(path, np.dtype(np.uint8)), digest, tokenizer.vocab
+    plain = kind.form == "text"
+    found = readers.documents(path, kind, a.form, a.left)
+    # Caches of older versions are named by the ending.
+    source = f"{ending}:{digest}" if not kind.packed else f"{kind.form}.{kind.packed}:{digest}"
+    return a.cached(source, found, plain=plain), digest, tokenizer.vocab
+
+
+def _directory(a: _Asked) -> _Found:
+    base = data_directory(a.name, a.wanted, a.places)
+    names = split_below(base)
+    listed = [(name, readers.file_sha256(base / name)) for name in names]
+    digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    _check_hash(digest, a.wanted)
+
+    def found() -> Documents:
+        for name in names:
+            kind = known_kind(name)
+            if kind is None:
+                continue
+            _check_rows(a, kind)
+            yield from readers.documents(base / name, kind, a.form, a.left)
+
+    return a.cached(f"directory:{digest}", found()), digest, a.tokenizer.vocab
+
+
+def split_below(base: Path) -> list[str]:
+    """Names of the training files of a directory. Raises UsageFault where there are none."""
+    names = files_below(base)
+    card = dict[str, object]()
+    if "README.md" in names:
+        with open_regular(base / "README.md", "remove it") as file:
+            card = card_of(file.read(MOST_CARD).decode("utf-8", "replace"))
+    try:
+        return files_of_split(names, card, "", "train")
+    except UsageFault as e:
+        raise UsageFault(f"{base} has {e.what}", f"{READ}; {e.next_step}") from e
+
+
+def _check_rows(a: _Asked, kind: FileKind) -> None:
     refuse(
         (
-            kind not in DOCUMENTS,
-            f"cannot read {name}: unknown ending",
-            "use .txt, .jsonl, .parquet or .bin",
+            a.form.chat and kind.form == "text",
+            f"{a.name} is plain text, and data.rows = chat",
+            "give conversations as .jsonl, .json, .csv or .parquet, or leave data.rows away",
         )
     )
-    ends = None if kind == ".txt" else tokenizer.eos
-    documents = DOCUMENTS[kind](path)
-    return cached(home, f"{kind}:{digest}", documents, tokenizer, ends), digest, tokenizer.vocab
 
 
-def _hub(
-    name: str, places: Places, tokenizer: Tokenizer, wanted: str, home: Path
-) -> tuple[Ids, str, int]:
-    where, colon, rest = name.partition(":")
-    saved = directory(where, places)
+def _hub(a: _Asked) -> _Found:
+    where, colon, rest = a.name.partition(":")
+    saved = directory(where, a.places)
     refuse(
         (
-            saved is None and not places.own,
-            f"hf:{name} is read whole, as runs of older versions do, and is not on this disk",
+            saved is None and not a.places.own,
+            f"hf:{a.name} is read whole, as runs of older versions do, and is not on this disk",
             "save it with the library  datasets  and name its directory:  --data DIR",
         )
     )
     dataset, column = readers.hub(f"{saved or where}{colon}{rest}", saved is not None)
-    digest = readers.documents_sha256(readers.hub_documents(dataset, column))
-    _check_hash(digest, wanted)
-    documents = readers.hub_documents(dataset, column)
-    return (
-        cached(home, f"hf:{digest}", documents, tokenizer, tokenizer.eos),
-        digest,
-        tokenizer.vocab,
-    )
+    form = replace(a.form, column=column) if column else a.form
+    unseen = LeftOut(a.name)
+    texts = readers.hub_rows(dataset)
+    if not form.chat:
+        texts = readers.hub_texts(dataset, form.column, unseen)
+    digest = readers.documents_sha256(texts)
+    _check_hash(digest, a.wanted)
+    documents = ((found, True) for found in readers.hub_documents(dataset, form, a.left))
+    return replace(a, form=form).cached(f"hf:{digest}", documents), digest, a.tokenizer.vocab
 
 
 def _check_hash(digest: str, wanted: str) -> None:

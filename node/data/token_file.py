@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable
 from copy import copy
 from pathlib import Path
 
@@ -21,7 +21,8 @@ import numpy as np
 
 from node.core.errors import UsageFault, writing
 from node.core.interrupts import raising
-from node.data.tokenizer import Tokenizer
+from node.data.marks import Conversation
+from node.data.tokenizer import Tokenizer, document_ids
 
 _FORMAT = 2
 SUM = hashlib.sha256().digest_size
@@ -64,19 +65,29 @@ class TokenFile:
         return np.frombuffer(found, self.dtype).astype(dtype or self.dtype, copy=False)
 
 
+Documents = Iterable[tuple[bytes | Conversation, bool]]
+"""Documents or parts of one, and True for each that the end of a document follows."""
+
+
 def cached(
-    home: Path, source: str, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None
+    home: Path,
+    source: str,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    end: int | None,
+    *,
+    marked: bool = False,
 ) -> TokenFile:
-    """Token ids of ``documents``, each followed by the id ``end`` unless that is None; a file under
-    ``home/data``, which is written first when it is not there. ``source`` names the documents'
-    bytes.
+    """Token ids of ``documents``, followed by the id ``end`` where a document ends unless that is
+    None; a file under ``home/data``, which is written first when it is not there. ``source`` names
+    the documents' bytes. ``marked``: they are conversations, whose ids carry marks.
 
     Two daemons may do this at once: each writes its own file and the last rename wins, with equal
     content. Raises OutOfResources when the disk is full, UsageFault when the directory cannot be
     written.
     """
     key = hashlib.sha256(json.dumps([_FORMAT, source, tokenizer.digest, end]).encode()).hexdigest()
-    dtype = id_type(tokenizer)
+    dtype = id_type(tokenizer, marked)
     path = home / "data" / f"{key[:32]}.{dtype.name}"
     if not whole(path):
         if path.exists():
@@ -87,10 +98,10 @@ def cached(
     return TokenFile(path, dtype, (path.stat().st_size - SUM) // dtype.itemsize)
 
 
-def id_type(tokenizer: Tokenizer) -> np.dtype:
-    """What an id is kept as. An end mark of a byte tokenizer is the id 257, so that one byte is too
-    narrow even there."""
-    return np.dtype("<u2") if tokenizer.vocab <= 1 << 16 else np.dtype("<u4")
+def id_type(tokenizer: Tokenizer, marked: bool = False) -> np.dtype:
+    """Type of the ids in a file. An end mark of a byte tokenizer is the id 257, so that one byte is
+    too narrow even there; marks need 32 bits."""
+    return np.dtype("<u2") if tokenizer.vocab <= 1 << 16 and not marked else np.dtype("<u4")
 
 
 def with_sum(ids: bytes) -> bytes:
@@ -113,19 +124,19 @@ def whole(path: Path) -> bool:
 
 
 def _write(
-    path: Path, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None, dtype: np.dtype
+    path: Path, documents: Documents, tokenizer: Tokenizer, end: int | None, dtype: np.dtype
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    mark = b"" if end is None else np.asarray([end], dtype=dtype).tobytes()
     total = hashlib.sha256()
     with raising():
         try:
             with open(staged, "xb") as file:
-                for document in documents:
-                    for piece in (tokenizer.encode(document).astype(dtype).tobytes(), mark):
-                        file.write(piece)
-                        total.update(piece)
+                for document, ended in documents:
+                    ids = document_ids(document, tokenizer, end if ended else None)
+                    piece = ids.astype(dtype).tobytes()
+                    file.write(piece)
+                    total.update(piece)
                 file.write(total.digest())
                 file.flush()
                 os.fsync(file.fileno())

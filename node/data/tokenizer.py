@@ -10,6 +10,7 @@ import numpy as np
 
 from node.core.errors import Refused, UsageFault, refuse
 from node.data.confined.process import Confined, ParseFault, Pool, explained
+from node.data.marks import CONTEXT, LAST, Conversation, ids_in
 from node.data.places import named_for_one_run, open_regular, tokenizer_file
 from node.data.settings import NO_PLACES, DataSettings, Places
 
@@ -48,8 +49,24 @@ class ByteTokenizer:
         raw = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
         return np.frombuffer(raw, dtype=np.uint8)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
+    def encode_marked(self, found: Conversation) -> np.ndarray:
+        """Ids [n] of the text of a conversation, uint32; CONTEXT marks those that are not trained
+        on."""
+        pieces = list[np.ndarray]()
+        at = 0
+        for start, stop in (*found.trained, (len(found.text), len(found.text))):
+            pieces.append(self.encode(found.text[at:start]).astype(np.uint32) | CONTEXT)
+            pieces.append(self.encode(found.text[start:stop]).astype(np.uint32))
+            at = stop
+        return np.concatenate(pieces)
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of ids; unknown ids, and special ones unless ``special``, leave nothing; broken
+        UTF-8 becomes U+FFFD."""
+        if special:
+            words = {i: word.encode() for word, i in self.SPECIAL.items()}
+            raw = (bytes((i,)) if i < 256 else words.get(i, b"") for i in map(int, ids))
+            return b"".join(raw).decode("utf-8", errors="replace")
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
@@ -134,11 +151,13 @@ class FileTokenizer:
     fails, or needs more than they may have.
     """
 
-    def __init__(self, path: Path, sha256: str = "") -> None:
-        """``sha256``: of the file, compared before anything of it is used; "" for any. Raises
-        UsageFault when the file is missing or not a tokenizer, Refused when it is another one."""
+    def __init__(self, path: Path, sha256: str = "", end: int = -1) -> None:
+        """``sha256``: of the file, compared before anything of it is used; "" for any. ``end``: the
+        id that ends a document, -1 to find it by the usual words. Raises UsageFault when the file
+        is missing or not a tokenizer, Refused when it is another one."""
+        self._end = end
         self._path = path
-        self._file = _read_tokenizer(path)
+        self._file = read_tokenizer(path)
         self.digest = hashlib.sha256(self._file).hexdigest()
         if sha256 and self.digest != sha256:
             raise Refused(
@@ -157,9 +176,11 @@ class FileTokenizer:
         said = json.loads(b"".join(explained(found, what, _GET)))
         self.vocab = said["ids"]
         self.eos = next((i for i in said["ends"] if i is not None), None)
+        if self._end >= 0:
+            self.eos = self._end
 
-    def _call(self, operation: str, body: bytes) -> bytes:
-        found = self._pool.call({"op": operation}, body)
+    def _call(self, operation: str, body: bytes, **words: object) -> bytes:
+        found = self._pool.call({"op": operation} | words, body)
         what = f"the tokenizer {self._path} fails at {len(body)} bytes"
         return b"".join(explained(found, what, "the run needs a tokenizer without such patterns"))
 
@@ -167,14 +188,26 @@ class FileTokenizer:
         """As :meth:`ByteTokenizer.encode`, uint32."""
         whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
         raw = b"".join(self._call("encode", p.encode("utf-8", "replace")) for p in pieces(whole))
+        return self._checked(np.frombuffer(raw, dtype=np.uint32))
+
+    def encode_marked(self, found: Conversation) -> np.ndarray:
+        """As :meth:`ByteTokenizer.encode_marked`. A token belongs to the part of the text in which
+        it begins."""
+        body = found.text.encode("utf-8", "replace")
+        raw = self._call("marked", body, trained=found.trained, mark=CONTEXT)
         ids = np.frombuffer(raw, dtype=np.uint32)
+        self._checked(ids_in(ids))
+        return ids
+
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
         if len(ids) and ids.max() >= self.vocab:
             raise ParseFault(f"the tokenizer {self._path} gives ids that it does not have", _GET)
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
         known = np.asarray([i for i in map(int, ids) if 0 <= i < self.vocab], dtype=np.uint32)
-        return self._call("decode", known.tobytes()).decode("utf-8", errors="replace")
+        raw = self._call("decode", known.tobytes(), special=special)
+        return raw.decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
         # An id is decoded behind others, because a decoder may take the first space away. The
@@ -203,7 +236,9 @@ class FileTokenizer:
         return self._file
 
 
-def _read_tokenizer(path: Path) -> bytes:
+def read_tokenizer(path: Path) -> bytes:
+    """Content of a tokenizer.json. Raises UsageFault for a file that cannot be read, and for one
+    of more than :data:`MOST_TOKENIZER` bytes."""
     with open_regular(path, _GET) as file:
         try:
             found = file.read(MOST_TOKENIZER + 1)
@@ -214,6 +249,23 @@ def _read_tokenizer(path: Path) -> bytes:
 
 
 Tokenizer = ByteTokenizer | FileTokenizer
+
+
+def document_ids(
+    document: bytes | Conversation, tokenizer: Tokenizer, end: int | None
+) -> np.ndarray:
+    """Token ids of a document, followed by the id ``end`` unless that is None. Those of a
+    conversation are marked; it ends itself, or is followed by the end that the tokenizer has."""
+    if isinstance(document, bytes):
+        ids = tokenizer.encode(document)
+        return ids if end is None else np.append(ids, np.uint32(end))
+    ids = tokenizer.encode_marked(document)
+    if document.open and tokenizer.eos is not None:
+        ids = np.append(ids, np.uint32(tokenizer.eos))
+    else:
+        ids = ids.copy()
+    ids[-1:] |= LAST
+    return ids
 
 
 def pieces(text: str, size: int = PIECE) -> Iterable[str]:
@@ -230,10 +282,13 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
 
 
 def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> int | None:
-    """The id that ends a document, where ``settings`` keep documents apart, else None. ``largest``:
+    """The id that ends a document, where ``settings`` keep documents apart, else None; of
+    conversations, whose ids are marked, the mark LAST. ``largest``:
     the largest id that the text can have. Raises UsageFault for a text without documents."""
     if not settings.document_mask:
         return None
+    if settings.rows == "chat":
+        return LAST
     eos = tokenizer.eos
     what = f"the tokenizer {settings.tokenizer}" if eos is None else settings.source
     refuse(
@@ -263,4 +318,4 @@ def open_tokenizer(settings: DataSettings, places: Places = NO_PLACES) -> Tokeni
     )
     if name == "bytes":
         return ByteTokenizer()
-    return FileTokenizer(tokenizer_file(name, wanted, places), wanted)
+    return FileTokenizer(tokenizer_file(name, wanted, places), wanted, settings.end)

@@ -19,10 +19,13 @@ import torch
 
 from node.app.assembly import Assembled
 from node.control.words import several
-from node.core.errors import UsageFault, refuse
+from node.core.errors import LocalFault, PeerFault, UsageFault, refuse
 from node.core.ids import PeerId
 from node.data.tokenizer import Tokenizer
+from node.data.tokenizer_files import TokenizerFiles
+from node.inference.chat import StopTexts, chat_prompt
 from node.inference.forward_router import ForwardRouter, Reroute, named
+from node.inference.text_session import TextSession
 from node.pipeline.service import Pipeline
 from node.reach.ladder import Rung
 from node.training.state.text import Samples
@@ -183,12 +186,12 @@ async def speak(
     a: Assembled, transport: TransportPort, request: pb.GenerateRequest
 ) -> AsyncGenerator[pb.Piece, None]:
     """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages
-    are missing from there on.
+    are missing from there on. Where ``a.texts`` has no place, it waits.
 
-    Raises UsageFault for an impossible temperature and for stages that are not there, NetworkFault
+    Raises UsageFault for an impossible request and for stages that are not there, NetworkFault
     when a stage has nobody and may not be left out.
     """
-    check_temperature(request.temperature)
+    check_drawing(request)
     if a.tokenizer is None:
         raise UsageFault(
             "this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers"
@@ -196,31 +199,57 @@ async def speak(
     pipeline = a.pipeline
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked)
-    began = time.monotonic()
+    files = await _files(a, request)
+    ids = await asyncio.to_thread(_prompt_ids, a.tokenizer, files, request)
     count = 0
     missing = ()
     trained = 0
+    async with a.texts:
+        began = time.monotonic()
+        session = TextSession(pipeline, way, lambda: a.stage.version.epoch)
+        try:
+            async for piece in sample(session.logits, a.tokenizer, request, ids, files.eos_ids):
+                now = way.reroute
+                if now.missing != missing:
+                    missing = now.missing
+                    yield pb.Piece(
+                        missing=pb.Missing(asked=now.asked, dead=now.dead, stages=now.stages)
+                    )
+                if not piece.finish:
+                    count += 1
+                    trained += a.training.member.busy
+                    yield piece
+                    continue
+                speed = count / max(1e-9, time.monotonic() - began)
+                slow = slow_words(way.reroute, transport.path, training=2 * trained > count)
+                piece.last = True
+                piece.tokens_per_s = speed
+                piece.slow = slow if speed < SLOW else ""
+                yield piece
+        finally:
+            await way.close()
+
+
+async def _files(a: Assembled, request: pb.GenerateRequest) -> TokenizerFiles:
+    """What the model's files say. A prompt is continued without them too, and then has no end of
+    its own; a conversation is not. Raises as ``a.files``."""
     try:
-        async for piece in sample(
-            lambda turn, tokens: way.take(turn, lambda hops: pipeline.logits(hops, tokens)),
-            a.tokenizer,
-            request,
-            a.manifest.model.seq_len,
-        ):
-            now = way.reroute
-            if now.missing != missing:
-                missing = now.missing
-                yield pb.Piece(
-                    missing=pb.Missing(asked=now.asked, dead=now.dead, stages=now.stages)
-                )
-            count += 1
-            trained += a.training.member.busy
-            yield piece
-    finally:
-        await way.close()
-    speed = count / max(1e-9, time.monotonic() - began)
-    slow = slow_words(way.reroute, transport.path, training=2 * trained > count)
-    yield pb.Piece(last=True, tokens_per_s=speed, slow=slow if speed < SLOW else "")
+        return await a.files()
+    except (LocalFault, PeerFault):
+        if request.messages:
+            raise
+        return TokenizerFiles()
+
+
+def _prompt_ids(
+    tokenizer: Tokenizer, files: TokenizerFiles, request: pb.GenerateRequest
+) -> list[int]:
+    """Tokens of the prompt, or of the conversation as the chat template writes it. Blocks."""
+    text = request.prompt
+    if request.messages:
+        text = chat_prompt(files, [(m.role, m.content) for m in request.messages])
+    ids = [int(i) for i in tokenizer.encode(text)]
+    return ids or [int(i) for i in tokenizer.encode("\n")]
 
 
 def slow_words(reroute: Reroute, path: Callable[[PeerId], str], *, training: bool) -> str:
@@ -239,43 +268,58 @@ def slow_words(reroute: Reroute, path: Callable[[PeerId], str], *, training: boo
     return "; ".join(why)
 
 
-def check_temperature(temperature: float) -> None:
-    """Raises UsageFault for one that no token is drawn by."""
-    if not 0 <= temperature <= 10:
-        raise UsageFault(f"a temperature of {temperature:g}", "give a number from 0 to 10")
+def check_drawing(request: pb.GenerateRequest) -> None:
+    """Raise UsageFault for a request by which no token can be drawn."""
+    if not 0 <= request.temperature <= 10:
+        raise UsageFault(f"a temperature of {request.temperature:g}", "give a number from 0 to 10")
+    if not 0 <= request.top_p <= 1:
+        raise UsageFault(f"top_p = {request.top_p:g}", "give a number above 0, at most 1")
 
 
 async def sample(
-    forward: Callable[[int, torch.Tensor], Awaitable[torch.Tensor]],
+    forward: Callable[[Sequence[int]], Awaitable[torch.Tensor]],
     tokenizer: Tokenizer,
     request: pb.GenerateRequest,
-    window: int,
+    prompt: Sequence[int],
+    eos_ids: Collection[int] = (),
 ) -> AsyncIterator[pb.Piece]:
-    """Yield the continuation of ``request.prompt``, a piece for each token.
+    """Yield the continuation of ``prompt``, a piece for each token, and one with ``finish``.
 
-    ``forward(turn, tokens)`` gives the logits [1, V] of the position after ``tokens`` [1, T], of
-    which it sees the last ``window``. ``temperature`` 0 takes the likeliest token; ``top_k`` 0
-    keeps all. The same seed and parameters give the same text.
+    ``forward(ids)`` gives the logits [V] of the position after ``ids``. ``temperature`` 0 takes the
+    likeliest token; ``top_k`` 0 and ``top_p`` 0 keep all. The same seed and parameters give the
+    same text.
     """
-    # A tokenizer may take its time, and the event loop has none.
-    encoded = await asyncio.to_thread(tokenizer.encode, request.prompt)
-    if not len(encoded):
-        encoded = await asyncio.to_thread(tokenizer.encode, "\n")
-    ids = [int(i) for i in encoded]
+    ids = list(prompt)
     dice = torch.Generator().manual_seed(request.seed)
     say = tokenizer.stream(ids)
+    stops = StopTexts(request.stop)
+    finish = "length"
     for turn in range(request.max_tokens or 100):
-        logits = (await forward(turn, torch.tensor([ids[-window:]], dtype=torch.int64)))[0].float()
-        ids.append(_pick(logits, request.temperature, request.top_k, dice))
+        logits = (await forward(ids)).float()
+        ids.append(_pick(logits, request, dice))
         chance = float(torch.log_softmax(logits.double(), -1)[ids[-1]])
-        text = await asyncio.to_thread(say, ids[-1])
-        yield pb.Piece(text=text, token=ids[-1], logprob=chance)
+        ended = ids[-1] in eos_ids
+        # A tokenizer may take its time, and the event loop has none.
+        text = "" if ended else stops.feed(await asyncio.to_thread(say, ids[-1]))
+        counted = len(prompt) if turn == 0 else 0
+        yield pb.Piece(text=text, token=ids[-1], logprob=chance, prompt_tokens=counted)
+        if ended or stops.found:
+            finish = "stop"
+            break
+    yield pb.Piece(text=stops.rest(), finish=finish)
 
 
-def _pick(logits: torch.Tensor, temperature: float, top_k: int, dice: torch.Generator) -> int:
-    if temperature < COLD:
+def _pick(logits: torch.Tensor, request: pb.GenerateRequest, dice: torch.Generator) -> int:
+    if request.temperature < COLD:
         return int(logits.argmax())
-    logits = logits / temperature
-    if 0 < top_k < logits.numel():
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
-    return int(torch.multinomial(torch.softmax(logits, -1), 1, generator=dice))
+    logits = logits / request.temperature
+    if 0 < request.top_k < logits.numel():
+        least = logits.topk(request.top_k).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    chances = torch.softmax(logits, -1)
+    if 0 < request.top_p < 1:
+        sorted_chances, order = chances.sort(descending=True)
+        # The token with which the sum reaches top_p is kept, and so is the likeliest one.
+        beyond = sorted_chances.cumsum(-1) - sorted_chances >= request.top_p
+        chances[order[beyond]] = 0.0
+    return int(torch.multinomial(chances, 1, generator=dice))

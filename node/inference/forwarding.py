@@ -8,6 +8,7 @@ checked. Never: half of a text from one peer and half from another.
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from typing import Any, TypeVar
 
@@ -27,7 +28,8 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.inference.at_ends import MOST_CHOICES, answer, check_temperature, speak
+from node.inference.at_ends import MOST_CHOICES, answer, check_drawing, speak
+from node.inference.chat import check_messages
 from node.inference.forward_router import TRIES, WATCH_S, is_alive, named
 from node.transport.port import EOF, TransportPort, printable, translate
 from protos import control_pb2 as pb
@@ -36,8 +38,9 @@ from protos import ends_pb2_grpc as rpc
 T = TypeVar("T", pb.Piece, pb.Evaluated)
 LIMIT_S = 600.0
 """For one whole answer, at who asks and at who runs the passes."""
-SERVED = 2
-"""Questions of others that an ends peer works on at once, one of each peer: it has its own work."""
+SERVED, EACH = 32, 16
+"""Questions of others that an ends peer works on at once, of all and of each peer: it has its own
+work."""
 UNREAD_S = 30.0
 """Seconds within which a part of an answer that was sent must be taken."""
 MISSES = 3
@@ -61,7 +64,7 @@ class EndsService(rpc.EndsServicer):
         self, a: Assembled, transport: TransportPort, members: Callable[[], Set[PeerId]]
     ) -> None:
         self._a, self._transport, self._members = a, transport, members
-        self._serving: set[PeerId] = set()
+        self._serving: Counter[PeerId] = Counter()
         rpc.add_EndsServicer_to_server(self, transport.server)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
@@ -80,11 +83,11 @@ class EndsService(rpc.EndsServicer):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, "only members of the run are answered"
             )
-        if peer in self._serving or len(self._serving) >= SERVED:
+        if self._serving[peer] >= EACH or self._serving.total() >= SERVED:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "busy with the questions of others"
             )
-        self._serving.add(peer)
+        self._serving[peer] += 1
         ended: TimeoutError | LocalFault | PeerFault | WireError | None = None
         try:
             async with asyncio.timeout(LIMIT_S), contextlib.aclosing(begin()) as answers:
@@ -94,7 +97,8 @@ class EndsService(rpc.EndsServicer):
         except (TimeoutError, LocalFault, PeerFault, WireError) as error:
             ended = error
         finally:
-            self._serving.discard(peer)
+            self._serving[peer] -= 1
+            self._serving += Counter()  # without those who have none
         # Its place is free by now: a call ends when the peer has read its answer or is gone.
         if isinstance(ended, TimeoutError):
             text = f"not done after {LIMIT_S:.0f} s, or not read"
@@ -111,7 +115,9 @@ def check(request: pb.GenerateRequest) -> pb.GenerateRequest:
             f"the prompt has {size:,} bytes",
             f"give at most {MAX_PROMPT:,}: the model sees its last tokens only",
         )
-    check_temperature(request.temperature)
+    check_drawing(request)
+    if request.messages:
+        check_messages([(m.role, m.content) for m in request.messages])
     return request
 
 
@@ -128,6 +134,14 @@ def generate(
     check(request)
     named(stages, request.leave_out.stages, request.leave_out.after)
     most = 2 * (request.max_tokens or 100) + 2  # each may come with a word on what is missing
+    counted = not request.messages
+
+    def knows(piece: pb.Piece) -> bool:
+        """An older ends peer leaves the messages out and goes on from nothing."""
+        nonlocal counted
+        counted = counted or piece.prompt_tokens > 0
+        return counted or not piece.HasField("token")
+
     return _ask(
         transport,
         ends,
@@ -138,6 +152,7 @@ def generate(
             and max(len(piece.text), len(piece.slow)) <= MAX_PIECE
             and _fits(piece.missing, stages)
         ),
+        knows,
     )
 
 
@@ -166,6 +181,7 @@ async def _ask(
     call: Callable[[Any], Callable[..., Any]],
     request: Any,
     fits: Callable[[T, int], bool],
+    knows: Callable[[T], bool] = lambda item: True,
 ) -> AsyncGenerator[T, None]:
     until, why = time.monotonic() + LIMIT_S, list[str]()
     for peer in ends[:TRIES]:
@@ -177,6 +193,9 @@ async def _ask(
                     count += 1
                     if not fits(item, count):
                         raise PeerFault(peer, "answered with more than it was asked for", 1.0)
+                    if not knows(item):
+                        count -= 1
+                        raise PeerFault(peer, "its version knows no conversations")
                     item.by = peer if count == 1 else ""
                     item.by_name = ""
                     yield item

@@ -22,7 +22,7 @@ from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.step import Made, whole_at_first
 from node.model.device import Device, gpus
-from node.model.documents import NO_TARGET
+from node.model.documents import NO_TARGET, for_loss
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
 from node.optim.newton_schulz import followed, newton_schulz_all
@@ -109,6 +109,14 @@ class CutMath(StageMath):
         self._trained, self._device = {}, program.here.device.device
         self._graphs: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._made = CutShare({}, Handle(0))
+
+    @property
+    def caches_texts(self) -> bool:
+        """False: keys and values are kept on one device only, so texts are computed whole here."""
+        return False
+
+    def pausing(self, pause: Callable[[], None]) -> None:
+        """Do nothing: all ranks are at the same place of a program."""
 
     def hidden(self, x: Tensor) -> Tensor:
         """``x``, if it is hidden states [B, T, D] fp32; raises ValueError."""
@@ -199,6 +207,7 @@ class CutEndsMath:
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """As :meth:`Ends.loss`."""
         self._math.hidden(h_BTD)
+        targets_BT = for_loss(targets_BT)
         tokens = self._math.ids(targets_BT[targets_BT != NO_TARGET]).numel()
         if targets_BT.shape != h_BTD.shape[:2]:
             raise ValueError(

@@ -10,12 +10,25 @@ from torch import Tensor
 NO_TARGET = -100
 """In place of the target of a document's last token, where documents are kept apart: what follows
 belongs to another one. ``cross_entropy`` leaves it out."""
+UNTRAINED = -101
+"""In place of the target of a token that ends no document and is not trained on, such as a
+question of a conversation."""
 
 
 def ends_of(targets_BT: Tensor) -> tuple[int, ...]:
     """Tokens without a target, each the last of its document: numbers below B * T, counted sequence
     by sequence, rising."""
     return tuple((targets_BT.reshape(-1) == NO_TARGET).nonzero().reshape(-1).tolist())
+
+
+def untrained_in(targets_BT: Tensor) -> int:
+    """Count the tokens that end no document and have no target."""
+    return int((targets_BT == UNTRAINED).sum())
+
+
+def for_loss(targets_BT: Tensor) -> Tensor:
+    """Targets as ``cross_entropy`` takes them: NO_TARGET for every token without one."""
+    return targets_BT.clamp_min(NO_TARGET)
 
 
 def lengths_of(document_ends: Sequence[int], sequences: int, length: int) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
 """A trained model as a Hugging Face directory, written whole or not at all.
 
-The files are written here, without that library: config.json, model.safetensors,
-generation_config.json and, when there is a tokenizer, tokenizer.json and tokenizer_config.json; of
-a run that trains adapters the two files that PEFT reads. The caller gives README.md, the model
-card. Tensors come stage by stage, so that no more of the model than a stage has to be in memory.
+The files are written here, without that library: the tensors, in one file or in several with an
+index; the files that came with the model that the run began from, to the byte; without those,
+config.json, generation_config.json and a tokenizer_config.json; of a run that trains adapters the
+two files that PEFT reads. The caller gives README.md, the model card. Tensors come stage by stage,
+so that no more of the model than a stage has to be in memory.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,20 @@ from node.core.errors import (
 )
 from node.core.home import sync
 from node.core.numbers import human
+from node.model.extras import Extras
+from node.model.files import (
+    CONFIG,
+    GENERATION,
+    GGUF,
+    INDEX,
+    LIMITS,
+    TOKENIZER,
+    WEIGHTS,
+    is_shard,
+    shard_name,
+)
+from node.model.pretrained import fields_of
+from node.model.rope import rope_config
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, parameter_shapes
 from node.wire.tensor_file import file_header
@@ -40,39 +56,32 @@ MARKED = ("config.json", "tutti.json")
 program."""
 CARD = "README.md"
 FILES = {
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
+    *LIMITS,
+    TOKENIZER,
+    WEIGHTS,
+    INDEX,
+    GGUF,
     "adapter_config.json",
     "adapter_model.safetensors",
     "tutti.json",
     CARD,
 }
-"""Every name that an export of this version or an older one has written."""
+"""Every name that an export of this version or an older one has written, beside shards."""
+SHARD_BYTES = 5 * 10**9
+"""Bytes of tensors in one file, at most, where no tensor is larger."""
 BESIDE = 64 << 20
 """Bytes allowed for the files beside the tensors."""
 
 
 def config_of(
     settings: ModelSettings,
-    bos: int | None = None,
-    eos: int | None = None,
-    pad: int | None = None,
+    ids: Mapping[str, int | list[int]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     """config.json: Qwen3 with q/k norms, Qwen2 with biases, Llama without either. Old and new
     readers each find the rotary base where they look."""
     kind = "qwen3" if settings.qk_norm else "qwen2" if settings.qkv_bias else "llama"
-    scaling = {
-        "rope_type": "llama3",
-        "factor": settings.rope_factor,
-        "low_freq_factor": settings.rope_low,
-        "high_freq_factor": settings.rope_high,
-        "original_max_position_embeddings": settings.rope_context,
-    }
-    scaled = settings.rope_factor != 1.0
+    scaling = rope_config(settings)
     llama = {"mlp_bias": False, "pretraining_tp": 1}
     qwen = {
         "use_sliding_window": False,
@@ -94,22 +103,62 @@ def config_of(
         "rms_norm_eps": settings.norm_eps,
         "rope_theta": settings.rope_theta,
         "rope_parameters": {
-            **(scaling if scaled else {"rope_type": "default"}),
+            **(scaling or {"rope_type": "default"}),
             "rope_theta": settings.rope_theta,
         },
-        "rope_scaling": scaling if scaled else None,
+        "rope_scaling": scaling,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": settings.tied,
         "initializer_range": settings.init_std,
         "use_cache": True,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "bos_token_id": bos,
-        "eos_token_id": eos,
-        "pad_token_id": pad,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        **(ids or {}),
         MARK: {"format": 1},
         **(llama if kind == "llama" else qwen),
     }
+
+
+def carried_config(
+    given: bytes, settings: ModelSettings, dtype: torch.dtype
+) -> tuple[bytes, list[str]]:
+    """The config.json that the run began from, for the trained model: equal to the byte, or with
+    the changes that the returned lines name. Raises UsageFault where it is none of a model that is
+    built here."""
+    try:
+        config = json.loads(given)
+        fields, _ = fields_of(config, Path("the run's files"))
+    except (ValueError, RecursionError, AttributeError) as e:
+        raise UsageFault(f"the run's {CONFIG} is no JSON object: {e}", "export without it") from e
+    notes: list[str] = []
+    trained = {name: getattr(settings, name) for name in fields if name != "seq_len"}
+    differ = [name for name, value in trained.items() if value != _plain(fields[name])]
+    if differ:
+        config = config | config_of(settings, dtype=dtype)
+        for role in ("bos", "eos", "pad"):
+            config[f"{role}_token_id"] = json.loads(given).get(f"{role}_token_id")
+        del config[MARK]
+        named = ", ".join(f"model.{name}" for name in differ)
+        notes.append(f"{CONFIG} differs from the given one: the run has its own {named}")
+    for key in ("torch_dtype", "dtype"):
+        here = str(dtype).removeprefix("torch.")
+        if key in config and config[key] != here:
+            notes.append(f"{CONFIG}: {key} is {here}, as the tensors are, and was {config[key]}")
+            config[key] = here
+    if not notes:
+        return given, notes
+    return _json_bytes(config), notes
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _json_bytes(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def trained_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
@@ -147,7 +196,7 @@ def objection(directory: Path) -> str:
     mark = _mark(directory)
     if mark is None:
         return f"{directory} is not empty and not an earlier export"
-    if foreign := [name for name in names if name not in FILES]:
+    if foreign := [name for name in names if name not in FILES and not is_shard(name)]:
         return f"{directory} is an earlier export, and holds {foreign[0]}, which is not part of it"
     card = directory / CARD
     if card.exists() and mark.get("card") != hashlib.sha256(card.read_bytes()).hexdigest():
@@ -177,9 +226,16 @@ class Export:
     place cannot be written; the earlier export then stays.
     """
 
-    def __init__(self, directory: Path, settings: ModelSettings, parameters: str = "fp32") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: ModelSettings,
+        parameters: str = "fp32",
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
         """Describe an export of the model of ``settings``, its numbers in the format
-        ``parameters``, to ``directory``. Raises UsageFault for a path without a name."""
+        ``parameters``, to ``directory``, in files of at most ``shard_bytes`` of tensors. Raises
+        UsageFault for a path without a name."""
         self.directory = Path(directory).absolute()
         if not self.directory.name:
             raise UsageFault(f"{directory} cannot be an export", "choose a new directory")
@@ -190,12 +246,15 @@ class Export:
         self._sizes: dict[str, int] = {}
         """Bytes of each file as they should be."""
         self._staged = self.directory.with_name(f".{self.directory.name}.{secrets.token_hex(4)}")
-        self._out = -1
-        dtype = dtype_of(parameters)
-        self._head, self._places = file_header(
-            {self._named(name): (dtype, shape) for name, shape in self._shapes.items()},
-            {"format": "pt"},
+        self._files = _sharded(
+            {self._named(name): shape for name, shape in self._shapes.items()},
+            parameters,
+            shard_bytes,
+            "adapter_model.safetensors" if settings.adapter else "",
         )
+        self._where = {name: file for file in self._files for name in file.places}
+        self.notes: list[str] = []
+        """Differences between the files given and those written, a sentence each."""
 
     @property
     def nbytes(self) -> int:
@@ -208,11 +267,11 @@ class Export:
         with _writing(self.directory):
             self.directory.parent.mkdir(parents=True, exist_ok=True)
             self._staged.mkdir(0o755)
-            self._out = self._create(self._tensors)
-            _write_at(self._out, memoryview(self._head), 0)
-            size = max((end for _, end in self._places.values()), default=len(self._head))
-            os.ftruncate(self._out, size)
-            self._sizes[self._tensors] = size
+            for file in self._files:
+                file.out = self._create(file.name)
+                _write_at(file.out, memoryview(file.head), 0)
+                os.ftruncate(file.out, file.nbytes)
+                self._sizes[file.name] = file.nbytes
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of the model, in their place in the file. Raises UsageFault for a tensor
@@ -241,18 +300,19 @@ class Export:
         )
         with _writing(self.directory):
             for name in sorted(tensors):
-                begin, _ = self._places[self._named(name)]
-                _write_at(self._out, encode(tensors[name], self._wire), begin)
+                file = self._where[self._named(name)]
+                begin, _ = file.places[self._named(name)]
+                _write_at(file.out, encode(tensors[name], self._wire), begin)
                 self._left.discard(name)
 
-    def publish(self, tokenizer_json: bytes | None = None, card: str = "", base: str = "") -> int:
+    def publish(self, extras: Extras | None = None, *, gguf: bool = False) -> int:
         """Write the other files, check them all, and rename the directory into its place. Returns
-        the bytes of the whole export.
+        the bytes of the whole export. :attr:`notes` says how the files differ from those given.
 
-        ``base``: name of the model beside which adapters were trained. Raises UsageFault when
-        tensors are missing and for JSON that is no tokenizer, Refused when something has come to
-        the place meanwhile.
+        ``gguf``: write the model as GGUF too. Raises UsageFault when tensors are missing and for a
+        model that GGUF cannot say, Refused when something has come to the place meanwhile.
         """
+        extras = extras or Extras()
         missing = sorted(self._left)
         refuse(
             (
@@ -263,15 +323,19 @@ class Export:
         )
         with _writing(self.directory):
             mark: dict[str, Any] = {"format": 1}
-            if card:
-                self._file(CARD, card.encode())
-                mark["card"] = hashlib.sha256(card.encode()).hexdigest()
+            if extras.card:
+                self._file(CARD, extras.card.encode())
+                mark["card"] = hashlib.sha256(extras.card.encode()).hexdigest()
+            self._given_files(extras)
             if self._settings.adapter:
-                self._adapter_files(mark, base)
+                self._adapter_files(mark, extras.base)
             else:
-                self._model_files(mark, tokenizer_json)
-            os.fsync(self._out)
+                self._model_files(mark, extras)
+            for file in self._files:
+                os.fsync(file.out)
             self._close()
+            if gguf:
+                self._gguf(extras)
             self._check()
             for name in self._sizes:
                 sync(self._staged / name)
@@ -286,18 +350,15 @@ class Export:
         self._close()
         shutil.rmtree(self._staged, ignore_errors=True)
 
-    @property
-    def _tensors(self) -> str:
-        return "adapter_model.safetensors" if self._settings.adapter else "model.safetensors"
-
     def _named(self, name: str) -> str:
         """The name of a tensor in the file."""
         return f"base_model.model.{name}" if self._settings.adapter else name
 
     def _close(self) -> None:
-        if self._out >= 0:
-            os.close(self._out)
-            self._out = -1
+        for file in self._files:
+            if file.out >= 0:
+                os.close(file.out)
+                file.out = -1
 
     def _create(self, name: str) -> int:
         """Descriptor of a new file; all files of an export have one mode."""
@@ -313,31 +374,49 @@ class Export:
         self._sizes[name] = len(content)
 
     def _json(self, name: str, value: dict[str, Any]) -> None:
-        self._file(name, (json.dumps(value, indent=2) + "\n").encode())
+        self._file(name, _json_bytes(value))
 
-    def _model_files(self, mark: dict[str, Any], tokenizer_json: bytes | None) -> None:
-        settings = self._settings
-        special = _special(tokenizer_json)
-        ids = {name: token[1] for name, token in special.items()}
+    def _given_files(self, extras: Extras) -> None:
+        """Write the files that came with the model, and a tokenizer_config.json where there is
+        none beside a tokenizer.json that came alone."""
+        given = {name: content for name, content in extras.files.items() if name != CONFIG}
+        if self._settings.adapter:
+            given.pop(GENERATION, None)  # PEFT takes the base model's
+        if given.keys() == {TOKENIZER}:
+            most = max(self._settings.seq_len, self._settings.positions)
+            given["tokenizer_config.json"] = _json_bytes(
+                {
+                    "tokenizer_class": "PreTrainedTokenizerFast",
+                    "model_max_length": most,
+                    "clean_up_tokenization_spaces": False,
+                    **extras.words,
+                }
+            )
+        for name, content in given.items():
+            self._file(name, content)
+
+    def _model_files(self, mark: dict[str, Any], extras: Extras) -> None:
+        """Write config.json, the index of several files, and where the model came without it
+        generation_config.json."""
         dtype = dtype_of(self._wire)
-        config = config_of(settings, ids.get("bos"), ids.get("eos"), ids.get("pad"), dtype)
-        self._json("config.json", config | {MARK: mark})
-        self._json(
-            "generation_config.json",
-            {f"{name}_token_id": i for name, i in ids.items()} | {"do_sample": True},
-        )
-        if tokenizer_json is None:
+        if len(self._files) > 1:
+            index = {name: file.name for name, file in sorted(self._where.items())}
+            self._json(INDEX, {"metadata": {"total_size": self.nbytes}, "weight_map": index})
+        if given := extras.files.get(CONFIG):
+            config, self.notes = carried_config(given, self._settings, dtype)
+            self._file(CONFIG, config)
+            self._json("tutti.json", {MARK: mark | {"notes": self.notes}})
             return
-        self._file("tokenizer.json", tokenizer_json)
-        self._json(
-            "tokenizer_config.json",
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_max_length": max(settings.seq_len, settings.positions),
-                "clean_up_tokenization_spaces": False,
-                **{f"{name}_token": token[0] for name, token in special.items()},
-            },
-        )
+        self._json(CONFIG, config_of(self._settings, extras.ids, dtype) | {MARK: mark})
+        if GENERATION not in extras.files:
+            self._json(GENERATION, extras.ids | {"do_sample": True})
+
+    def _gguf(self, extras: Extras) -> None:
+        from node.model.gguf_file import write_gguf  # its library takes time to load
+
+        files = [self._staged / file.name for file in self._files]
+        size = write_gguf(self._staged / GGUF, self._settings, files, extras)
+        self._sizes[GGUF] = size
 
     def _adapter_files(self, mark: dict[str, Any], base: str) -> None:
         settings = self._settings
@@ -363,8 +442,7 @@ class Export:
         the file of tensors."""
         found = {file.name: file.stat().st_size for file in self._staged.iterdir()}
         try:
-            with safe_open(self._staged / self._tensors, framework="pt") as opened:
-                whole = set(opened.keys()) == {self._named(name) for name in self._shapes}
+            whole = all(self._sound(file) for file in self._files)
         except SafetensorError:
             whole = False
         if found != self._sizes or not whole:
@@ -372,6 +450,50 @@ class Export:
                 f"{self.directory} was not written whole: {found}, and not {self._sizes}",
                 "check that disk, or choose a directory on another one",
             )
+
+    def _sound(self, file: "_Tensors") -> bool:
+        with safe_open(self._staged / file.name, framework="pt") as opened:
+            return set(opened.keys()) == file.places.keys()
+
+
+@dataclass
+class _Tensors:
+    """One safetensors file that is being written."""
+
+    name: str
+    head: bytes
+    places: Mapping[str, tuple[int, int]]
+    """First byte of each tensor in the file, and the byte behind its last."""
+    out: int = -1
+    """Descriptor; -1 for a file that is not open."""
+
+    @property
+    def nbytes(self) -> int:
+        return max((end for _, end in self.places.values()), default=len(self.head))
+
+
+def _sharded(
+    shapes: Mapping[str, tuple[int, ...]], wire: str, most: int, only: str
+) -> list[_Tensors]:
+    """Files of at most ``most`` bytes of tensors, in the order of the model; a single file has the
+    name ``only``, if that is not empty."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, shape in shapes.items():
+        size = nbytes_of(shape, wire)
+        if groups[-1] and filled + size > most and not only:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    dtype = dtype_of(wire)
+    files: list[_Tensors] = []
+    for number, names in enumerate(groups, 1):
+        head, places = file_header(
+            {name: (dtype, shapes[name]) for name in names}, {"format": "pt"}
+        )
+        files.append(_Tensors(only or shard_name(number, len(groups)), head, places))
+    return files
 
 
 def _writing(directory: Path) -> Any:
@@ -384,32 +506,6 @@ def _write_at(fd: int, data: memoryview, offset: int) -> None:
         done = os.pwrite(fd, data, offset)
         data = data[done:]
         offset += done
-
-
-_ROLES = {
-    "bos": ("<|bos|>", "<s>", "<|begin_of_text|>", "<|im_start|>"),
-    "eos": ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"),
-    "pad": ("<|pad|>", "<pad>", "<|endoftext|>"),
-}
-
-
-def _special(tokenizer_json: bytes | None) -> dict[str, tuple[str, int]]:
-    """Role to (word, id) of the special tokens, found by their usual words. Raises UsageFault for
-    JSON that is no tokenizer."""
-    if tokenizer_json is None:
-        return {}
-    try:
-        added = {
-            str(t["content"]): int(t["id"])
-            for t in json.loads(tokenizer_json).get("added_tokens", [])
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise UsageFault(
-            "the tokenizer is not a Hugging Face tokenizer.json",
-            "check the manifest's data.tokenizer",
-        ) from e
-    found = {role: next((w for w in words if w in added), None) for role, words in _ROLES.items()}
-    return {role: (word, added[word]) for role, word in found.items() if word is not None}
 
 
 def _swap(staged: Path, directory: Path) -> None:

@@ -18,13 +18,17 @@ from torch import Tensor
 
 from node.core.errors import OutOfResources, Refused, UsageFault, refuse
 from node.core.tables import build
+from node.model.files import POINTER, check_pointer
+from node.model.rope import rope_fields
 from node.model.settings import DIGEST, ModelSettings
-from node.model.shapes import HEAD, all_shapes, base_shapes
+from node.model.shapes import EMBEDDING, HEAD, all_shapes, base_shapes
 from node.wire.tensors import digest, dtype_of
 
 SEQ_LEN = 1024
 """Tokens of a sequence where nobody says another number: what a model was published for is more
 than the card of a volunteer holds."""
+ROWS = 4096
+"""Rows of two matrices that are compared at once."""
 MOST_JSON = 64 << 20
 _KINDS = ("llama", "mistral", "qwen2", "qwen3")
 _WHAT = f"tutti trains decoders of the kinds {', '.join(_KINDS)}"
@@ -38,17 +42,18 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
     Raises UsageFault for what is no such directory, and for a model that would compute other
     numbers here than it does there.
     """
-    c = _json(directory / "config.json")
+    return fields_of(_json(directory / "config.json"), directory)
+
+
+def fields_of(c: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], int]:
+    """As :func:`model_of`, for the content ``c`` of a config.json that lies in ``directory``."""
     kind = c.get("model_type")
     if kind not in _KINDS:
         raise UsageFault(f"{directory} holds a model of the kind {kind!r}", _WHAT)
     _plain(c, directory)
     try:
-        rope = c.get("rope_parameters") or {
-            "rope_theta": c.get("rope_theta", 10_000.0),
-            **(c.get("rope_scaling") or {}),
-        }
         most = c.get("max_position_embeddings") or SEQ_LEN
+        rope = rope_fields(c, most)
         if c.get("sliding_window") and c.get("use_sliding_window", kind == "mistral"):
             most = min(most, c["sliding_window"])
         fields = {
@@ -62,16 +67,17 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
             "seq_len": min(SEQ_LEN, most),
             "positions": most,
             "norm_eps": c["rms_norm_eps"],
-            "rope_theta": rope["rope_theta"],
             "qk_norm": kind == "qwen3",
             "qkv_bias": kind == "qwen2",
             "tied": c.get("tie_word_embeddings", False),
             "init_std": c.get("initializer_range", 0.02),
-            **_scaled(rope, directory),
+            **rope,
         }
     except KeyError as e:
         raise UsageFault(f"{directory}/config.json has no {e}", _WHAT) from e
-    except TypeError as e:
+    except UsageFault as e:
+        raise UsageFault(f"the model in {directory}: {e.what}", e.next_step) from e
+    except (TypeError, ValueError, ArithmeticError) as e:
         raise UsageFault(f"{directory}/config.json: {e}", _WHAT) from e
     build(ModelSettings, fields, "model", {}, source=f"in {directory}/config.json")
     return fields, most
@@ -87,7 +93,6 @@ def _plain(c: Mapping[str, Any], directory: Path) -> None:
         ),
         (c.get("mlp_bias", False), "mlp_bias = true"),
         ("quantization_config" in c, "quantised weights"),
-        (c.get("partial_rotary_factor", 1) != 1, "a rotary embedding of a part of each head"),
     )
     refuse(
         *(
@@ -95,23 +100,6 @@ def _plain(c: Mapping[str, Any], directory: Path) -> None:
             for has, what in found
         )
     )
-
-
-def _scaled(rope: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return {}
-    if kind != "llama3":
-        raise UsageFault(
-            f"the model in {directory} scales its rotary embedding by {kind!r}",
-            "llama3, or none, is built here",
-        )
-    return {
-        "rope_factor": rope["factor"],
-        "rope_low": rope["low_freq_factor"],
-        "rope_high": rope["high_freq_factor"],
-        "rope_context": rope["original_max_position_embeddings"],
-    }
 
 
 class Weights:
@@ -136,13 +124,17 @@ class Weights:
             self._file_of[str(name)] = directory / file
 
     def _open(self, file: Path) -> Any:
+        with contextlib.suppress(OSError), file.open("rb") as first:
+            check_pointer(file, first.read(len(POINTER)))
         try:
             return safe_open(file, framework="pt", device="cpu")
         except (OSError, SafetensorError) as e:
             raise UsageFault(f"cannot read the weights in {file}: {e}", _AGAIN) from e
 
     def check(self, settings: ModelSettings) -> None:
-        """Raises UsageFault when there are tensors that the model has no place for."""
+        """Raises UsageFault for tensors that the model has no place for, and for tensors that
+        contradict its config.json: other rows than the vocabulary, a head of its own that is tied
+        or missing. Blocks on the disk."""
         known = all_shapes(settings)
         # Some files have the shared matrix twice, and tables that are computed here.
         more = [
@@ -156,6 +148,56 @@ class Weights:
                 f"not: {', '.join(sorted(more)[:3])}",
                 _WHAT,
             )
+        self._check_rows(settings)
+        self._check_head(settings)
+
+    def _check_rows(self, settings: ModelSettings) -> None:
+        if EMBEDDING not in self._file_of:
+            return
+        with self._open(self._file_of[EMBEDDING]) as opened:
+            shape = list(opened.get_slice(EMBEDDING).get_shape())
+        if len(shape) == 2 and shape[0] != settings.vocab:
+            raise UsageFault(
+                f"{self.directory}: the vocabulary has {settings.vocab} ids, and {EMBEDDING} has "
+                f"{shape[0]} rows",
+                f'set "vocab_size": {shape[0]} in its config.json, if the tokenizer has no id '
+                "beyond, and set no model.vocab",
+            )
+
+    def _check_head(self, settings: ModelSettings) -> None:
+        has = HEAD in self._file_of
+        if not settings.tied and not has:
+            raise UsageFault(
+                f"{self.directory} has no tensor {HEAD}, and its config.json does not tie the head "
+                "to the embedding",
+                'set "tie_word_embeddings": true in its config.json, if the model was trained so, '
+                "or download the model again",
+            )
+        if settings.tied and has and not self._equal(EMBEDDING, HEAD):
+            raise UsageFault(
+                f'{self.directory}: config.json says "tie_word_embeddings": true, and {HEAD} '
+                f"differs from {EMBEDDING}",
+                "set it to false to keep the head that is there, or remove that tensor to use the "
+                "embedding as the head",
+            )
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Return True if two matrices hold the same numbers, compared some rows at a time."""
+        try:
+            with (
+                self._open(self._file_of[one]) as left_file,
+                self._open(self._file_of[other]) as right_file,
+            ):
+                left = left_file.get_slice(one)
+                right = right_file.get_slice(other)
+                shape = left.get_shape()
+                if shape != right.get_shape() or len(shape) != 2:
+                    return False
+                starts = range(0, shape[0], ROWS)
+                pieces = (slice(start, start + ROWS) for start in starts)
+                return all(torch.equal(left[piece], right[piece]) for piece in pieces)
+        except (KeyError, SafetensorError) as e:
+            raise UsageFault(f"cannot read {other} in {self.directory}: {e}", _AGAIN) from e
 
     def stage(self, settings: ModelSettings, stages: int, stage: int) -> dict[str, Tensor]:
         """Every tensor of one stage on the CPU, by name; some lie in the file's own memory:
@@ -232,7 +274,9 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MOST_JSON:
             raise UsageFault(f"{file} is longer than {MOST_JSON} bytes", _AGAIN)
-        found = json.loads(file.read_bytes())
+        raw = file.read_bytes()
+        check_pointer(file, raw)
+        found = json.loads(raw)
     except OSError as e:
         raise UsageFault(f"cannot read {file}: {e.strerror}", _AGAIN) from e
     except (ValueError, RecursionError) as e:

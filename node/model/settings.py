@@ -35,15 +35,25 @@ class ModelSettings:
     the run begins from. Exports say so."""
     rope_theta: float = 10000.0
     """Base of the rotary embedding."""
+    rope_kind: str = "llama3"
+    """Rule by which the rotary embedding is scaled, where ``rope_factor`` is not 1: llama3 | linear
+    | dynamic | yarn | longrope, as transformers computes them."""
     rope_factor: float = 1.0
-    """How many times as slowly the long waves of the rotary embedding turn, as Llama 3 has it; 1:
-    as the others."""
+    """How many times as slowly the long waves of the rotary embedding turn; 1: as the others."""
     rope_low: float = 1.0
     """Waves that turn less often than this over ``rope_context`` positions are slowed whole, ..."""
     rope_high: float = 4.0
-    """... those that turn more often than this are not, and between them in part."""
+    """... those that turn more often than this are not, and between them in part. Both of llama3
+    and yarn."""
     rope_context: int = 8192
     """Positions that the model was trained on before."""
+    rope_whole: bool = True
+    """yarn: the first and the last wave that are scaled in part are rounded to whole channels."""
+    rope_scale: float = 1.0
+    """yarn and longrope: factor of cosine and sine."""
+    rope_factors: tuple[float, ...] = ()
+    """longrope: divisor of each pair's frequency in sequences up to ``rope_context`` positions,
+    then as many for longer ones."""
     norm_eps: float = 1e-5
     """RMSNorm epsilon."""
     qk_norm: bool = False
@@ -60,6 +70,9 @@ class ModelSettings:
     weights: tuple[str, ...] = ()
     """Digests of the stages of a given model, the ends first, each after :data:`DIGEST`: the run
     begins from it. Empty: from drawn weights."""
+    base: str = ""
+    """Name on the Hugging Face hub of the model that the run begins from; empty: unknown. Exported
+    adapters name it."""
     adapter: int = 0
     """Rank of the adapters (LoRA, arXiv 2106.09685): low-rank matrices that are trained beside
     weights that stay as they are; 0: the weights are trained."""

@@ -55,6 +55,28 @@ def check_settings(settings: ModelSettings) -> None:
             "make it less",
         ),
         (
+            m.rope_kind in ("dynamic", "yarn") and head_dim(m) <= 2,
+            f"model.rope_kind = {m.rope_kind} with heads of width {head_dim(m)}",
+            "make the heads wider",
+        ),
+        (
+            m.rope_kind == "yarn" and m.rope_theta <= 1.0,
+            f"model.rope_theta = {m.rope_theta} with model.rope_kind = yarn",
+            "make it more than 1",
+        ),
+        (
+            (m.rope_kind == "longrope") != bool(m.rope_factors)
+            or len(m.rope_factors) not in (0, head_dim(m)),
+            f"model.rope_factors has {len(m.rope_factors)} numbers with model.rope_kind = "
+            f"{m.rope_kind}",
+            f"longrope needs {head_dim(m)}, half of them for longer sequences; others need none",
+        ),
+        (
+            not all(1e-3 <= factor <= 1e6 for factor in m.rope_factors),
+            "model.rope_factors",
+            "must be numbers between 0.001 and 1000000",
+        ),
+        (
             m.qk_norm and m.qkv_bias,
             "model.qkv_bias = true with model.qk_norm = true",
             "leave out one: no model that others load has both",

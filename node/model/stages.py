@@ -11,8 +11,7 @@ V vocab.
 """
 
 import hashlib
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -22,13 +21,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from node.core.ids import ENDS
-from node.model.documents import NO_TARGET, lengths_of
+from node.model.documents import NO_TARGET, for_loss, lengths_of
+from node.model.rope import frequencies, regime
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, layers_of, parameter_shapes
+from node.model.text_cache import Turn
 from node.wire.tensors import dtype_of
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits (numbers, not bytes) one piece of the loss may hold; 64 MiB in fp32."""
+
+
+ROWS = 128
+"""Positions by which a table of the rotary embedding grows."""
 
 
 class Rope:
@@ -37,19 +42,26 @@ class Rope:
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings, self.positions = settings, settings.seq_len
+        self._regime = regime(settings, settings.seq_len)
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [length, 1, W]: position, broadcast over heads, channel. The first half
         of ``sin`` is negated, so that rotate-half is ``x * cos + swap_halves(x) * sin``."""
+        if (wanted := regime(self.settings, length)) != self._regime:
+            self._regime = wanted
+            self._tables.clear()
         key = (like.device, like.dtype)
         found = self._tables.get(key)
         if found is None or found[0].shape[0] < length:
-            self.positions = max(self.positions, length)
+            if length > self.positions:
+                # A text that grows by a token does not make a table for each.
+                self.positions = -(-length // ROWS) * ROWS
             angles_TW2 = torch.outer(
-                torch.arange(self.positions).float(), frequencies(self.settings)
+                torch.arange(self.positions).float(), frequencies(self.settings, length)
             )
-            cos, sin = angles_TW2.cos(), angles_TW2.sin()
+            scale = self.settings.rope_scale
+            cos, sin = angles_TW2.cos() * scale, angles_TW2.sin() * scale
             pair = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
             found = self._tables[key] = cast(
                 tuple[Tensor, Tensor],
@@ -57,18 +69,17 @@ class Rope:
             )
         return found[0][:length], found[1][:length]
 
-
-def frequencies(s: ModelSettings) -> Tensor:
-    """Radians a position of every pair of channels [W / 2], fp32. With a ``rope_factor`` as Llama
-    3.1 has them (its technical report, and transformers' ``llama3``)."""
-    width = head_dim(s)
-    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-    plain = 1.0 / (s.rope_theta**exponents)
-    if s.rope_factor == 1.0:
-        return plain
-    turns = s.rope_context / (2 * math.pi / plain)
-    share = ((turns - s.rope_low) / (s.rope_high - s.rope_low)).clamp(0.0, 1.0)
-    return (1 - share) * plain / s.rope_factor + share * plain
+    def beside(self, turns: Sequence[Turn], like: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [N, 1, W], at the positions of the next tokens of several texts. The
+        length of each text says by which regime its positions are turned."""
+        cos: list[Tensor] = []
+        sin: list[Tensor] = []
+        for turn in turns:
+            start = turn.cache.length
+            tables = self.tables(start + turn.count, like)
+            cos.append(tables[0][start:])
+            sin.append(tables[1][start:])
+        return torch.cat(cos), torch.cat(sin)
 
 
 def rotate(x_BTHW: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -128,11 +139,7 @@ class Attention(nn.Module):
         """``lengths``: of the documents in all sequences, one behind the other, which see and know
         nothing of each other; none: every sequence is one."""
         B, T, _ = x_BTD.shape
-        q_BTHW = self.q_proj(x_BTD).view(B, T, -1, self.width)
-        k_BTKW = self.k_proj(x_BTD).view(B, T, -1, self.width)
-        v_BTKW = self.v_proj(x_BTD).view(B, T, -1, self.width)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BTHW, k_BTKW = self.q_norm(q_BTHW), self.k_norm(k_BTKW)
+        q_BTHW, k_BTKW, v_BTKW = self._projected(x_BTD)
         if not lengths:
             out_BTHW = self._causal(q_BTHW, k_BTKW, v_BTKW, rope)
         else:
@@ -142,6 +149,57 @@ class Attention(nn.Module):
             )
             out_BTHW = torch.cat([self._causal(q, k, v, rope) for q, k, v in documents], 1)
         return self.o_proj(out_BTHW.reshape(B, T, -1))
+
+    def extend(
+        self, x_ND: Tensor, cos: Tensor, sin: Tensor, layer: int, turns: Sequence[Turn]
+    ) -> Tensor:
+        """Attention of the next tokens of several texts, one text behind the other, to their own
+        texts so far. ``cos`` and ``sin``: the rotary tables at the positions of the tokens. Their
+        keys and values are put into the caches, as those of ``layer``."""
+        q_NHW, k_NKW, v_NKW = self._projected(x_ND)
+        cos, sin = cos.to(q_NHW.dtype), sin.to(q_NHW.dtype)
+        q_NHW, k_NKW = rotate(q_NHW, cos, sin), rotate(k_NKW, cos, sin)
+        counts = [turn.count for turn in turns]
+        pieces = zip(
+            turns, q_NHW.split(counts), k_NKW.split(counts), v_NKW.split(counts), strict=True
+        )
+        out = [self._beside_cache(turn, layer, q, k, v) for turn, q, k, v in pieces]
+        return self.o_proj(torch.cat(out))
+
+    def _beside_cache(
+        self, turn: Turn, layer: int, q_nHW: Tensor, k_nKW: Tensor, v_nKW: Tensor
+    ) -> Tensor:
+        """The output [n, H * W] of the next tokens of one text, before the output projection."""
+        keys_KLW, values_KLW = turn.cache.extend(layer, k_nKW, v_nKW)
+        if turn.count == 1:
+            # One query sees every key, so the heads that share keys are queries beside each other:
+            # no mask, and no copy of the keys for each of them.
+            q_KGW = q_nHW.reshape(keys_KLW.shape[0], -1, self.width)
+            out = F.scaled_dot_product_attention(q_KGW[None], keys_KLW[None], values_KLW[None])
+            return out.reshape(1, -1)
+        mask = None
+        if turn.cache.length:
+            shape = turn.count, turn.cache.length + turn.count
+            mask = torch.ones(shape, dtype=torch.bool, device=q_nHW.device).tril(turn.cache.length)
+        out_1HnW = F.scaled_dot_product_attention(
+            q_nHW.transpose(0, 1)[None],
+            keys_KLW[None],
+            values_KLW[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.grouped,
+        )
+        return out_1HnW[0].transpose(0, 1).reshape(turn.count, -1)
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of [..., D], each [..., heads, W], before the rotation."""
+        heads = (*x.shape[:-1], -1, self.width)
+        q = self.q_proj(x).view(heads)
+        k = self.k_proj(x).view(heads)
+        v = self.v_proj(x).view(heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
 
     def _causal(self, q_BTHW: Tensor, k_BTKW: Tensor, v_BTKW: Tensor, rope: Rope) -> Tensor:
         cos, sin = rope.tables(q_BTHW.shape[1], q_BTHW)
@@ -200,6 +258,14 @@ class Layer(nn.Module):
         h_BTD = h_BTD + self.self_attn(self.input_layernorm(h_BTD), rope, lengths)
         return h_BTD + self.mlp(self.post_attention_layernorm(h_BTD))
 
+    def extend(
+        self, h_ND: Tensor, cos: Tensor, sin: Tensor, layer: int, turns: Sequence[Turn]
+    ) -> Tensor:
+        """The next tokens of several texts; as :meth:`Attention.extend`."""
+        normed = self.input_layernorm(h_ND)
+        h_ND = h_ND + self.self_attn.extend(normed, cos, sin, layer, turns)
+        return h_ND + self.mlp(self.post_attention_layernorm(h_ND))
+
 
 class _Model(nn.Module):
     """Carries the prefix ``model.`` of the Hugging Face names; its children are set by the
@@ -210,14 +276,20 @@ class _Model(nn.Module):
     layers: nn.ModuleDict
 
 
+def _go_on() -> None:
+    """No pause."""
+
+
 class _Stage(nn.Module):
     """A stage with its layers (``layers``, global numbers). With ``recompute`` what is inside a
-    layer is not kept for backward, but computed again."""
+    layer is not kept for backward, but computed again. ``pause`` is called between two layers, in
+    forward and in backward, so that short work need not wait for all of them."""
 
     def __init__(self, settings: ModelSettings, layers: range) -> None:
         super().__init__()
         self.settings, self.layers = settings, layers
         self.recompute = False
+        self.pause: Callable[[], None] = _go_on
         self.rope = Rope(settings)
         self.model = _Model()
         self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
@@ -230,6 +302,9 @@ class _Stage(nn.Module):
         again = self.recompute and torch.is_grad_enabled()
         lengths = lengths_of(document_ends, *h_BTD.shape[:2])
         for layer in self.model.layers.values():
+            self.pause()
+            if h_BTD.requires_grad:
+                h_BTD.register_hook(self._pause_backward)
             beside = self.rope, lengths
             h_BTD = (
                 checkpoint(layer, h_BTD, *beside, use_reentrant=False, preserve_rng_state=False)
@@ -237,6 +312,21 @@ class _Stage(nn.Module):
                 else layer(h_BTD, *beside)
             )
         return h_BTD
+
+    def _pause_backward(self, gradient: Tensor) -> None:
+        self.pause()
+
+    def extend(self, h_ND: Tensor, turns: Sequence[Turn]) -> Tensor:
+        """Hidden states [N, D] of the next tokens of several texts, one text behind the other,
+        through the layers: each token sees its own text so far. Keys and values are cached, and the
+        texts become longer when all layers are done. Without gradients."""
+        if self.layers:
+            cos, sin = self.rope.beside(turns, h_ND)
+            for name, layer in self.model.layers.items():
+                h_ND = cast(Layer, layer).extend(h_ND, cos, sin, int(name), turns)
+        for turn in turns:
+            turn.cache.advance(turn.count)
+        return h_ND
 
 
 class Ends(_Stage):
@@ -274,18 +364,22 @@ class Ends(_Stage):
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many
-        tokens that is). Tokens whose target is NO_TARGET are left out of both.
+        tokens that is). Tokens whose target is NO_TARGET or UNTRAINED are left out of both.
 
         With a large vocabulary the tokens are taken in pieces of at most ``LOGITS_AT_ONCE`` logits,
         and backward computes each piece's logits again instead of keeping them.
         """
-        h_ND, targets_N = h_BTD.reshape(-1, h_BTD.shape[-1]), targets_BT.reshape(-1)
+        h_ND = h_BTD.reshape(-1, h_BTD.shape[-1])
+        targets_N = for_loss(targets_BT.reshape(-1))
         tokens = int((targets_N != NO_TARGET).sum())
         at_once = max(1, LOGITS_AT_ONCE // self.settings.vocab)
         if len(targets_N) <= at_once:
             return self._piece(h_ND, targets_N), tokens
         total = h_ND.new_zeros((), dtype=torch.float32)
         for h, targets in zip(h_ND.split(at_once), targets_N.split(at_once), strict=True):
+            self.pause()
+            if h.requires_grad:
+                h.register_hook(self._pause_backward)
             loss = checkpoint(
                 self._piece, h, targets, use_reentrant=False, preserve_rng_state=False
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from enum import IntEnum
 from functools import partial
+from heapq import heappop
 from itertools import count
 from queue import PriorityQueue
 from typing import Any, ParamSpec, TypeVar
@@ -19,6 +20,9 @@ T = TypeVar("T")
 class Priority(IntEnum):
     """Smaller goes first; equal ones go in order of arrival."""
 
+    TOKEN = -1
+    """The next tokens of texts: short, and somebody reads along. Long jobs let them in between two
+    layers (:meth:`DeviceThread.breathe`)."""
     COMMIT = 0
     """Adding finished gradients: short, and frees memory."""
     BACKWARD = 1
@@ -78,7 +82,7 @@ class DeviceThread(Executor):
             raise RuntimeError("the device thread is closed")
         rank = (
             int(priority)
-            if self.backward_first or priority is Priority.COMMIT
+            if self.backward_first or priority <= Priority.COMMIT
             else int(Priority.BACKWARD)
         )
         future: Future[T] = Future()
@@ -89,6 +93,32 @@ class DeviceThread(Executor):
         """Run ``fn`` on the device thread; raises what it raises. A cancelled waiter takes its job
         out of the queue."""
         return await asyncio.wrap_future(self.enqueue(priority, fn))
+
+    def breathe(self) -> None:
+        """Run the TOKEN jobs that wait. Called by a long job, on the device thread, where it can be
+        interrupted: between two layers, forward or backward."""
+        while (job := self._next_token()) is not None:
+            self._run(*job)
+
+    def _next_token(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        with self._queue.mutex:
+            waiting = self._queue.queue
+            if not waiting or waiting[0][0] != Priority.TOKEN:
+                return None
+            _, _, future, fn = heappop(waiting)
+        return None if fn is None else (future, fn)
+
+    def _run(self, future: Future[Any], fn: Callable[[], Any]) -> None:
+        """Run one job, if somebody still waits for it."""
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = fn()
+        except BaseException as error:  # noqa: BLE001 - the waiter gets it
+            self._failed(error)
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
     def close(self) -> None:
         """Cancel what waits, let the running job end, and stop. Safe to call twice."""
@@ -111,19 +141,12 @@ class DeviceThread(Executor):
             _, _, future, fn = self._queue.get()
             if fn is None:
                 return
-            if not future.set_running_or_notify_cancel():
+            if future.cancelled():
                 continue
             start = time.perf_counter()
             self.idle_s += start - last
             self._running_since = start
-            try:
-                result = fn()
-            except BaseException as error:  # noqa: BLE001 - the waiter gets it
-                self._failed(error)
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
+            self._run(future, fn)
             self._running_since = 0.0
             last = time.perf_counter()
             del future, fn  # an idle worker must not keep the last micro-batch's graph alive

@@ -3,8 +3,9 @@ is kept for backward."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from torch import Tensor
 from node.core.errors import PeerFault, WireError
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop
+from node.model.text_cache import TextCache
+from node.pipeline.batcher import Batcher
 from node.pipeline.device import Priority
 from node.pipeline.events import Claim, Direction, Trouble
 from node.pipeline.frames import FrameReader, Incoming, frames, loose_shape
@@ -21,7 +24,9 @@ from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.inbound import say
 from node.pipeline.hops.sender import Sender
 from node.pipeline.route import Delivery, Pause
-from node.pipeline.visit_buffers import COMPUTE_ERRORS
+from node.pipeline.texts import IDLE_S, TextKey
+from node.pipeline.visit_buffers import COMPUTE_ERRORS, TextStep
+from node.transport.port import printable
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
@@ -30,6 +35,42 @@ SHARE, GUESTS, GUEST = 0.5, 0.25, 0.125
 """Shares of the stash for all forward-only work, for that of peers outside the plan, and for that
 which one such peer brings: any peer may ask, but training comes first, and then the evaluation that
 the leader waits for."""
+TOKENS_AT_ONCE = 256
+"""Tokens of texts in one pass over several."""
+TEXTS_AT_ONCE = 64
+"""Texts whose logits are computed in one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Forward work of this peer that has yet to come home, of ``shape``, from a replica of the
+    ``last`` hop. ``peers``: all its hops."""
+
+    last: Hop
+    peers: frozenset[PeerId]
+    shape: tuple[int, ...]
+    back: asyncio.Future[tuple[FrameReader, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn of a text that is kept here. ``priority``: on the device."""
+
+    key: TextKey
+    cache: TextCache
+    past: int
+    count: int
+    priority: Priority
+
+
+@asynccontextmanager
+async def _within(seconds: float, hops: tuple[Hop, ...]) -> AsyncIterator[None]:
+    """A time limit; raises PeerFault, of the last hop, where it is over."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as e:
+        raise PeerFault(hops[-1].peer, f"no result of the forward in {seconds:.0f} s") from e
 
 
 class ForwardRequests:
@@ -45,9 +86,14 @@ class ForwardRequests:
         """Of these, the bytes that each guest or member brought for guests."""
         self._bringing: set[tuple[int, int, PeerId]] = set()
         """Results that are being read: purpose, number and sender."""
-        self._waiting: dict[
-            tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[FrameReader]]
-        ] = {}
+        self._waiting: dict[tuple[int, int], _Waiting] = {}
+        self._steps = Batcher[TextStep, memoryview](
+            pipeline.device, pipeline.math.extend_texts, lambda step: step.count, TOKENS_AT_ONCE
+        )
+        self._heads = Batcher[FrameReader, Tensor](
+            pipeline.device, pipeline.math.text_logits, lambda reader: 1, TEXTS_AT_ONCE
+        )
+        self._expiring: asyncio.TimerHandle | None = None
 
     async def go(
         self,
@@ -70,32 +116,96 @@ class ForwardRequests:
         shape = (sequences, length, pipeline.shape.width)
         index, me = next(self._numbers), Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
-        back: asyncio.Future[FrameReader] = asyncio.get_running_loop().create_future()
-        self._waiting[purpose, index] = (
-            hops[-1],
-            ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape),
-            back,
-        )
+        home = (sequences, 1, shape[2]) if purpose == pb.GENERATE else shape
         timeout = pipeline.hop_s * (len(hops) + 1)
-        try:
-            async with asyncio.timeout(timeout):
+        with self._awaiting(purpose, index, hops, home) as back:
+            async with _within(timeout, hops):
                 output = await self.compute(
                     partial(pipeline.math.embed_only, tokens, document_ends)
                 )
                 await self._pass_on(claim, purpose, timeout, shape, output, document_ends)
-                return await back
-        except TimeoutError as e:
-            raise PeerFault(hops[-1].peer, f"no result of the forward in {timeout:.0f} s") from e
+                return (await back)[0]
+
+    async def continue_text(
+        self, hops: tuple[Hop, ...], number: int, past: int, tokens: Tensor
+    ) -> tuple[Tensor, bool]:
+        """As :meth:`Pipeline.text_logits`."""
+        pipeline, length = self._pipeline, len(tokens)
+        if not hops or not 1 <= length <= pipeline.shape.length:
+            raise ValueError(f"no turn of {len(hops)} hops and {length} tokens")
+        index, me = next(self._numbers), Hop(ENDS, pipeline.me)
+        claim = Claim(0, "", index, (me, *hops, me), 1)
+        text = pb.TextTurn(text=number, past=past)
+        key = TextKey(pipeline.me, number, pipeline.me)
+        cache = self._take(key, past, length)
+        if cache is None:
+            raise PeerFault(pipeline.me, "there is no memory for the text")
+        timeout = pipeline.hop_s * (len(hops) + 1)
+        try:
+            with self._awaiting(pb.GENERATE, index, hops, (1, 1, pipeline.shape.width)) as back:
+                async with _within(timeout, hops):
+                    step = TextStep(cache, past, length, tokens=tokens)
+                    output = await self._computed(self._steps.run(step, Priority.TOKEN))
+                    shape = (1, length, pipeline.shape.width)
+                    await self._pass_on(claim, pb.GENERATE, timeout, shape, output, (), text=text)
+                    reader, kept = await back
+                    logits = await self._computed(self._heads.run(reader, Priority.TOKEN))
+        finally:
+            pipeline.texts.done(key, cache, pipeline.clock.now())
+        return logits, kept == len(hops)
+
+    def lost(self, caller: PeerId, note: pb.LostNote) -> bool:
+        """A hop of a text says that it cannot go on; False where nobody waits for the text."""
+        waiting = self._waiting.get((pb.GENERATE, note.index))
+        if waiting is None or waiting.back.done() or caller not in waiting.peers:
+            return False
+        waiting.back.set_exception(PeerFault(caller, printable(note.reason)))
+        return True
+
+    @contextmanager
+    def _awaiting(
+        self, purpose: int, index: int, hops: tuple[Hop, ...], shape: tuple[int, ...]
+    ) -> Iterator[asyncio.Future[tuple[FrameReader, int]]]:
+        """A future of (the result of forward work that comes home, the hops that keep its text)."""
+        back: asyncio.Future[tuple[FrameReader, int]] = asyncio.get_running_loop().create_future()
+        peers = frozenset(hop.peer for hop in hops)
+        self._waiting[purpose, index] = _Waiting(hops[-1], peers, shape, back)
+        try:
+            yield back
         finally:
             del self._waiting[purpose, index]
+            if not back.cancel() and not back.cancelled():
+                back.exception()  # it may be the second one, which nobody looks at
+
+    async def _computed(self, work: Awaitable[T]) -> T:
+        """The result of ``work`` on the device. Raises PeerFault, of this peer, when it fails."""
+        try:
+            return await work
+        except COMPUTE_ERRORS as e:
+            raise PeerFault(self._pipeline.me, f"could not compute it: {e}") from e
+
+    def _take(
+        self, key: TextKey, past: int, count: int, *, guest: bool = False
+    ) -> TextCache | None:
+        pipeline = self._pipeline
+        if not pipeline.math.caches_texts or past + count > pipeline.shape.context:
+            return None
+        if self._expiring is None:
+            loop = asyncio.get_running_loop()
+            self._expiring = loop.call_later(IDLE_S, self._expire)
+        return pipeline.texts.take(key, past, count, pipeline.clock.now(), guest=guest)
+
+    def _expire(self) -> None:
+        """Forget idle texts, and look again later while there are others."""
+        texts, self._expiring = self._pipeline.texts, None
+        texts.expire(self._pipeline.clock.now())
+        if len(texts):
+            self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
 
     async def compute(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the device thread and return its result. Raises PeerFault, of this peer,
         when it fails."""
-        try:
-            return await self._pipeline.device.run(job, Priority.FORWARD_ONLY)
-        except COMPUTE_ERRORS as e:
-            raise PeerFault(self._pipeline.me, f"could not compute it: {e}") from e
+        return await self._computed(self._pipeline.device.run(job, Priority.FORWARD_ONLY))
 
     async def receive(
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
@@ -117,9 +227,9 @@ class ForwardRequests:
 
     async def _come_home(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
         waiting = self._waiting.get((incoming.head.purpose, incoming.claim.index))
-        if waiting is None or waiting[2].done():
+        if waiting is None or waiting.back.done():
             return await say(context, pb.REFUSED, "nobody waits for this")
-        last, shape, back = waiting
+        last, shape, back = waiting.last, waiting.shape, waiting.back
         if caller != last.peer and caller not in self._pipeline.machine.replicas(last.stage):
             return await say(context, pb.REFUSED, "only a replica of the last stage may bring it")
         bringing = (incoming.head.purpose, incoming.claim.index, caller)
@@ -131,12 +241,14 @@ class ForwardRequests:
         finally:
             self._bringing.discard(bringing)
         if not back.done():
-            back.set_result(reader)
+            back.set_result((reader, incoming.head.text.kept))
         await say(context, pb.ACCEPTED)
         await say(context, pb.DONE)
 
     async def _visit(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
         pipeline, shape = self._pipeline, loose_shape(incoming, self._pipeline.shape)
+        if incoming.head.HasField("text") and shape[0] != 1:
+            raise WireError(f"a text of {shape[0]} sequences")
         cost, limit = 2 * pipeline.shape.nbytes(shape[0], shape[1]), pipeline.stash.limit
         plan = pipeline.machine.plan
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
@@ -155,20 +267,50 @@ class ForwardRequests:
             return await say(context, pb.BUSY, "my stash is full")
         self._charge(cost, guest)
         free = partial(self._charge, -cost, guest)
+        turn = self._turn(caller, incoming, shape[1], guest=guest is not None)
+        if turn is None and incoming.head.text.past:
+            free()
+            return await say(context, pb.REFUSED, "the text is no longer here")
         try:
             reader = await self._read(incoming, shape, context)
         except BaseException:
             free()
+            if turn is not None:
+                pipeline.texts.done(turn.key, turn.cache, pipeline.clock.now())
             raise
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # A task of its own: after ACCEPTED the frame is ours, also when the sender's stream ends.
-        pipeline.tasks.spawn(self._work(incoming, reader, free, accepted), "errand")
+        pipeline.tasks.spawn(self._work(incoming, reader, free, accepted, turn), "errand")
         await say(context, pb.ACCEPTED)
         try:
             await accepted
             await say(context, pb.DONE)
         except PeerFault as e:
             await say(context, pb.REFUSED, e.reason)
+
+    def _turn(
+        self, caller: PeerId, incoming: Incoming, length: int, *, guest: bool
+    ) -> "_Turn | None":
+        """The text that a frame goes on with, kept here; None for other work, and where it is not
+        kept."""
+        head = incoming.head
+        if not head.HasField("text"):
+            return None
+        key = TextKey(incoming.claim.journey[0].peer, head.text.text, caller)
+        cache = self._take(key, head.text.past, length, guest=guest)
+        # Tokens go before training, but not those of peers outside the plan.
+        priority = Priority.FORWARD_ONLY if guest else Priority.TOKEN
+        return None if cache is None else _Turn(key, cache, head.text.past, length, priority)
+
+    async def _extend(self, turn: "_Turn", reader: FrameReader, last_only: bool) -> memoryview:
+        """Compute a turn, and end it: the next one may come before the output has been passed
+        on."""
+        texts, clock = self._pipeline.texts, self._pipeline.clock
+        step = TextStep(turn.cache, turn.past, turn.count, input=reader, last_only=last_only)
+        try:
+            return await self._steps.run(step, turn.priority)
+        finally:
+            texts.done(turn.key, turn.cache, clock.now())
 
     def _charge(self, cost: int, guest: PeerId | None) -> None:
         self._pipeline.stash.charge(cost)
@@ -185,6 +327,7 @@ class ForwardRequests:
         reader: FrameReader,
         free: Callable[[], None],
         accepted: asyncio.Future[None],
+        turn: "_Turn | None",
     ) -> None:
         pipeline, claim = self._pipeline, incoming.claim
         purpose = incoming.head.purpose
@@ -195,11 +338,25 @@ class ForwardRequests:
         within_s = min(incoming.head.deadline_s, most_s)
         try:
             async with asyncio.timeout(within_s):
-                output, shape = await pipeline.device.run(
-                    partial(pipeline.math.forward_only, reader, last_only), Priority.FORWARD_ONLY
-                )
+                text = incoming.head.text if incoming.head.HasField("text") else None
+                if turn is None:
+                    output, shape = await pipeline.device.run(
+                        partial(pipeline.math.forward_only, reader, last_only),
+                        Priority.FORWARD_ONLY,
+                    )
+                else:
+                    output = await self._extend(turn, reader, last_only)
+                    shape = (1, 1 if last_only else turn.count, pipeline.shape.width)
+                    incoming.head.text.kept += 1
                 await self._pass_on(
-                    onward, purpose, within_s, shape, output, reader.document_ends, accepted
+                    onward,
+                    purpose,
+                    within_s,
+                    shape,
+                    output,
+                    reader.document_ends,
+                    accepted,
+                    text=text,
                 )
         except (PeerFault, TimeoutError, *COMPUTE_ERRORS) as e:
             pipeline.telemetry.emit(
@@ -208,6 +365,9 @@ class ForwardRequests:
             if not accepted.done():
                 accepted.set_exception(PeerFault(pipeline.me, str(e)))
                 accepted.exception()  # the sender may be gone: then nobody else looks at it
+            if incoming.head.HasField("text"):
+                origin = claim.journey[0].peer
+                await self._sender.tell_text_lost(origin, claim.index, str(e))
         finally:
             free()
 
@@ -230,15 +390,18 @@ class ForwardRequests:
         buffer: Buffer,
         document_ends: Sequence[int],
         accepted: asyncio.Future[None] | None = None,
+        *,
+        text: pb.TextTurn | None = None,
     ) -> None:
-        """Deliver to ``claim.position``, or to another replica of its stage; ``accepted`` is done
-        when one has it. Raises PeerFault when nobody takes it."""
+        """Deliver to ``claim.position``, or to another replica of its stage, which has no ``text``
+        however; ``accepted`` is done when one has it. Raises PeerFault when nobody takes it."""
         pipeline, delivery, target = (
             self._pipeline,
             Delivery(claim.index),
             claim.journey[claim.position],
         )
-        replicas = () if target.stage == ENDS else pipeline.machine.replicas(target.stage)
+        alone = target.stage == ENDS or text is not None
+        replicas = () if alone else pipeline.machine.replicas(target.stage)
         until = pipeline.clock.now() + deadline_s
         while True:
             choice = delivery.choose(
@@ -262,6 +425,7 @@ class ForwardRequests:
                 buffer,
                 pipeline.shape,
                 document_ends,
+                text=text,
             )
 
             def held(seconds: float | None, peer: PeerId = choice) -> None:
@@ -283,5 +447,7 @@ class ForwardRequests:
 
     def close(self) -> None:
         """Nobody will answer any more."""
-        for _, _, back in self._waiting.values():
-            back.cancel()
+        for waiting in self._waiting.values():
+            waiting.back.cancel()
+        if self._expiring is not None:
+            self._expiring.cancel()

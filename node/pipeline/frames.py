@@ -26,7 +26,8 @@ one of 1 MiB (glibc maps and unmaps every buffer that large) and 4.5 ms in piece
 @dataclass(frozen=True, slots=True)
 class FrameShape:
     """What activations of this run look like: at most ``sequences`` x ``length``, always ``width``;
-    ``wire`` format. ``masked``: they say where documents end."""
+    ``wire`` format. ``masked``: they say where documents end; ``loss_mask``: how many other tokens
+    are not trained on."""
 
     sequences: int
     length: int
@@ -34,6 +35,9 @@ class FrameShape:
     wire: str
     stages: int
     masked: bool = False
+    loss_mask: bool = False
+    context: int = 0
+    """Tokens that a text may have while its keys and values are cached."""
 
     def nbytes(self, sequences: int, length: int) -> int:
         """Of one activation in the wire's format."""
@@ -51,13 +55,20 @@ class Incoming:
 
 class FrameReader(TensorReader):
     """The tensor behind a frame's head, and the tokens in it that are the last of their document
-    (``document_ends``, as :func:`node.model.documents.ends_of` has them)."""
+    (``document_ends``, as :func:`node.model.documents.ends_of` has them). ``untrained``: how many
+    other tokens are not trained on."""
 
     def __init__(
-        self, head: pb.FrameHead, shape: tuple[int, ...], wire: str, masked: bool = False
+        self,
+        head: pb.FrameHead,
+        shape: tuple[int, ...],
+        wire: str,
+        masked: bool = False,
+        loss_mask: bool = False,
     ) -> None:
-        """Raises WireError for a head of another tensor, and for ends that cannot be, or that are
-        there though not ``masked``."""
+        """Raises WireError for a head of another tensor; for ends that cannot be, or that are
+        there though not ``masked``; and for more untrained tokens than there are, or for one
+        without ``loss_mask``."""
         super().__init__([head.tensor], [("", shape)], wire)
         most = shape[0] * shape[1] if masked else 0
         if len(head.document_ends) > most:
@@ -66,6 +77,10 @@ class FrameReader(TensorReader):
         ends = (-1, *self.document_ends, most)
         if self.document_ends and not all(a < b for a, b in pairwise(ends)):
             raise WireError(f"ends of documents that do not rise from 0 to below {most}")
+        self.untrained = head.untrained
+        most = shape[0] * shape[1] - len(self.document_ends) if loss_mask else 0
+        if self.untrained > most:
+            raise WireError(f"{self.untrained} tokens that are not trained on, at most {most}")
 
 
 def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
@@ -102,6 +117,10 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
             len(head.plan_hash) <= 64 and train == bool(head.plan_hash),
             "training work carries a plan hash and other work none",
         ),
+        (
+            head.purpose == pb.GENERATE or not head.HasField("text"),
+            "the turn of a text with other work than generation",
+        ),
     )
     for fine, why in checks:
         if not fine:
@@ -134,6 +153,9 @@ def frames(
     shape: FrameShape,
     document_ends: Sequence[int] = (),
     patient: bool = False,
+    *,
+    untrained: int = 0,
+    text: pb.TextTurn | None = None,
 ) -> Iterator[pb.Frame]:
     """One activation or gradient as messages: the head, then chunks cut only when they are sent."""
     yield pb.Frame(
@@ -148,6 +170,8 @@ def frames(
             deadline_s=min(max(deadline_s, 0.001), DEADLINE_MAX_S),
             document_ends=document_ends,
             patient=patient,
+            text=text,
+            untrained=untrained,
         )
     )
     for chunk in chunks(buffer, CHUNK):

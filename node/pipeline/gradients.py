@@ -26,10 +26,13 @@ class GradientSum:
         self._offered: deque[tuple[deque[Share], int]] = deque()
         self._sums: dict[str, Tensor] = {}
         self._tokens = 0
+        self.micro_batches = 0
+        """Micro-batches that were offered since the last :meth:`reset`."""
 
     def offer(self, shares: Sequence[Share], tokens: int) -> None:
         """Count one micro-batch; its shares are given away and must not be used afterwards."""
         self._offered.append((deque(shares), tokens))
+        self.micro_batches += 1
 
     def drain(self) -> None:
         """Add everything offered so far. A share whose addition fails is kept, with those behind
@@ -54,6 +57,7 @@ class GradientSum:
         with self._lock:
             self._offered.clear()
             self._sums, self._tokens = {}, 0
+            self.micro_batches = 0
 
     @torch.no_grad()
     def _add(self, share: Share) -> None:

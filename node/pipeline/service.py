@@ -167,8 +167,9 @@ class Pipeline(PipelineBase):
     ``math`` and ``gradients``: replace the arithmetic and the gradient sum where the stage is not
     on one device. ``usual_s``: the least seconds that a plan gives an epoch; where it gives more,
     hops have longer by the same factor; 0: never. ``document_mask``: targets say where documents
-    end, and blocks keep them apart. ``planned``: paths are planned by measured costs. ``places``:
-    shares of others' micro-batches that wait here to be named, at most; 0: twice the window.
+    end, and blocks keep them apart. ``loss_mask``: targets say which tokens are not trained on.
+    ``planned``: paths are planned by measured costs. ``places``: shares of others' micro-batches
+    that wait here to be named, at most; 0: twice the window.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class Pipeline(PipelineBase):
         gradients: GradientSum | None = None,
         usual_s: float = 0.0,
         document_mask: bool = False,
+        loss_mask: bool = False,
         planned: bool = False,
         places: int = 0,
         machine: Callable[[PeerId, int, bool, int], PipelineMachine] = PipelineMachine,
@@ -208,6 +210,8 @@ class Pipeline(PipelineBase):
                 settings.wire,
                 settings.stages,
                 masked=document_mask,
+                loss_mask=loss_mask,
+                context=max(model.seq_len, model.positions),
             ),
             machine(
                 transport.peer_id,
@@ -226,8 +230,12 @@ class Pipeline(PipelineBase):
         """Takes the ends' own micro-batches through the swarm."""
         self._idle_seen = 0.0
         self._sliced = 0
+        self.math.pausing(device.breathe)
+        requests = self.forward_requests
+        self.inbound = Inbound(self, requests.receive, requests.lost)
         add_PipelineServicer_to_server(
-            Inbound(self, self.forward_requests.receive), transport.server
+            self.inbound,
+            transport.server,
         )
 
     # What training calls
@@ -301,6 +309,11 @@ class Pipeline(PipelineBase):
                 epoch=epoch,
             )
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of this epoch whose shares count here."""
+        return self._gradients.micro_batches
+
     async def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for
         another epoch.
@@ -335,6 +348,17 @@ class Pipeline(PipelineBase):
         :meth:`evaluate`."""
         back = await self.forward_requests.go(pb.GENERATE, tuple(hops), tokens)
         return await self.forward_requests.compute(partial(self.math.logits_only, back))
+
+    async def text_logits(
+        self, hops: Sequence[Hop], text: int, past: int, tokens: Tensor
+    ) -> tuple[Tensor, bool]:
+        """(logits [V] after the last of ``tokens`` [n], the next ones of a text, fp32 on the CPU;
+        True if every hop keeps the text).
+
+        ``text``: a number drawn for it; ``past``: its tokens before, which all ``hops`` keep.
+        Raises PeerFault where one of them has it no longer, and as :meth:`evaluate`.
+        """
+        return await self.forward_requests.continue_text(tuple(hops), text, past, tokens)
 
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""

@@ -28,6 +28,10 @@ STASH = 1 << 30
 """Bytes of activations that a peer keeps where nobody says how many, and there is memory."""
 
 
+TEXTS = 1 << 30
+"""Bytes of keys and values of texts that a peer keeps at most, and where there is memory."""
+
+
 @dataclass(frozen=True)
 class PipelineLimits:
     """Limits of this peer; a manifest cannot change them."""
@@ -37,6 +41,9 @@ class PipelineLimits:
     ``in_flight`` micro-batches, and for more of them up to 1 GiB where there is memory."""
     in_flight: int = 8
     """Micro-batches an ends peer keeps under way at once."""
+    text_bytes: int = 0
+    """Keys and values of texts that are generated, which are kept so that a token is a pass over
+    itself alone. 0: up to 1 GiB where there is memory beside everything else."""
     recompute: str = "auto"
     """What a stage computes again for a backward instead of keeping it: off, layers, stage;
     auto: as little as makes it fit into the memory."""

@@ -5,9 +5,10 @@ context decides.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.model.device import free_cached, out_of_memory
-from node.model.documents import ends_of, within
+from node.model.documents import ends_of, untrained_in, within
 from node.model.stages import Blocks, Ends
+from node.model.text_cache import TextCache, Turn, text_bytes
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
@@ -50,6 +52,8 @@ class VisitBuffers:
     input: FrameReader | None = None
     document_ends: tuple[int, ...] = ()
     """Of the input, or of the batch."""
+    untrained: int = 0
+    """Tokens of it that end no document and are not trained on."""
     gradient: TensorReader | None = None
     x: Tensor | None = None
     """Hidden states that came in; where a micro-batch begins, its tokens."""
@@ -67,6 +71,23 @@ class VisitBuffers:
 
     def free_graph(self) -> None:
         self.input = self.gradient = self.x = self.y = self.output = self.targets = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """The next ``count`` tokens of one text at one stage.
+
+    ``tokens``: their ids [n] where the text enters the model, at the ends; ``input``: their hidden
+    states elsewhere. ``past``: tokens that the cache has before. ``last_only``: of the output, the
+    last position alone is wanted.
+    """
+
+    cache: TextCache
+    past: int
+    count: int
+    tokens: Tensor | None = None
+    input: FrameReader | None = None
+    last_only: bool = False
 
 
 class StageMath:
@@ -104,18 +125,98 @@ class StageMath:
         held = (*module.parameters(), *module.buffers())
         self._device = held[0].device if held else torch.device("cpu")
         self.graph_bytes: dict[tuple[int, ...], int] = {}
+        self._texts = WeakSet[TextCache]()
+
+    @property
+    def caches_texts(self) -> bool:
+        """True where keys and values of texts can be kept: the stage is on one device."""
+        return isinstance(self.module, Blocks | Ends)
+
+    def pausing(self, pause: Callable[[], None]) -> None:
+        """Have ``pause`` called between two layers, forward and backward."""
+        if isinstance(self.module, Blocks | Ends):
+            self.module.pause = pause
+
+    # Texts
+    # ------------------------------------------------------------
+
+    def text_bytes(self, tokens: int) -> int:
+        """Bytes of the keys and values of a text of so many tokens, at most."""
+        if not isinstance(self.module, Blocks | Ends):
+            return 0
+        return text_bytes(self.module.settings, len(self.module.layers), tokens)
+
+    @torch.no_grad()
+    def extend_texts(self, steps: Sequence[TextStep]) -> list[memoryview | Exception]:
+        """The hidden states behind this stage of the next tokens of several texts, in one pass;
+        instead of them an error, for the text that has one."""
+        module = self.module
+        if not isinstance(module, Blocks | Ends):
+            raise ValueError("this stage keeps no texts")
+        able = [step for step in steps if step.cache.length == step.past]
+        found: dict[int, memoryview | Exception] = {}
+        if able:
+            self._texts.update(step.cache for step in able)
+            turns = [Turn(step.cache, step.count) for step in able]
+            with self._computing_texts():
+                h_ND = module.extend(torch.cat([self._entering(step) for step in able]), turns)
+            pieces = h_ND.split([turn.count for turn in turns])
+            for step, piece in zip(able, pieces, strict=True):
+                found[id(step)] = self._leaving(piece[-1:] if step.last_only else piece)
+        gone = ValueError("the keys and values of this text are no longer here")
+        return [found.get(id(step), gone) for step in steps]
+
+    @torch.no_grad()
+    def text_logits(self, readers: Sequence[FrameReader]) -> list[Tensor | Exception]:
+        """Logits [V], fp32 on the CPU, of the last position of each text, in one pass."""
+        last = torch.cat([self._take(reader)[0, -1:] for reader in readers])
+        with self._computing_texts():
+            return [*self._ends.logits(last).float().cpu()]
+
+    def _entering(self, step: TextStep) -> Tensor:
+        """Hidden states [n, D] of the new tokens before the layers of this stage."""
+        if step.tokens is not None:
+            return cast(Ends, self.module).rows(step.tokens.to(self._device))
+        return self._take(_there(step.input))[0]
+
+    def _leaving(self, h_nD: Tensor) -> memoryview | Exception:
+        try:
+            return self._encode(h_nD[None])
+        except COMPUTE_ERRORS as e:
+            return e
+
+    @contextmanager
+    def _computing_texts(self) -> Iterator[None]:
+        """The context of a pass over texts; where memory runs out, all of them are forgotten."""
+        try:
+            with self.autocast():
+                yield
+        except (RuntimeError, MemoryError) as e:
+            if out_of_memory(e):
+                self._forget_texts()
+            raise
+
+    def _forget_texts(self) -> bool:
+        """Free the keys and values of all texts; True if there were any."""
+        held = [text for text in self._texts if text.length]
+        for text in held:
+            text.clear()
+        return bool(held)
 
     # Block stages
     # ------------------------------------------------------------
 
     def forward(self, work: VisitBuffers) -> None:
         """Input → output; the graph is kept, or what it is made again from."""
-        work.document_ends = _there(work.input).document_ends
-        x = work.x = self._take(_there(work.input)).requires_grad_()
+        came = _there(work.input)
+        work.document_ends = came.document_ends
+        work.untrained = came.untrained
+        x = work.x = self._take(came).requires_grad_()
         work.input = None
         work.output = self._encode(self._in_memory(len(x), lambda: self._forward(work, x)))
-        # As at the ends: the last token of a document has no target.
-        work.tokens = work.shape[0] * work.shape[1] - len(work.document_ends)
+        # As at the ends, where the loss is summed over tokens with a target alone.
+        without = len(work.document_ends) + work.untrained
+        work.tokens = work.shape[0] * work.shape[1] - without
 
     def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
         if self.recompute == "stage":
@@ -166,6 +267,7 @@ class StageMath:
         """Tokens → hidden states; the graph is kept, or the tokens it is made again from."""
         tokens, targets = _there(work.batch)()
         work.batch, work.targets, work.document_ends = None, targets, ends_of(targets)
+        work.untrained = untrained_in(targets)
         if tuple(tokens.shape) != work.shape[:2]:
             raise ValueError(
                 f"the batch is {tuple(tokens.shape)}, the plan's micro-batches are {work.shape}"
@@ -239,7 +341,9 @@ class StageMath:
             try:
                 return compute()
             except (RuntimeError, MemoryError) as e:
-                if not out_of_memory(e) or not self._shrink(sequences):
+                if not out_of_memory(e):
+                    raise
+                if not self._forget_texts() and not self._shrink(sequences):
                     raise
             free_cached()  # only now: the error held what was computed so far
 

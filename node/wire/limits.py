@@ -38,6 +38,8 @@ TEXT = 4 * KIB
 """Bytes of a text, a signature or a digest that has no row of its own."""
 PLAN = 4 * MIB
 """Bytes of a plan."""
+STOPS, MESSAGES = 16, 256
+"""Stop texts of a request for text, and messages of its conversation."""
 CELL_HOSTS_BYTES = 96 * KIB
 """Bytes of the hosts of one cell."""
 UNKNOWN = 64
@@ -96,7 +98,7 @@ SIZES: Mapping[str, int] = {
     "v1.GrantNote": 64 * KIB,
     "v1.CellsNote": CELLS * CELL_HOSTS_BYTES + 64 * KIB,
     "v1.CellsReply": CELL_HOSTS_BYTES + 8 * KIB,
-    "v1.GenerateRequest": 80 * KIB,
+    "v1.GenerateRequest": 160 * KIB,
     "v1.Piece": 80 * KIB,
     "v1.EvaluateRequest": 32 * KIB,
     "v1.Evaluated": 64 * KIB,
@@ -184,6 +186,10 @@ LIMITS: Mapping[str, Limit] = {
     "v1.PunchAnswer.addresses": Limit(64, NAME),
     # Forward-only work for peers without the ends.
     "v1.GenerateRequest.prompt": Limit(nbytes=64 * KIB),
+    "v1.GenerateRequest.stop": Limit(STOPS, NAME),
+    "v1.GenerateRequest.messages": Limit(MESSAGES, 65 * KIB),
+    "v1.ChatMessage.role": Limit(nbytes=NAME),
+    "v1.ChatMessage.content": Limit(nbytes=64 * KIB),
     "v1.Piece.text": Limit(nbytes=64 * KIB),
     "v1.LeaveOut.stages": _SKIPPED,
     "v1.Missing.asked": _SKIPPED,

@@ -27,6 +27,7 @@ VERBS = (
     ("logs",),
     ("doctor", "net"),
     ("generate", "hello"),
+    ("chat",),
     ("eval",),
     ("export", "out"),
     ("swarm", "init", "mine.toml", "--force"),

@@ -3,6 +3,8 @@ wrong with it."""
 
 import hashlib
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ import tokenizers
 
 from benchmarks.given import directories
 from node.app.joining import run_name
+from node.app.run_files import RunFiles
 from node.config import NodeConfig
 from node.data.readers import pydoc
 from node.data.settings import Places
+from node.data.tokenizer_files import FilesMissing
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
 from node.model.pretrained import Weights
@@ -94,7 +98,7 @@ def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
             "gone.json: No such file",
             "--tokenizer PATH",
         ),
-        (("--data", "file:" + str(words)), "unknown ending", ".jsonl"),
+        (("--data", "file:" + str(words)), "no row that can be read", "data.column"),
         (("--data", str(corpus), "--set", "model.seq_len=8192"), "too few", "longer text"),
     )
     for words_, *says in cases:
@@ -226,6 +230,59 @@ def test_a_name_that_was_given_stays(tutti, home):
     tutti("swarm", "init", "--no-open", "--name", "base", "base.toml").good()
     tutti("swarm", "init", "--no-open", "--from", "base.toml", "again.toml").good()
     assert read_manifest(home.parent / "again.toml").swarm.name == "base"
+
+
+def with_tokenizer(model, **config):
+    """A word tokenizer of 300 ids beside a model, its end of text "w7", and a chat template."""
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(300)}, unk_token="w0")
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.add_special_tokens(["w7"])
+    if "pad" in config:
+        inner.add_special_tokens([config.pop("pad")])
+    inner.save(str(model / "tokenizer.json"))
+    config = {"eos_token": "w7", "chat_template": "T", **config}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_init_names_the_files_of_the_model_by_hash(tutti, home, ours, tmp_path):
+    model = with_tokenizer(directories.made("llama", tmp_path / "model"))
+    (tmp_path / "book.txt").write_text(" ".join(f"w{i % 290}" for i in range(9000)))
+    words = ["swarm", "init", "--from", str(model), "--data", str(tmp_path / "book.txt")]
+    tutti(*words).good()
+    made = read_manifest(home.parent / "swarm.toml")
+    assert made.data.end == 7
+    names = ["config.json", "generation_config.json", "tokenizer_config.json"]
+    assert [entry.partition(":")[0] for entry in made.data.files] == names
+    for name in names:
+        assert ours.file_path(made.run_id, name).read_bytes() == (model / name).read_bytes()
+    (model / "tokenizer_config.json").unlink()  # the copy in the home counts
+    files = RunFiles(ours, made, None).load()
+    assert (files.chat_template, files.end_id) == ("T", 7)
+    tutti("swarm", "init", "--from", "swarm.toml", "again.toml").good()
+    again = read_manifest(home.parent / "again.toml")
+    assert (again.data.files, again.data.end) == (made.data.files, 7)
+    assert RunFiles(ours, again, None).load().chat_template == "T"
+    ours.file_path(again.run_id, "tokenizer_config.json").write_bytes(b"{}")
+    with pytest.raises(FilesMissing, match=r"tokenizer_config\.json"):
+        RunFiles(ours, again, None).load()
+
+
+def test_a_token_beyond_the_vocabulary_is_named_with_a_step_that_works(
+    tutti, tmp_path, monkeypatch
+):
+    model = with_tokenizer(directories.made("llama", tmp_path / "model"), pad="[PAD]")
+    words = ["swarm", "init", "--data", "synthetic:7", "--from"]
+    shown = tutti(*words, str(model))
+    refused(shown, 2, "[PAD] is id 300", "has 300 ids", "resize_token_embeddings")
+    command = next(line for line in shown.stderr.splitlines() if " -c " in line)
+    _, flag, code, *arguments = shlex.split(command)
+    assert flag == "-c"
+    monkeypatch.setattr(sys, "argv", ["-c", *arguments])
+    exec(code, {})
+    tutti(*words, arguments[1]).good()
 
 
 def test_init_begins_from_the_model_in_a_directory(tutti, home, ours, tmp_path):

@@ -1,6 +1,10 @@
 import json
 import os
+import re
+import signal
+import subprocess
 
+import httpx
 import pytest
 
 from benchmarks.lab.canned_window import training_snapshot
@@ -9,7 +13,7 @@ from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
 from protos.control_pb2 import Event, Piece
-from tests.cli.conftest import refused
+from tests.cli.conftest import refused, started
 
 
 def test_status_is_for_people_and_for_machines(tutti, daemon):
@@ -39,6 +43,8 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
         ("drain",),
         ("monitor",),
         ("generate", "x"),
+        ("chat",),
+        ("serve",),
         ("eval",),
         ("logs",),
         ("ping", "abc"),
@@ -271,3 +277,27 @@ def test_the_owner_puts_peers_out_of_a_running_swarm(tutti, home, ours, daemon, 
     refused(tutti("swarm", "revoke", "nobody"), 2, "no peer in sight", "tutti peers")
     mine = Identity.load(ours.identity_path).peer_id
     refused(tutti("swarm", "revoke", mine), 2, "this node itself")
+
+
+def test_a_pipe_talks_with_the_model(home, daemon):
+    with started(home, "chat", "--system", "be brief", stdin=subprocess.PIPE) as process:
+        out, said = process.communicate(b"hello\n/reset\nyou\n", timeout=60)
+    assert (out, said, process.returncode) == (b"HELLO\nYOU\n", b"", 0)
+
+
+def test_serve_answers_until_it_is_interrupted(home, daemon):
+    with started(home, "serve", "--port", "0") as process:
+        line = process.stderr.readline().decode()
+        url = re.search(r"http://127\.0\.0\.1:\d+/v1", line)[0]
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        answer = httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert answer.json()["choices"][0]["message"]["content"] == "HELLO"
+    assert (process.returncode, said.decode()) == (130, "interrupted\n")
+
+
+def test_serve_needs_a_token_where_others_reach_it(tutti, daemon):
+    shown = tutti("serve", "--host", "0.0.0.0", "--port", "0")
+    assert shown.returncode == 2
+    assert "--token" in shown.stderr

@@ -8,10 +8,18 @@ import pytest
 import torch
 
 from node.app.assembly import split_between
-from node.app.capacity import check_memory, room_on, share_places, shares, stash_limit
+from node.app.capacity import (
+    check_memory,
+    room_on,
+    share_places,
+    shares,
+    stash_limit,
+    text_limit,
+)
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest
+from node.model.cost import Verdict
 from node.model.device import CONTEXT
 
 GIB = 1 << 30
@@ -130,3 +138,24 @@ def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path:
     few, _ = places(GIB - stash + 2 * parameters + 1000)
     assert few == tight + 2
     assert places(32 * GIB) == (tight + window, GIB), "a window more"
+
+
+def test_keys_and_values_of_texts_have_the_memory_that_is_left(tmp_path: Path) -> None:
+    ours, stage = config(tmp_path), 1
+    needed = check_memory(ours, DEMO, stage, 64 * GIB).needed
+
+    def verdict(spare: int) -> Verdict:
+        return check_memory(ours, DEMO, stage, math.ceil((needed + spare) / 0.9))
+
+    def texts(spare: int, ours: NodeConfig = ours) -> int:
+        """Bytes for texts of a peer with so many bytes beyond the plan."""
+        return text_limit(ours, DEMO, stage, verdict(spare))
+
+    assert texts(0) == texts(-needed // 2) == 1, "room for none"
+    beside = 3 * GIB // 2 - texts(3 * GIB // 2)
+    stash = GIB - stash_limit(ours, DEMO, stage, verdict(0))
+    assert stash < beside < stash + GIB // 8, "the stash and the shares come first"
+    assert texts(beside + 1000) == pytest.approx(1000, abs=8)
+    assert texts(32 * GIB) == GIB
+    asked = config(tmp_path, **{"limits.text_bytes": 5000})
+    assert texts(0, asked) == texts(32 * GIB, asked) == 5000

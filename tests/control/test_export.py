@@ -19,17 +19,20 @@ from torch import Tensor
 from benchmarks.lab.memory_net import MemoryNet
 from node.app.export import exporter as export
 from node.app.export.exporter import Exporter, News, Progress
+from node.app.run_files import RunFiles
 from node.checkpoint import donors, pins
 from node.checkpoint.fetch import fetch
 from node.checkpoint.service import StateService, Unserved
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.state import StateKind
+from node.checkpoint.state import NoDonor, StateKind
 from node.config import NodeConfig
 from node.core.errors import NetworkFault, OutOfResources, Refused, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.data.tokenizer import ByteTokenizer, Tokenizer
 from node.manifest import Manifest, amended
+from node.model.merging import drawn_base
+from node.model.settings import DIGEST
 from node.model.shapes import parameter_shapes
 from node.training.state.stage import Held
 from node.wire.tensors import digest
@@ -67,6 +70,8 @@ class Peer:
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str
     ) -> tuple[Version, Mapping[str, Tensor]] | None:
+        if (stage, kind, epoch) == (self.stage, StateKind.BASE, 0) and self.lab.base:
+            return Version(0), self.lab.base[stage]
         if (stage, kind, epoch) != (self.stage, StateKind.PARAMETERS, self.at.epoch):
             return None
         return self.at, self.lab.tensors(stage, self.at)
@@ -102,6 +107,8 @@ class Lab:
         self.version = Version(7, "ab" * 16)
         self.peers: list[Peer] = []
         self.tokenizer: Tokenizer | None = None
+        self.base: list[dict[str, Tensor]] = []
+        """Weights beside which adapters are trained, of every stage."""
         self.config = NodeConfig(root / "home")
         self.config.home.mkdir()
         self.plan: Plan | None = None
@@ -156,6 +163,7 @@ class Lab:
 
         class Stage:
             stage, empty = lab.stage, False
+            frozen = property(lambda _: lab.base[lab.stage] if lab.base else None)
             version = property(lambda _: lab.here)
 
             def held(self, epoch: int, lineage: str) -> Held | None:
@@ -265,8 +273,6 @@ async def test_a_fetched_tokenizer_is_kept_and_given_to_others(make) -> None:
     await lab.export()
     await lab.net.kill(ends.peer)
     lab.peers.remove(ends)
-    from node.app.run_files import RunFiles
-
     files = RunFiles(lab.config, lab.manifest, None)
     assert files.read(SHA256) == TOKENIZER
     assert files.read("0" * 64) is None
@@ -331,6 +337,112 @@ async def test_an_adapter_needs_no_tokenizer_and_no_ends(make) -> None:
     assert same(found, wanted)
     assert (fields["adapter"], fields["stages"]) == (True, 2)
     assert json.loads((lab.out / "adapter_config.json").read_text())["r"] == 4
+
+
+# ----------------------------------------------------------- files of the model
+
+CONFIG = json.dumps({"eos_token": "<|pad|>", "chat_template": "T"}).encode()
+GENERATION = json.dumps({"eos_token_id": [258, 257], "temperature": 0.2}).encode()
+GIVEN = {"tokenizer_config.json": CONFIG, "generation_config.json": GENERATION}
+WITH_FILES = {
+    **OWN_TOKENIZER,
+    "data.files": [f"{n}:{hashlib.sha256(c).hexdigest()}" for n, c in GIVEN.items()],
+}
+
+
+def holding_all(sha256: str) -> bytes | None:
+    contents = (TOKENIZER, *GIVEN.values())
+    return next((c for c in contents if hashlib.sha256(c).hexdigest() == sha256), None)
+
+
+async def test_files_of_the_model_come_from_another_peer_to_the_byte(make) -> None:
+    lab = await make(WITH_FILES, stages=(2,))
+    ends = await lab.host(0, holding_all)
+    await lab.export()
+    for name, content in {**GIVEN, "tokenizer.json": TOKENIZER}.items():
+        assert (lab.out / name).read_bytes() == content
+    assert json.loads((lab.out / "config.json").read_bytes())["eos_token_id"] == [258, 257]
+    ends.service._files = None  # the copies that were kept are enough from now on
+    kept = RunFiles(lab.config, lab.manifest, None).load()
+    assert (kept.chat_template, kept.eos_ids, kept.end_id) == ("T", (258, 257), 258)
+    _, _, fields = await lab.export(without_tokenizer=True)
+    assert not (lab.out / "tokenizer_config.json").exists()
+    assert (lab.out / "generation_config.json").read_bytes() == GENERATION
+    assert fields["notes"] == []
+
+
+async def test_files_are_fetched_by_who_needs_them(make) -> None:
+    lab = await make(WITH_FILES, stages=())
+    files = RunFiles(lab.config, lab.manifest, None)
+    with pytest.raises(NoDonor):
+        await files.fetched(lab.me, [])
+    ends = await lab.host(0, holding_all)
+    assert (await files.fetched(lab.me, [ends.peer])).chat_template == "T"
+    assert files.load().files == GIVEN
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+async def test_a_file_of_the_model_that_nobody_has_is_named(make) -> None:
+    lab = await make(WITH_FILES, stages=(2,))
+    lacking = digest_of(GENERATION)
+    await lab.host(0, lambda sha256: None if sha256 == lacking else holding_all(sha256))
+    with pytest.raises(NetworkFault, match=r"(?s)generation_config\.json .*not held here") as e:
+        await lab.export()
+    assert "--tokenizer" in e.value.next_step
+    assert lab.nothing_left()
+    for name, content in {**GIVEN, "tokenizer.json": TOKENIZER}.items():
+        (lab.root / name).write_bytes(content)
+    await lab.export(tokenizer=str(lab.root / "tokenizer.json"))
+    assert (lab.out / "generation_config.json").read_bytes() == GENERATION
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_adapters_are_merged_into_drawn_or_given_weights(make, given: bool) -> None:
+    changes: dict[str, Any] = {"model.adapter": 2, "model.adapter_alpha": 6.0}
+    plain = amended(Manifest.default_demo(), SMALL).model
+    base = [drawn_base(plain, 2, stage, "fp32") for stage in range(3)]
+    if given:
+        for tensors in base:
+            for tensor in tensors.values():
+                tensor.add_(0.25)
+        changes["model.weights"] = [DIGEST + digest(tensors) for tensors in base]
+        changes["model.base"] = "tiny/Base-1"
+    lab = await make(changes)
+    lab.base = base if given else []
+    _, _, fields = await lab.export(merge=True)
+    wanted = {name: tensor for tensors in base for name, tensor in tensors.items()}
+    adapters = lab.whole(lab.version)
+    for name in list(wanted):
+        down = adapters.get(name.replace(".weight", ".lora_A.weight"))
+        if down is not None:
+            up = adapters[name.replace(".weight", ".lora_B.weight")]
+            wanted[name] = wanted[name] + 3.0 * (up @ down)
+    found = load_file(lab.out / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=1e-5)
+    assert fields["adapter"] is False
+    _, _, fields = await lab.export()
+    assert fields["base"] == ("tiny/Base-1" if given else "")
+    written = json.loads((lab.out / "adapter_config.json").read_bytes())
+    assert written["base_model_name_or_path"] == (fields["base"] or None)
+    assert (lab.out / "tokenizer.json").exists()
+
+
+async def test_options_that_a_run_cannot_have_are_refused(make) -> None:
+    lab = await make()
+    with pytest.raises(UsageFault, match="trains no adapters"):
+        await lab.export(merge=True)
+
+
+async def test_gguf_of_adapters_needs_whole_weights(make) -> None:
+    lab = await make({"model.adapter": 2})
+    with pytest.raises(UsageFault, match="whole weights") as e:
+        await lab.export(gguf=True)
+    assert "--merge" in e.value.next_step
 
 
 # ----------------------------------------------------------- one version

@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.parquet as pq
 
 from benchmarks.lab.file_server import FileServer
+from node.data.readers import LeftOut, RowFormat
 from node.data.settings import OWN_MANIFEST, DataSettings, Places
 from node.data.streamed.documents import documents_of
 from node.data.streamed.files import Files, Shard
@@ -45,7 +46,12 @@ def write(path: Path, texts: list[str], frames: int = 3) -> Path:
         table = pyarrow.table({"id": list(range(len(texts))), "text": texts})
         pq.write_table(table, path, row_group_size=max(1, len(texts) // 4))
         return path
-    content = lines if ".jsonl" in path.name else [t.encode() for t in texts]
+    content = lines if "json" in path.name else [t.encode() for t in texts]
+    if path.name == "a.json":
+        content = [b"[", b",".join(lines), b"]"]
+    elif ".csv" in path.name:
+        quoted = (t.replace('"', '""') for t in texts)
+        content = [b"id,text\n", *(f'7,"{t}"\n'.encode() for t in quoted)]
     cuts = [len(content) * i // frames for i in range(frames + 1)]
     parts = [b"".join(content[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
     pack = {".zst": zstd, ".gz": gzip.compress}.get(path.suffix, bytes)
@@ -77,9 +83,14 @@ def shard_of(path: Path) -> Shard:
     return Shard(str(path), path.stat().st_size)
 
 
-def given(found: Files, shard: Shard, column: str = "text") -> list[bytes]:
-    """The documents of all of a shard."""
-    return list(documents_of(found, shard, Part(0, 0, shard.size), column)[0])
+def given(
+    found: Files, shard: Shard, column: str = "text", part: Part | None = None
+) -> list[bytes]:
+    """The documents of a part of a shard, of all of it unless another is said."""
+    part = part or Part(0, 0, shard.size)
+    left = LeftOut(shard.name)
+    texts, _ = documents_of(found, shard, part, RowFormat(column), left)
+    return [text for text in texts if isinstance(text, bytes)]
 
 
 def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap: int = CAP,

@@ -4,11 +4,13 @@ the same."""
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from node.core.errors import Refused, UsageFault
+from node.data.places import open_regular
 from node.data.settings import DataSettings, Places
 from node.data.sources import open_data
 from node.data.tokenizer import ByteTokenizer, open_tokenizer
@@ -131,3 +133,10 @@ def test_a_saved_data_set_is_found_where_this_peer_keeps_it(tmp_path):
             Places(str(place), own=place.name == "sets"),
         )
         assert corpus.tokens == 20 * 11
+
+
+def test_a_git_lfs_pointer_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid x\n")
+    with pytest.raises(UsageFault, match=r"text\.jsonl is a Git LFS pointer") as fault:
+        open_regular(tmp_path / "text.jsonl", "next")
+    assert "lfs pull" in fault.value.next_step

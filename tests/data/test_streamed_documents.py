@@ -6,11 +6,15 @@ import random
 import pytest
 
 from node.core.errors import UsageFault
+from node.data.readers import TEXTS, LeftOut, RowFormat
 from node.data.streamed.documents import documents_of
 from node.data.streamed.pieces import Part
 from tests.data.streamed import documents, given, opened, shard_of, write
 
-NAMES = ("a.txt", "a.txt.zst", "a.txt.gz", "a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.parquet")
+NAMES = (
+    "a.txt", "a.txt.zst", "a.txt.gz", "a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.parquet",
+    "a.json", "lines.json", "a.csv", "a.csv.gz",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -22,21 +26,29 @@ def test_parts_side_by_side_give_each_document_once(tmp_path, name, seed):
     cuts = sorted({0, *inside, shard.size})
     read, found = opened(tmp_path), []
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        given, ended = documents_of(read, shard, Part(0, start, stop), "text")
+        left = LeftOut(name)
+        given, ended = documents_of(read, shard, Part(0, start, stop), TEXTS, left)
         found += [d.decode() for d in given]
         assert ended == (".txt" not in name)
     if ".txt" in name:
         assert "".join(found) == "".join(texts)
-    else:
-        assert found == texts
+    else:  # a table knows no difference between an empty field and none
+        assert found == [text for text in texts if text or ".csv" not in name]
 
 
-def test_a_line_that_is_no_document_is_left_out_and_said(tmp_path, caplog):
+def test_a_line_that_is_no_document_is_left_out_and_counted(tmp_path):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": "one"}), "{broken", "[]", "7", '{"other": 1}', '{"text": 3}']
     path.write_text("\n".join([*lines, "", json.dumps({"text": "two"})]))
-    assert given(opened(tmp_path), shard_of(path)) == [b"one", b"two"]
-    assert "5 lines are no JSON object with a string 'text'" in caplog.text
+    left, shard = LeftOut("a"), shard_of(path)
+    found, _ = documents_of(opened(tmp_path), shard, Part(0, 0, shard.size), TEXTS, left)
+    assert list(found) == [b"one", b"two"]
+    assert left.reasons == {
+        "a line that is no JSON object": 1,
+        "a row that is no object": 2,
+        "no field 'text'; the fields are other": 1,
+        "int in 'text' in place of a text": 1,
+    }
 
 
 def test_a_column_of_another_name(tmp_path):
@@ -68,3 +80,17 @@ def test_a_packed_shard_that_grows_above_the_cap_is_refused(tmp_path):
     with pytest.raises(Exception, match="not fit below data_disk"):
         given(opened(tmp_path, 4 << 20), shard_of(path))
     assert not any((tmp_path / "kept").iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_utf_16_is_no_text_until_it_is_said(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"text": "weit"}\n' * 9, encoding="utf-16")
+    with pytest.raises(UsageFault, match="NUL bytes") as fault:
+        given(opened(tmp_path), shard_of(path))
+    assert "data.encoding=utf-16-le" in fault.value.next_step
+    part = Part(0, 0, path.stat().st_size)
+    form = RowFormat(encoding="utf-16-le")
+    found, _ = documents_of(opened(tmp_path), shard_of(path), part, form, LeftOut("a"))
+    wanted = [b"weit"] * 9 if name == "a.jsonl" else [b'{"text": "weit"}\n' * 9]
+    assert list(found) == wanted

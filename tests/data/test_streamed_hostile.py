@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from node.core.errors import NetworkFault, OutOfResources, UsageFault
+from node.data.kinds import FileKind
+from node.data.readers import TEXTS, LeftOut
 from node.data.settings import OWN_MANIFEST, DataSettings, Places
 from node.data.streamed import fetching, files
 from node.data.streamed import stream as stream_module
@@ -295,16 +297,17 @@ def test_columns_of_parquet_as_libraries_write_them(tmp_path, columns, texts):
     assert given(opened(tmp_path), shard_of(path)) == texts
 
 
-def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch, caplog):
+def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("node.data.streamed.documents.LONGEST", 1 << 20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + b"x" * (5 << 20) + b'\n{"text": "b"}\n')
     read, shard = opened(tmp_path), shard_of(path)
     cuts = [0, 100, 1000, 3 << 20, shard.size]
     parts = [Part(0, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
-    found = [d for part in parts for d in documents_of(read, shard, part, "text")[0]]
+    left = LeftOut("a")
+    found = [d for part in parts for d in documents_of(read, shard, part, TEXTS, left)[0]]
     assert found == [b"a", b"b"]
-    assert "1 lines are no JSON object" in caplog.text
+    assert left.reasons == {"a line that is no JSON object": 1}
 
 
 def test_a_shard_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
@@ -340,7 +343,7 @@ def test_a_file_gets_its_name_when_the_disk_has_it(answers, tmp_path, monkeypatc
     url = answers(lambda h: reply(h, 200, packed)).url
     found, shard = opened(tmp_path), Shard(url.replace(".txt", ".txt.zst"), len(packed))
     assert [found.whole(shard).stat().st_ino] == synced
-    text = Path(found.unpacked(shard, "zstd").name)
+    text = Path(found.unpacked(shard, FileKind("text", "zstd")).name)
     found.put(tmp_path / "kept" / "0.block", TEXT)
     assert synced[1:] == [p.stat().st_ino for p in (text, tmp_path / "kept" / "0.block")]
 
@@ -388,7 +391,7 @@ def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
     assert len(given(found, shard)) == 50
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UsageFault, match="cut short"):
-        list(documents_of(found, shard, Part(0, 900, 1100), "text")[0])
+        given(found, shard, part=Part(0, 900, 1100))
 
 
 async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path, opens):

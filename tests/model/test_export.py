@@ -299,3 +299,26 @@ def test_a_tokenizer_that_is_none_is_refused(tmp_path):
     with pytest.raises(UsageFault, match="tokenizer"):
         exported(tmp_path / "out", SMALL, merged(SMALL), b"[]")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_model_is_written_in_several_files_with_an_index(tmp_path):
+    tensors = merged(SMALL)
+    where = exported(tmp_path / "out", SMALL, tensors, shard_bytes=40_000)
+    shards = sorted(p.name for p in where.glob("model-*.safetensors"))
+    count = len(shards)
+    assert count > 2
+    assert shards == [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+    largest = max(t.numel() * 4 for t in tensors.values())
+    for name in shards:
+        assert (where / name).stat().st_size < max(40_000, largest) + 8192
+    index = json.loads((where / "model.safetensors.index.json").read_bytes())
+    assert index["metadata"]["total_size"] == sum(t.numel() * 4 for t in tensors.values())
+    assert index["weight_map"].keys() == tensors.keys()
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        where, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    for name, parameter in loaded.state_dict().items():
+        assert torch.equal(parameter, tensors[name]), name
+    exported(where, SMALL, tensors)
+    assert not list(where.glob("model-*")), "an earlier export in shards is replaced"

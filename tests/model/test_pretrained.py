@@ -140,11 +140,26 @@ def test_older_files_say_the_rotary_base_elsewhere(llama: Path) -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
-        ({"partial_rotary_factor": 0.5}, "rotary embedding of a part"),
+        ({"partial_rotary_factor": 0.5}, "turns a part"),
         ({"hidden_size": "gone"}, "hidden_size"),
         ({"hidden_size": "32"}, "model.d_model"),
         ({"num_hidden_layers": 3.5}, "model.layers"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "'su'"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "'proportional'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "turns a part"),
+        (
+            {"layer_types": ["full_attention"], "rope_parameters": {"full_attention": {}}},
+            "differs between layers",
+        ),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1], "short_factor": 3}}, "json"),
+        (
+            {
+                "rope_scaling": {"type": "longrope", "long_factor": [1], "short_factor": [1]},
+                "original_max_position_embeddings": 1,
+            },
+            "json",
+        ),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor"),
         ({"rope_parameters": [1]}, "config.json"),
         ({"max_position_embeddings": "many"}, "config.json"),
@@ -216,6 +231,33 @@ def test_tensors_that_do_not_fit_the_model_are_refused(llama: Path) -> None:
     with pytest.raises(UsageFault, match=r"1 tensors .* extra"):
         holding(extra=torch.ones(2)).check(settings)
     tied = replace(settings, tied=True)
-    same = holding(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    with pytest.raises(UsageFault, match=r"lm_head\.weight differs") as fault:
+        holding().check(tied)
+    assert "set it to false" in fault.value.next_step
+    shared = tensors["model.embed_tokens.weight"]
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    same = holding(**table, **{"lm_head.weight": shared.clone()})
     same.check(tied)
     assert "lm_head.weight" not in same.stage(tied, 1, 0)
+    with pytest.raises(UsageFault, match=r"no tensor lm_head\.weight") as fault:
+        holding(**{"lm_head.weight": None}).check(settings)
+    assert '"tie_word_embeddings": true' in fault.value.next_step
+    with pytest.raises(UsageFault, match=r"301 ids, and .* has 300 rows") as fault:
+        holding().check(replace(settings, vocab=301))
+    assert '"vocab_size": 300' in fault.value.next_step
+
+
+def test_a_git_lfs_pointer_is_called_that(llama: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
+    shards = sorted(llama.glob("*.safetensors"))
+    shards[-1].write_bytes(pointer)
+    with pytest.raises(UsageFault, match="is a Git LFS pointer") as fault:
+        Weights(llama).digests(settings_of(llama), 1)
+    assert "lfs pull" in fault.value.next_step
+    (llama / "model.safetensors.index.json").unlink()
+    shards[-1].rename(llama / "model.safetensors")
+    with pytest.raises(UsageFault, match="is a Git LFS pointer"):
+        Weights(llama)
+    (llama / "config.json").write_bytes(pointer)
+    with pytest.raises(UsageFault, match="is a Git LFS pointer"):
+        model_of(llama)

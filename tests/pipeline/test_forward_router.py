@@ -3,6 +3,7 @@ and what is said of it."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,15 @@ from node.core.errors import NetworkFault, PeerFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
-from node.inference.at_ends import choose, evaluate, sample, slow_words, speak
+from node.data.tokenizer_files import TokenizerFiles
+from node.inference.at_ends import (
+    check_drawing,
+    choose,
+    evaluate,
+    sample,
+    slow_words,
+    speak,
+)
 from node.inference.forward_router import ForwardRouter, Reroute, decide, named
 from node.pipeline.settings import PipelineSettings
 from protos.control_pb2 import GenerateRequest, LeaveOut
@@ -232,7 +241,9 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
         work=SimpleNamespace(plan=plan),
         training=SimpleNamespace(member=SimpleNamespace(busy=True)),
         tokenizer=Letters(),
-        manifest=SimpleNamespace(model=swarm.model),
+        stage=SimpleNamespace(version=SimpleNamespace(epoch=3)),
+        files=no_files,
+        texts=asyncio.Semaphore(1),
     )  # pyright: ignore
 
     async def said(request: GenerateRequest, dies: int = -1) -> tuple[str, list]:
@@ -264,14 +275,51 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
         await said(GenerateRequest(prompt="abc", temperature=float("nan")))
 
 
+async def no_files() -> TokenizerFiles:
+    return TokenizerFiles()
+
+
+async def drawn(logits: list[float], count: int = 1, eos: tuple[int, ...] = (), **how) -> list:
+    """Tokens drawn from the same logits, and how the text ends."""
+
+    async def forward(ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(logits)
+
+    request = GenerateRequest(max_tokens=count, **how)
+    pieces = [p async for p in sample(forward, ByteTokenizer(), request, [97], eos)]
+    assert pieces[0].prompt_tokens == 1
+    return [*(p.token for p in pieces[:-1]), pieces[-1].finish]
+
+
 @pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-9])
 async def test_a_temperature_near_0_takes_the_likeliest_token(temperature):
-    async def forward(turn: int, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([[90.0, 100.0 + turn, 99.0]])
+    found = await drawn([90.0, 100.0, 99.0], 2, temperature=temperature)
+    assert found == [1, 1, "length"]
 
-    request = GenerateRequest(prompt="abc", max_tokens=2, temperature=temperature)
-    said = [piece.token async for piece in sample(forward, ByteTokenizer(), request, 8)]
-    assert said == [1, 1]
+
+async def test_a_text_ends_with_its_mark():
+    assert await drawn([0.0, 9.0], 5, eos=(1,)) == [1, "stop"]
+
+
+async def test_top_p_keeps_the_likeliest_tokens_with_so_much_probability():
+    chances = torch.tensor([0.1, 0.5, 0.3, 0.1]).log().tolist()
+    for top_p, kept in ((0.4, {1}), (0.7, {1, 2}), (1e-9, {1}), (0.0, {0, 1, 2, 3})):
+        found = await drawn(chances, 200, temperature=1.0, top_p=top_p, seed=5)
+        assert set(found[:-1]) == kept
+    with pytest.raises(UsageFault, match="top_p"):
+        check_drawing(GenerateRequest(top_p=float("nan")))
+
+
+async def test_a_stop_text_ends_the_text_before_it():
+    letters = iter("one two three")
+
+    async def forward(ids: Sequence[int]) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(ord(next(letters))), 259).float()
+
+    request = GenerateRequest(max_tokens=13, stop=["o t", "wo"])
+    pieces = [p async for p in sample(forward, ByteTokenizer(), request, [97])]
+    assert "".join(p.text for p in pieces) == "one t"
+    assert pieces[-1].finish == "stop"
 
 
 def test_slow_text_has_its_reasons() -> None:

@@ -16,6 +16,7 @@ from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
+from node.data.tokenizer_files import TokenizerFiles
 from node.inference import forwarding
 from node.inference.forwarding import MAX_PROMPT, EndsService
 from node.pipeline.settings import PipelineSettings
@@ -27,11 +28,17 @@ STAGES = 2
 A, B, ME, STRANGER = PeerId("ends-a"), PeerId("ends-b"), PeerId("s1a"), PeerId("stranger")
 
 
+async def no_files() -> TokenizerFiles:
+    return TokenizerFiles()
+
+
 class Letters:
     """A pipeline whose next token is always the letter after the last one."""
 
     def __init__(self) -> None:
-        self.settings = PipelineSettings(stages=STAGES)
+        self.settings, self.me = PipelineSettings(stages=STAGES), A
+        self.shape = SimpleNamespace(length=8, context=8)
+        self.math = SimpleNamespace(caches_texts=True)
         self.gate, self.waiting, self.ended, self.passes = (
             asyncio.Event(),
             asyncio.Event(),
@@ -42,7 +49,9 @@ class Letters:
         self.last_pass = 0
         """It closes the gate itself; 0: none does."""
 
-    async def logits(self, hops: Any, tokens: torch.Tensor) -> torch.Tensor:
+    async def text_logits(
+        self, hops: Any, text: int, past: int, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, bool]:
         self.passes += 1
         self.waiting.set()
         if self.passes == self.last_pass:
@@ -52,7 +61,7 @@ class Letters:
         finally:
             if not self.gate.is_set():
                 self.ended.set()
-        return torch.nn.functional.one_hot(tokens[:, -1] + 1, 259).float()
+        return torch.nn.functional.one_hot(tokens[-1] + 1, 259).float(), True
 
 
 class Peers:
@@ -79,7 +88,9 @@ class Peers:
                     work=SimpleNamespace(plan=self.plan),
                     training=SimpleNamespace(member=SimpleNamespace(busy=False)),
                     tokenizer=ByteTokenizer(),
-                    manifest=SimpleNamespace(model=SimpleNamespace(seq_len=8)),
+                    stage=SimpleNamespace(version=SimpleNamespace(epoch=3)),
+                    files=no_files,
+                    texts=asyncio.Semaphore(8),
                 )
                 self.services[member.peer] = EndsService(
                     host, transport, lambda: {m.peer for m in self.plan.members}
@@ -111,6 +122,7 @@ class Peers:
 @pytest.fixture
 async def peers(monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
+    monkeypatch.setattr(forwarding, "EACH", 1)
     made = await Peers().start()
     yield made
     await made.net.close()
@@ -135,7 +147,7 @@ async def test_an_answer_that_is_not_read_leaves_its_place(peers, monkeypatch):
             return ((PEER_KEY, ME),)
 
         async def write(self, piece):
-            assert service._serving == {ME}
+            assert service._serving == {ME: 1}
             await asyncio.Event().wait()
 
         async def abort(self, code, text):
@@ -280,6 +292,24 @@ async def test_more_than_was_asked_for_is_the_senders_fault(peers, monkeypatch, 
     assert [(p, weight) for p, _, weight in peers.net.transports[ME].faults] == [(A, 1.0)]
 
 
+async def test_an_ends_peer_that_knows_no_conversations_is_passed_over(peers, monkeypatch):
+    real = forwarding.speak
+
+    async def older(a: Any, transport: Any, request: pb.GenerateRequest):
+        """Leaves out the fields that came later."""
+        if transport.peer_id == A:
+            yield pb.Piece(text="x", token=1)
+            return
+        async for piece in real(a, transport, request):
+            yield piece
+
+    monkeypatch.setattr(forwarding, "speak", older)
+    monkeypatch.setattr("node.inference.at_ends.chat_prompt", lambda files, messages: "a")
+    request = pb.GenerateRequest(messages=[pb.ChatMessage(role="user", content="?")], max_tokens=2)
+    assert await peers.said(request) == ("bc", B)
+    assert not peers.net.transports[ME].faults
+
+
 async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
     seen = {A: None, B: None}
     daemon: Any = SimpleNamespace(
@@ -292,6 +322,7 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
             ends=None,
             work=SimpleNamespace(plan=peers.plan),
             pipeline=SimpleNamespace(settings=PipelineSettings(stages=STAGES)),
+            texts=asyncio.Semaphore(1),
         ),
     )
     view = OperatorService(daemon)

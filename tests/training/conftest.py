@@ -32,6 +32,7 @@ from node.optim.ownership import assign
 from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares
+from node.pipeline.frames import FrameShape
 from node.pipeline.settings import PipelineSettings
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
@@ -84,6 +85,8 @@ class Gradients:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.settings = PipelineSettings()
+        self.shape = FrameShape(1, 1, 1, "fp32", 1)
+        self.micro_batches = 1
         self.clock = SystemClock()
 
     def reset(self, epoch: int) -> None: ...
@@ -107,9 +110,10 @@ class Peer:
         self.store = CheckpointStore(rig.home / name, CheckpointSettings(0.0, every), "run")
         self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
+        self.pipeline = Gradients(name)
         engines = Engines(
             self.transport,
-            Gradients(name),
+            self.pipeline,
             self.cell,
             self.owner,
             self.store,

@@ -12,11 +12,13 @@ export goes on with them, if the swarm still gives that version.
 
 import asyncio
 import contextlib
+import hashlib
 import shutil
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,11 +39,16 @@ from node.core.numbers import human
 from node.core.tasks import Tasks, together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
+from node.data.tokenizer_files import TokenizerFiles, named_files
 from node.model.export import BESIDE, Export, check_place
+from node.model.extras import Extras
+from node.model.files import MODEL_FILES, TOKENIZER
+from node.model.merging import drawn_base, merge_adapters
+from node.model.pretrained import Weights
 from node.model.settings import DIGEST
-from node.model.shapes import parameter_shapes
+from node.model.shapes import base_shapes, parameter_shapes
 from node.transport.port import TransportPort
-from node.wire.tensors import nbytes_of
+from node.wire.tensors import digest, nbytes_of
 from protos.control_pb2 import ExportRequest
 
 T = TypeVar("T")
@@ -141,6 +148,9 @@ class Exporter:
         self._hosts = hosts
         self._request = request
         self._files = RunFiles(config, a.manifest, a.tokenizer)
+        self._merged = request.merge and a.manifest.model.adapter > 0
+        self._notes: list[str] = []
+        """Differences between this export and the model that the run began from."""
         self._progress = Progress()
         self._partials: dict[int, Partial] = {}
         self._disk = ThreadPoolExecutor(1, "export")
@@ -170,17 +180,18 @@ class Exporter:
         shapes = {s: self._shapes(s) for s in range(m.pipeline.stages + 1)}
         stages = [stage for stage, of in shapes.items() if of]
         self._progress.stages = len(stages)
-        out = Export(Path(self._request.directory), m.model, m.optimizer.parameters)
+        self._check_request()
+        out = self._new()
         # An unsuitable directory is refused before anything is fetched.
         await self._blocking(check_place, out.directory, out.nbytes + BESIDE)
-        tokenizer = await self._tokenizer()
+        files = await self._all_files()
         versions = 0
         while True:
             common = await self._common(stages)
             versions += 1
             try:
                 await self._gather(common, out, stages)
-                return await self._publish(common.plan, out, tokenizer)
+                return await self._publish(common.plan, out, files)
             except _StageLost as e:
                 lost = e.donors
                 self._progress.doing = f"{stage_name(lost.stage)} was lost; beginning again"
@@ -188,16 +199,40 @@ class Exporter:
                 await self._blocking(out.discard)
             if versions == VERSIONS:
                 raise self._missing(common.plan, {lost.stage: lost})
-            out = Export(out.directory, m.model, m.optimizer.parameters)
+            out = self._new()
 
-    async def _publish(self, plan: Plan, out: Export, tokenizer: bytes | None) -> News:
+    def _check_request(self) -> None:
+        """Raise UsageFault for options that this run cannot have."""
+        adapter = self._a.manifest.model.adapter
+        if self._request.merge and not adapter:
+            raise UsageFault("--merge, and this run trains no adapters", "leave  --merge  away")
+        if self._request.gguf and adapter and not self._merged:
+            raise UsageFault(
+                "--gguf needs whole weights, and this run trains adapters", "add  --merge"
+            )
+        if self._request.gguf:
+            from node.model.gguf_file import check_library
+
+            check_library()
+
+    def _new(self) -> Export:
+        m = self._a.manifest
+        written = replace(m.model, adapter=0) if self._merged else m.model
+        return Export(Path(self._request.directory), written, m.optimizer.parameters)
+
+    async def _publish(self, plan: Plan, out: Export, files: TokenizerFiles) -> News:
         m = self._a.manifest
         version = plan.base
         self._progress.doing = f"writing {out.directory}"
         source = await self._blocking(source_in, self._config.places(m.run_id).weights)
+        source = replace(source, repository=m.model.base or source.repository)
         result = Result(version, plan.tokens, plan.loss, plan.loss_val)
-        card = model_card(m, result, source, tokenizer=tokenizer is not None)
-        size = await self._blocking(out.publish, tokenizer, card, source.repository)
+        adapters = m.model.adapter > 0 and not self._merged
+        tokenizer = files.tokenizer_json is not None
+        base = await self._blocking(self._base_name, source.repository) if adapters else ""
+        card = model_card(m, result, source, tokenizer=tokenizer, adapters=adapters)
+        extras = _extras(files, card, base)
+        size = await self._blocking(partial(out.publish, extras, gguf=self._request.gguf))
         await self._blocking(self._forget)
         text = (
             f"wrote {out.directory} from {_said(version)}: all {self._progress.stages} stages, "
@@ -213,8 +248,11 @@ class Exporter:
             "tokens": plan.tokens,
             "loss": plan.loss,
             "loss_val": plan.loss_val,
-            "adapter": m.model.adapter > 0,
-            "tokenizer": tokenizer is not None,
+            "adapter": adapters,
+            "tokenizer": tokenizer,
+            "base": base,
+            "gguf": self._request.gguf,
+            "notes": [*self._notes, *out.notes],
         }
         return "exported", text, fields
 
@@ -238,7 +276,7 @@ class Exporter:
         """
         m = self._a.manifest
         request = self._request
-        if m.model.adapter or request.without_tokenizer:
+        if request.without_tokenizer:
             return None
         wanted = m.data.tokenizer_sha256
         if request.tokenizer:
@@ -263,6 +301,56 @@ class Exporter:
                 "could not be checked",
                 _tokenizer_step("export at a peer that hosts the ends ( tutti peers )"),
             ) from e
+
+    async def _all_files(self) -> TokenizerFiles:
+        """The tokenizer and the other files that the manifest names. Raises as
+        :meth:`_tokenizer`, and NetworkFault for another file that nobody gives."""
+        data = self._a.manifest.data
+        tokenizer: bytes | None = None
+        try:
+            tokenizer = await self._tokenizer()
+        except (NetworkFault, UsageFault) as e:
+            if not self._a.manifest.model.adapter or self._request.tokenizer or self._merged:
+                raise
+            # Adapters can be used without: the base model has the same tokenizer.
+            self._notes.append(f"the export has no tokenizer: {e.what}")
+        found: dict[str, bytes] = {}
+        for name, sha256 in named_files(data).items():
+            if tokenizer is None and name not in MODEL_FILES:
+                continue
+            content = await asyncio.to_thread(self._given, name, sha256)
+            found[name] = content if content is not None else await self._file(name, sha256)
+        files = TokenizerFiles(found, tokenizer)
+        await asyncio.to_thread(files.check)
+        return files
+
+    def _given(self, name: str, sha256: str) -> bytes | None:
+        """A file that is on the disk here. Blocks on the disk."""
+        if self._request.tokenizer:
+            beside = Path(self._request.tokenizer).parent / name
+            with contextlib.suppress(OSError):
+                content = beside.read_bytes()
+                if hashlib.sha256(content).hexdigest() == sha256:
+                    return content
+        return self._files.read(sha256)
+
+    async def _file(self, name: str, sha256: str) -> bytes:
+        """A file that the manifest names, from another peer. Raises NetworkFault."""
+        self._progress.doing = f"fetching {name}"
+        stages = range(self._a.manifest.pipeline.stages + 1)
+        peers = [peer for stage in stages for peer in sorted(self._candidates(stage))]
+        try:
+            content = await fetch_file(self._transport, peers[:ASKED], name, sha256)
+        except NoDonor as e:
+            raise NetworkFault(
+                f"{name} (sha256 {sha256[:16]}…), which came with the run's model, is not here, "
+                f"and no peer gave it:{_listed(e.reasons)}",
+                "name the tokenizer.json in the model's directory:  tutti export DIR --tokenizer "
+                "MODEL/tokenizer.json ; or wait for the owner's peer ( tutti peers )",
+            ) from e
+        with contextlib.suppress(LocalFault):  # without a copy it is fetched again the next time
+            await asyncio.to_thread(self._files.keep_all, {name: content})
+        return content
 
     async def _fetched(self, sha256: str) -> bytes:
         name = self._a.manifest.data.tokenizer
@@ -375,8 +463,13 @@ class Exporter:
         self._progress.total = sum(sizes.values())
         self._progress.doing = f"gathering {_said(common.plan.base)}"
         await self._blocking(out.open)
-        await self._blocking(out.put, common.own)
+        if common.own:
+            await self._put(out, self._a.stage.stage, common.own)
         common.own = {}
+        if self._merged:  # stages that train nothing
+            for stage in range(self._a.manifest.pipeline.stages + 1):
+                if stage not in stages:
+                    await self._put(out, stage, {})
         # The export may be on the same disk, and checkpoints need room too.
         lasting = await self._blocking(self._has_room, 3 * sum(sizes.values()))
         room = asyncio.Semaphore(AT_ONCE)
@@ -384,7 +477,7 @@ class Exporter:
         async def one(donors: Donors) -> None:
             async with room:
                 tensors = await self._fetch(common.plan, donors, lasting)
-                await self._blocking(out.put, tensors)
+                await self._put(out, donors.stage, tensors)
             left.discard(donors.stage)
             self._progress.done += 1
 
@@ -394,6 +487,78 @@ class Exporter:
             await together(*(one(donors) for donors in common.donors.values()))
         finally:
             keeping.cancel()
+
+    async def _put(self, out: Export, stage: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write what is trained of a stage; merged with the weights beside it where that is asked
+        for."""
+        if self._merged:
+            base = await self._base(stage)
+            tensors = await self._blocking(merge_adapters, base, tensors, self._a.manifest.model)
+        await self._blocking(out.put, tensors)
+
+    async def _base(self, stage: int) -> Mapping[str, Tensor]:
+        """The weights of a stage beside which adapters are trained: from the directory that the
+        user named here, else as this peer fetched them once, else from another peer."""
+        m = self._a.manifest
+        stages = m.pipeline.stages
+        if not m.model.weights:
+            return await self._blocking(drawn_base, m.model, stages, stage, m.optimizer.parameters)
+        if (found := await self._blocking(self._base_here, stage)) is not None:
+            return found
+        self._progress.doing = f"fetching the weights of {stage_name(stage)}"
+        others = (self._candidates(s) for s in range(stages + 1) if s != stage)
+        donors = [*sorted(self._candidates(stage)), *sorted(set().union(*others))]
+        try:
+            snapshot = await fetch(
+                self._transport,
+                list(dict.fromkeys(donors))[:ASKED],
+                stage,
+                StateKind.BASE,
+                Version(0),
+                base_shapes(m.model, stages, stage),
+                expected_digest=m.model.weights[stage].removeprefix(DIGEST),
+            )
+        except NoDonor as e:
+            raise NetworkFault(
+                f"the weights of {stage_name(stage)} that the run began from are not here, and no "
+                f"peer gave them:{_listed(e.reasons)}",
+                f"export where the model is:  tutti start --weights DIR ; {_AGAIN}",
+            ) from e
+        return snapshot.tensors
+
+    def _base_here(self, stage: int) -> Mapping[str, Tensor] | None:
+        """The weights of a stage that are on the disk here, None where there are none. Blocks on
+        the disk."""
+        m = self._a.manifest
+        wanted = m.model.weights[stage]
+        hosted = self._a.stage
+        if stage == hosted.stage and hosted.frozen is not None and not hosted.empty:
+            whole = {name: tensor.detach().cpu() for name, tensor in hosted.frozen.items()}
+            if DIGEST + digest(whole) == wanted:
+                return whole
+        named = self._config.places(m.run_id).weights
+        for place in (named, str(self._config.base_dir(m.run_id, stage))):
+            if place and Path(place).is_dir():
+                with contextlib.suppress(LocalFault):  # another model, or a part of it
+                    found = Weights(Path(place), m.optimizer.parameters)
+                    return found.verified(m.model, m.pipeline.stages, stage, wanted)
+        return None
+
+    def _base_name(self, repository: str) -> str:
+        """Name or directory of the model beside which adapters were trained; "" for unknown, with
+        a note. Blocks on the disk."""
+        m = self._a.manifest
+        here = self._config.places(m.run_id).weights
+        known = self._request.base or repository
+        if known or not m.model.weights:
+            return known
+        if here and Path(here).is_dir():
+            return str(Path(here).absolute())
+        self._notes.append(
+            "adapter_config.json names no base model, because its name is not known here: export "
+            "again with  --base NAME , or load it with  peft.PeftModel.from_pretrained(base, DIR)"
+        )
+        return ""
 
     async def _keep_on(self, donors: Mapping[int, Donors], left: set[int]) -> None:
         """Keep the version at the donors of the stages that are ``left``."""
@@ -456,6 +621,23 @@ class Exporter:
     def _forget(self) -> None:
         """Remove the pieces that were kept."""
         shutil.rmtree(self._config.export_dir(self._a.manifest.run_id), ignore_errors=True)
+
+
+def _extras(files: TokenizerFiles, card: str, base: str) -> Extras:
+    """Everything of the export beside its tensors."""
+    given = dict(files.files)
+    if files.tokenizer_json is not None:
+        given[TOKENIZER] = files.tokenizer_json
+    return Extras(
+        files=given,
+        bos=files.bos_id,
+        eos=files.eos_ids,
+        pad=files.pad_id,
+        words=files.special_tokens,
+        template=files.chat_template,
+        card=card,
+        base=base,
+    )
 
 
 def _said(version: Version) -> str:

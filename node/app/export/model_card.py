@@ -78,22 +78,31 @@ def _head(card: Path) -> dict[str, Any]:
     return head if isinstance(head, dict) else {}
 
 
-def model_card(manifest: Manifest, result: Result, source: Source, *, tokenizer: bool) -> str:
-    """The card of an export of ``manifest``'s run. ``tokenizer``: the export has one."""
+def model_card(
+    manifest: Manifest,
+    result: Result,
+    source: Source,
+    *,
+    tokenizer: bool,
+    adapters: bool | None = None,
+) -> str:
+    """The card of an export of ``manifest``'s run. ``tokenizer``: the export has one;
+    ``adapters``: it holds adapters, by default what the run trains."""
     import yaml
 
-    head = yaml.safe_dump(_fields(manifest, source), sort_keys=False, allow_unicode=True)
+    adapters = manifest.model.adapter > 0 if adapters is None else adapters
+    fields = _fields(manifest, source, adapters)
+    head = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
     if not source.license:
         head += "# license: name the one you publish this model under\n"
     rows = "".join(f"| {name} | {value} |\n" for name, value in _rows(manifest, result, source))
     return (
-        f"---\n{head}---\n\n# {manifest.swarm.name}\n\n{_what(manifest)}\n\n"
-        f"| | |\n|---|---|\n{rows}\n## Load it\n\n{_loading(manifest, source, tokenizer)}"
+        f"---\n{head}---\n\n# {manifest.swarm.name}\n\n{_what(manifest, adapters)}\n\n"
+        f"| | |\n|---|---|\n{rows}\n## Load it\n\n{_loading(source, tokenizer, adapters)}"
     )
 
 
-def _fields(manifest: Manifest, source: Source) -> dict[str, Any]:
-    adapter = bool(manifest.model.adapter)
+def _fields(manifest: Manifest, source: Source, adapter: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if source.repository:
         fields["base_model"] = source.repository
@@ -115,7 +124,7 @@ def _dataset(source: str) -> str:
     return name if _REPOSITORY.fullmatch(name) else ""
 
 
-def _what(manifest: Manifest) -> str:
+def _what(manifest: Manifest, adapters: bool) -> str:
     m = manifest.model
     kind = str(config_of(m)["model_type"]).capitalize()
     shape = (
@@ -123,8 +132,10 @@ def _what(manifest: Manifest) -> str:
         f"{manifest.parameter_count():,} parameters"
     )
     by = "trained by a swarm of peers with tutti"
-    if m.adapter:
+    if adapters:
         return f"LoRA adapters of rank {m.adapter} beside a {shape}, {by}."
+    if m.adapter:
+        return f"A {shape}, with LoRA adapters of rank {m.adapter} merged in, {by}."
     return f"A {shape}, {by}."
 
 
@@ -162,8 +173,8 @@ def _loss(loss: float) -> str:
     return f"{loss:.4f} nats per token{perplexity}"
 
 
-def _loading(manifest: Manifest, source: Source, tokenizer: bool) -> str:
-    if manifest.model.adapter:
+def _loading(source: Source, tokenizer: bool, adapters: bool) -> str:
+    if adapters:
         base = source.repository or "DIRECTORY OF THE MODEL THAT THE RUN BEGAN FROM"
         lines = [
             "import peft, transformers",

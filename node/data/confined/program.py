@@ -29,16 +29,8 @@ CALL, BYTES, PART, ASK, END, FAULT = b"C", b"B", b"P", b"A", b"E", b"F"
 IDLE_S = 300.0
 """Seconds without a call after which the process ends."""
 BUFFER = 1 << 20
-"""Bytes of parquet, or of packed text, that are asked for at once."""
-ROWS = 256
-"""Rows of parquet that are decoded at once."""
-UNPACKED = 1 << 22
-"""Bytes of unpacked text in one part of an answer."""
+"""Bytes of a file that are asked for at once."""
 Answer = Iterator[bytes]
-
-
-class Unfit(Exception):
-    """The data is not what the call needs: a sentence, and the next step for the user."""
 
 
 def limit(memory: int) -> None:
@@ -137,83 +129,6 @@ class Source:
         return bytes(found)
 
 
-# ------------------------------------------------------------ documents
-
-
-def parquet(head: dict[str, Any], _: bytes) -> Answer:
-    """The strings of a column, as UTF-8, in the rows from ``start`` / ``parts`` of all to ``stop``
-    / ``parts``; nulls are left out. Not ``strict``: strings that are no UTF-8 are taken as they
-    are."""
-    import pyarrow
-    import pyarrow.parquet as pq
-
-    column = head["column"]
-    # A buffer: pages are decoded one after the other, however large a row group is.
-    with pq.ParquetFile(Source(head["size"]), pre_buffer=False, buffer_size=BUFFER) as file:
-        meta = file.metadata
-        _check_column(pyarrow.types, file.schema_arrow, head["name"], column)
-        first = head["start"] * meta.num_rows // head["parts"]
-        last = head["stop"] * meta.num_rows // head["parts"]
-        seen = 0
-        for group in range(meta.num_row_groups):
-            begin = seen
-            seen += meta.row_group(group).num_rows
-            if seen <= first or last <= begin:
-                continue
-            for rows in file.iter_batches(ROWS, [group], [column], use_threads=False):
-                if head["strict"]:
-                    rows.validate(full=True)
-                yield from _texts(pyarrow, rows.column(0), first - begin, last - begin)
-                begin += len(rows)
-                if begin >= last:
-                    break
-
-
-def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
-    # Of several columns of one name, which pyarrow does not find by it, the first.
-    if column not in schema.names:
-        names = ", ".join(schema.names[:8])[:500]
-        raise Unfit(
-            f"{name} has no column {column!r}",
-            f"it has {names}; of a stream  data.column  names one",
-        )
-    kind = schema.field(schema.names.index(column)).type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise Unfit(
-            f"{name} holds {str(kind)[:80]} in {column!r}, not text",
-            "name a column of strings; of a stream by  data.column",
-        )
-
-
-def _texts(pyarrow: Any, rows: Any, first: int, last: int) -> Answer:
-    """Rows ``first`` to ``last`` of those given, as bytes: strings may be no UTF-8."""
-    begin = max(0, first)
-    found = rows.slice(begin, max(0, last - begin)).cast(pyarrow.large_string())
-    return (text for text in found.cast(pyarrow.large_binary()).to_pylist() if text is not None)
-
-
-def lines(head: dict[str, Any], body: bytes) -> Answer:
-    """Of each line that is not blank "+" and the string ``column`` of its JSON object, or "-" and
-    the line's number from 0 where it is no such object."""
-    for number, line in enumerate(body.split(b"\n")):
-        if not line.strip():
-            continue
-        try:
-            yield b"+" + json.loads(line)[head["column"]].encode("utf-8", errors="replace")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            yield b"-%d" % number
-
-
-def unpack(head: dict[str, Any], _: bytes) -> Answer:
-    """The content of a packed file."""
-    import pyarrow
-
-    with pyarrow.input_stream(Source(head["size"]), compression=head["packed"]) as source:
-        while text := source.read(UNPACKED):
-            yield text
-
-
 # ------------------------------------------------------------ the tokenizer
 
 
@@ -240,21 +155,45 @@ class Tokenizer:
         [found] = self._inner.encode_batch_fast([text], add_special_tokens=False)
         yield array("I", found.ids).tobytes()
 
-    def decode(self, _: dict[str, Any], body: bytes) -> Answer:
-        """The text of ids in UTF-8, without special ones."""
+    def marked(self, head: dict[str, Any], body: bytes) -> Answer:
+        """Ids of a text as :meth:`encode` gives them, with the bit ``mark`` where a token does not
+        begin in one of the ranges of characters ``trained``."""
+        text = body.decode("utf-8", errors="replace")
+        found = self._inner.encode(text, add_special_tokens=False)
+        yield array("I", marked_ids(found, head["trained"], head["mark"])).tobytes()
+
+    def decode(self, head: dict[str, Any], body: bytes) -> Answer:
+        """The text of ids in UTF-8, without special ones unless ``special``."""
         ids = array("I", body).tolist()
-        yield self._inner.decode(ids, skip_special_tokens=True).encode("utf-8", errors="replace")
+        found = self._inner.decode(ids, skip_special_tokens=not head.get("special"))
+        yield found.encode("utf-8", errors="replace")
+
+
+def marked_ids(found: Any, trained: list[list[int]], mark: int) -> Iterator[int]:
+    """Ids of an encoding; ``mark`` is set in those that begin in none of the ranges."""
+    ranges = iter(sorted(trained))
+    start, stop = next(ranges, (0, 0))
+    for number, (begin, _) in zip(found.ids, found.offsets, strict=True):
+        while stop and begin >= stop:
+            start, stop = next(ranges, (0, 0))
+        yield number if start <= begin < stop else number | mark
 
 
 def serve(cpu_s: int) -> None:
     """Answer calls until the parent closes the pipe, or makes none for :data:`IDLE_S`."""
-    tokenizer = Tokenizer()
+    from node.data.confined.rows import Reader, Unfit
+
+    tokenizer, reader = Tokenizer(), Reader(Source)
     operations: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
-        "parquet": parquet,
-        "lines": lines,
-        "unpack": unpack,
+        "template": reader.load,
+        "parquet": reader.parquet,
+        "lines": reader.lines,
+        "rows": reader.rows,
+        "look": reader.look,
+        "unpack": reader.unpack,
         "load": tokenizer.load,
         "encode": tokenizer.encode,
+        "marked": tokenizer.marked,
         "decode": tokenizer.decode,
     }
     while select.select([0], [], [], IDLE_S)[0]:

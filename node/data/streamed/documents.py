@@ -1,53 +1,71 @@
-"""The documents of one part of a shard: plain text, JSON lines and parquet, also packed.
+"""The documents of one part of a shard: plain text, JSON, tables and parquet, also packed.
 
 A document belongs to the part in which it begins, so that parts that lie side by side give each
 document once. Of text without documents a part gives the characters that begin in it.
 """
 
-import logging
 from collections.abc import Iterator
 
-from node.data.readers import LONGEST, Rows, json_lines, parquet
-from node.data.streamed.files import BLOCK, Files, Ranges, Shard, kind_of
+from node.core.errors import refuse
+from node.data.confined.rows import LONGEST
+from node.data.kinds import FileKind, kind_of
+from node.data.readers import Document, LeftOut, RowFormat, Rows, json_lines, parquet
+from node.data.streamed.files import BLOCK, Files, Ranges, Shard
 from node.data.streamed.pieces import Part
 
-_log = logging.getLogger("tutti.data")
+_FIRST = 64
+"""Bytes that tell an array from lines of JSON."""
 
 
 def documents_of(
-    files: Files, shard: Shard, part: Part, column: str
-) -> tuple[Iterator[bytes], bool]:
-    """UTF-8 text of the documents of a part, and whether each is to be ended by a mark. ``column``
-    is the field, or the column, that is the text.
+    files: Files, shard: Shard, part: Part, form: RowFormat, left: LeftOut
+) -> tuple[Iterator[Document], bool]:
+    """Documents of a part, and True if each is to be ended by a mark; rows without one are counted
+    in ``left``.
 
     Raises NetworkFault, UsageFault for what is no such shard, LocalFault where there is no space.
     """
-    kind = kind_of(shard.name)
+    kind = _kind(files, shard)
     if kind.form == "parquet":
         rows = Rows(part.start, part.stop, shard.size)
         read = Ranges(files, shard).read
         found = parquet(
-            files.parsers, read, shard.size, shard.name, column, rows=rows, strict=False
+            files.parsers, read, shard.size, shard.name, form, left, rows=rows, strict=False
         )
         return found, True
     start, stop = part.start, part.stop
-    if kind.packed:
-        stored, shard = shard.size, files.unpacked(shard, kind.packed)
+    if kind.packed or kind.table or form.encoding != "utf-8":
+        stored = shard.size
+        shard = files.unpacked(shard, kind, form.encoding)
         start, stop = (at * shard.size // stored for at in (start, stop))
     if kind.form == "text":
         return iter((_characters(files, shard, start, stop),)), False
-    return _lines(files, shard, start, stop, column), True
+    return _lines(files, shard, start, stop, form, left), True
+
+
+def _kind(files: Files, shard: Shard) -> FileKind:
+    """The format of a shard. What is called .json has lines of JSON, unless it begins an array."""
+    kind = kind_of(shard.name)
+    if kind == FileKind("json"):
+        start = files.read(shard, 0, min(_FIRST, shard.size)).removeprefix(b"\xef\xbb\xbf")
+        if not start.lstrip().startswith(b"["):
+            return FileKind("lines")
+    return kind
 
 
 def _characters(files: Files, shard: Shard, start: int, stop: int) -> bytes:
     raw = files.read(shard, start, stop + 3)
+    _check_text(raw, shard)
     return raw[_boundary(raw, 0) : _boundary(raw, stop - start)]
 
 
-def _lines(files: Files, shard: Shard, start: int, stop: int, column: str) -> Iterator[bytes]:
+def _lines(
+    files: Files, shard: Shard, start: int, stop: int, form: RowFormat, left: LeftOut
+) -> Iterator[Document]:
     # From one byte before: whether a line begins at ``start`` shows there.
     first = max(0, start - 1)
     raw = files.read(shard, first, stop)
+    _check_text(raw, shard)
     begin = 0 if start == 0 else raw.find(b"\n") + 1
     if start and not begin:
         return  # the middle of a long line, which begins in a part before
@@ -60,17 +78,18 @@ def _lines(files: Files, shard: Shard, start: int, stop: int, column: str) -> It
         if sum(map(len, rest)) > LONGEST + stop - start:
             # The line that is cut here is no JSON, and left out: nobody can mend it any more.
             break
-    bad = 0
-    for found in json_lines(files.parsers, b"".join(rest), column, shard.name):
-        if isinstance(found, int):
-            bad += 1
-        else:
-            yield found
-    if bad:
-        _log.warning(
-            "%s, bytes %d to %d: %d lines are no JSON object with a string %r and are left out",
-            shard.name, start, stop, bad, column,
-        )  # fmt: skip
+    yield from json_lines(files.parsers, b"".join(rest), form, shard.name, left)
+
+
+def _check_text(raw: bytes, shard: Shard) -> None:
+    """Raises UsageFault for bytes of which every fifth or more is a NUL."""
+    refuse(
+        (
+            5 * raw.count(0) > len(raw),
+            f"{shard.name} is no text in UTF-8: it has NUL bytes",
+            "say its encoding:  --set data.encoding=utf-16-le  (or utf-16-be)",
+        )
+    )
 
 
 def _boundary(raw: bytes, at: int) -> int:

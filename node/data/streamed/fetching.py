@@ -33,6 +33,8 @@ GRACE_S = 60.0
 REDIRECTS = 5
 CONNECTIONS = httpx2.Limits(max_connections=32, max_keepalive_connections=16)
 _SCHEMES = ("http", "https")
+FORBIDDEN, CHANGED, NOT_IMPLEMENTED = 403, 412, 501
+"""Answers that mean more than that a server does not give a file."""
 _TRY_LATER = (408, 425, 429)
 _FAILURES = (
     httpx2.HTTPError,
@@ -98,6 +100,25 @@ def host_entry(url: str) -> tuple[str, ...]:
     except ValueError:
         return ()
     return (join_host(parts.hostname, port),) if parts.hostname else ()
+
+
+class Turned(UsageFault):
+    """A server turns a request down, with this ``status``."""
+
+    def __init__(self, url: str, status: int) -> None:
+        super().__init__(
+            f"{url}: the server says {status}", "ask who owns the run where its data is"
+        )
+        self.status = status
+
+
+class Forbidden(NetworkFault):
+    """A server says 403: it refuses for good, or only this many requests."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"{url}: the server says 403", "it is asked again; it may ask for patience"
+        )
 
 
 class _Paced(httpcore2.NetworkStream):
@@ -234,23 +255,20 @@ def asked(
 ) -> Iterator[httpx2.Response]:
     """The answer of a server, its body not read yet, after at most :data:`REDIRECTS` redirects.
 
-    Raises NetworkFault when the server does not answer, or asks for patience, and UsageFault for
-    any other refusal and for an address that is not allowed; also while the body is read.
+    Raises NetworkFault when the server does not answer, or asks for patience, Forbidden for 403,
+    Turned for any other refusal, and UsageFault for an address that is not allowed; also while the
+    body is read.
     """
     try:
         answer = _final(url, client, client.build_request(method, url, headers=headers))
         try:
-            if answer.status_code in _TRY_LATER or answer.status_code >= 500:
-                raise NetworkFault(
-                    f"{url}: the server says {answer.status_code}", "it is asked again"
-                )
-            refuse(
-                (
-                    not answer.is_success,
-                    f"{url}: the server says {answer.status_code}",
-                    "ask who owns the run where its data is",
-                )
-            )
+            status = answer.status_code
+            if status == FORBIDDEN:
+                raise Forbidden(url)
+            if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
+                raise NetworkFault(f"{url}: the server says {status}", "it is asked again")
+            if not answer.is_success:
+                raise Turned(url, status)
             yield answer
         finally:
             answer.close()

@@ -7,28 +7,35 @@ Every failure is raised; whoever asked decides whether to ask again.
 import contextlib
 import hashlib
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 import httpx2
 
 from node.core.errors import NetworkFault, OutOfResources, UsageFault, refuse
+from node.core.newest import Newest
 from node.core.numbers import whole_number
 from node.data.confined.process import Pool, explained
+from node.data.kinds import FileKind
+from node.data.library import check_installed
 from node.data.places import open_regular
-from node.data.readers import check_installed
-from node.data.streamed.fetching import asked
+from node.data.streamed.fetching import CHANGED, FORBIDDEN, Forbidden, Turned, asked
 
 WHOLE = 64 << 20
 """A shard of at most so many bytes is fetched whole, and its hash is compared; of a larger one only
 what is needed, if its format has parts."""
 BLOCK = 1 << 20
 """Bytes that are fetched at once where a library reads here and there, and kept."""
+FORBIDDEN_S = 600.0
+"""Seconds for which a server that says 403 of a shard is asked again. Some say it of too many
+requests, others of files that are not there."""
+_PACKED_TAG = re.compile(r"(?:[-;](?:gzip|br|deflate|zstd))+(?=\"$)")
 ABANDONED_S = 600.0
 """Since the last write to an unfinished file, after which its writer is held to be gone."""
 MOST_UNPACKED = 64
@@ -51,44 +58,18 @@ class Shard:
         return self.name.startswith(("http://", "https://"))
 
 
-@dataclass(frozen=True, slots=True)
-class FileKind:
-    """``form``: text, lines (JSON) or parquet; ``packed``: zstd, gzip or ""."""
-
-    form: str
-    packed: str
-
-
-_FORMS = {".txt": "text", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines",
-          ".parquet": "parquet"}  # fmt: skip
 MOST_TAG = 256
 """Characters of a tag; a longer one is not used."""
-_PACKED = {".zst": "zstd", ".gz": "gzip"}
-
-
-def known_kind(name: str) -> FileKind | None:
-    """The format that a shard's name says; None for one that cannot be read."""
-    path = Path(name.partition("?")[0])
-    packed = _PACKED.get(path.suffix.lower(), "")
-    form = _FORMS.get((path.with_suffix("") if packed else path).suffix.lower())
-    return None if form is None or (packed and form == "parquet") else FileKind(form, packed)
-
-
-def kind_of(name: str) -> FileKind:
-    """As :func:`known_kind`. Raises UsageFault for a format that cannot be read."""
-    if (found := known_kind(name)) is None:
-        raise UsageFault(
-            f"cannot read {name}: unknown ending",
-            "use .txt, .jsonl or .parquet, the first two also with .zst or .gz",
-        )
-    return found
 
 
 class Files:
     """All calls may block, and come from any thread."""
 
-    def __init__(self, client: httpx2.Client, folder: Path, cap: int) -> None:
-        """``cap``: bytes that everything below ``folder`` may take."""
+    def __init__(
+        self, client: httpx2.Client, folder: Path, cap: int, parsers: Pool | None = None
+    ) -> None:
+        """``cap``: bytes that everything below ``folder`` may take. ``parsers``: processes that
+        parse what came."""
         self._client, self.folder, self.cap = client, folder, cap
         self._lock = threading.Lock()
         self._making = WeakValueDictionary[str, threading.Lock]()
@@ -97,10 +78,11 @@ class Files:
         self._compared = set[Path]()
         self._tags = dict[str, str]()
         """Tags of shards that are read in parts, by their addresses."""
+        self._forbidden = Newest[str, float](1000)
+        """Since when a server has said 403, by the address."""
         self.received = 0
         """Bytes that came over the network."""
-        self.parsers = Pool()
-        """Processes that parse what came."""
+        self.parsers = parsers or Pool()
         self._closed = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.tmp"):
@@ -138,24 +120,55 @@ class Files:
                     path.unlink(missing_ok=True)
                 raise _other(shard, "it has been cut short")
             return found
-        headers = {"Range": f"bytes={start}-{stop - 1}"}
-        if tag := self._tag(shard):
-            headers["If-Match"] = tag
+        tag = self._tag(shard)
         try:
-            with asked(shard.name, self._client, "GET", headers) as answer:
-                part = f"bytes {start}-{stop - 1}/{shard.size}"
-                refuse(
-                    (
-                        answer.status_code != 206
-                        or answer.headers.get("content-range", "") != part,
-                        f"{shard.name}: the server gives no parts of {shard.size} bytes",
-                        f"use another server, or shards of at most {WHOLE >> 20} MiB",
-                    )
-                )
-                return self._body(answer, stop - start)
+            try:
+                return self._part(shard, start, stop, tag)
+            except Turned as e:
+                # Some servers give a version another tag where they pack it, and know only one.
+                if e.status != CHANGED or not tag:
+                    raise
+                return self._part(shard, start, stop, "", tag)
         except UsageFault:  # another version, perhaps, or only another tag of this one
             self._tags.pop(shard.name, None)
             raise
+
+    def _part(self, shard: Shard, start: int, stop: int, tag: str, known: str = "") -> bytes:
+        """Bytes of a shard at its server; with ``tag`` of that version alone. ``known``: the tag
+        of the version that is wanted, compared here."""
+        headers = {"Range": f"bytes={start}-{stop - 1}"} | ({"If-Match": tag} if tag else {})
+        with self._asked(shard.name, headers) as answer:
+            part = f"bytes {start}-{stop - 1}/"
+            given = answer.headers.get("content-range", "")
+            refuse(
+                (
+                    answer.status_code != 206 or given not in (f"{part}{shard.size}", f"{part}*"),
+                    f"{shard.name}: the server gives no parts of {shard.size} bytes",
+                    f"use another server, or shards of at most {WHOLE >> 20} MiB",
+                ),
+                (
+                    is_packed(answer, shard.name),
+                    f"{shard.name}: the server packs what it sends, though it was asked not to",
+                    f"use another server, or shards of at most {WHOLE >> 20} MiB",
+                ),
+            )
+            if known and _version(answer.headers.get("etag", "")) != _version(known):
+                raise _other(shard, "its server has another version")
+            return self._body(answer, stop - start)
+
+    @contextlib.contextmanager
+    def _asked(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        """As :func:`asked`. Raises UsageFault instead of Forbidden where a server has said that
+        for :data:`FORBIDDEN_S`."""
+        try:
+            with asked(url, self._client, "GET", headers) as answer:
+                self._forbidden.pop(url, None)
+                yield answer
+        except Forbidden as e:
+            since = self._forbidden.setdefault(url, time.monotonic())
+            if time.monotonic() - since < FORBIDDEN_S:
+                raise
+            raise Turned(url, FORBIDDEN) from e
 
     def _tag(self, shard: Shard) -> str:
         """The tag of a shard's version at its server, which is asked once, when the shard is first
@@ -184,7 +197,8 @@ class Files:
 
     def _coming(self, answer: httpx2.Response) -> Iterator[bytes]:
         """A body as it comes. Raises NetworkFault after :meth:`stop`."""
-        for piece in answer.iter_raw():
+        whole = is_packed(answer, str(answer.url.path))
+        for piece in answer.iter_bytes() if whole else answer.iter_raw():
             self.go_on()
             self.received += len(piece)
             yield piece
@@ -212,14 +226,16 @@ class Files:
             self._compared.add(path)
             return path
 
-    def unpacked(self, shard: Shard, packed: str) -> Shard:
-        """The text of a shard that is packed, as a shard of this disk. Raises as :meth:`read` does,
-        and OutOfResources when it does not fit below the cap."""
-        path = self._path(shard, "text")
+    def unpacked(self, shard: Shard, kind: FileKind, encoding: str = "utf-8") -> Shard:
+        """The text of a shard that is packed, a table, or in another encoding, as a shard of this
+        disk: text in UTF-8, or lines of JSON. Raises as :meth:`read` does, and OutOfResources when
+        it does not fit below the cap."""
+        way = "" if encoding == "utf-8" and not kind.table else f"{kind.form}-{encoding}."
+        path = self._path(shard, f"{way}text")
         with self._alone(path):
             if not self.used(path):
                 stored = self.whole(shard)
-                self._unpack(stored, shard, packed, path)
+                self._unpack(stored, shard, kind, encoding, path)
                 if shard.remote:
                     stored.unlink(missing_ok=True)
             return Shard(str(path), path.stat().st_size)
@@ -267,11 +283,14 @@ class Files:
             found.update(piece)
         return found.hexdigest()
 
-    def _unpack(self, stored: Path, shard: Shard, packed: str, path: Path) -> None:
+    def _unpack(
+        self, stored: Path, shard: Shard, kind: FileKind, encoding: str, path: Path
+    ) -> None:
+        head = asdict(kind) | {"op": "unpack", "encoding": encoding, "name": shard.name}
         most = max(WHOLE, MOST_UNPACKED * shard.size)
         with self._held({stored: 0}), self._staged(path, 0) as (staged, grow):
             with open(staged, "wb") as file:
-                for text in _unpacked(self.parsers, stored, packed):
+                for text in _unpacked(self.parsers, stored, head):
                     self.go_on()
                     if file.tell() + len(text) > most:
                         raise UsageFault(
@@ -308,12 +327,14 @@ class Files:
             headers = {"Range": f"bytes={have}-"} if have else {}
             if have and (tag := self._tag(shard)):
                 headers["If-Range"] = tag
-            with asked(shard.name, self._client, "GET", headers) as answer:
+            with self._asked(shard.name, headers) as answer:
+                packed = is_packed(answer, shard.name)
                 # A server that knows no ranges, or has another version now, sends all of it.
                 rest = f"bytes {have}-{shard.size - 1}/{shard.size}"
                 goes_on = have and answer.headers.get("content-range", "") == rest
                 missing = str(shard.size - have if goes_on else shard.size)
-                if (comes := answer.headers.get("content-length", missing)) != missing:
+                comes = answer.headers.get("content-length", missing)
+                if comes != missing and not packed:
                     raise _other(shard, f"{comes[:20]} bytes come, not {missing}")
                 with open(part, "ab" if goes_on else "wb") as file:
                     for piece in self._coming(answer):
@@ -394,13 +415,35 @@ class Files:
                 )
 
 
+def is_packed(answer: httpx2.Response, name: str) -> bool:
+    """Return True for an answer that the server has packed on its way, which nobody asked for. Of a
+    file that is stored packed some servers say the same."""
+    way = answer.headers.get("content-encoding", "").strip().lower()
+    return way not in ("", "identity") and not name.partition("?")[0].endswith((".gz", ".zst"))
+
+
+def _version(tag: str) -> str:
+    """A tag without what servers add to it where they pack the answer."""
+    return _PACKED_TAG.sub("", tag)
+
+
 def size_and_tag(url: str, client: httpx2.Client) -> tuple[int, str]:
-    """Bytes that a server says a file has, and the strong tag of its version, "" for none. Raises
-    NetworkFault and UsageFault."""
-    with asked(url, client, "HEAD") as answer:
-        length = answer.headers.get("content-length", "")
+    """Bytes that a server says a file has, and the strong tag of its version, "" for none. A server
+    that does not answer HEAD, or answers with a size of something else, is asked for one byte.
+    Raises NetworkFault and UsageFault."""
+    size = None
+    tag = ""
+    with contextlib.suppress(Turned, Forbidden), asked(url, client, "HEAD") as answer:
         tag = answer.headers.get("etag", "")
-    size = whole_number(length)
+        if not is_packed(answer, url):
+            size = whole_number(answer.headers.get("content-length", ""))
+    if size is None:
+        with asked(url, client, "GET", {"Range": "bytes=0-0"}) as answer:
+            tag = answer.headers.get("etag", "")
+            said = answer.headers.get("content-range", "").rpartition("/")[2]
+            if answer.status_code != 206:
+                said = answer.headers.get("content-length", "")
+            size = None if is_packed(answer, url) else whole_number(said)
     if size is None:
         raise UsageFault(f"the server says no size of {url}", "use another server")
     # A weak tag (W/) says that two versions mean the same, not that their bytes do.
@@ -414,17 +457,18 @@ def _other(shard: Shard, why: str) -> UsageFault:
     )
 
 
-def _unpacked(parsers: Pool, stored: Path, packed: str) -> Iterator[bytes]:
-    """The text of a packed file in pieces. Raises UsageFault for what is none."""
-    check_installed("pyarrow", "reading .zst and .gz")
+def _unpacked(parsers: Pool, stored: Path, head: Mapping[str, Any]) -> Iterator[bytes]:
+    """The text of a file in pieces. Raises UsageFault for what is none."""
+    if head["packed"]:
+        check_installed("pyarrow", "reading .zst and .gz")
     with open(stored, "rb") as file:
 
         def read(start: int, size: int) -> bytes:
             return os.pread(file.fileno(), size, start)
 
-        head = {"op": "unpack", "packed": packed, "size": os.fstat(file.fileno()).st_size}
-        found = parsers.call(head, read=read)
-        yield from explained(found, f"cannot unpack {stored}", "check that shard")
+        size = {"size": os.fstat(file.fileno()).st_size}
+        found = parsers.call({**head, **size}, read=read)
+        yield from explained(found, f"cannot unpack {head['name']}", "check that shard")
 
 
 def _stat(path: Path) -> os.stat_result | None:

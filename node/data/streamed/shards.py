@@ -3,25 +3,25 @@
 Enters: the answers of the server that keeps them. Never: text.
 """
 
-import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
 
 from node.core.errors import NetworkFault, UsageFault, refuse
+from node.data.kinds import kind_of
+from node.data.library import library
 from node.data.places import data_file, directory, open_regular
-from node.data.readers import library
 from node.data.settings import NO_PLACES, DataSettings, Places
+from node.data.splits import configurations, files_of_split
 from node.data.streamed.fetching import asked
-from node.data.streamed.files import Shard, kind_of, known_kind, size_and_tag
+from node.data.streamed.files import Shard, size_and_tag
 
 MOST_SHARDS = 100_000
 MOST_SIZED = 2048
@@ -264,14 +264,15 @@ def _hub(name: str, admitted: bool) -> Listing:
     except (httpx2.HTTPError, OSError) as e:
         raise NetworkFault(f"cannot reach the Hub: {e}", "check the network") from e
     files = {f.rfilename: f for f in info.siblings or ()}
-    chosen = _of_split(files, _configurations(info.card_data), config, split)
-    refuse(
-        (
-            not chosen,
-            f"{repository} has no files of {':'.join((config, split)) if config else split}",
-            "check hf:NAME:CONFIG:SPLIT",
-        )
-    )
+    card = info.card_data.to_dict() if info.card_data is not None else {}
+    try:
+        chosen = files_of_split(files, configurations(card), config, split, of_one_form=True)
+    except UsageFault as e:
+        said = ":".join((config, split)) if config else split
+        raise UsageFault(
+            f"{repository} has no files of {said}: {e.what}",
+            f"check hf:NAME:CONFIG:SPLIT ; {e.next_step}",
+        ) from e
     shards = tuple(
         Shard(
             hub.hf_hub_url(repository, file, repo_type="dataset", revision=info.sha),
@@ -282,28 +283,3 @@ def _hub(name: str, admitted: bool) -> Listing:
         for file in chosen
     )
     return Listing(":".join(("hf", f"{repository}@{info.sha}", *rest)), shards)
-
-
-def _configurations(card: Any) -> dict[str, Any]:
-    """The configurations that a data set's card names, by their names."""
-    named = (card.to_dict() if card is not None else {}).get("configs") or []
-    return {str(c.get("config_name", "default")): c for c in named if isinstance(c, dict)}
-
-
-def _of_split(files: Iterable[str], configs: dict[str, Any], config: str, split: str) -> list[str]:
-    """Names of the files of a split: by the patterns of the card; without a card those that are
-    called like the split, below the configuration's directory where there is one."""
-    readable = sorted(filter(known_kind, files))
-    chosen = configs.get(config or next(iter(configs), ""))
-    if chosen is None:
-        below = [f for f in readable if not config or config in f.split("/")[:-1]]
-        return [f for f in below if re.search(rf"(^|[^a-z]){re.escape(split)}([^a-z]|$)", f)]
-    patterns: list[str] = []
-    given = chosen.get("data_files", [])
-    for entry in given if isinstance(given, list) else [given]:
-        if isinstance(entry, dict) and entry.get("split", "train") == split:
-            paths = entry.get("path", [])
-            patterns += paths if isinstance(paths, list) else [str(paths)]
-        elif isinstance(entry, str) and split == "train":
-            patterns.append(entry)
-    return [f for f in readable if any(fnmatch.fnmatch(f, p.removeprefix("./")) for p in patterns)]

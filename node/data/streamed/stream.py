@@ -23,15 +23,17 @@ from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFaul
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.data.confined.process import ParseFault
-from node.data.readers import library
+from node.data.kinds import kind_of
+from node.data.library import library
+from node.data.readers import TEXTS, LeftOut, RowFormat
 from node.data.settings import NO_PLACES, DataSettings, Places
 from node.data.streamed.documents import documents_of
 from node.data.streamed.fetching import host_entry, web_client
-from node.data.streamed.files import WHOLE, Files, kind_of
+from node.data.streamed.files import WHOLE, Files
 from node.data.streamed.pieces import Pieces
 from node.data.streamed.shards import Listing, admitted, listed
 from node.data.token_file import SUM, id_type, whole, with_sum
-from node.data.tokenizer import BYTES, Tokenizer, mark_between
+from node.data.tokenizer import BYTES, Tokenizer, document_ids, mark_between
 
 WORKERS = 4
 """Threads that fetch and tokenise, where there are so many cores."""
@@ -58,10 +60,11 @@ def open_stream(
     home: Path,
     places: Places = NO_PLACES,
     cap: int = DATA_DISK,
+    form: RowFormat = TEXTS,
 ) -> "Stream":
     """The text that ``settings.source`` names, of which at most ``cap`` bytes are kept under
-    ``home/data/stream``. Blocks while the source says which shards it has, unless that is known
-    here for ``settings.sha256``.
+    ``home/data/stream``. ``form``: how its rows become documents. Blocks while the source says
+    which shards it has, unless that is known here for ``settings.sha256``.
 
     Raises NetworkFault when it does not answer, UsageFault for what is no such source and for one
     at a place that is not allowed, and OutOfResources when what is read at the same time does not
@@ -71,7 +74,9 @@ def open_stream(
     plain = {"user-agent": "tutti", "accept-encoding": "identity"}
     token = _token(settings, places)
     client = web_client(_hosts(settings, places), plain | token)
-    files = Files(client, home / "data" / "stream", cap)
+    if form == TEXTS:
+        form = RowFormat(settings.column, encoding=settings.encoding)
+    files = Files(client, home / "data" / "stream", cap, form.parsers())
     named = hashlib.sha256(f"{settings.source}\n{places.data}".encode()).hexdigest()[:32]
     kept = home / "data" / f"{named}.shards"
     listing = _known(kept, settings.sha256)
@@ -88,13 +93,13 @@ def open_stream(
             "ask who owns the run for a public data set, or join as a block stage",
         )
     )
-    stream = Stream(listing, settings, seq_len, tokenizer, files)
+    stream = Stream(listing, settings, seq_len, tokenizer, files, form)
     at_once = (
-        2 * s.size if kind_of(s.name).packed else s.size
+        2 * s.size if _made_anew(s.name) else s.size
         for s in listing.shards
-        if kind_of(s.name).packed or (s.remote and s.size <= WHOLE)
+        if _made_anew(s.name) or (s.remote and s.size <= WHOLE)
     )
-    piece = settings.windows * seq_len * id_type(tokenizer).itemsize
+    piece = settings.windows * seq_len * id_type(tokenizer, form.chat).itemsize
     needed = 2 * stream.pieces.lanes * piece + 2 * max(at_once, default=0)
     if needed > cap:
         raise OutOfResources(
@@ -103,6 +108,12 @@ def open_stream(
             f"set  data_disk = {needed}  or more in config.toml",
         )
     return stream
+
+
+def _made_anew(name: str) -> bool:
+    """Return True for a shard whose text is written to this disk beside it."""
+    kind = kind_of(name)
+    return bool(kind.packed) or kind.table
 
 
 def _known(kept: Path, sha256: str) -> Listing | None:
@@ -145,6 +156,7 @@ class Stream:
         seq_len: int,
         tokenizer: Tokenizer,
         files: Files,
+        form: RowFormat = TEXTS,
     ) -> None:
         """Raises UsageFault when there is nothing to train on."""
         self.listing, self.seq_len, self.files = listing, seq_len, files
@@ -153,14 +165,23 @@ class Stream:
         )
         self.tokenised = 0
         """Tokens made since the start."""
-        self.column = settings.column
+        self.form = form
+        """How rows become documents."""
+        self.marked = form.chat
+        """The ids carry marks, as :mod:`node.data.marks` has them."""
+        self.left = LeftOut(settings.source)
+        """Rows without a document that were met."""
         plain = all(kind_of(s.name).form == "text" for s in listing.shards)
         most = BYTES if plain and settings.tokenizer == "bytes" else tokenizer.vocab
         self.end = mark_between(settings, tokenizer, most)
         """The id that ends a document, where documents are kept apart."""
         self._tokenizer = tokenizer
-        self._kind = id_type(tokenizer)
+        self._kind = id_type(tokenizer, form.chat)
         self._named = [_FORMAT, listing.sha256, settings.column, settings.holdout, settings.seed]
+        if form.key and form != RowFormat(settings.column):
+            self._named.append(form.key)
+        if settings.end >= 0:
+            self._named.append(settings.end)
         self._sound = Newest[int, None](SOUND)
         """Pieces whose file was found sound since the start."""
         self._making = dict[int, asyncio.Future[None]]()
@@ -207,10 +228,12 @@ class Stream:
         refuse(
             (
                 not ids,
-                f"{self.listing.source} has no text in the field {self.column!r} where it was read",
+                f"{self.listing.source} has no text in the field {self.form.column!r} where it was "
+                f"read: {self.left.said or 'it is empty'}",
                 "name the field of its documents:  --set data.column=NAME",
             )
         )
+        self.left.report()
         return max(1, ids // count // self.seq_len)
 
     def expect(self, positions: Iterable[int]) -> None:
@@ -370,6 +393,7 @@ class Stream:
         """Token ids of a piece, of the next one where no document begins in it."""
         for _ in range(self.pieces.count + self.pieces.held):
             ids = self._tokenised(number)
+            self.left.report()
             if len(ids):
                 return ids
             number = self.pieces.after(number)
@@ -380,11 +404,10 @@ class Stream:
         ids: list[np.ndarray] = []
         for part in self.pieces.parts(number):
             documents, ended = documents_of(
-                self.files, self.listing.shards[part.shard], part, self.column
+                self.files, self.listing.shards[part.shard], part, self.form, self.left
             )
-            mark = [self._tokenizer.eos] if ended and self._tokenizer.eos is not None else []
-            for document in documents:
-                ids += [self._tokenizer.encode(document), np.asarray(mark, dtype=self._kind)]
+            end = self._tokenizer.eos if ended else None
+            ids += [document_ids(d, self._tokenizer, end).astype(self._kind) for d in documents]
         found = np.concatenate(ids) if ids else np.empty(0, dtype=self._kind)
         self.tokenised += len(found)
         return found

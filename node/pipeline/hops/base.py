@@ -16,7 +16,8 @@ from node.pipeline.events import Action, Answer, Direction, Event, Expired, Key,
 from node.pipeline.frames import FrameReader, FrameShape, read_chunks
 from node.pipeline.guard import Guard
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
+from node.pipeline.settings import STASH, TEXTS, PipelineLimits, PipelineSettings
+from node.pipeline.texts import TextTable
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.transport.port import TransportPort
@@ -137,6 +138,8 @@ class PipelineBase(ABC):
         self.settings, self.limits, self.telemetry = settings, limits, telemetry
         self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
         self.machine, self.stage, self.math = machine, stage, math
+        self.texts = TextTable(limits.text_bytes or TEXTS, math.text_bytes)
+        """Texts whose keys and values are kept here."""
         self.guard = Guard(transport, telemetry.emit, settings.watch)
         self.stash = Stash(limits.stash_bytes or STASH, self.look_again)
         self.tasks = Tasks("pipeline", self._on_error)
@@ -270,10 +273,13 @@ class PipelineBase(ABC):
         shape: tuple[int, ...],
         masked: bool,
         read: Callable[[], Any],
+        *,
+        loss_mask: bool = False,
     ) -> FrameReader:
         """The content of a frame of ``caller``: a tensor of ``shape``, ``masked`` with the ends of
-        documents in it. ``read`` gives the next message. Raises WireError."""
-        reader = FrameReader(head, shape, self.shape.wire, masked)
+        documents in it, ``loss_mask`` with the number of tokens that are not trained on. ``read``
+        gives the next message. Raises WireError."""
+        reader = FrameReader(head, shape, self.shape.wire, masked, loss_mask)
         await read_chunks(read, reader)
         self.transport.count(caller, received=reader.nbytes, plane="pipeline")
         return reader

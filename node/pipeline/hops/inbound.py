@@ -38,13 +38,21 @@ AT_ONCE = 2
 here yet."""
 ForwardOnly = Callable[[Direction, PeerId, Incoming, Any], Awaitable[None]]
 """Takes a frame that belongs to no micro-batch of a plan."""
+TextLost = Callable[[PeerId, pb.LostNote], bool]
+"""Takes a note of a hop that could not go on with a text; False where nobody waits for it."""
 
 
 class Inbound(PipelineServicer):
     """Keeps nothing but the streams that are open."""
 
-    def __init__(self, pipeline: PipelineBase, forward_only: ForwardOnly) -> None:
+    def __init__(
+        self,
+        pipeline: PipelineBase,
+        forward_only: ForwardOnly,
+        text_lost: TextLost = lambda caller, note: False,
+    ) -> None:
         self._pipeline, self._forward_only = pipeline, forward_only
+        self._text_lost = text_lost
         self._open: dict[Hashable, list[asyncio.Timeout]] = {}
         """Timeouts of the streams that carry a tensor, by tensor and peer, oldest first."""
 
@@ -84,6 +92,7 @@ class Inbound(PipelineServicer):
         if answer.say is Say.TAKE:
             shape, forward = pipeline.shape_of(claim.index), way is Direction.FORWARD
             masked, origin = pipeline.shape.masked and forward, claim.journey[0].peer
+            loss_mask = pipeline.shape.loss_mask and forward
             if pipeline.at_origin(claim.key):
                 charge = 0
             elif claim.key in pipeline.machine.visits:  # a gradient alone, or what came twice
@@ -93,7 +102,9 @@ class Inbound(PipelineServicer):
             pipeline.stash.charge(charge, origin)
             try:
                 async with self._newest((claim.key, way, caller)):
-                    reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
+                    reader = await pipeline.read(
+                        caller, incoming.head, shape, masked, context.read, loss_mask=loss_mask
+                    )
             finally:
                 pipeline.stash.charge(-charge, origin)
             answer, rest = self._look(way, caller, incoming, reader)
@@ -210,7 +221,14 @@ class Inbound(PipelineServicer):
             request.position,
         )
         messages = frames(
-            claim, pb.TRAIN, 1.0, work.shape, output, pipeline.shape, work.document_ends
+            claim,
+            pb.TRAIN,
+            1.0,
+            work.shape,
+            output,
+            pipeline.shape,
+            work.document_ends,
+            untrained=work.untrained,
         )
         async with self._newest((key, caller)):
             for frame in messages:
@@ -220,6 +238,8 @@ class Inbound(PipelineServicer):
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
         caller = self._pipeline.transport.caller(context)
+        if request.purpose == pb.GENERATE:
+            return pb.LostReply(accepted=self._text_lost(caller, request))
         note = Lost(
             request.epoch, request.plan_hash, request.index, caller, printable(request.reason)
         )

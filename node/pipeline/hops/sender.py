@@ -107,6 +107,7 @@ class Sender:
             pipeline.shape,
             work.document_ends if way is Direction.FORWARD else (),
             action.patient and len(self._sending) <= PATIENT,
+            untrained=work.untrained if way is Direction.FORWARD else 0,
         )
 
         def accepted(seconds: float | None) -> None:
@@ -245,6 +246,7 @@ class Sender:
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
         shape, masked = pipeline.shape_of(key.index), pipeline.shape.masked
+        loss_mask = pipeline.shape.loss_mask
         request = pb.FetchInput(
             epoch=key.epoch,
             plan_hash=plan_hash,
@@ -259,7 +261,9 @@ class Sender:
                 first = await call.read()
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
-                return await pipeline.read(peer, first.head, shape, masked, call.read)
+                return await pipeline.read(
+                    peer, first.head, shape, masked, call.read, loss_mask=loss_mask
+                )
         except TimeoutError as e:
             raise PeerFault(peer, "it has died") from e
         finally:
@@ -278,6 +282,15 @@ class Sender:
                 await self._tell(origin, "Lost", note)
             except PeerFault as e:
                 pipeline.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
+
+    async def tell_text_lost(self, origin: PeerId, index: int, reason: str) -> None:
+        """Tell the origin of a text that it cannot go on here. An origin that does not hear it
+        finds out by its own time-out."""
+        note = pb.LostNote(index=index, reason=reason[:200], purpose=pb.GENERATE)
+        try:
+            await self._tell(origin, "Lost", note)
+        except PeerFault as e:
+            self._pipeline.telemetry.emit("origin-silent", str(e), "debug", index=index)
 
     def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
         """Name the hops whose shares count. One note to a peer is under way at a time; what comes

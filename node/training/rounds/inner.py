@@ -178,9 +178,8 @@ class InnerRound:
         await e.pipeline.receipts(plan.epoch, r.dropped)
         self._gradients, self._tokens = await e.pipeline.take_gradients(plan.epoch)
         if paths and self._tokens:
-            each = len(paths[0].samples) * self._sequence
             took = meter.compute_s - self._before_s
-            meter.epoch_done(round(self._tokens / each), self._tokens, took)
+            meter.epoch_done(e.pipeline.micro_batches, self._tokens, took)
         e.journal.emit(
             "training",
             "contributed",
@@ -203,9 +202,11 @@ class InnerRound:
         return stepped
 
     def _may_go_idle(self) -> bool:
-        """Whether this stage may be left without a micro-batch that counts: a block stage that
-        journeys leave out."""
+        """Return True if this stage may be left without a token that counts: a block stage that
+        journeys leave out, and any in a run that does not train on all tokens."""
         p = self._engines.pipeline.settings
+        if self._engines.pipeline.shape.loss_mask:
+            return True
         return self._stage.stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages
 
     def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from node.data.marks import CONTEXT, LAST, ids_in
 from node.data.order import SampleOrder
 from node.data.sources import Corpus, Ids
 from node.data.streamed.stream import Stream
-from node.model.documents import NO_TARGET
+from node.model.documents import NO_TARGET, UNTRAINED
 
 Batch = tuple[Tensor, Tensor]
 
@@ -63,7 +64,7 @@ class Text:
     def _windows(self, text: Ids, windows: Iterable[int]) -> Batch:
         length = self.corpus.seq_len
         rows = np.stack([np.asarray(text[w * length : (w + 1) * length + 1]) for w in windows])
-        return pair(rows.astype(np.int64), self.corpus.end)
+        return pair(rows.astype(np.int64), self.corpus.end, self.corpus.marked)
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,15 @@ class StreamedText:
         self.stream.expect(samples)
 
     async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
-        return partial(pair, await self.stream.rows(samples), self.stream.end)
+        rows = await self.stream.rows(samples)
+        return partial(pair, rows, self.stream.end, self.stream.marked)
 
     def held_out_count(self) -> int:
         return _batches(self.stream.held_out_windows, self.size)
 
     async def fetch_held_out(self, i: int) -> Batch:
-        return pair(await self.stream.held_out_rows(i, self.size), self.stream.end)
+        rows = await self.stream.held_out_rows(i, self.size)
+        return pair(rows, self.stream.end, self.stream.marked)
 
     async def close(self) -> None:
         await self.stream.close()
@@ -96,12 +99,23 @@ class StreamedText:
 Samples = Text | StreamedText
 
 
-def pair(rows: np.ndarray, end: int | None) -> Batch:
+def pair(rows: np.ndarray, end: int | None, marked: bool = False) -> Batch:
     """(tokens, targets) of token ids, int64 [B, T + 1]. A token ``end`` has no target: what follows
-    is another document; None: every token has one."""
+    is another document; None: every token has one.
+
+    ``marked``: the ids carry the marks of :mod:`node.data.marks`. A target marked CONTEXT is not
+    trained on; ``end`` is then the mark LAST, or None.
+    """
     both = torch.from_numpy(rows)
-    tokens, targets = both[:, :-1].contiguous(), both[:, 1:].contiguous()
-    return tokens, targets if end is None else targets.masked_fill_(tokens == end, NO_TARGET)
+    tokens = both[:, :-1].contiguous()
+    targets = both[:, 1:].contiguous()
+    if not marked:
+        return tokens, targets if end is None else targets.masked_fill_(tokens == end, NO_TARGET)
+    context = (targets & CONTEXT) != 0
+    targets = ids_in(targets).masked_fill_(context, UNTRAINED)
+    if end is not None:
+        targets.masked_fill_((tokens & LAST) != 0, NO_TARGET)
+    return ids_in(tokens), targets
 
 
 def _batches(windows: int, size: int) -> int:

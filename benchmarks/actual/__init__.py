@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.real`: a pretrained model, and the data that people have."""

@@ -1,0 +1,231 @@
+"""SmolLM2 through a swarm of one box: tokens a second of generated text beside ``transformers``,
+equal tokens, several texts at once, from a stage peer, and with a stage that is killed."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.lab.fleet import Box, Hang, Peer, named
+from benchmarks.lab.real import smollm2
+from benchmarks.report import Report
+from node.control.client import ControlClient
+from node.identity.keys import Identity
+from node.manifest import read_manifest
+from node.reach.interfaces import free_port
+from protos.control_pb2 import GenerateRequest
+
+STAGES = 2
+THREADS = 2
+PROMPT, TOKENS = 500, 200
+"""Tokens of the prompt, and of the text that is generated."""
+TEXTS = 4
+ROUNDS = 3
+KILLED_AT = 100
+SETTINGS = {
+    "model.seq_len": 256,
+    "training.target_batch": 4,
+    "pipeline.micro_batch": 2,
+    "training.min_replicas": 1,
+    "training.eval_every": 0,
+    "training.epochs": 1,
+    "training.epoch_timeout_s": 600,
+    "optimizer.name": "adamw",
+    "optimizer.adam_lr": 1e-9,
+    "optimizer.warmup": 0,
+}
+WAIT_S = 900.0
+STORY = (
+    "The keeper of the lighthouse wrote down the weather of every evening, the ships that passed "
+    "and the names of their captains, as far as he could read them through his glass. "
+)
+
+
+def rows(report: Report, root: Path) -> None:
+    """Rows of a run that is over, so that nothing trains beside the texts."""
+    torch.set_num_threads(THREADS)
+    there = smollm2()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(there)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32)
+    ids = tokenizer(STORY * 40)["input_ids"][:PROMPT]
+    prompt = tokenizer.decode(ids)
+    box, peers = swarm(root, there)
+    try:
+        _at_rest(report, box, model, ids, prompt)
+        _together(report, peers[0], prompt)
+        _killed(report, peers, model, ids, prompt)
+    finally:
+        box.clean_up()
+
+
+def _at_rest(report: Report, box: Box, model: Any, ids: list[int], prompt: str) -> None:
+    ours: list[float] = []
+    theirs: list[float] = []
+    wanted: list[int] = []
+    found: dict[str, list[int]] = {}
+    for _ in range(ROUNDS):
+        seconds, wanted = _library(model, ids)
+        theirs.append(TOKENS / seconds)
+        for home in ("ends-0", named(1, "0")):
+            said = _said(box, home, prompt)
+            found[home] = said["tokens"]
+            if home == "ends-0":
+                ours.append(said["tokens_per_s"])
+    ratio = median(ours) / median(theirs)
+    report.add(
+        f"3 tokens a second, {TOKENS} after a prompt of {len(ids)}",
+        ratio,
+        f"times those of transformers: {median(ours):.1f} and {median(theirs):.1f}",
+        f"transformers.generate with its cache, {THREADS} threads",
+        "at least 0.8",
+        holds=ratio >= 0.8,
+    )
+    for home, tokens in found.items():
+        equal = sum(a == b for a, b in zip(tokens, wanted, strict=False))
+        report.add(
+            f"3 equal greedy tokens, asked at {home}",
+            equal,
+            f"of {TOKENS}",
+            "transformers.generate",
+            str(TOKENS),
+            holds=tokens == wanted,
+        )
+
+
+def _together(report: Report, ends: Peer, prompt: str) -> None:
+    """Several texts at once, beside one alone."""
+    one = median(_rate(ends, prompt, 1) for _ in range(ROUNDS))
+    four = median(_rate(ends, prompt, TEXTS) for _ in range(ROUNDS))
+    report.add(
+        f"3 tokens a second of {TEXTS} texts at once",
+        four / one,
+        f"times those of one: {four:.1f} and {one:.1f}",
+        "one text alone",
+        "at least 2",
+        holds=four >= 2 * one,
+    )
+
+
+def _killed(report: Report, peers: list[Peer], model: Any, ids: list[int], prompt: str) -> None:
+    """The replica of stage 1 that has the text is killed in the middle of it."""
+    _, wanted = _library(model, ids)
+    tokens: list[int] = []
+    longest = 0.0
+    with ControlClient(peers[0].home / "control.sock") as client:
+        last = time.monotonic()
+        for piece in client.generate(_request(prompt, TOKENS)):
+            if not piece.HasField("token"):
+                continue
+            longest = max(longest, time.monotonic() - last)
+            tokens.append(piece.token)
+            if len(tokens) == KILLED_AT:
+                busy = [p for p in peers if p.label.startswith("stage-1") and p.status().texts]
+                (busy or peers[1:2])[-1].kill()
+            last = time.monotonic()
+    report.add(
+        f"3 equal greedy tokens, a stage killed at token {KILLED_AT}",
+        sum(a == b for a, b in zip(tokens, wanted, strict=False)),
+        f"of {TOKENS}; longest wait {longest:.1f} s",
+        "transformers.generate",
+        str(TOKENS),
+        holds=tokens == wanted,
+    )
+
+
+def _library(model: Any, ids: list[int]) -> tuple[float, list[int]]:
+    """Seconds and tokens of the library."""
+    began = time.monotonic()
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([ids]), max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False
+        )
+    return time.monotonic() - began, out[0, len(ids) :].tolist()
+
+
+def _said(box: Box, home: str, prompt: str) -> dict[str, Any]:
+    words = ["generate", prompt, "--max-tokens", str(TOKENS), "--temperature", "0", "--json"]
+    done = box.tutti(*words, home=home, timeout=WAIT_S)
+    if done.returncode:
+        raise Hang(f"nothing was generated: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def _request(prompt: str, tokens: int) -> GenerateRequest:
+    return GenerateRequest(prompt=prompt, max_tokens=tokens)
+
+
+def _rate(peer: Peer, prompt: str, texts: int) -> float:
+    """Tokens a second of all texts together, from their first token to the last."""
+    begun = threading.Barrier(texts + 1)
+
+    def one(client: ControlClient) -> int:
+        count = 0
+        for piece in client.generate(_request(prompt, TOKENS // 2)):
+            if not count and piece.HasField("token"):
+                begun.wait(WAIT_S)
+            count += piece.HasField("token")
+        return count
+
+    with ControlClient(peer.home / "control.sock") as client, ThreadPoolExecutor(texts) as pool:
+        running = [pool.submit(one, client) for _ in range(texts)]
+        begun.wait(WAIT_S)
+        began = time.monotonic()
+        return sum(future.result() - 1 for future in running) / (time.monotonic() - began)
+
+
+def swarm(root: Path, there: Path, **changes: Any) -> tuple[Box, list[Peer]]:
+    """The ends, stage 1 twice and stage 2, each with as many threads as the library, after the end
+    of their run."""
+    root.mkdir(parents=True)
+    box = Box(root)
+    file = root / "swarm.toml"
+    words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
+    for key, value in (SETTINGS | changes).items():
+        words += ["--set", f"{key}={value}"]
+    done = box.tutti(*words, home="ends-0", timeout=WAIT_S)
+    if done.returncode:
+        raise Hang(f"no manifest: {done.stderr}")
+    box.manifest = read_manifest(file)
+    key = Identity.load(root / "ends-0" / "identity.key").peer_id
+    door = f"/ip4/127.0.0.1/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
+    peers = [_peer(box, door, *which) for which in ((0, "0"), (1, "0"), (1, "1"), (2, "0"))]
+    try:
+        box.start(*peers)
+        box.wait(
+            "the end of the run",
+            lambda: all(p.status().state == "finished" for p in peers),
+            WAIT_S,
+        )
+    except Hang:
+        box.clean_up()
+        raise
+    return box, peers
+
+
+def _peer(box: Box, door: str, stage: int, number: str) -> Peer:
+    where = ["--join", door] if stage else ["--p2p-port", door.split("/")[4]]
+    role = ["--role", "stage", "--stage", str(stage)] if stage else ["--role", "ends"]
+    label = named(stage, number)
+    return box.bare(
+        label,
+        "start",
+        str(box.root / "swarm.toml"),
+        *role,
+        *where,
+        "--name",
+        label,
+        "--threads",
+        str(THREADS),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(subprocess.call([sys.executable, "-m", "benchmarks.real", "--only", "3"]))

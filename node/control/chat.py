@@ -1,0 +1,160 @@
+"""``tutti chat``: a conversation with the model in a terminal, or through a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.control.text import missing_words
+from node.control.words import shown
+from node.core import interrupts
+from node.core.errors import ExitCode, LocalFault, NotRunning
+from protos.control_pb2 import ChatMessage, GenerateRequest
+
+if TYPE_CHECKING:
+    from node.control.client import ControlClient
+
+PROMPT = "> "
+HELP = "/reset begins anew, /quit leaves; Ctrl-C ends an answer, twice leaves"
+KEPT = 1000
+"""Lines of input that are remembered for the next time."""
+
+
+class Chat:
+    """A conversation: the messages so far. ``settings``: how an answer is drawn."""
+
+    def __init__(self, client: ControlClient, settings: GenerateRequest, system: str = "") -> None:
+        self._client, self._settings = client, settings
+        self._system = [ChatMessage(role="system", content=system)] if system else []
+        self._said: list[ChatMessage] = []
+
+    def reset(self) -> None:
+        """Forget all messages."""
+        self._said.clear()
+
+    def answer(self, text: str) -> Generator[str, None, None]:
+        """The answer to ``text``, in pieces. The beginning of an answer that is broken off is part
+        of the conversation; a question without any answer is not. Raises LocalFault."""
+        question = ChatMessage(role="user", content=text)
+        request = GenerateRequest()
+        request.CopyFrom(self._settings)
+        request.messages.extend([*self._system, *self._said, question])
+        answered = ""
+        try:
+            for piece in self._client.generate(request):
+                if piece.HasField("missing"):
+                    _note(missing_words(piece.missing))
+                answered += piece.text
+                yield piece.text
+        except LocalFault:
+            if not answered:
+                raise
+            self._remember(question, answered)
+            raise
+        except BaseException:
+            self._remember(question, answered)
+            raise
+        self._remember(question, answered)
+
+    def _remember(self, question: ChatMessage, answered: str) -> None:
+        self._said += [question, ChatMessage(role="assistant", content=answered)]
+
+
+def chat(client: ControlClient, settings: GenerateRequest, system: str, history: Path) -> ExitCode:
+    """Talk until the input ends. At a terminal an answer that fails is shown and the conversation
+    goes on; through a pipe it ends the command."""
+    talk = Chat(client, settings, system)
+    if not sys.stdin.isatty():
+        return _piped(talk)
+    _note(HELP)
+    with interrupts.raising(), _remembered(history):
+        while True:
+            text = _asked()
+            if text is None or text == "/quit":
+                return ExitCode.OK
+            if text == "/reset":
+                talk.reset()
+                _note("begun anew")
+            elif text.startswith("/"):
+                _note(HELP)
+            elif text:
+                _shown(talk, text)
+
+
+def _piped(talk: Chat) -> ExitCode:
+    for line in sys.stdin:
+        text = line.strip()
+        if text == "/quit":
+            break
+        if text == "/reset":
+            talk.reset()
+        elif text:
+            _print(talk.answer(text))
+    return ExitCode.OK
+
+
+def _asked() -> str | None:
+    """The next line of input; None at its end, and after a second Ctrl-C."""
+    warned = False
+    while True:
+        try:
+            return input(PROMPT).strip()
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            interrupts.acted()
+            print()
+            if warned:
+                return None
+            warned = True
+            _note("Ctrl-C again leaves")
+
+
+def _shown(talk: Chat, text: str) -> None:
+    """Print the answer to ``text``; a Ctrl-C ends it."""
+    answer = talk.answer(text)
+    try:
+        _print(answer)
+    except KeyboardInterrupt:
+        interrupts.acted()
+        answer.close()
+        print()
+    except NotRunning:
+        raise
+    except LocalFault as fault:
+        print()
+        _note(f"{fault}; {fault.next_step}" if fault.next_step else str(fault))
+
+
+def _print(pieces: Iterator[str]) -> None:
+    for piece in pieces:
+        print(shown(piece), end="", flush=True)
+    print(flush=True)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _remembered(history: Path) -> Iterator[None]:
+    """Let lines of input be edited and recalled, also lines of earlier conversations, where the
+    system has a library for it."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(history)
+    readline.set_history_length(KEPT)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            history.touch(mode=0o600)
+            readline.write_history_file(history)

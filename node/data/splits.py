@@ -1,0 +1,144 @@
+"""Files of one split of a data set, from the names of its files and its card, by the rules of the
+library ``datasets``. Enters: names and patterns of strangers. Never: a disk, a network.
+"""
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from node.core.errors import UsageFault, refuse
+from node.data.kinds import known_kind
+from node.data.library import library
+
+_OTHER_SPLITS = ("validation", "test")
+_CARD = re.compile(r"---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
+
+
+def files_of_split(
+    names: Iterable[str],
+    configs: Mapping[str, Any],
+    config: str,
+    split: str,
+    *,
+    of_one_form: bool = False,
+) -> list[str]:
+    """Names of the files of a split that can be read, sorted.
+
+    ``configs``: configurations of the card by their names. Without one of the name ``config`` the
+    files below a directory of that name are meant. A file that is also of the validation or test
+    split is not of the training split. ``of_one_form``: of the format alone that most of them have.
+
+    Raises UsageFault for a split that is not there, and without the library.
+    """
+    readable = sorted(name for name in names if known_kind(name))
+    chosen = configs.get(config) if config else _default(configs)
+    if chosen is None and config:
+        readable = [name for name in readable if config in name.split("/")[:-1]]
+        refuse((not readable, f"no configuration and no directory {config!r}", _names(configs)))
+    chosen = chosen or {}
+    patterns = _patterns(chosen.get("data_files"))
+    below = str(chosen.get("data_dir") or "").strip("/")
+    found = _resolved(readable, patterns, below)
+    if split not in found:
+        what = ", ".join(sorted(found)) or "none that can be read"
+        raise UsageFault(f"no files of {split!r}", f"the splits are: {what}")
+    files = set(found[split])
+    if split == "train" and not patterns:
+        for other in _OTHER_SPLITS:
+            files -= set(found.get(other, ()))
+    refuse((not files, f"no files of {split!r} alone", "name the files in the card, README.md"))
+    return sorted(_of_most(files) if of_one_form else files)
+
+
+def card_of(readme: str) -> dict[str, Any]:
+    """Configurations in the card at the beginning of a README.md, by their names. A card that
+    cannot be read has none."""
+    import yaml
+
+    match = _CARD.match(readme)
+    if match is None:
+        return {}
+    try:
+        return configurations(yaml.safe_load(match[1]))
+    except (yaml.YAMLError, RecursionError):
+        return {}
+
+
+def configurations(card: Any) -> dict[str, Any]:
+    """The configurations that a data set's card names, by their names."""
+    named = card.get("configs") if isinstance(card, dict) else None
+    rows = [c for c in named or () if isinstance(c, dict)] if isinstance(named, list) else []
+    return {str(c.get("config_name", "default")): c for c in rows}
+
+
+def _default(configs: Mapping[str, Any]) -> Any:
+    """The configuration that is meant without a name: the one that says so, or is called so, or is
+    the first."""
+    marked = [c for c in configs.values() if c.get("default") is True]
+    return next(iter([*marked, *filter(None, [configs.get("default")]), *configs.values()]), None)
+
+
+def _names(configs: Mapping[str, Any]) -> str:
+    known = ", ".join(list(configs)[:16])
+    return f"the configurations are: {known}" if known else "leave the configuration away"
+
+
+def _patterns(given: Any) -> dict[str, list[str]]:
+    """Patterns of each split that a card gives; none where it gives none."""
+    found = dict[str, list[str]]()
+    for entry in given if isinstance(given, list) else [given]:
+        if isinstance(entry, dict):
+            path = entry.get("path", [])
+            paths = path if isinstance(path, list) else [path]
+            found.setdefault(str(entry.get("split", "train")), []).extend(map(str, paths))
+        elif isinstance(entry, str):
+            found.setdefault("train", []).append(entry)
+    return found
+
+
+def _resolved(
+    names: Sequence[str], patterns: dict[str, list[str]], below: str
+) -> dict[str, list[str]]:
+    """Names of each split, by patterns or else by what the files are called."""
+    data_files = library("datasets.data_files", "a directory of files, or hf:")
+    fsspec = library("fsspec", "a directory of files, or hf:")
+    memory = fsspec.filesystem("memory")
+    # The library resolves patterns on a file system: here on one that has names and nothing else.
+    root = f"/{secrets.token_hex(8)}"
+    try:
+        for name in names:
+            memory.pipe_file(f"{root}/{name}", b"")
+        base = "/".join(filter(None, (f"memory:/{root}", below)))
+        try:
+            patterns = patterns or data_files.get_data_patterns(base)
+        except (FileNotFoundError, ValueError):
+            return {}
+        found = dict[str, list[str]]()
+        for split, some in patterns.items():
+            files = [file for p in some for file in _matching(data_files, str(p), base)]
+            found[str(split)] = [file.partition(f"{root}/")[2] for file in dict.fromkeys(files)]
+        return {split: files for split, files in found.items() if files}
+    finally:
+        if memory.exists(root):
+            memory.rm(root, recursive=True)
+
+
+def _matching(data_files: Any, pattern: str, base: str) -> list[str]:
+    pattern = pattern.removeprefix("./")
+    parts = pattern.split("/")
+    # A card of a stranger names files of its own data set, not of this disk or of a server.
+    if "::" in pattern or ":" in parts[0] or pattern.startswith("/") or ".." in parts:
+        return []
+    try:
+        return data_files.resolve_pattern(pattern, base)
+    except (FileNotFoundError, ValueError, re.error):
+        return []
+
+
+def _of_most(files: Iterable[str]) -> list[str]:
+    """The files of the format that most of them have."""
+    forms = {file: kind.form for file in files if (kind := known_kind(file))}
+    (most, _), *_ = Counter(sorted(forms.values())).most_common(1)
+    return [file for file, form in forms.items() if form == most]

@@ -1,0 +1,76 @@
+"""Work of the same kind that waits for the device at the same time, done in one pass."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from node.pipeline.device import DeviceThread, Priority
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Batcher(Generic[In, Out]):
+    """Collects items while the device is busy and computes them together, on the device thread.
+
+    ``compute`` gives a result, or the error, for each item, in their order. If it raises, the items
+    are computed one by one, so that one of them cannot spoil the others. ``size`` of all items of a
+    pass is at most ``most``, unless one item alone is larger.
+    """
+
+    def __init__(
+        self,
+        device: DeviceThread,
+        compute: Callable[[Sequence[In]], Sequence[Out | Exception]],
+        size: Callable[[In], int],
+        most: int,
+    ) -> None:
+        self._device, self._compute = device, compute
+        self._size, self._most = size, most
+        self._waiting: deque[tuple[In, Future[Any]]] = deque()
+
+    async def run(self, item: In, priority: Priority) -> Out:
+        """The result for ``item``, at the latest when a job of ``priority`` would have its turn;
+        raises its error."""
+        result: Future[Any] = Future()
+        self._waiting.append((item, result))
+        # A job for each item: those that find nothing left do nothing.
+        self._device.enqueue(priority, self._pass)
+        return await asyncio.wrap_future(result)
+
+    def _pass(self) -> None:
+        batch = self._next()
+        if not batch:
+            return
+        items = [item for item, _ in batch]
+        try:
+            found = list(self._compute(items))
+        except Exception as error:  # noqa: BLE001 - the waiter gets it
+            found = [error] if len(items) == 1 else [self._alone(item) for item in items]
+        for (_, result), value in zip(batch, found, strict=True):
+            if isinstance(value, Exception):
+                result.set_exception(value)
+            else:
+                result.set_result(value)
+
+    def _next(self) -> list[tuple[In, Future[Any]]]:
+        """The items of the next pass, those that nobody waits for any more left out."""
+        batch: list[tuple[In, Future[Any]]] = []
+        room = self._most
+        while self._waiting:
+            item, result = self._waiting[0]
+            room -= self._size(item)
+            if batch and room < 0:
+                break
+            self._waiting.popleft()
+            if result.set_running_or_notify_cancel():
+                batch.append((item, result))
+        return batch
+
+    def _alone(self, item: In) -> Out | Exception:
+        try:
+            return self._compute([item])[0]
+        except Exception as error:  # noqa: BLE001 - the waiter gets it
+            return error

@@ -1,0 +1,155 @@
+"""Texts whose keys and values this peer keeps: which, how many, and which one goes first.
+
+Enters: who brings a text, the tokens it has, times. Leaves: the cache of a text, or none. Never: a
+tensor's numbers. Runs on the event loop; the caches are filled on the device thread.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from node.core.ids import PeerId
+from node.model.text_cache import TextCache
+
+IDLE_S = 120.0
+"""Seconds without a turn after which a text is forgotten."""
+YIELD_S = 10.0
+"""Seconds without a turn after which a text makes room for another one."""
+GUESTS = 0.25
+"""Share of the memory for the texts of peers outside the plan."""
+EACH = 64
+"""Texts that are kept for one peer. One more takes the place of the one it used longest ago."""
+
+
+class TextKey(NamedTuple):
+    """A text is known by the peer that asks for it, the number it chose, and the hop from which its
+    tokens come, whose key the connection has proven."""
+
+    origin: PeerId
+    number: int
+    before: PeerId
+
+
+@dataclass(slots=True)
+class _Text:
+    cache: TextCache
+    used: float
+    guest: bool
+    nbytes: int = 0
+    busy: bool = True
+
+
+class TextTable:
+    """The cached texts of one stage, in the order of their last turns.
+
+    ``limit``: bytes of all together. ``bytes_of(tokens)``: bytes that a text takes.
+    """
+
+    def __init__(self, limit: int, bytes_of: Callable[[int], int]) -> None:
+        self.limit = limit
+        self._bytes_of = bytes_of
+        self._texts: dict[TextKey, _Text] = {}
+        self._each: Counter[PeerId] = Counter()
+        self.used = 0
+        """Bytes that are set aside for the texts."""
+        self._guests = 0
+        """Of these, for texts of guests."""
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def take(
+        self, key: TextKey, past: int, count: int, now: float, *, guest: bool = False
+    ) -> TextCache | None:
+        """The cache of a text that has ``past`` tokens and gets ``count`` more, with memory set
+        aside for them; a text without past tokens begins. ``guest``: a peer outside the plan brings
+        it. None where it is not here, is in a turn, or finds no room. :meth:`done` ends the
+        turn."""
+        self.expire(now)
+        text = self._texts.get(key)
+        if text is not None and text.busy:
+            return None
+        if past == 0:
+            self.drop(key)
+            text = self._begin(key, now, guest)
+        elif text is not None and text.cache.length != past:
+            # Its memory was needed, or a turn was lost.
+            self.drop(key)
+            text = None
+        if text is None:
+            return None
+        text.busy = True
+        text.used = now
+        if not self._grow(text, past + count, now):
+            self.drop(key)
+            return None
+        return text.cache
+
+    def done(self, key: TextKey, cache: TextCache, now: float) -> None:
+        """End a turn."""
+        text = self._texts.get(key)
+        if text is not None and text.cache is cache:
+            text.busy = False
+            text.used = now
+            self._texts[key] = self._texts.pop(key)
+
+    def drop(self, key: TextKey) -> None:
+        """Forget a text, if it is here."""
+        text = self._texts.pop(key, None)
+        if text is None:
+            return
+        self._charge(text, -text.nbytes)
+        self._each[key.origin] -= 1
+        if not self._each[key.origin]:
+            del self._each[key.origin]
+
+    def expire(self, now: float) -> None:
+        """Forget the texts that have had no turn for :data:`IDLE_S`."""
+        self._free(IDLE_S, now, lambda key: True, lambda: False)
+
+    def _begin(self, key: TextKey, now: float, guest: bool) -> _Text:
+        origin = key.origin
+        own = self._each[origin]
+        if own >= EACH:
+            self._free(0.0, now, lambda k: k.origin == origin, lambda: self._each[origin] < EACH)
+        made = self._texts[key] = _Text(TextCache(), now, guest)
+        self._each[origin] += 1
+        return made
+
+    def _grow(self, text: _Text, tokens: int, now: float) -> bool:
+        more = self._bytes_of(tokens) - text.nbytes
+
+        def fits() -> bool:
+            most = GUESTS * self.limit
+            return self.used + more <= self.limit and (
+                not text.guest or self._guests + more <= most
+            )
+
+        if not fits():
+            self._free(YIELD_S, now, lambda key: True, fits)
+        if not fits():
+            return False
+        self._charge(text, more)
+        return True
+
+    def _charge(self, text: _Text, nbytes: int) -> None:
+        text.nbytes += nbytes
+        self.used += nbytes
+        if text.guest:
+            self._guests += nbytes
+
+    def _free(
+        self,
+        idle_s: float,
+        now: float,
+        of: Callable[[TextKey], bool],
+        enough: Callable[[], bool],
+    ) -> None:
+        """Forget texts that ``of`` names and that had no turn for ``idle_s``, the one used longest
+        ago first, until there is ``enough``."""
+        for key, text in list(self._texts.items()):
+            if enough():
+                return
+            if not text.busy and now - text.used >= idle_s and of(key):
+                self.drop(key)

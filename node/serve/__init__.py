@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoint, a client of the daemon's control service."""

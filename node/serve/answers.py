@@ -1,0 +1,107 @@
+"""Answers of the OpenAI API. Enters: pieces of a text. Leaves: JSON documents. Pure."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from node.core.errors import ExitCode, LocalFault
+from protos.control_pb2 import Piece
+
+STATUS = {
+    ExitCode.USAGE: (400, "invalid_request_error"),
+    ExitCode.NETWORK: (503, "service_unavailable"),
+    ExitCode.NOT_RUNNING: (503, "service_unavailable"),
+    ExitCode.TIMED_OUT: (504, "timeout"),
+}
+"""HTTP status and type of the error for each exit code; others are (500, "server_error")."""
+
+
+def error_document(
+    message: str, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The body of an answer that is an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def fault_document(fault: LocalFault) -> tuple[int, dict[str, Any]]:
+    """(HTTP status, body) for a fault of the daemon."""
+    status, kind = STATUS.get(fault.code, (500, "server_error"))
+    text = f"{fault}; {fault.next_step}" if fault.next_step else str(fault)
+    return status, error_document(text, kind)
+
+
+@dataclass
+class Answer:
+    """One answer as it comes. ``chat``: of a conversation, else of a text."""
+
+    model: str
+    chat: bool
+    text: str = ""
+    finish: str | None = None
+    prompt_tokens: int = 0
+    tokens: int = 0
+    made: int = field(default_factory=lambda: int(time.time()))
+    name: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    def take(self, piece: Piece) -> str:
+        """Add a piece; its text."""
+        self.prompt_tokens = piece.prompt_tokens or self.prompt_tokens
+        self.tokens += piece.HasField("token")
+        self.finish = piece.finish or self.finish
+        self.text += piece.text
+        return piece.text
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Numbers of tokens."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": self.prompt_tokens + self.tokens,
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """The document of an answer that is not streamed."""
+        finish = self.finish or "length"
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": self.text, "refusal": None}
+        else:
+            choice["text"] = self.text
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self._document(kind, [choice]) | {"usage": self.usage}
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The chunks before the text."""
+        if self.chat:
+            yield self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, text: str) -> dict[str, Any]:
+        """The chunk of a part of the text."""
+        return self._chunk({"content": text} if self.chat else text)
+
+    def last(self, with_usage: bool) -> Iterator[dict[str, Any]]:
+        """The chunks behind the text."""
+        yield self._chunk({} if self.chat else "", self.finish or "length")
+        if with_usage:
+            yield self._document(self._chunk_kind, []) | {"usage": self.usage}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _chunk(self, delta: Any, finish: str | None = None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+        choice["delta" if self.chat else "text"] = delta
+        return self._document(self._chunk_kind, [choice])
+
+    def _document(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.name}",
+            "object": kind,
+            "created": self.made,
+            "model": self.model,
+            "choices": choices,
+        }

@@ -1,0 +1,110 @@
+"""``tutti serve``: a server for the clients of the OpenAI API beside a running daemon."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvicorn
+
+from node.control.client import as_fault
+from node.core.errors import ExitCode, OutOfResources, UsageFault
+from node.core.home import socket_target
+from node.serve.app import Endpoint
+from protos import control_pb2
+from protos.control_pb2_grpc import ControlStub
+
+TEXT_S = 600.0
+"""For one whole answer."""
+STATUS_S = 10.0
+"""For the name of the run."""
+STOP_S = 2.0
+"""Seconds that open answers have when the server ends."""
+
+
+class ControlDaemon:
+    """The daemon behind a control socket, asked in an event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
+        self._channel = grpc.aio.insecure_channel(socket_target(path), options=options)
+        self._stub: Any = ControlStub(self._channel)
+
+    async def model(self) -> str:
+        """As :meth:`node.serve.app.Daemon.model`."""
+        try:
+            snapshot = await self._stub.Status(control_pb2.StatusRequest(), timeout=STATUS_S)
+        except grpc.aio.AioRpcError as error:
+            raise as_fault(error, self._path) from error
+        return snapshot.swarm.name or "tutti"
+
+    async def generate(
+        self, request: control_pb2.GenerateRequest
+    ) -> AsyncGenerator[control_pb2.Piece, None]:
+        """As :meth:`node.serve.app.Daemon.generate`."""
+        stream = self._stub.Generate(request, timeout=TEXT_S)
+        try:
+            async for piece in stream:
+                yield piece
+        except grpc.aio.AioRpcError as error:
+            raise as_fault(error, self._path) from error
+        finally:
+            stream.cancel()
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only programs of this machine reach."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int, token: str) -> socket.socket:
+    """A socket that listens. Raises UsageFault for an address that others reach without a token,
+    OutOfResources for one that is taken."""
+    if not token and not is_loopback(host):
+        raise UsageFault(
+            f"others can reach {host}, and no token is set",
+            "set one:  tutti serve --token TEXT  or the variable TUTTI_SERVE_TOKEN; or listen on "
+            "127.0.0.1",
+        )
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        made = socket.create_server(address[:2], family=family, backlog=512)
+    except OSError as e:
+        raise OutOfResources(
+            f"cannot listen on {host} port {port}: {e.strerror or e}",
+            "choose another  --port , or 0 for any",
+        ) from e
+    return made
+
+
+async def serve(path: Path, sock: socket.socket, token: str) -> ExitCode:
+    """Answer on ``sock`` until the process is asked to end. ``path``: the control socket."""
+    daemon = ControlDaemon(path)
+    app = Endpoint(daemon, token).app()
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=int(STOP_S),
+    )
+    try:
+        await uvicorn.Server(config).serve(sockets=[sock])
+    finally:
+        await daemon.close()
+    return ExitCode.OK

@@ -1,0 +1,417 @@
+"""Texts with cached keys and values: the same tokens as whole passes, through losses of every
+kind; bounds; passes over several texts; training that lets them in."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+import node.inference.forward_router
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.core.journey import Hop
+from node.inference import text_session
+from node.inference.forward_router import ForwardRouter
+from node.inference.text_session import TextSession
+from node.model.stages import build
+from node.model.text_cache import GROWTH, TextCache, Turn, text_bytes
+from node.pipeline import texts
+from node.pipeline.batcher import Batcher
+from node.pipeline.device import DeviceThread, Priority
+from node.pipeline.texts import TextKey, TextTable
+from protos import pipeline_pb2 as pb
+from tests.pipeline.conftest import DEEP, MODEL
+
+LONG = replace(MODEL, positions=64)
+PROMPT = [5, 3, 8, 1, 30, 2, 2, 9, 11, 4, 7]
+
+
+class Writer:
+    """A text that a swarm goes on with, by its likeliest tokens."""
+
+    def __init__(self, swarm, version=lambda: 3) -> None:
+        self.swarm, self.pipeline = swarm, swarm.pipelines["s0a"]
+        self.plan = self.pipeline.machine.plan
+        transport, settings = self.pipeline.transport, self.pipeline.settings
+        self.router = ForwardRouter(transport, settings, lambda: self.plan)
+        self.session = TextSession(self.pipeline, self.router, version)
+        self.ids = list(PROMPT)
+
+    async def write(self, count: int) -> list[int]:
+        for _ in range(count):
+            self.ids.append(int((await self.session.logits(self.ids)).argmax()))
+        return self.ids
+
+    def alone(self, count: int, *visited: int, first: int = 0) -> list[int]:
+        """The same by whole passes of the model in one piece, over the tokens from ``first``."""
+        ids = list(self.ids)
+        for _ in range(count):
+            h = self.swarm.hidden(torch.tensor([ids[first:]]), *(visited or (1, 2, 3)))
+            ids.append(int(self.swarm.unsplit.ends.logits(h)[0, -1].argmax()))
+        return ids
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
+    monkeypatch.setattr(node.inference.forward_router, "WATCH_S", 60.0)
+
+
+async def writing(make_swarm, replicas: int = 1, model=LONG, **settings) -> Writer:
+    swarm = await make_swarm(model, **settings).fill(replicas)
+    swarm.adopt(swarm.plan(1))
+    return Writer(swarm)
+
+
+def watch_lengths(writer: Writer) -> list[int]:
+    """Tokens of each pass of a text at stage 1, as they come."""
+    seen: list[int] = []
+    math = writer.swarm.pipelines["s1a"].math
+    real = math.extend_texts
+
+    def extend(steps):
+        seen.extend(step.count for step in steps)
+        return real(steps)
+
+    writer.swarm.pipelines["s1a"].forward_requests._steps._compute = extend
+    return seen
+
+
+@pytest.mark.parametrize("model", [LONG, replace(DEEP, positions=64)])
+async def test_a_token_is_a_pass_over_itself_alone(make_swarm, model):
+    writer = await writing(make_swarm, model=model)
+    wanted, seen = writer.alone(6), watch_lengths(writer)
+    assert await writer.write(6) == wanted
+    # The prompt in pieces of the longest tensor there may be, then one token at a time.
+    assert seen == [8, 3, 1, 1, 1, 1, 1]
+    assert writer.session.begun == 1
+
+
+async def test_another_replica_computes_the_cache_of_a_lost_one_again(make_swarm):
+    writer = await writing(make_swarm, replicas=2)
+    wanted = writer.alone(6)
+    await writer.write(3)
+    [lost] = [hop.peer for hop in writer.session._hops if hop.stage == 2]
+    await writer.swarm.kill(str(lost))
+    assert await writer.write(3) == wanted
+    assert writer.session.begun == 2
+    assert lost not in [hop.peer for hop in writer.session._hops]
+
+
+async def test_a_stage_that_nobody_serves_is_left_out_of_the_whole_text(make_swarm):
+    writer = await writing(make_swarm, may_skip=0.34)
+    await writer.write(3)
+    wanted = writer.alone(3, 1, 3)
+    await writer.swarm.kill("s2a")
+    assert await writer.write(3) == wanted
+
+
+@pytest.mark.parametrize("stage", ["s1a", "s3a"])
+async def test_a_dropped_cache_is_computed_again_at_once(make_swarm, stage):
+    """The origin is told, also by a hop that is not the first: nothing waits for a time-out."""
+    writer = await writing(make_swarm)
+    wanted = writer.alone(6)
+    await writer.write(3)
+    pipeline = writer.swarm.pipelines[stage]
+    await pipeline.device.run(pipeline.math._forget_texts)
+    assert await writer.write(3) == wanted
+    assert writer.session.begun == 2
+
+
+async def test_a_hop_that_knows_no_texts_gets_whole_passes(make_swarm, monkeypatch):
+    monkeypatch.setattr(text_session, "TRY_AGAIN", 2)
+    writer = await writing(make_swarm)
+    # Whole passes see the last 8 tokens.
+    wanted = list(PROMPT)
+    for _ in range(5):
+        writer.ids = wanted
+        wanted = writer.alone(1, first=len(wanted) - MODEL.seq_len)
+    writer.ids = list(PROMPT)
+    old = writer.swarm.pipelines["s2a"].forward_requests
+    real = old.receive
+
+    async def receive(way, caller, incoming, context):
+        incoming.head.ClearField("text")
+        await real(way, caller, incoming, context)
+
+    writer.swarm.pipelines["s2a"].inbound._forward_only = receive
+    assert await writer.write(5) == wanted
+
+
+async def test_a_stage_without_memory_for_texts_gets_whole_passes(make_swarm):
+    writer = await writing(make_swarm)
+    writer.swarm.pipelines["s2a"].texts.limit = 1
+    writer.ids = PROMPT[:4]
+    wanted = writer.alone(4)
+    assert await writer.write(4) == wanted
+    assert writer.swarm.pipelines["s2a"].texts.used == 0
+
+
+async def test_a_text_longer_than_the_model_sees_goes_on_with_its_last_tokens(make_swarm):
+    writer = await writing(make_swarm, model=replace(MODEL, positions=16))
+    await writer.write(6)
+    assert len(writer.ids) == 17
+    # Three quarters of 16 tokens, of which the next ones are seen too.
+    wanted = writer.alone(3, first=17 - 12)
+    assert await writer.write(3) == wanted
+    assert writer.session.begun == 2
+
+
+async def test_keys_and_values_grow_old(make_swarm):
+    writer = await writing(make_swarm)
+    epochs = iter([3, 3, 3 + text_session.MOST_STALE - 1, 3 + text_session.MOST_STALE, 90, 90, 90])
+    writer.session._version = lambda: next(epochs)
+    await writer.write(3)
+    assert writer.session.begun == 1
+    await writer.write(1)
+    assert writer.session.begun == 2
+
+
+async def test_the_next_tokens_may_come_before_the_last_ones_are_passed_on(make_swarm, monkeypatch):
+    """A hop that hears late that its output was taken has the text ready all the same."""
+    writer = await writing(make_swarm)
+    requests = writer.swarm.pipelines["s1a"].forward_requests
+    real, late = requests._pass_on, asyncio.Event()
+
+    async def pass_on(*how, **more):
+        await real(*how, **more)
+        await late.wait()
+
+    requests._pass_on = pass_on
+    wanted = writer.alone(3)
+    assert await writer.write(3) == wanted
+    assert writer.session.begun == 1
+    late.set()
+
+
+async def test_a_text_is_known_by_the_hop_that_brings_it(make_swarm):
+    """Another peer cannot go on with it, whatever number it guesses."""
+    writer = await writing(make_swarm)
+    await writer.write(1)
+    stage = writer.swarm.pipelines["s1a"]
+    [key] = stage.texts._texts
+    assert key == TextKey(PeerId("s0a"), writer.session._number, PeerId("s0a"))
+    past, now = len(PROMPT), stage.clock.now()
+    for other in (key._replace(before=PeerId("s2a")), key._replace(origin=PeerId("s2a"))):
+        assert stage.texts.take(other, past, 1, now) is None
+    assert stage.texts.take(key, past, 1, now) is not None
+
+
+async def test_only_a_hop_of_the_text_may_call_it_lost(make_swarm):
+    writer = await writing(make_swarm, replicas=2)
+    pipeline = writer.pipeline
+    hops = (Hop(1, PeerId("s1a")), Hop(2, PeerId("s2a")), Hop(3, PeerId("s3a")))
+    requests = pipeline.forward_requests
+    note = pb.LostNote(index=7, purpose=pb.GENERATE)
+    with requests._awaiting(pb.GENERATE, 7, hops, (1, 1, 16)) as back:
+        assert not requests.lost(PeerId("s1b"), note)
+        assert not back.done()
+        assert requests.lost(PeerId("s3a"), note)
+        with pytest.raises(PeerFault):
+            await back
+        assert not requests.lost(PeerId("s3a"), note)
+    assert not requests.lost(PeerId("s3a"), note)
+
+
+# Bounds
+# ------------------------------------------------------------
+
+
+def table(limit: int = 1000) -> TextTable:
+    return TextTable(limit, lambda tokens: 10 * tokens)
+
+
+def key(number: int, origin: str = "a") -> TextKey:
+    return TextKey(PeerId(origin), number, PeerId(origin))
+
+
+def turn(held: TextTable, number: int, past: int, count: int, now: float, origin: str = "a"):
+    """A whole turn; its cache, or None."""
+    found = held.take(key(number, origin), past, count, now)
+    if found is not None:
+        found.advance(count)
+        held.done(key(number, origin), found, now)
+    return found
+
+
+def test_texts_are_bounded_in_bytes_and_the_idle_one_goes_first():
+    held = table()
+    assert turn(held, 1, 0, 60, now=0.0)
+    assert turn(held, 2, 0, 30, now=1.0)
+    assert held.used == 900
+    assert turn(held, 3, 0, 20, now=2.0) is None, "both are in use"
+    assert turn(held, 3, 0, 20, now=texts.YIELD_S + 0.5)
+    assert held.used == 500
+    assert turn(held, 1, 60, 1, now=texts.YIELD_S + 0.6) is None, "the one used longest ago went"
+    assert turn(held, 2, 30, 1, now=texts.YIELD_S + 0.6)
+    assert turn(held, 4, 0, 101, now=1e6) is None
+    assert held.used == 0, "all were idle"
+
+
+def test_a_text_that_outgrows_the_memory_is_dropped():
+    held = table()
+    assert turn(held, 1, 0, 90, now=0.0)
+    assert turn(held, 1, 90, 20, now=0.0) is None
+    assert (held.used, len(held)) == (0, 0)
+
+
+def test_a_peer_has_so_many_texts_and_its_own_oldest_one_goes(monkeypatch):
+    monkeypatch.setattr(texts, "EACH", 2)
+    held = table()
+    assert turn(held, 1, 0, 1, 0.0, "other")
+    for number in (1, 2, 3):
+        assert turn(held, number, 0, 1, number, "a")
+    assert turn(held, 1, 1, 1, 4.0) is None
+    assert turn(held, 2, 1, 1, 4.0)
+    assert turn(held, 1, 1, 1, 4.0, "other")
+
+
+def test_guests_have_a_part_of_the_memory():
+    held = table()
+    assert held.take(key(1), 0, 26, 0.0, guest=True) is None
+    assert held.take(key(1), 0, 20, 0.0, guest=True)
+    assert held.take(key(2), 0, 6, 0.0, guest=True) is None
+    assert held.take(key(3), 0, 80, 0.0)
+    held.drop(key(1))
+    assert held.take(key(2), 0, 20, 0.0, guest=True)
+
+
+def test_a_text_in_a_turn_has_no_other_and_stays():
+    held = table()
+    first = held.take(key(1), 0, 50, 0.0)
+    assert held.take(key(1), 0, 50, 0.0) is None
+    assert turn(held, 2, 0, 60, now=1e6) is None, "there is no room beside it"
+    held.done(key(1), first, 1e6)
+    assert turn(held, 2, 0, 60, now=2e6)
+
+
+def test_a_text_that_has_other_tokens_than_said_begins_again():
+    held = table()
+    assert turn(held, 1, 0, 5, 0.0)
+    assert turn(held, 1, 4, 1, 0.0) is None
+    assert turn(held, 1, 5, 1, 0.0) is None, "it is gone"
+    assert turn(held, 1, 0, 5, 0.0)
+    held.expire(texts.IDLE_S)
+    assert len(held) == 0
+
+
+# Passes over several texts
+# ------------------------------------------------------------
+
+
+@pytest.fixture
+def device():
+    made = DeviceThread()
+    yield made
+    made.close()
+
+
+async def together(device: DeviceThread, batcher: Batcher, items: list) -> list:
+    """Results or errors of items that all wait before the device is free."""
+    busy, gate = threading.Event(), threading.Event()
+    holding = asyncio.ensure_future(device.run(lambda: busy.set() or gate.wait()))
+    await asyncio.to_thread(busy.wait)
+    running = [asyncio.ensure_future(batcher.run(item, Priority.TOKEN)) for item in items]
+    await asyncio.sleep(0)
+    assert len(batcher._waiting) == len(items)
+    gate.set()
+    await holding
+    return await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_steps_that_wait_at_the_same_time_are_one_pass(device):
+    passes = []
+    batcher = Batcher(device, lambda x: passes.append(list(x)) or [i * 2 for i in x], int, 6)
+    assert await together(device, batcher, [1, 2, 3, 4, 9]) == [2, 4, 6, 8, 18]
+    assert passes == [[1, 2, 3], [4], [9]], "at most 6 together, and a large one alone"
+
+
+async def test_one_that_fails_does_not_spoil_the_others(device):
+    def compute(items):
+        if 3 in items:
+            raise ValueError("three")
+        return [KeyError("two") if i == 2 else i for i in items]
+
+    found = await together(device, Batcher(device, compute, int, 100), [1, 2, 3, 4])
+    assert found[0] == 1
+    assert found[3] == 4
+    assert [type(found[1]), type(found[2])] == [KeyError, ValueError]
+
+
+async def test_a_long_job_lets_tokens_in_and_nothing_else(device):
+    order = []
+
+    def long():
+        order.append("begins")
+        for priority in (Priority.COMMIT, Priority.TOKEN, Priority.BACKWARD, Priority.TOKEN):
+            device.enqueue(priority, partial(order.append, priority.name))
+        device.breathe()
+        order.append("ends")
+
+    await device.run(long)
+    await device.run(lambda: None)
+    assert order == ["begins", "TOKEN", "TOKEN", "ends", "COMMIT", "BACKWARD"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_training_pauses_between_layers_and_computes_the_same(recompute):
+    torch.manual_seed(0)
+    model = replace(MODEL, layers=4)
+    x = torch.randn(2, 8, 16)
+    grads = []
+    for pausing in (False, True):
+        stage = build(model, 1, 1)
+        stage.recompute = recompute
+        at = []
+        if pausing:
+            cache = TextCache()
+
+            def pause(stage=stage, at=at, cache=cache):
+                at.append(torch.is_grad_enabled())
+                with torch.no_grad():
+                    stage.extend(torch.randn(1, 16), [Turn(cache, 1)])
+
+            stage.pause = pause
+        given = x.clone().requires_grad_()
+        stage(given).square().sum().backward()
+        grads.append([given.grad, *(p.grad for p in stage.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert at == [True] * 4 + [False] * 4, "before each layer, forward and backward"
+
+
+def test_a_text_between_two_layers_takes_no_gradient_from_bf16_training(device):
+    """Autocast keeps bf16 copies of weights. One that was made for a text would have none."""
+    from node.pipeline.visit_buffers import StageMath, TextStep
+
+    model = replace(MODEL, layers=2)
+    stage = build(model, 1, 1)
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    math = StageMath(stage, "fp32", autocast)
+    cache = TextCache()
+
+    class Reader:
+        document_ends = ()
+
+        def finish(self):
+            return [torch.zeros(1, 1, 16)]
+
+    def pause():
+        [found] = math.extend_texts([TextStep(cache, cache.length, 1, input=Reader())])
+        assert not isinstance(found, Exception), found
+
+    math.pausing(pause)
+    with autocast():
+        loss = stage(torch.randn(2, 8, 16)).square().sum()
+    found = torch.autograd.grad(loss, list(stage.parameters()), allow_unused=True)
+    assert all(g is not None for g in found)
+    assert cache.length == 3, "twice in forward, once in backward"
+
+
+def test_the_memory_that_is_set_aside_is_what_a_text_takes():
+    from node.pipeline.visit_buffers import StageMath
+
+    math = StageMath(build(MODEL, 3, 1), "fp32")
+    assert math.text_bytes(GROWTH + 1) == text_bytes(MODEL, 1, GROWTH + 1)

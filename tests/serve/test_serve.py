@@ -1,0 +1,214 @@
+"""``tutti serve`` by the real client of the OpenAI API."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+
+from node.core.errors import ExitCode, LocalFault, UsageFault
+from node.serve.command import listen
+from tests.serve.conftest import serving
+
+HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+
+
+def client_of(url: str, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
+
+
+@pytest.fixture
+async def client(url):
+    async with client_of(url) as made:
+        yield made
+
+
+async def test_the_model_is_the_run(client):
+    assert [m.id async for m in client.models.list()] == ["letters"]
+    assert (await client.models.retrieve("letters")).owned_by == "tutti"
+    with pytest.raises(openai.NotFoundError, match="letters"):
+        await client.models.retrieve("gpt-4")
+
+
+async def test_a_chat_is_answered(client, letters):
+    answer = await client.chat.completions.create(
+        model="letters",
+        messages=HELLO,
+        temperature=0.5,
+        top_p=0.9,
+        seed=4,
+        stop=["x", "y"],
+        max_tokens=50,
+        n=1,
+    )
+    choice = answer.choices[0]
+    assert (choice.message.role, choice.message.content) == ("assistant", "hello")
+    assert choice.finish_reason == "stop"
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (7, 5, 12)
+    [asked] = letters.asked
+    assert [(m.role, m.content) for m in asked.messages] == [
+        (m["role"], m["content"]) for m in HELLO
+    ]
+    assert (asked.temperature, asked.top_p, asked.seed) == (0.5, 0.9, 4)
+    assert (list(asked.stop), asked.max_tokens) == (["x", "y"], 50)
+
+
+async def test_a_chat_streams(client):
+    stream = await client.chat.completions.create(
+        model="any",
+        messages=HELLO,
+        stream=True,
+        max_completion_tokens=3,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    deltas = [c.choices[0].delta.content for c in chunks if c.choices]
+    assert [d for d in deltas if d] == ["h", "e", "l"]
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 3
+    assert len({c.id for c in chunks}) == 1
+
+
+async def test_a_text_goes_on_streamed_or_not(client, letters):
+    answer = await client.completions.create(model="any", prompt="abc")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abc", "stop")
+    assert letters.asked[0].max_tokens == 16
+    stream = await client.completions.create(model="any", prompt=["abc"], stream=True)
+    assert "".join([c.choices[0].text async for c in stream]) == "abc"
+    assert letters.asked[0].seed != letters.asked[1].seed, "another answer each time"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": -1}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(client, letters, changes, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{"model": "any", "messages": HELLO} | changes)
+    assert refused.value.param == param
+    assert not letters.asked
+
+
+async def test_idle_settings_and_parts_of_text_are_taken(client, letters):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    answer = await client.chat.completions.create(
+        model="any",
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": parts},
+        ],
+        presence_penalty=0,
+        logit_bias={},
+        response_format={"type": "text"},
+        top_p=1,
+        user="somebody",
+    )
+    assert answer.choices[0].message.content == "ab"
+    assert (letters.asked[0].messages[0].role, letters.asked[0].top_p) == ("system", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ExitCode.USAGE, openai.BadRequestError),
+        (ExitCode.NETWORK, openai.InternalServerError),
+        (ExitCode.TIMED_OUT, openai.InternalServerError),
+    ],
+)
+async def test_a_fault_before_the_text_is_an_http_error(client, letters, code, kind):
+    letters.fault = (0, LocalFault("no template", "use /v1/completions", code))
+    for stream in (False, True):
+        with pytest.raises(kind, match="no template; use /v1/completions"):
+            await client.chat.completions.create(model="any", messages=HELLO, stream=stream)
+
+
+async def test_a_fault_within_a_stream_is_an_event(client, letters):
+    letters.fault = (2, LocalFault("stage 2 is gone", "wait", ExitCode.NETWORK))
+    stream = await client.chat.completions.create(model="any", messages=HELLO, stream=True)
+    seen: list[str] = []
+
+    async def read() -> None:
+        async for chunk in stream:
+            seen.append(chunk.choices[0].delta.content or "")
+
+    with pytest.raises(openai.APIError, match="stage 2 is gone"):
+        await read()
+    assert "".join(seen) == "he"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_ends_its_text(url, letters, stream, monkeypatch):
+    monkeypatch.setattr("node.serve.app.LOOK_S", 0.01)
+    letters.gate.clear()
+    async with client_of(url) as client:
+        asking = client.chat.completions.create(model="any", messages=HELLO, stream=stream)
+        task = asyncio.ensure_future(asking)
+        await letters.arrived.acquire()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with asyncio.timeout(60):
+        await letters.ended.wait()
+    assert letters.under_way == 0
+
+
+async def test_thirty_two_clients_at_once_are_answered(url, letters):
+    letters.gate.clear()
+    async with client_of(url) as client:
+        tasks = [
+            asyncio.ensure_future(
+                client.chat.completions.create(
+                    model="any", messages=[{"role": "user", "content": f"text {i}"}]
+                )
+            )
+            for i in range(32)
+        ]
+        for _ in range(32):
+            await letters.arrived.acquire()
+        letters.gate.set()
+        found = [answer.choices[0].message.content for answer in await asyncio.gather(*tasks)]
+    assert found == [f"text {i}" for i in range(32)]
+
+
+async def test_a_token_is_asked_for(letters):
+    async with serving(letters, token="secret") as url:
+        async with client_of(url, "wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+        async with client_of(url, "secret") as client:
+            assert [m.id async for m in client.models.list()] == ["letters"]
+    with pytest.raises(UsageFault, match="no token"):
+        listen("0.0.0.0", 0, "")
+    listen("0.0.0.0", 0, "secret").close()
+
+
+async def test_a_web_page_cannot_ask(url, letters):
+    body = json.dumps({"messages": HELLO})
+    async with httpx.AsyncClient() as http:
+        simple = await http.post(
+            f"{url}/chat/completions", content=body, headers={"content-type": "text/plain"}
+        )
+        rebound = await http.get(f"{url}/models", headers={"host": "evil.example"})
+        unknown = await http.get(f"{url}/nothing")
+        torn = await http.post(
+            f"{url}/completions", content="{", headers={"content-type": "application/json"}
+        )
+    assert (simple.status_code, rebound.status_code) == (400, 400)
+    assert (unknown.status_code, torn.status_code) == (404, 400)
+    assert unknown.json()["error"]["type"] == "invalid_request_error"
+    assert torn.json()["error"]["message"] == "the request is no JSON"
+    assert not letters.asked
