@@ -41,7 +41,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest, toml_entry
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
-from node.transport.settings import TransportSettings
+from node.transport.settings import LEAST_KEEPALIVE_S, TransportSettings
 
 EXAMPLE = """name = "anna-4090"
 threads = 8
@@ -97,7 +97,7 @@ NODE_RULES: dict[str, FieldRule] = {
     "transport.max_message": FieldRule(1 << 16, 1 << 30),
     "transport.window": FieldRule(1 << 16, 1 << 28),
     "transport.handshake_timeout_s": FieldRule(0.1, 600),
-    "transport.keepalive_s": FieldRule(1, 3600),
+    "transport.keepalive_s": FieldRule(LEAST_KEEPALIVE_S, 3600),
     "transport.keepalive_timeout_s": FieldRule(0.1, 600),
     "transport.dial_timeout_s": FieldRule(0.1, 600),
     "transport.idle_s": FieldRule(10, 86400),
