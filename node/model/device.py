@@ -5,15 +5,14 @@ import gc
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import psutil
 import torch
 
+from node.core import resources
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import most_resident
-from node.core.numbers import whole_number
 
 CONTEXT = 512 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
@@ -129,20 +128,17 @@ class Device:
         return most_resident(os.getpid())
 
     def memory_limit(self) -> int:
-        """Bytes the device has, whoever uses them; on the CPU the container's limit when that is
-        lower than the machine's."""
+        """Bytes the device has, whoever uses them; on the CPU no more than the lowest limit of a
+        control group."""
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[1]
-        return min(psutil.virtual_memory().total, _container_limit())
+        return resources.memory_total()
 
     def memory_free(self) -> int:
         """Bytes that can still be taken."""
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[0]
-        return min(
-            psutil.virtual_memory().available,
-            max(0, _container_limit() - psutil.Process().memory_info().rss),
-        )
+        return resources.memory_free()
 
     def keep_within(self, limit: int) -> None:
         """Let tensors of this process take at most ``limit`` bytes of a CUDA device: beyond, torch
@@ -170,23 +166,12 @@ class Device:
 
 
 def set_threads(threads: int) -> None:
-    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on.
+    """Let torch use ``threads`` CPU threads, 0 for every core that this process may keep busy.
 
     Daemons that share a machine should share its cores too: more threads than cores cost a factor,
     not a percentage.
     """
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-
-
-def _container_limit() -> int:
-    """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a
-    number beyond any machine."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-    except OSError:
-        return 1 << 62
-    limit = whole_number(text)
-    return 1 << 62 if limit is None else limit
+    torch.set_num_threads(threads or resources.cores())
 
 
 def _absent(wanted: str, there: int) -> OutOfResources:

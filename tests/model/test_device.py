@@ -1,10 +1,9 @@
-import os
-
 import pytest
 import torch
 
+from node.core import resources
 from node.core.errors import OutOfResources, UsageFault
-from node.model import device as module
+from node.core.resources import GroupMemory
 from node.model.device import Device, device_lost, out_of_memory, set_threads
 
 
@@ -56,14 +55,14 @@ def test_device_memory_is_reported_in_bytes():
     assert "GiB" in device.describe()
 
 
-def test_a_container_limit_counts(monkeypatch):
-    monkeypatch.setattr(module, "_container_limit", lambda: 1 << 20)
+def test_the_limit_of_a_control_group_counts(monkeypatch):
+    monkeypatch.setattr(resources, "memory_limits", lambda: [GroupMemory(1 << 20, 1 << 19)])
     assert Device.pick("cpu").memory_limit() == 1 << 20
-    assert Device.pick("cpu").memory_free() == 0
+    assert Device.pick("cpu").memory_free() == 1 << 19
 
 
 def test_threads():
-    for threads, found in ((0, len(os.sched_getaffinity(0))), (1, 1)):
+    for threads, found in ((0, resources.cores()), (1, 1)):
         set_threads(threads)
         assert torch.get_num_threads() == found
 
