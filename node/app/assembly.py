@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from node.app.capacity import (
+    NOTHING_TAKEN,
+    MainMemory,
     check_memory,
+    main_memory,
     parts_of_stages,
     room_on,
     share_places,
@@ -24,6 +27,7 @@ from node.app.capacity import (
     stash_limit,
 )
 from node.app.change import read, under
+from node.app.pledges import Pledges
 from node.app.run_files import RunFiles
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
@@ -39,6 +43,7 @@ from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
+from node.core import resources
 from node.core.clock import Clock
 from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
 from node.core.ids import ENDS, PeerId, stage_name
@@ -136,9 +141,14 @@ async def assemble(
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
     on_step: Callable[[str], None] = lambda step: None,
+    pledges: Pledges | None = None,
+    process: int = 0,
 ) -> Assembled:
     """Build everything for ``stage``. ``on_step`` gets the name of each step before it begins, for
-    people. Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
+    people. ``pledges``: of the daemons of this machine, among which this one's is made;
+    ``process``: bytes of main memory that this daemon takes without its stage.
+
+    Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
     for local devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     on_step(f"builds {stage_name(stage)}")
@@ -147,10 +157,22 @@ async def assemble(
     set_threads(threads)
     device = Device.pick(devices[0])
     # Processes on the CPU share its memory.
-    limit, said = room_on(config, [*map(Device.pick, devices)] if device.is_cuda else [device])
-    main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
-    verdict = check_memory(config, manifest, stage, limit, main, said)
-    verdict.require()
+    together = [*map(Device.pick, devices)] if device.is_cuda else [device]
+
+    def fitted() -> tuple[Verdict, int, int]:
+        """The plan of memory; bytes that the stage may take; bytes of main memory beside a GPU."""
+        with pledges.alone() if pledges else nullcontext():
+            others = pledges.others() if pledges else 0
+            limit, said = room_on(config, together, taken=MainMemory(others, process))
+            main = max(1, resources.memory_total() - others - process) if device.is_cuda else 0
+            verdict = check_memory(config, manifest, stage, limit, main, said)
+            verdict.require()
+            if pledges:
+                takes = main_memory(manifest, stage, verdict, device.is_cuda)
+                pledges.pledge(process + takes)
+        return verdict, limit, main
+
+    verdict, limit, main = await asyncio.to_thread(fitted)
     if len(devices) == 1:
         device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
@@ -249,17 +271,21 @@ async def assemble(
     )
 
 
-def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
-    """What each stage may take of each GPU here, as ``memory`` says it, where all of them are on
-    the same ones. Nothing on the CPU, and where every stage picks a GPU of its own."""
+def split_between(
+    config: NodeConfig, manifest: Manifest, taken: MainMemory = NOTHING_TAKEN
+) -> dict[int, str]:
+    """What each stage may take of the main memory or of each GPU here, as ``memory`` says it, where
+    all of them are on the same device. Nothing where every stage picks a GPU of its own. ``taken``
+    as for :func:`room_on`."""
     names, _ = _devices(config, manifest)
     devices = [Device.pick(name) for name in names]
-    several = len(names) == 1 and names[0] == "auto" and gpus() > 1
-    if several or not devices[0].is_cuda:
+    if len(names) == 1 and names[0] == "auto" and gpus() > 1:
         return {}
-    limit, _ = room_on(config, devices, processes=manifest.pipeline.stages + 1)
-    found = shares(config, manifest, limit, gpu=True)
-    return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
+    gpu = devices[0].is_cuda
+    together = devices if gpu else devices[:1]  # processes on the CPU share its memory
+    limit, _ = room_on(config, together, processes=manifest.pipeline.stages + 1, taken=taken)
+    found = shares(config, manifest, limit, gpu=gpu)
+    return {stage: f"{size // len(together)}B" for stage, size in found.items()}
 
 
 def tells_of_lost(

@@ -54,25 +54,59 @@ each other peer:"""
 IDLE_EACH = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class MainMemory:
+    """Main memory that stages cannot have, in bytes. ``others``: of other daemons of this machine;
+    ``process``: of each daemon without its stage (interpreter, libraries, p2pd)."""
+
+    others: int = 0
+    process: int = 0
+
+
+NOTHING_TAKEN = MainMemory()
+
+
 def room_on(
-    config: NodeConfig, devices: Sequence[Device], held: int = 0, processes: int = 1
+    config: NodeConfig,
+    devices: Sequence[Device],
+    held: int = 0,
+    processes: int = 1,
+    taken: MainMemory = NOTHING_TAKEN,
 ) -> tuple[int, str]:
     """(bytes that a stage may take of these devices together, all alike; a text that explains the
     number where it is not all of a device). Of a GPU no more is counted than is free now, so that
     memory which other programs use, a desktop for instance, is left to them; ``held`` bytes of each
-    are used by this peer itself, and count as free. ``processes``: daemons that share them, of
-    which each has a context on a GPU; this process's is there already."""
+    are used by this peer itself, and count as free. Of main memory that counts which other daemons
+    leave (``taken``), and the process of this one is subtracted. ``processes``: daemons that share
+    the room, of which each has a context on a GPU, or a process in main memory; this process's
+    context is there already."""
     gpu, reserve, said = devices[0].is_cuda, size_of(config.node.reserve), list[str]()
     free, total = min(
         (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
     )
     if gpu:
         said.append(f"{human(free)} of {human(total)} were free")
+        contexts = (processes - 1) * devices[0].context
+    else:
+        if taken.others:
+            other = f"{human(taken.others)} of {human(total)}"
+            said.append(f"{other} are other daemons' of this machine")
+        total = free = max(0, total - taken.others)
+        contexts = processes * taken.process
     if reserve:
         said.append(f"{human(reserve)} are reserved for others")
-    contexts = (processes - 1) * devices[0].context
     limit = max(0, min(config.memory_limit(total), free - reserve - contexts))
     return limit * len(devices), " and ".join(said)
+
+
+def main_memory(manifest: Manifest, stage: int, verdict: Verdict, gpu: bool) -> int:
+    """Bytes of main memory that a stage takes: all that ``verdict`` counts, or what rounds between
+    cells keep where the stage is on a GPU."""
+    if not gpu:
+        return verdict.needed
+    m, p = manifest.model, manifest.pipeline
+    parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
+    return outer_bytes(manifest.outer, {part.name: part.bytes for part in parts}).main
 
 
 def shares(
