@@ -15,7 +15,7 @@ from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.faults import PEERS_KEPT
-from node.reach.interfaces import is_loopback, own_addresses
+from node.reach.interfaces import InterfaceKind, address_kinds, is_loopback, own_addresses
 from node.reach.ladder import Rung
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
@@ -165,7 +165,8 @@ class Reachable:
                 for host in self._reach.public(time.monotonic())
             ]
         outside = [a for a in own if scope(host_of(a)) < Scope.LINK]
-        return sorted(dict.fromkeys([*more, *outside]), key=_rank) or own
+        kinds = address_kinds()
+        return sorted(dict.fromkeys([*more, *outside]), key=lambda a: _rank(a, kinds)) or own
 
     def targets(self) -> tuple[list[str], list[str]]:
         """host:port that others should dial for gRPC, the most likely first; and those of them that
@@ -332,8 +333,10 @@ _STANDING = {
 }
 
 
-def _rank(address: str) -> tuple[int, bool, bool]:
-    return scope(host_of(address)), "/tcp/" not in address, ":" in host_of(address)
+def _rank(address: str, kinds: dict[str, InterfaceKind]) -> tuple[int, int, bool, bool]:
+    host = host_of(address)
+    kind = kinds.get(host, InterfaceKind.HARDWARE)
+    return scope(host), kind, "/tcp/" not in address, ":" in host
 
 
 async def _accepts(host: str, port: int) -> bool:
