@@ -88,6 +88,7 @@ LATER = (
     "model.positions",
     "data.sizes",
     "model.ends_layers",
+    "training.mixed_precision",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""

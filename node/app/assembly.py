@@ -29,6 +29,7 @@ from node.app.capacity import (
 from node.app.change import read, under
 from node.app.pledges import Pledges
 from node.app.run_files import RunFiles
+from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -56,6 +57,7 @@ from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
 from node.model.device import Device, device_lost, gpus, set_threads
+from node.model.precision import Precision
 from node.model.pretrained import Weights
 from node.model.shapes import layers_said
 from node.model.stages import Ends, base_of, build
@@ -114,6 +116,8 @@ class Assembled(Services):
     ends: Ends | None
     tokenizer: Tokenizer | None
     device: Device
+    precision: Precision
+    """The number format of forward and backward."""
     device_said: str
     memory: Verdict
     memory_limit: int
@@ -200,6 +204,12 @@ async def assemble(
         empty=bool(m.weights) and given is None,
         frozen=base_of(module) if m.adapter else None,
     )
+    # Each rank of several local devices has its device's usual format.
+    precision = await asyncio.to_thread(
+        precision_of if local is None else lambda _, device: Precision(device, parameters),
+        manifest,
+        device,
+    )
     thread, meter = (
         DeviceThread(
             backward_first=config.limits.backward_first,
@@ -239,8 +249,10 @@ async def assemble(
                 stash_bytes=stash_limit(config, manifest, stage, verdict, device.is_cuda),
             ),
             text,
-            partial(device.autocast, parameters),
-            local.math if local else partial(StageMath, recompute=verdict.recompute),
+            precision.autocast,
+            local.math
+            if local
+            else partial(StageMath, recompute=verdict.recompute, gradients=precision.gradients),
             local.gradients if local else None,
             facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
@@ -260,6 +272,7 @@ async def assemble(
         ends=module if isinstance(module, Ends) else None,
         tokenizer=tokenizer,
         device=device,
+        precision=precision,
         device_said=device.describe() if local is None else f"{len(devices)} x {device.describe()}",
         memory=verdict,
         memory_limit=limit,

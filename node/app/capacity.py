@@ -17,6 +17,7 @@ from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human
+from node.core.resources import bf16_units
 from node.manifest import Manifest
 from node.model.cost import (
     RECOMPUTE,
@@ -145,7 +146,7 @@ def check_memory(
     modes = RECOMPUTE if asked == "auto" and config.node.local_devices == 1 else (asked,)
     tried: list[Verdict] = []
     for mode in modes if stage != ENDS or m.ends_layers else ("off",):
-        tried.append(
+        in_format = [
             fits(
                 m,
                 p.stages,
@@ -157,9 +158,11 @@ def check_memory(
                 recompute=mode if mode != "auto" else "off",
                 width=manifest.optimizer.width,
                 masked=manifest.data.document_mask,
-                cast=casts(manifest, beside > 0),
+                cast=cast,
             )
-        )
+            for cast in casts(manifest, beside > 0)
+        ]
+        tried.append(max(in_format, key=lambda verdict: verdict.needed))
         if tried[-1].ok:
             break
     verdict = min(tried, key=lambda v: (not v.ok, v.needed))
@@ -170,9 +173,16 @@ def check_memory(
     return verdict if found.ok else found
 
 
-def casts(manifest: Manifest, gpu: bool) -> bool:
-    """Return True if a forward makes bf16 copies of the parameters: they are fp32, on a GPU."""
-    return gpu and manifest.optimizer.width == 4
+def casts(manifest: Manifest, gpu: bool) -> tuple[bool, ...]:
+    """For each format in which a forward may compute here: True if it makes copies of fp32
+    parameters in 16 bits. A GPU does; a processor with units for bf16 may, if the manifest allows
+    it, and memory has to suffice for both."""
+    if manifest.optimizer.width != 4:
+        return (False,)
+    if gpu:
+        return (True,)
+    may = manifest.training.mixed_precision and bf16_units()
+    return (False, True) if may else (False,)
 
 
 def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> RoundBytes:
@@ -273,8 +283,10 @@ def _planned_stash(
     """Bytes of the planned micro-batches and passing tensors."""
     m, p = manifest.model, manifest.pipeline
     masked = manifest.data.document_mask
-    cast = casts(manifest, gpu)
-    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
+    kept = max(
+        stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
+        for cast in casts(manifest, gpu)
+    )
     return config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
 
 

@@ -260,7 +260,7 @@ class Daemon(Node):
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
-            self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
+            self.tasks.spawn(self._tune(a), "tuning")
         presence.changed()
         what = f"stage {stage}, layers {a.layers}" if stage else f"the ends ({a.layers}, data)"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
@@ -278,6 +278,14 @@ class Daemon(Node):
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
         self.start(a, presence, self.manifest)
+
+    async def _tune(self, a: Assembled) -> None:
+        """Measure the processor, and the memory of a micro-batch anew: in another number format it
+        keeps other tensors."""
+        before = a.precision.format
+        await tune_meanwhile(self.journal)
+        if a.precision.format != before:
+            a.pipeline.math.graph_bytes.clear()
 
     def _does(self, step: str) -> None:
         """The start has come to its next step."""

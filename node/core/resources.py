@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -45,6 +46,14 @@ def cores() -> int:
     more than the lowest quota of a control group, rounded up."""
     quotas = [math.ceil(quota) for quota in core_quotas()]
     return max(1, min([_allowed_cores(), *quotas]))
+
+
+@cache
+def bf16_units() -> bool:
+    """Return True if the processor multiplies numbers in bf16 by instructions of its own. False
+    where the system does not tell (it is asked as Linux tells it)."""
+    words = set(_text(Path("/proc/cpuinfo")).split())
+    return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def memory_limits(root: Path = ROOT) -> list[GroupMemory]:

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 import psutil
 import torch
@@ -14,6 +15,8 @@ from node.core import resources
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import most_resident
 
+Format = Literal["fp32", "bf16", "fp16"]
+"""A number format of forward and backward."""
 CONTEXT = 512 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
 that are loaded. Not measured yet; part a of ``benchmarks.gpu`` compares it."""
@@ -56,7 +59,8 @@ def free_cached() -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """One torch device. CPU computes in fp32; CUDA, and both where parameters are bf16, in bf16
+    """One torch device. A CPU and a GPU without units for bf16 compute in fp32, unless something
+    else was measured to be faster; other GPUs, and all devices where parameters are bf16, in bf16
     under autocast, with fp32 logits."""
 
     device: torch.device
@@ -93,13 +97,27 @@ class Device:
         return CONTEXT if self.is_cuda else 0
 
     def autocast(self, parameters: str = "fp32") -> contextlib.AbstractContextManager[object]:
-        """The context every forward runs in: bf16 autocast on CUDA and for bf16 ``parameters``,
-        nothing for fp32 on the CPU."""
-        return (
-            torch.autocast(self.device.type, dtype=torch.bfloat16)
-            if self.is_cuda or parameters == "bf16"
-            else contextlib.nullcontext()
-        )
+        """The context of a forward where nothing was measured: that of :attr:`usual_format`, bf16
+        for bf16 ``parameters``."""
+        return self.computing_in("bf16" if parameters == "bf16" else self.usual_format)
+
+    def computing_in(self, kind: Format) -> contextlib.AbstractContextManager[object]:
+        """The context of a forward in a number format: autocast, nothing for fp32."""
+        if kind == "fp32":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Return True for a GPU that has units for bf16, which NVIDIA's have from compute
+        capability 8.0 on."""
+        return self.is_cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
+
+    @property
+    def usual_format(self) -> Format:
+        """The number format of forward and backward where nothing was measured."""
+        return "bf16" if self.has_bf16 else "fp32"
 
     def describe(self) -> str:
         """One line for people, such as "cpu, 8 threads, 15.5 GiB (9.1 free)"."""

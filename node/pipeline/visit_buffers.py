@@ -24,6 +24,8 @@ from node.wire.tensors import TensorReader, encode
 
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[object]]
+Gradients = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor | None, ...]]
+"""As ``torch.autograd.grad(output, inputs, gradient)``; None for inputs without influence."""
 COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, MemoryError, WireError)
 """What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers,
 bad data."""
@@ -79,7 +81,8 @@ class StageMath:
     forward; before that it is 0.
 
     ``recompute``: "layers" has the module keep the input of every layer and compute the layer again
-    in backward, "stage" keeps the input of the module alone; "off" keeps everything.
+    in backward, "stage" keeps the input of the module alone; "off" keeps everything. ``gradients``:
+    instead of torch's own, for a format that needs a scale.
     """
 
     recompute: str = "off"
@@ -92,8 +95,10 @@ class StageMath:
         wire: str,
         autocast: Autocast = nullcontext,
         recompute: str = "off",
+        gradients: Gradients | None = None,
     ) -> None:
         self.module, self.wire, self.autocast = module, wire, autocast
+        self._gradients = gradients
         self.recompute = recompute
         self._ends = cast(EndsModule, module)
         """Where the stage is the ends."""
@@ -304,6 +309,8 @@ class StageMath:
         self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         seed = None if gradient is None else gradient.to(output.dtype)
+        if self._gradients is not None:
+            return self._gradients(output, inputs, seed)
         return torch.autograd.grad(output, inputs, seed, allow_unused=True)
 
     def _share(self, grads: Sequence[Tensor | None]) -> Share:

@@ -12,7 +12,7 @@ from node.app.capacity import MainMemory, check_memory, room_on, share_places, s
 from node.config import NodeConfig
 from node.core import resources
 from node.core.errors import OutOfResources
-from node.manifest import Manifest
+from node.manifest import Manifest, amended
 from node.model.device import CONTEXT
 
 GIB = 1 << 30
@@ -107,6 +107,25 @@ def test_daemons_of_a_solo_start_share_main_memory(
     assert room - processes <= sum(split.values()) <= room
     for stage, size in split.items():
         assert check_memory(config(tmp_path, memory=f"{size}B"), DEMO, stage, size).ok
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_a_run_in_two_formats_is_planned_for_the_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: bool
+) -> None:
+    """Which one is faster is measured after the stage is built."""
+    monkeypatch.setattr("node.app.capacity.bf16_units", lambda: units)
+    mixed = amended(DEMO, {"training.mixed_precision": True})
+    wide = {"model.d_model": 512, "model.d_ff": 2048, "model.seq_len": 16}
+    for few_tokens in ({}, wide):
+        plain, both = (
+            check_memory(config(tmp_path), amended(m, few_tokens), 1, 64 * GIB).needed
+            for m in (DEMO, mixed)
+        )
+        assert (both > plain) == (units and bool(few_tokens)), (
+            "copies of parameters, or activations"
+        )
+        assert both >= plain
 
 
 def test_a_refusal_says_what_was_free(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 import torch
 
@@ -39,6 +41,19 @@ def test_unknown_names_are_refused(name):
     with pytest.raises(UsageFault) as caught:
         Device.pick(name)
     assert "auto" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("capability", "usual"),
+    [((6, 1), "fp32"), ((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")],
+)
+def test_a_gpu_computes_in_bf16_where_it_has_units_for_it(monkeypatch, capability, usual):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    card = Device(torch.device("cuda", 0))
+    assert card.usual_format == usual
+    plain = isinstance(card.autocast(), contextlib.nullcontext)
+    assert plain == (usual == "fp32")
+    assert Device(torch.device("cpu")).usual_format == "fp32"
 
 
 def test_the_peak_remembers_memory_that_is_free_again():
