@@ -246,8 +246,9 @@ def p2p_daemon() -> Path | None:
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
-    from node.model.device import Device
+    from node.model.device import Device, set_threads
 
+    set_threads(ours.node.threads)
     try:
         chosen = Device.pick(ours.node.device)
         devices = [chosen]

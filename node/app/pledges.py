@@ -50,8 +50,8 @@ class Pledges:
             yield
 
     def others(self) -> int:
-        """Bytes of main memory that other daemons take: of each its pledge, or what it has resident
-        now where that is more. Removes pledges of daemons that have ended."""
+        """Bytes of main memory that other daemons take. A daemon counts with its pledge, or with
+        its resident set if that is larger. Removes pledges of daemons that have ended."""
         total = 0
         with contextlib.suppress(OSError):
             self._prepare()

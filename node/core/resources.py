@@ -1,5 +1,5 @@
-"""Memory and processor cores that this process may use: those of the machine, of the control groups
-that the process is in, and of its affinity.
+"""Memory and processor cores that this process may use: the machine's, as far as control groups and
+the affinity of the process allow.
 
 Enters: /proc and the control groups, versions 1 and 2, at every level from this process's group to
 the topmost one that is visible. Leaves: bytes and a number of cores. Never: a change of a limit.
@@ -42,7 +42,7 @@ def memory_free() -> int:
 
 
 def cores() -> int:
-    """Processor cores that this process may keep busy, at least 1: those of its affinity, and no
+    """Processor cores that this process may keep busy, at least 1: the cores of its affinity, and no
     more than the lowest quota of a control group, rounded up."""
     quotas = [math.ceil(quota) for quota in core_quotas()]
     return max(1, min([_allowed_cores(), *quotas]))

@@ -23,9 +23,9 @@ GROW_AFTER = 200
 
 class GradientScale:
     """Factor of gradients on their way through an fp16 backward, where numbers below 6e-8 would
-    become zero. It brings the largest number of what comes in to ``size``. After an overflow the
-    size is halved and the same backward is computed again, so no micro-batch is lost. Factors are
-    powers of two, which change no digit."""
+    become zero. The largest number of an incoming gradient is brought to ``size``. After an
+    overflow the size is halved and the same backward is computed again, so no micro-batch is lost.
+    Factors are powers of two, which change no digit."""
 
     def __init__(self) -> None:
         self.size = FIRST_SIZE

@@ -24,7 +24,7 @@ at 32,768)."""
 NETWORKS = Path("/sys/class/net")
 """Linux's directory of interfaces."""
 _TUNNELS = ("wireguard", "vxlan", "geneve", "gre", "tun")
-"""Kinds (DEVTYPE) of interfaces whose packets travel inside others."""
+"""Kinds (DEVTYPE) of interfaces that put packets inside other packets."""
 _TUNNEL_TYPES = ("65534", "768", "769", "776", "778")
 """Hardware types (if_arp.h): none, IPv4 and IPv6 in IP, IPv6 in IPv4, GRE."""
 _VIRTUAL_NAMES = (
@@ -41,7 +41,7 @@ class InterfaceKind(IntEnum):
     in."""
 
     HARDWARE = 0
-    """A network card, or what is made of cards: a bond, a VLAN, a bridge that a card is part of."""
+    """A network card, or a bond, a VLAN or a bridge above one."""
     OTHER = 1
     """An interface without hardware, as a container sees its only one."""
     VIRTUAL = 2
@@ -114,7 +114,7 @@ def address_kinds() -> dict[str, InterfaceKind]:
 
 def own_addresses() -> tuple[str, ...]:
     """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
-    global ones first, and those of bridges for containers and of tunnels last."""
+    global ones first, addresses of bridges for containers and of tunnels last."""
     kinds = address_kinds()
     usable = [a for a in kinds if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
     return tuple(sorted(usable, key=lambda a: (scope(a), kinds[a], ":" in a, a)))
