@@ -42,8 +42,8 @@ def memory_free() -> int:
 
 
 def cores() -> int:
-    """Processor cores that this process may keep busy, at least 1: the cores of its affinity, and no
-    more than the lowest quota of a control group, rounded up."""
+    """Processor cores that this process may keep busy, at least 1: the cores of its affinity, and
+    no more than the lowest quota of a control group, rounded up."""
     quotas = [math.ceil(quota) for quota in core_quotas()]
     return max(1, min([_allowed_cores(), *quotas]))
 

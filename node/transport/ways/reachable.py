@@ -33,6 +33,9 @@ COMPANY = 128
 CONNECT_S = 8.0
 AGAIN_S, LONGEST_S = 4.0, 300.0
 """First pause after a peer could not be dialled; doubles up to the longest."""
+CUT_OFF_S = 15.0
+"""The longest pause while this peer has no connection at all: then this machine's network is down,
+and all others are there when it comes back."""
 DIAL_BACK_S = 3.0
 """For a port of a peer that asks whether it can be dialled."""
 PORTS = 4
@@ -275,7 +278,9 @@ class Reachable:
         except PeerFault:
             # Whom others cannot dial either is worth a rare try only: it may be on this very LAN.
             dials.failures += 3 if known.standing is Standing.CLOSED else 1
-            dials.next = time.monotonic() + min(LONGEST_S, AGAIN_S * 2.0 ** (dials.failures - 1))
+            longest_s = LONGEST_S if self._p2p.links else CUT_OFF_S
+            pause_s = min(longest_s, AGAIN_S * 2.0 ** (dials.failures - 1))
+            dials.next = time.monotonic() + pause_s
         finally:
             dials.busy = False
 
