@@ -79,7 +79,11 @@ class Precision:
         return "bf16" if chosen == "fp32" and self._parameters == "bf16" else chosen
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context of a forward."""
+        """The context of a forward. A processor computes in fp32 where no gradient is recorded:
+        for the few tokens of a text that is being generated, copies of all parameters would take
+        longer than the products."""
+        if not torch.is_grad_enabled() and not self._device.is_cuda and self._parameters == "fp32":
+            return self._device.computing_in("fp32")
         return self._device.computing_in(self.format)
 
     def gradients(

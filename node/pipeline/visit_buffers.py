@@ -125,7 +125,9 @@ class StageMath:
     def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
         if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
-            return self._forward_only(x, work.document_ends)
+            # In the format of the backward, which computes the same again with gradients.
+            with self.autocast():
+                return self._forward_only(x, work.document_ends)
         known = work.shape in self.graph_bytes
         with nullcontext() if known else self._measured(work.shape):
             work.y = self._module(x, work.document_ends)

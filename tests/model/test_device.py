@@ -43,6 +43,7 @@ def test_unknown_names_are_refused(name):
     assert "auto" in caught.value.next_step
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize(
     ("capability", "usual"),
     [((6, 1), "fp32"), ((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")],

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.lab.visits import visit
+from benchmarks.lab.visits import read, visit
 from node.model.device import Device, Format
 from node.model.precision import FIRST_SIZE, GROW_AFTER, LEAST_SIZE, GradientScale, Precision
 from node.model.settings import ModelSettings
@@ -83,6 +83,22 @@ def test_the_format_may_change_between_two_passes() -> None:
     assert formats == [torch.float32, torch.bfloat16, torch.float16]
     assert Precision(CPU, "fp32").format == "fp32"
     assert Precision(CPU, "bf16").format == "bf16", "parameters that fp32 cannot compute with"
+
+
+def test_what_only_goes_forward_is_computed_in_fp32() -> None:
+    module, x = build(SHAPE, 1, 1), random(*SIZE)
+    precision = Precision(CPU, "fp32", lambda: "bf16")
+
+    def passes(mode: str) -> tuple[bytes, bytes]:
+        made = StageMath(module, "fp32", precision.autocast, mode, precision.gradients)
+        trained, _, _ = visit(made, x, torch.ones(SIZE))
+        alone, _ = made.forward_only(read(x), last_only=False)
+        return trained, bytes(alone)
+
+    exact = bytes(StageMath(module, "fp32").forward_only(read(x), last_only=False)[0])
+    trained, alone = passes("off")
+    assert alone == exact != trained
+    assert passes("stage") == passes("layers") == (trained, alone)
 
 
 def test_a_peer_in_bf16_is_not_taken_for_a_broken_one() -> None:
