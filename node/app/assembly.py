@@ -162,21 +162,8 @@ async def assemble(
     device = Device.pick(devices[0])
     # Processes on the CPU share its memory.
     together = [*map(Device.pick, devices)] if device.is_cuda else [device]
-
-    def fitted() -> tuple[Verdict, int, int]:
-        """The plan of memory; bytes that the stage may take; bytes of main memory beside a GPU."""
-        with pledges.alone() if pledges else nullcontext():
-            others = pledges.others() if pledges else 0
-            limit, said = room_on(config, together, taken=MainMemory(others, process))
-            main = max(1, resources.memory_total() - others - process) if device.is_cuda else 0
-            verdict = check_memory(config, manifest, stage, limit, main, said)
-            verdict.require()
-            if pledges:
-                takes = main_memory(manifest, stage, verdict, device.is_cuda)
-                pledges.pledge(process + takes)
-        return verdict, limit, main
-
-    verdict, limit, main = await asyncio.to_thread(fitted)
+    plan = partial(_plan_memory, config, manifest, stage, together, pledges=pledges)
+    verdict, limit, main = await asyncio.to_thread(plan, process=process)
     if len(devices) == 1:
         device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
@@ -205,11 +192,9 @@ async def assemble(
         frozen=base_of(module) if m.adapter else None,
     )
     # Each rank of several local devices has its device's usual format.
-    precision = await asyncio.to_thread(
-        precision_of if local is None else lambda _, device: Precision(device, parameters),
-        manifest,
-        device,
-    )
+    precision = Precision(device, parameters)
+    if local is None:
+        precision = await asyncio.to_thread(precision_of, manifest, device)
     thread, meter = (
         DeviceThread(
             backward_first=config.limits.backward_first,
@@ -282,6 +267,30 @@ async def assemble(
         thread=thread,
         local=local,
     )
+
+
+def _plan_memory(
+    config: NodeConfig,
+    manifest: Manifest,
+    stage: int,
+    devices: Sequence[Device],
+    *,
+    pledges: Pledges | None,
+    process: int,
+) -> tuple[Verdict, int, int]:
+    """(the plan of a stage's memory; bytes that it may take of the devices; bytes of main memory
+    beside a GPU, 0 without one). Pledges the memory, before another daemon counts it. Raises
+    OutOfResources."""
+    gpu = devices[0].is_cuda
+    with pledges.alone() if pledges else nullcontext():
+        others = pledges.others() if pledges else 0
+        limit, said = room_on(config, devices, taken=MainMemory(others, process))
+        main = max(1, resources.memory_total() - others - process) if gpu else 0
+        verdict = check_memory(config, manifest, stage, limit, main, said)
+        verdict.require()
+        if pledges:
+            pledges.pledge(process + main_memory(manifest, stage, verdict, gpu))
+    return verdict, limit, main
 
 
 def split_between(

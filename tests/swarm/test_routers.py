@@ -76,7 +76,8 @@ def test_machines_with_the_same_nine_bridges_meet_on_the_lan(tmp_path) -> None:
                 port, bridge = f"v{n}", f"br-{n}"
                 for words in (
                     ["link", "add", "name", bridge, "type", "bridge"],
-                    ["link", "add", port, "type", "dummy"],
+                    ["link", "add", port, "type", "veth", "peer", "name", f"w{n}"],
+                    ["link", "set", f"w{n}", "up"],
                     ["link", "set", port, "up", "master", bridge],
                     ["addr", "add", f"172.{n}.0.1/16", "dev", bridge],
                     ["link", "set", bridge, "up"],
