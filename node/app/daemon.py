@@ -55,6 +55,7 @@ from node.core.errors import (
 )
 from node.core.ids import ENDS, CellId, PeerId
 from node.core.memory import keep_freed, resident
+from node.core.resources import cores
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.room import Company
@@ -668,6 +669,9 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
+
+    # p2pd counts the cores of its affinity, not quotas.
+    os.environ.setdefault("GOMAXPROCS", str(cores()))
 
     async def body() -> Daemon:
         daemon: Daemon | None = None
