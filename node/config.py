@@ -161,13 +161,14 @@ class NodeSettings:
     device: str = "auto"
     """auto | cpu | cuda | cuda:N."""
     threads: int = 0
-    """CPU threads of a device; 0: all cores, shared between the devices."""
+    """CPU threads of a device; 0: all cores that the system lets this process keep busy, shared
+    between the devices."""
     local_devices: int = 1
     """Devices of this machine that hold the stage together, by tensor parallelism: so many GPUs, or
     processes on the CPU."""
     memory: str = "90%"
     """Most memory of the device to use: a share of it, or a size. Of a GPU no more is taken than is
-    free at the start."""
+    free at the start, of main memory no more than other daemons of this machine leave."""
     reserve: str = "0"
     """Of that memory, what is left to others, such as a desktop that shows more windows later: a
     size."""
