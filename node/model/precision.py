@@ -53,8 +53,7 @@ class GradientScale:
         if self._good >= GROW_AFTER:
             self._good = 0
             self.size = min(FIRST_SIZE, 2 * self.size)
-        # In fp32, where the small numbers fit that fp16 could not hold.
-        return tuple(None if g is None else g.float() / factor for g in found)
+        return _divided(found, factor)
 
 
 class Precision:
@@ -94,6 +93,11 @@ class Precision:
         if self.format == "fp16":
             return self.scale.gradients(output, inputs, gradient)
         return torch.autograd.grad(output, inputs, gradient, allow_unused=True)
+
+
+def _divided(gradients: Sequence[Tensor | None], factor: float) -> tuple[Tensor | None, ...]:
+    """Gradients by a factor, in fp32, which holds the small numbers that fp16 could not."""
+    return tuple(None if g is None else g.float() / factor for g in gradients)
 
 
 def _finite(gradients: Sequence[Tensor | None]) -> bool:
