@@ -959,6 +959,7 @@ def swarm_init(
         )
     base = read_manifest(file) if (file := source or go_on) else Manifest.default_demo()
     changes = {
+        **({} if file else {"training.mixed_precision": True}),
         "swarm.salt": secrets.token_hex(8),
         "swarm.continues": base.run_id if go_on else "",
         **changes,

@@ -41,7 +41,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest, toml_entry
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
-from node.transport.settings import TransportSettings
+from node.transport.settings import LEAST_KEEPALIVE_S, TransportSettings
 
 EXAMPLE = """name = "anna-4090"
 threads = 8
@@ -97,7 +97,7 @@ NODE_RULES: dict[str, FieldRule] = {
     "transport.max_message": FieldRule(1 << 16, 1 << 30),
     "transport.window": FieldRule(1 << 16, 1 << 28),
     "transport.handshake_timeout_s": FieldRule(0.1, 600),
-    "transport.keepalive_s": FieldRule(1, 3600),
+    "transport.keepalive_s": FieldRule(LEAST_KEEPALIVE_S, 3600),
     "transport.keepalive_timeout_s": FieldRule(0.1, 600),
     "transport.dial_timeout_s": FieldRule(0.1, 600),
     "transport.idle_s": FieldRule(10, 86400),
@@ -162,13 +162,14 @@ class NodeSettings:
     device: str = "auto"
     """auto | cpu | cuda | cuda:N."""
     threads: int = 0
-    """CPU threads of a device; 0: all cores, shared between the devices."""
+    """CPU threads of a device; 0: all cores that the system lets this process keep busy, shared
+    between the devices."""
     local_devices: int = 1
     """Devices of this machine that hold the stage together, by tensor parallelism: so many GPUs, or
     processes on the CPU."""
     memory: str = "90%"
     """Most memory of the device to use: a share of it, or a size. Of a GPU no more is taken than is
-    free at the start."""
+    free at the start, of main memory no more than other daemons of this machine leave."""
     reserve: str = "0"
     """Of that memory, what is left to others, such as a desktop that shows more windows later: a
     size."""

@@ -97,6 +97,7 @@ LATER = (
     "model.rope_scale",
     "model.rope_factors",
     "model.base",
+    "training.mixed_precision",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -701,9 +702,10 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
 def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]:
     """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
     import tomlkit
+    from tomlkit.items import Array
 
     plain = tomlkit.item(list(value) if isinstance(value, tuple) else value)
-    if isinstance(plain, tomlkit.items.Array) and any(isinstance(v, float) for v in value):
+    if isinstance(plain, Array) and any(isinstance(v, float) for v in value):
         plain.multiline(True)  # a line has MAX_DOTS at most
     item = plain.as_string()
     comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from node.app.capacity import (
+    NOTHING_TAKEN,
+    MainMemory,
     check_memory,
+    main_memory,
     parts_of_stages,
     room_on,
     share_places,
@@ -25,7 +28,9 @@ from node.app.capacity import (
     text_limit,
 )
 from node.app.change import read, under
+from node.app.pledges import Pledges
 from node.app.run_files import ModelFiles, RunFiles
+from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -40,6 +45,7 @@ from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
+from node.core import resources
 from node.core.clock import Clock
 from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
 from node.core.ids import ENDS, PeerId, stage_name
@@ -53,6 +59,7 @@ from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import MemoryRow, Verdict, flops_per_token
 from node.model.device import Device, device_lost, gpus, set_threads
+from node.model.precision import Precision
 from node.model.pretrained import Weights
 from node.model.shapes import layers_said
 from node.model.stages import Ends, base_of, build
@@ -117,6 +124,8 @@ class Assembled(Services):
     ends: Ends | None
     tokenizer: Tokenizer | None
     device: Device
+    precision: Precision
+    """The number format of forward and backward."""
     device_said: str
     memory: Verdict
     memory_limit: int
@@ -148,9 +157,14 @@ async def assemble(
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
     on_step: Callable[[str], None] = lambda step: None,
+    pledges: Pledges | None = None,
+    process: int = 0,
 ) -> Assembled:
     """Build everything for ``stage``. ``on_step`` gets the name of each step before it begins, for
-    people. Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
+    people. ``pledges``: of the daemons of this machine, among which this one's is made;
+    ``process``: bytes of main memory that this daemon takes without its stage.
+
+    Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
     for local devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     on_step(f"builds {stage_name(stage)}")
@@ -159,10 +173,9 @@ async def assemble(
     set_threads(threads)
     device = Device.pick(devices[0])
     # Processes on the CPU share its memory.
-    limit, said = room_on(config, [*map(Device.pick, devices)] if device.is_cuda else [device])
-    main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
-    verdict = check_memory(config, manifest, stage, limit, main, said)
-    verdict.require()
+    together = [*map(Device.pick, devices)] if device.is_cuda else [device]
+    plan = partial(_plan_memory, config, manifest, stage, together, pledges=pledges)
+    verdict, limit, main = await asyncio.to_thread(plan, process=process)
     if len(devices) == 1:
         device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
@@ -190,6 +203,10 @@ async def assemble(
         empty=bool(m.weights) and given is None,
         frozen=base_of(module) if m.adapter else None,
     )
+    # Each rank of several local devices has its device's usual format.
+    precision = Precision(device, parameters)
+    if local is None:
+        precision = await asyncio.to_thread(precision_of, manifest, device)
     thread, meter = (
         DeviceThread(
             backward_first=config.limits.backward_first,
@@ -232,8 +249,10 @@ async def assemble(
                 text_bytes=text_bytes,
             ),
             text,
-            partial(device.autocast, parameters),
-            local.math if local else partial(StageMath, recompute=verdict.recompute),
+            precision.autocast,
+            local.math
+            if local
+            else partial(StageMath, recompute=verdict.recompute, gradients=precision.gradients),
             local.gradients if local else None,
             facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
@@ -253,6 +272,7 @@ async def assemble(
         ends=module if isinstance(module, Ends) else None,
         tokenizer=tokenizer,
         device=device,
+        precision=precision,
         device_said=device.describe() if local is None else f"{len(devices)} x {device.describe()}",
         memory=replace(verdict, table=(*verdict.table, MemoryRow(*TEXT_ROW, text_bytes))),
         memory_limit=limit,
@@ -266,17 +286,45 @@ async def assemble(
     )
 
 
-def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
-    """What each stage may take of each GPU here, as ``memory`` says it, where all of them are on
-    the same ones. Nothing on the CPU, and where every stage picks a GPU of its own."""
+def _plan_memory(
+    config: NodeConfig,
+    manifest: Manifest,
+    stage: int,
+    devices: Sequence[Device],
+    *,
+    pledges: Pledges | None,
+    process: int,
+) -> tuple[Verdict, int, int]:
+    """(the plan of a stage's memory; bytes that it may take of the devices; bytes of main memory
+    beside a GPU, 0 without one). Pledges the memory, before another daemon counts it. Raises
+    OutOfResources."""
+    gpu = devices[0].is_cuda
+    with pledges.alone() if pledges else nullcontext():
+        others = pledges.others() if pledges else 0
+        limit, said = room_on(config, devices, taken=MainMemory(others, process))
+        main = max(1, resources.memory_total() - others - process) if gpu else 0
+        verdict = check_memory(config, manifest, stage, limit, main, said)
+        verdict.require()
+        if pledges:
+            pledges.pledge(process + main_memory(manifest, stage, verdict, gpu))
+    return verdict, limit, main
+
+
+def split_between(
+    config: NodeConfig, manifest: Manifest, taken: MainMemory = NOTHING_TAKEN
+) -> dict[int, str]:
+    """What each stage may take of the main memory or of each GPU here, as ``memory`` says it, where
+    all of them are on the same device. Nothing where every stage picks a GPU of its own. ``taken``
+    as for :func:`room_on`."""
     names, _ = _devices(config, manifest)
     devices = [Device.pick(name) for name in names]
-    several = len(names) == 1 and names[0] == "auto" and gpus() > 1
-    if several or not devices[0].is_cuda:
+    if len(names) == 1 and names[0] == "auto" and gpus() > 1:
         return {}
-    limit, _ = room_on(config, devices, processes=manifest.pipeline.stages + 1)
-    found = shares(config, manifest, limit, gpu=True)
-    return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
+    gpu = devices[0].is_cuda
+    together = devices if gpu else devices[:1]  # processes on the CPU share its memory
+    limit, _ = room_on(config, together, processes=manifest.pipeline.stages + 1, taken=taken)
+    found = shares(config, manifest, limit, gpu=gpu)
+    return {stage: f"{size // len(together)}B" for stage, size in found.items()}
 
 
 def tells_of_lost(

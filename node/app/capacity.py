@@ -17,6 +17,7 @@ from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human
+from node.core.resources import bf16_units
 from node.manifest import Manifest
 from node.model.cost import (
     RECOMPUTE,
@@ -54,25 +55,59 @@ each other peer:"""
 IDLE_EACH = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class MainMemory:
+    """Main memory that stages cannot have, in bytes. ``others``: of other daemons of this machine;
+    ``process``: of each daemon without its stage (interpreter, libraries, p2pd)."""
+
+    others: int = 0
+    process: int = 0
+
+
+NOTHING_TAKEN = MainMemory()
+
+
 def room_on(
-    config: NodeConfig, devices: Sequence[Device], held: int = 0, processes: int = 1
+    config: NodeConfig,
+    devices: Sequence[Device],
+    held: int = 0,
+    processes: int = 1,
+    taken: MainMemory = NOTHING_TAKEN,
 ) -> tuple[int, str]:
     """(bytes that a stage may take of these devices together, all alike; a text that explains the
     number where it is not all of a device). Of a GPU no more is counted than is free now, so that
     memory which other programs use, a desktop for instance, is left to them; ``held`` bytes of each
-    are used by this peer itself, and count as free. ``processes``: daemons that share them, of
-    which each has a context on a GPU; this process's is there already."""
+    are used by this peer itself, and count as free. Of main memory that counts which other daemons
+    leave (``taken``), and the process of this one is subtracted. ``processes``: daemons that share
+    the room, of which each has a context on a GPU, or a process in main memory; this process's
+    context is there already."""
     gpu, reserve, said = devices[0].is_cuda, size_of(config.node.reserve), list[str]()
     free, total = min(
         (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
     )
     if gpu:
         said.append(f"{human(free)} of {human(total)} were free")
+        contexts = (processes - 1) * devices[0].context
+    else:
+        if taken.others:
+            other = f"{human(taken.others)} of {human(total)}"
+            said.append(f"{other} are other daemons' of this machine")
+        total = free = max(0, total - taken.others)
+        contexts = processes * taken.process
     if reserve:
         said.append(f"{human(reserve)} are reserved for others")
-    contexts = (processes - 1) * devices[0].context
     limit = max(0, min(config.memory_limit(total), free - reserve - contexts))
     return limit * len(devices), " and ".join(said)
+
+
+def main_memory(manifest: Manifest, stage: int, verdict: Verdict, gpu: bool) -> int:
+    """Bytes of main memory that a stage takes: all that ``verdict`` counts, or what rounds between
+    cells keep where the stage is on a GPU."""
+    if not gpu:
+        return verdict.needed
+    m, p = manifest.model, manifest.pipeline
+    parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
+    return outer_bytes(manifest.outer, {part.name: part.bytes for part in parts}).main
 
 
 def shares(
@@ -111,7 +146,7 @@ def check_memory(
     modes = RECOMPUTE if asked == "auto" and config.node.local_devices == 1 else (asked,)
     tried: list[Verdict] = []
     for mode in modes if stage != ENDS or m.ends_layers else ("off",):
-        tried.append(
+        in_format = [
             fits(
                 m,
                 p.stages,
@@ -123,9 +158,11 @@ def check_memory(
                 recompute=mode if mode != "auto" else "off",
                 width=manifest.optimizer.width,
                 masked=manifest.data.document_mask,
-                cast=casts(manifest, beside > 0),
+                cast=cast,
             )
-        )
+            for cast in casts(manifest, beside > 0)
+        ]
+        tried.append(max(in_format, key=lambda verdict: verdict.needed))
         if tried[-1].ok:
             break
     verdict = min(tried, key=lambda v: (not v.ok, v.needed))
@@ -136,9 +173,16 @@ def check_memory(
     return verdict if found.ok else found
 
 
-def casts(manifest: Manifest, gpu: bool) -> bool:
-    """Return True if a forward makes bf16 copies of the parameters: they are fp32, on a GPU."""
-    return gpu and manifest.optimizer.width == 4
+def casts(manifest: Manifest, gpu: bool) -> tuple[bool, ...]:
+    """For each format in which a forward may compute here: True if it makes copies of fp32
+    parameters in 16 bits. A GPU does; a processor with units for bf16 may, if the manifest allows
+    it, and memory has to suffice for both."""
+    if manifest.optimizer.width != 4:
+        return (False,)
+    if gpu:
+        return (True,)
+    may = manifest.training.mixed_precision and bf16_units()
+    return (False, True) if may else (False,)
 
 
 def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> RoundBytes:
@@ -265,8 +309,10 @@ def _planned_stash(
     """Bytes of the planned micro-batches and passing tensors."""
     m, p = manifest.model, manifest.pipeline
     masked = manifest.data.document_mask
-    cast = casts(manifest, gpu)
-    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
+    kept = max(
+        stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
+        for cast in casts(manifest, gpu)
+    )
     return config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
 
 

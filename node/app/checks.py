@@ -21,8 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from node.app.capacity import check_memory, hosted, parts_of_stages, room_on
+from node.app.capacity import MainMemory, check_memory, hosted, parts_of_stages, room_on
 from node.app.joining import opened, who
+from node.app.pledges import Pledges
 from node.config import NodeConfig
 from node.control.client import ControlClient
 from node.control.diagnose import Diagnosis, clock_of, wrong_clock
@@ -33,7 +34,9 @@ from node.control.words import GONE, clean, span
 from node.core.clock import CLOCK_S
 from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
+from node.core.memory import resident
 from node.core.numbers import human
+from node.core.resources import memory_total
 from node.core.version import PROTOCOLS, VERSION
 from node.manifest import Manifest
 
@@ -243,8 +246,9 @@ def p2p_daemon() -> Path | None:
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
-    from node.model.device import Device
+    from node.model.device import Device, set_threads
 
+    set_threads(ours.node.threads)
     try:
         chosen = Device.pick(ours.node.device)
         devices = [chosen]
@@ -258,8 +262,10 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     manifest, said = _manifest(ours), chosen.describe()
     if manifest is None:
         return [passed("device", said)]
-    limit, words = room_on(ours, devices, _held(ours))
-    main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
+    # This program has loaded torch, as a daemon has.
+    taken = MainMemory(Pledges(ours.home).others(), resident(os.getpid()))
+    limit, words = room_on(ours, devices, _held(ours), taken=taken)
+    main = max(1, memory_total() - taken.others - taken.process) if chosen.is_cuda else 0
     verdicts = [
         check_memory(ours, manifest, stage, limit, main, words)
         for stage in hosted(ours, manifest, limit)

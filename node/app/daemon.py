@@ -20,12 +20,14 @@ from functools import partial
 import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
+from node.app.capacity import MainMemory, main_memory
 from node.app.catchup import catch_up, keep_base
 from node.app.last import STARTED, STOPPING
 from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
 from node.app.node import Node
 from node.app.operator_service import OperatorService
 from node.app.peer import keep
+from node.app.pledges import Pledges
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.retries import (
@@ -53,6 +55,7 @@ from node.core.errors import (
 )
 from node.core.ids import ENDS, CellId, PeerId
 from node.core.memory import keep_freed, resident
+from node.core.resources import cores
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.room import Company
@@ -96,6 +99,7 @@ class Daemon(Node):
         self.children: list[Child] = []
         self._loading: dict[int, float] = {}
         """Time of the last start of each block stage's daemon in a solo swarm."""
+        self.pledges = Pledges(config.home)
         self.interrupted = False
         """Ended by a Ctrl-C."""
 
@@ -207,7 +211,11 @@ class Daemon(Node):
             kept=self.config.cell(self.manifest.run_id),
             company=bool(bootstrap),
         )
-        split = split_between(self.config, self.manifest) if solo else {}
+        process = resident(os.getpid()) + self.memory_beside()[0]
+        split: dict[int, str] = {}
+        if solo:
+            taken = MainMemory(await asyncio.to_thread(self.pledges.others), process)
+            split = split_between(self.config, self.manifest, taken)
         memory = split.get(stage, self.config.node.memory)
         config = replace(self.config, node=replace(self.config.node, memory=memory))
         build = partial(
@@ -224,6 +232,8 @@ class Daemon(Node):
             learn=lambda peer, addresses: self.transport.learn(peer, list(addresses)),
             facts=lambda facts: replace(facts, may_lead=self.may_lead),
             on_step=self._does,
+            pledges=self.pledges,
+            process=process,
         )
         try:
             a = await build(stage)
@@ -232,8 +242,10 @@ class Daemon(Node):
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
         # Torch and the libraries have done their first work, which takes memory beside any stage's.
-        taken = resident(os.getpid()) + self.memory_beside()[0]
-        self.memory_process = max(0, taken - a.parameter_bytes)
+        built = resident(os.getpid()) + self.memory_beside()[0]
+        self.memory_process = max(0, built - a.parameter_bytes)
+        takes = main_memory(self.manifest, stage, a.memory, a.device.is_cuda)
+        self.pledges.pledge(self.memory_process + takes)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         self.transport.established = a.training.is_established
@@ -249,7 +261,7 @@ class Daemon(Node):
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
-            self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
+            self.tasks.spawn(self._tune(a), "tuning")
         presence.changed()
         what = f"stage {stage}, layers {a.layers}" if stage else f"the ends ({a.layers}, data)"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
@@ -267,6 +279,14 @@ class Daemon(Node):
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
         self.start(a, presence, self.manifest)
+
+    async def _tune(self, a: Assembled) -> None:
+        """Measure the processor, and the memory of a micro-batch anew: in another number format it
+        keeps other tensors."""
+        before = a.precision.format
+        await tune_meanwhile(self.journal)
+        if a.precision.format != before:
+            a.pipeline.math.graph_bytes.clear()
 
     def _does(self, step: str) -> None:
         """The start has come to its next step."""
@@ -348,7 +368,7 @@ class Daemon(Node):
 
     def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins.
-        ``split``: what each stage may take of a GPU."""
+        ``split``: what each stage may take of the device that they share."""
         t = self.transport
         near = f"{multiaddr(t.near, t.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))
@@ -429,6 +449,7 @@ class Daemon(Node):
         await self.transport.close()
         hasty = await asyncio.to_thread(stop_all, self.children)
         self._say_stopped(kept, hasty)
+        self.pledges.close()
         await control.close()
         if control.path.parent != self.config.home:
             with contextlib.suppress(OSError):
@@ -648,6 +669,9 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
+
+    # p2pd counts the cores of its affinity, not quotas.
+    os.environ.setdefault("GOMAXPROCS", str(cores()))
 
     async def body() -> Daemon:
         daemon: Daemon | None = None

@@ -181,6 +181,7 @@ class SnapshotBuilder:
             leader=training.leader_id() or "",
             leader_name=d.journal.names.known(training.leader_id()),
             device=a.device_said,
+            precision=a.precision.format,
             memory_used=a.device.memory_used() + beside,
             memory_peak=a.device.memory_peak() + beside_peak,
             memory_process=0 if a.device.is_cuda else d.memory_process,

@@ -1,5 +1,5 @@
-"""The rule for Newton-Schulz on this machine: measured at the first start, read from a file at
-later ones.
+"""The rule for Newton-Schulz and for the format of layers on this machine: measured at the first
+start, read from a file at later ones.
 
 The file holds times, not the rule made of them, under a name that tells the processor, its limits
 and torch's build. What is not exactly such a file is measured anew and written over.
@@ -23,25 +23,35 @@ import torch
 
 from node.config import write_atomically
 from node.core.home import user_dir
+from node.core.resources import bf16_units
 from node.manifest import Manifest
+from node.model.device import Device, Format
+from node.model.precision import Precision
 from node.model.shapes import parameter_shapes
 from node.optim.kernel_rule import (
+    GAIN,
+    LAYER_TOKENS,
     MEASURED_FROM,
     KernelRule,
     KernelTrial,
     Times,
     following,
+    layer_format,
     rule_from,
 )
-from node.optim.newton_schulz import follow
+from node.optim.newton_schulz import follow, followed
 from node.optim.parts import method_of
-from node.optim.trials import measure
+from node.optim.trials import HEAD, layer_pass, measure
 from node.telemetry.events import Journal
 
 LOCK = "kernels.lock"
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 1 << 16
 """Of a file of times; ours have 2 KiB."""
+CARD_WIDTH = 1024
+"""Largest width of the layer by which a GPU is measured."""
+CARD_PASSES = 3
+FP16: Format = "fp16"
 WAIT_S = 60.0
 """For another process that is measuring. After that, this one measures too."""
 TELLING = (
@@ -78,13 +88,55 @@ class Tuned:
 
 
 def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
-    """Whether a peer of ``stage`` steps matrices that a measured rule may make faster."""
+    """Return True for a peer of ``stage`` that a measured rule may make faster: by the matrices
+    that it steps, or by the format of its layers."""
+    if device.type != "cpu":
+        return False
+    if manifest.training.mixed_precision and bf16_units():
+        return True
     ours = (
         math.prod(shape)
         for name, shape in parameter_shapes(manifest.model, manifest.pipeline.stages, stage).items()
         if method_of(name, shape, manifest.optimizer) == "muon"
     )
-    return device.type == "cpu" and max(ours, default=0) >= MEASURED_FROM
+    return max(ours, default=0) >= MEASURED_FROM
+
+
+def precision_of(manifest: Manifest, device: Device) -> Precision:
+    """The number format in which a stage of the run computes on a device. On a processor it follows
+    the rule that was measured there, if the manifest allows it; a GPU without units for bf16 is
+    measured now."""
+    parameters, width = manifest.optimizer.parameters, manifest.model.d_model
+    if device.is_cuda:
+        kind = device.usual_format if device.has_bf16 else card_format(device, width, parameters)
+        return Precision(device, parameters, lambda: kind)
+    if not manifest.training.mixed_precision:
+        return Precision(device, parameters)
+    return Precision(device, parameters, lambda: layer_format(width, followed()))
+
+
+def card_format(device: Device, width: int, parameters: str) -> Format:
+    """The fastest format of a GPU without units for bf16, by the time of a layer of about this
+    width. fp32, or for bf16 ``parameters`` emulated bf16, unless fp16 is faster by
+    :data:`~node.optim.kernel_rule.GAIN`. A format that the card refuses is not taken."""
+    usual: Format = "bf16" if parameters == "bf16" else "fp32"
+    side = max(HEAD, min(width, CARD_WIDTH) // HEAD * HEAD)
+    seconds = {kind: _card_seconds(device, side, kind) for kind in (usual, FP16)}
+    return FP16 if GAIN * seconds[FP16] < seconds[usual] else usual
+
+
+def _card_seconds(device: Device, width: int, kind: Format) -> float:
+    """Shortest time of a few passes after one that warms up; infinite if the card refuses."""
+    found: list[float] = []
+    try:
+        act = layer_pass(device, width, LAYER_TOKENS, kind)
+        for _ in range(CARD_PASSES + 1):
+            began = time.perf_counter()
+            act()
+            found.append(time.perf_counter() - began)
+    except RuntimeError:
+        return math.inf
+    return min(found[1:])
 
 
 async def tune_meanwhile(journal: Journal) -> None:

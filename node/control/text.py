@@ -130,7 +130,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
         ("", _caps(s)),
         ("reachable", clean(s.reachable, 100)),
-        ("device", clean(s.device, 66)),
+        ("device", _device(s)),
         ("memory", _memory(s) if s.device else ""),
         *(("", line) for line in (_memory_parts(s) if verbose else ())),
         ("metrics", clean(s.metrics_url)),
@@ -910,6 +910,12 @@ def _caps(s: Snapshot) -> str:
     caps = (("up", s.max_up), ("down", s.max_down))
     said = ", ".join(f"{bits(cap)} {way}" for way, cap in caps if cap)
     return f"capped at {said}" if said else ""
+
+
+def _device(s: Snapshot) -> str:
+    """The device, and the number format of forward and backward."""
+    computes = f", computes in {clean(s.precision, 8)}" if s.precision else ""
+    return clean(s.device, 66) + computes
 
 
 def _memory(s: Snapshot) -> str:

@@ -7,7 +7,6 @@ average and save them.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from node.core.errors import DeviceLost
+from node.core.resources import cores
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.step import Made, whole_at_first
@@ -283,7 +283,7 @@ def device_names(name: str, count: int) -> list[str]:
 def threads_each(threads: int, devices: Sequence[str]) -> int:
     """CPU threads of each device's process: as many as were asked for, else the cores shared
     between them."""
-    return threads or max(1, len(os.sched_getaffinity(0)) // len(devices))
+    return threads or max(1, cores() // len(devices))
 
 
 async def open_stage(

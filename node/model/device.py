@@ -5,16 +5,18 @@ import gc
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import psutil
 import torch
 
+from node.core import resources
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import most_resident
-from node.core.numbers import whole_number
 
+Format = Literal["fp32", "bf16", "fp16"]
+"""A number format of forward and backward."""
 CONTEXT = 512 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
 that are loaded. Not measured yet; part a of ``benchmarks.gpu`` compares it."""
@@ -57,7 +59,8 @@ def free_cached() -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """One torch device. CPU computes in fp32; CUDA, and both where parameters are bf16, in bf16
+    """One torch device. A CPU and a GPU without units for bf16 compute in fp32, unless something
+    else was measured to be faster; other GPUs, and all devices where parameters are bf16, in bf16
     under autocast, with fp32 logits."""
 
     device: torch.device
@@ -94,13 +97,27 @@ class Device:
         return CONTEXT if self.is_cuda else 0
 
     def autocast(self, parameters: str = "fp32") -> contextlib.AbstractContextManager[object]:
-        """The context every forward runs in: bf16 autocast on CUDA and for bf16 ``parameters``,
-        nothing for fp32 on the CPU."""
-        return (
-            torch.autocast(self.device.type, dtype=torch.bfloat16)
-            if self.is_cuda or parameters == "bf16"
-            else contextlib.nullcontext()
-        )
+        """The context of a forward where nothing was measured: that of :attr:`usual_format`, bf16
+        for bf16 ``parameters``."""
+        return self.computing_in("bf16" if parameters == "bf16" else self.usual_format)
+
+    def computing_in(self, kind: Format) -> contextlib.AbstractContextManager[object]:
+        """The context of a forward in a number format: autocast, nothing for fp32."""
+        if kind == "fp32":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Return True for a GPU that has units for bf16, which NVIDIA's have from compute
+        capability 8.0 on."""
+        return self.is_cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
+
+    @property
+    def usual_format(self) -> Format:
+        """The number format of forward and backward where nothing was measured."""
+        return "bf16" if self.has_bf16 else "fp32"
 
     def describe(self) -> str:
         """One line for people, such as "cpu, 8 threads, 15.5 GiB (9.1 free)"."""
@@ -129,20 +146,17 @@ class Device:
         return most_resident(os.getpid())
 
     def memory_limit(self) -> int:
-        """Bytes the device has, whoever uses them; on the CPU the container's limit when that is
-        lower than the machine's."""
+        """Bytes the device has, whoever uses them; on the CPU no more than the lowest limit of a
+        control group."""
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[1]
-        return min(psutil.virtual_memory().total, _container_limit())
+        return resources.memory_total()
 
     def memory_free(self) -> int:
         """Bytes that can still be taken."""
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[0]
-        return min(
-            psutil.virtual_memory().available,
-            max(0, _container_limit() - psutil.Process().memory_info().rss),
-        )
+        return resources.memory_free()
 
     def keep_within(self, limit: int) -> None:
         """Let tensors of this process take at most ``limit`` bytes of a CUDA device: beyond, torch
@@ -170,23 +184,12 @@ class Device:
 
 
 def set_threads(threads: int) -> None:
-    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on.
+    """Let torch use ``threads`` CPU threads, 0 for every core that this process may keep busy.
 
     Daemons that share a machine should share its cores too: more threads than cores cost a factor,
     not a percentage.
     """
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-
-
-def _container_limit() -> int:
-    """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a
-    number beyond any machine."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-    except OSError:
-        return 1 << 62
-    limit = whole_number(text)
-    return 1 << 62 if limit is None else limit
+    torch.set_num_threads(threads or resources.cores())
 
 
 def _absent(wanted: str, there: int) -> OutOfResources:

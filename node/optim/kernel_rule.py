@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Precision = Literal["bf16", "fp32"]
-Form = Literal["alone", "stack", "panels"]
+Form = Literal["alone", "stack", "panels", "layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,9 @@ class KernelRule:
     """Aspect from which the Gram iteration is faster. Not measured at the start, because operations
     decide it: fewer from 1.5 on. On a Xeon with AMX it was 0.93 (bf16) and 1.0 (fp32) times as fast
     at 1.5, at 2 1.1 and 1.15, at 3 1.4 and 1.35."""
+    layers_bf16_from: int = 0
+    """Width of the hidden states from which forward and backward of a stage are faster in bf16; 0:
+    never."""
     gram_from: int = 64
     """Side from which it is. Below, calls cost more than products, and the Gram iteration has more
     calls."""
@@ -78,13 +81,20 @@ def way(rows: int, cols: int, rule: KernelRule) -> KernelChoice:
     return KernelChoice("bf16" if bf16 else "fp32", gram, panels, stacked)
 
 
+def layer_format(width: int, rule: KernelRule) -> Precision:
+    """The format of forward and backward of layers with hidden states of this width."""
+    faster = bool(rule.layers_bf16_from) and width >= rule.layers_bf16_from
+    return "bf16" if faster else "fp32"
+
+
 # ------------------------------------------------------------ from times to a rule
 
 
 class KernelTrial(NamedTuple):
     """Something that is timed on one thread. A square of :data:`SQUARES`: one step of the iteration
     on ``many`` matrices, as a stack or one after the other. One of :data:`OPERANDS`: its symmetric
-    product, whole or by panels."""
+    product, whole or by panels. A "layer": forward and backward of a layer of width ``rows`` for
+    ``cols`` tokens."""
 
     rows: int
     cols: int
@@ -105,6 +115,10 @@ SMALLER = 32
 OPERANDS = ((512, 512), (1024, 1024), (1024, 2048))
 """Operands whose symmetric product is tried with panels and without, in the format of large
 matrices."""
+LAYERS = (128, 256, 512)
+"""Widths of the layers that are tried in both formats."""
+LAYER_TOKENS = 256
+"""Tokens of one sequence that they get."""
 GAIN = 1.15
 """bf16 is taken where it is so many times as fast: less does not pay for its rounding."""
 PANELS_GAIN = 1.2
@@ -131,6 +145,11 @@ def following(times: Times) -> list[KernelTrial]:
         group = [KernelTrial(rows, cols, 1, kind, form) for form in ("alone", "panels")]
         if any(trial not in times for trial in group):
             return group
+    # Emulated bf16 was not tried on the largest square, and is not worth a trial here.
+    for width in LAYERS if _square(max(SQUARES), "bf16", "alone") in times else ():
+        group = [_layer(width, kind) for kind in ("fp32", "bf16")]
+        if any(trial not in times for trial in group):
+            return group
     return []
 
 
@@ -142,11 +161,27 @@ def rule_from(times: Times) -> KernelRule:
         stack_fp32_to=_stack_to("fp32", times, CPU.stack_fp32_to),
         panels_bf16=_panels("bf16", times, CPU.panels_bf16),
         panels_fp32=_panels("fp32", times, CPU.panels_fp32),
+        layers_bf16_from=_layers_bf16_from(times),
     )
 
 
 def _square(side: int, kind: Precision, form: Form) -> KernelTrial:
     return KernelTrial(side, side, SQUARES[side], kind, form)
+
+
+def _layer(width: int, kind: Precision) -> KernelTrial:
+    return KernelTrial(width, LAYER_TOKENS, 1, kind, "layer")
+
+
+def _layers_bf16_from(times: Times) -> int:
+    """The smallest width from which bf16 is faster on all; 0 when it is not on the largest."""
+    found = 0
+    for width in reversed(LAYERS):
+        bf16 = times.get(_layer(width, "bf16"), float("inf"))
+        if bf16 == float("inf") or GAIN * bf16 > times.get(_layer(width, "fp32"), 0.0):
+            break
+        found = width
+    return found
 
 
 def _best(side: int, kind: Precision, times: Times) -> float:

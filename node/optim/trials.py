@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 import torch
 
+from node.model.device import Device, Format
+from node.model.settings import ModelSettings
+from node.model.stages import build
 from node.optim.gram import SIMPLE, standard, symmetric
 from node.optim.kernel_rule import KernelTrial, Times, following
 from node.optim.scratch import reuse
@@ -20,6 +23,8 @@ from node.optim.workers import spread
 GROUP_S = 0.25
 """Processor time for the trials that are compared with each other; all together take about two
 seconds."""
+HEAD = 64
+"""Width of a head in the layers that are tried."""
 LEAST_ROUNDS, MOST_ROUNDS = 2, 100
 
 
@@ -61,8 +66,30 @@ def _timed(
     return {trial: min(times) for trial, times in found.items()}
 
 
+def layer_pass(device: Device, width: int, tokens: int, kind: Format) -> Callable[[], None]:
+    """Forward and backward of one layer on a device in a number format."""
+    heads = max(1, width // HEAD)
+    shape = ModelSettings(
+        layers=1, d_model=width, heads=heads, kv_heads=heads, d_ff=3 * width, seq_len=tokens
+    )
+    layer = build(shape, 1, 1).to(device.device)
+    x = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(0))
+    inputs = [x.to(device.device).requires_grad_(), *layer.parameters()]
+
+    def act() -> None:
+        with torch.enable_grad():
+            with device.computing_in(kind):
+                y = layer(inputs[0])
+            torch.autograd.grad(y, inputs, torch.ones_like(y))
+        device.synchronise()
+
+    return act
+
+
 def _act(trial: KernelTrial) -> Callable[[], None]:
     rows, cols, many, precision, form = trial
+    if form == "layer":
+        return layer_pass(Device(torch.device("cpu")), rows, cols, precision)
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     x = (
         torch.randn(many, rows, cols, generator=torch.Generator().manual_seed(0))

@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from node.core.resources import cores
+
 T = TypeVar("T")
 
 
@@ -23,7 +25,7 @@ T = TypeVar("T")
 def _pool(process: int) -> ThreadPoolExecutor:
     """Threads that stay, of this ``process`` (a fork inherits none): new ones would have to touch
     all their memory first."""
-    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), f"optim-{process}")
+    return ThreadPoolExecutor(max(1, cores() - 1), f"optim-{process}")
 
 
 def spread(acts: Sequence[Callable[[], T]], workers: int, each: int = 1) -> list[T]:

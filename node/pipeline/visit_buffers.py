@@ -26,6 +26,8 @@ from node.wire.tensors import TensorReader, encode
 
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[object]]
+Gradients = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor | None, ...]]
+"""As ``torch.autograd.grad(output, inputs, gradient)``; None for inputs without influence."""
 COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, MemoryError, WireError)
 """What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers,
 bad data."""
@@ -100,7 +102,8 @@ class StageMath:
     forward; before that it is 0.
 
     ``recompute``: "layers" has the module keep the input of every layer and compute the layer again
-    in backward, "stage" keeps the input of the module alone; "off" keeps everything.
+    in backward, "stage" keeps the input of the module alone; "off" keeps everything. ``gradients``:
+    instead of torch's own, for a format that needs a scale.
     """
 
     recompute: str = "off"
@@ -113,8 +116,10 @@ class StageMath:
         wire: str,
         autocast: Autocast = nullcontext,
         recompute: str = "off",
+        gradients: Gradients | None = None,
     ) -> None:
         self.module, self.wire, self.autocast = module, wire, autocast
+        self._gradients = gradients
         self.recompute = recompute
         self._ends = cast(EndsModule, module)
         """Where the stage is the ends."""
@@ -221,7 +226,9 @@ class StageMath:
     def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
         if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
-            return self._forward_only(x, work.document_ends)
+            # In the format of the backward, which computes the same again with gradients.
+            with self.autocast():
+                return self._forward_only(x, work.document_ends)
         known = work.shape in self.graph_bytes
         with nullcontext() if known else self._measured(work.shape):
             work.y = self._module(x, work.document_ends)
@@ -408,6 +415,8 @@ class StageMath:
         self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         seed = None if gradient is None else gradient.to(output.dtype)
+        if self._gradients is not None:
+            return self._gradients(output, inputs, seed)
         return torch.autograd.grad(output, inputs, seed, allow_unused=True)
 
     def _share(self, grads: Sequence[Tensor | None]) -> Share:

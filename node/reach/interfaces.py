@@ -6,7 +6,10 @@ import contextlib
 import itertools
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -18,6 +21,69 @@ TRIES = 64
 LISTENING = range(20_000, 32_768)
 """Ports for servers: below those that kernels give to outgoing connections (RFC 6056; Linux begins
 at 32,768)."""
+NETWORKS = Path("/sys/class/net")
+"""Linux's directory of interfaces."""
+_TUNNELS = ("wireguard", "vxlan", "geneve", "gre", "tun")
+"""Kinds (DEVTYPE) of interfaces that put packets inside other packets."""
+_TUNNEL_TYPES = ("65534", "768", "769", "776", "778")
+"""Hardware types (if_arp.h): none, IPv4 and IPv6 in IP, IPv6 in IPv4, GRE."""
+_VIRTUAL_NAMES = (
+    *("docker", "br-", "veth", "virbr", "lxc", "lxd", "podman", "cni", "flannel", "cali"),
+    *("tun", "tap", "wg", "tailscale", "zt", "utun", "feth", "vmnet", "vboxnet", "bridge"),
+)
+"""Beginnings of names, where nothing else tells the kind of an interface."""
+
+T = TypeVar("T")
+
+
+class InterfaceKind(IntEnum):
+    """Networks behind an interface; smaller is more likely to be the network that other peers are
+    in."""
+
+    HARDWARE = 0
+    """A network card, or a bond, a VLAN or a bridge above one."""
+    OTHER = 1
+    """An interface without hardware, as a container sees its only one."""
+    VIRTUAL = 2
+    """A bridge for containers or virtual machines, which many machines have under the same address;
+    a VPN or another tunnel."""
+
+
+def kind_of(name: str, networks: Path = NETWORKS) -> InterfaceKind:
+    """The kind of an interface, from Linux's directory of them; elsewhere by its name."""
+    here = networks / name
+    named_virtual = name.startswith(_VIRTUAL_NAMES)
+    if not here.is_dir():
+        return InterfaceKind.VIRTUAL if named_virtual else InterfaceKind.HARDWARE
+    if (here / "tun_flags").exists() or _devtype(here) in _TUNNELS:
+        return InterfaceKind.VIRTUAL
+    if _has_hardware(here, networks):
+        return InterfaceKind.HARDWARE
+    tunnel = _read(here / "type") in _TUNNEL_TYPES
+    if named_virtual or tunnel or (here / "bridge").is_dir():
+        return InterfaceKind.VIRTUAL
+    return InterfaceKind.OTHER
+
+
+def _has_hardware(here: Path, networks: Path, depth: int = 4) -> bool:
+    """Return True for an interface of a device, and for one above such an interface."""
+    if (here / "device").exists():
+        return True
+    lower = (networks / path.name.removeprefix("lower_") for path in here.glob("lower_*"))
+    return depth > 0 and any(_has_hardware(one, networks, depth - 1) for one in lower)
+
+
+def _devtype(here: Path) -> str:
+    rows = _read(here / "uevent").splitlines()
+    return next((row.partition("=")[2] for row in rows if row.startswith("DEVTYPE=")), "")
+
+
+def _read(path: Path) -> str:
+    """The content of a file, "" where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:
@@ -37,11 +103,30 @@ def interface_addresses() -> list[tuple[str, str]]:
     ]
 
 
+def address_kinds() -> dict[str, InterfaceKind]:
+    """The kind of interface that each address of this machine belongs to."""
+    found: dict[str, InterfaceKind] = {}
+    for name, address in interface_addresses():
+        kind = kind_of(name)
+        found[address] = min(kind, found.get(address, kind))
+    return found
+
+
 def own_addresses() -> tuple[str, ...]:
     """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
-    global ones first."""
-    usable = {a for _, a in interface_addresses() if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)}
-    return tuple(sorted(usable, key=lambda a: (scope(a), ":" in a, a)))
+    global ones first, addresses of bridges for containers and of tunnels last."""
+    kinds = address_kinds()
+    usable = [a for a in kinds if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
+    return tuple(sorted(usable, key=lambda a: (scope(a), kinds[a], ":" in a, a)))
+
+
+def without_own_bridges(addresses: Iterable[T], host: Callable[[T], str]) -> list[T]:
+    """The addresses of a peer, without those that a bridge or a tunnel of this machine has too: a
+    dial would end here, because packets to them never leave this machine. All addresses where there
+    are no others, as for a peer on this machine. ``host``: the host of an address."""
+    given = list(addresses)
+    virtual = {a for a, kind in address_kinds().items() if kind is InterfaceKind.VIRTUAL}
+    return [a for a in given if host(a).strip("[]") not in virtual] or given
 
 
 def family_of(host: str) -> socket.AddressFamily:

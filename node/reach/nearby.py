@@ -23,6 +23,7 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 from node.core.errors import NetworkFault, WireError
 from node.core.tasks import Tasks
 from node.identity.keys import public_key_of
+from node.reach.interfaces import InterfaceKind, kind_of
 from node.telemetry.events import Journal, JournalHandler
 
 TYPE = "_tutti._tcp.local."
@@ -349,12 +350,14 @@ def _dialable(host: str) -> bool:
 
 
 def _interfaces() -> Interfaces:
-    """Where to send, and all our addresses.
+    """Interfaces to send to, and our addresses.
 
-    Of each interface an IPv4 address that it has, and its index where it has IPv6.
+    Of each interface an IPv4 address that it has, and its index where it has IPv6. Addresses of
+    bridges for containers and of tunnels are told only where there are no others: a listener keeps
+    few addresses of a peer.
     """
     senders: list[str | int] = []
-    ours: list[str] = []
+    ours: list[tuple[InterfaceKind, str]] = []
     stats = psutil.net_if_stats()
     for name, entries in sorted(psutil.net_if_addrs().items()):
         flags = stats[name].flags.split(",") if name in stats and stats[name].isup else []
@@ -368,5 +371,6 @@ def _interfaces() -> Interfaces:
         senders += [e.address for e in usable if e.family == socket.AF_INET][:1]
         if any(e.family == socket.AF_INET6 for e in usable):
             senders.append(socket.if_nametoindex(name))
-        ours += [e.address for e in usable]
-    return tuple(senders), tuple(ours)
+        ours += [(kind_of(name), e.address) for e in usable]
+    best = [address for kind, address in ours if kind is not InterfaceKind.VIRTUAL]
+    return tuple(senders), tuple(best or [address for _, address in ours])

@@ -68,6 +68,11 @@ def grpc_target(address: str) -> str:
     return f"ipv6:[{bare}]:{port}"
 
 
+def host_of_target(target: str) -> str:
+    """The host in the answer of :func:`grpc_target`."""
+    return target.partition(":")[2].rpartition(":")[0].strip("/[]")
+
+
 def multiaddr(host: str, port: int, kind: str = "tcp") -> str:
     """ "/ip4/1.2.3.4/tcp/9"; ``kind`` "quic" gives "/ip4/1.2.3.4/udp/9/quic-v1"."""
     family = "ip6" if ":" in host else "ip4" if host.replace(".", "").isdigit() else "dns"

@@ -50,11 +50,24 @@ from node.core.memory import resident
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
 from node.identity.places import Places
-from node.reach.interfaces import check_free, free_port, is_loopback, wildcards
+from node.reach.interfaces import (
+    check_free,
+    free_port,
+    is_loopback,
+    wildcards,
+    without_own_bridges,
+)
 from node.reach.ladder import Rung
 from node.telemetry.events import Journal, JournalHandler
 from node.transport import links
-from node.transport.addresses import AddressBook, is_quic, multiaddr, part_of, split_multiaddr
+from node.transport.addresses import (
+    AddressBook,
+    host_of,
+    is_quic,
+    multiaddr,
+    part_of,
+    split_multiaddr,
+)
 from node.transport.links import Links, inbound_limit
 from node.transport.settings import TransportSettings
 
@@ -421,6 +434,7 @@ class P2pDaemon:
         """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so
         TCP goes first, and QUIC only where the settings allow it. Raises PeerFault when all
         addresses are QUIC's and they do not."""
+        addresses = without_own_bridges(addresses, host_of)
         who, tcp = PeerID.from_base58(peer), [a for a in addresses if not is_quic(a)]
         if not self._settings.quic and not tcp and addresses:
             raise PeerFault(peer, "only QUIC addresses of it are known; transport.quic is off here")

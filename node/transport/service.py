@@ -255,8 +255,7 @@ class Transport:
             ("grpc.max_metadata_size", METADATA_BYTES),
             ("grpc.max_allowed_incoming_connections", 2 * CONNECTIONS),
             ("grpc.server_handshake_timeout_ms", round(1000 * settings.handshake_timeout_s)),
-            # gRPC takes a probe without a call within five minutes of the last for abuse.
-            ("grpc.http2.min_ping_interval_without_data_ms", round(500 * settings.keepalive_s)),
+            *settings.accepted_probes(),
             ("grpc.so_reuseport", 0),
         ]
         return grpc.aio.server(interceptors=[self._auth], options=options)

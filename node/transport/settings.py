@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 
-
+LEAST_KEEPALIVE_S = 1.0
+"""Shortest ``keepalive_s`` that a user may set."""
 SERVER_TIMES = 10
 """How many times as long as who dialled a connection the other side waits before it probes."""
 
@@ -103,3 +104,11 @@ class TransportSettings:
             ("grpc.http2.max_frame_size", self.frame),
             ("grpc.compression_enabled_algorithms_bitset", 1),
         ]
+
+    def accepted_probes(self) -> list[tuple[str, int]]:
+        """gRPC's option for a server: the shortest interval between two probes of one client that
+        is not abuse. It depends on the range of ``keepalive_s`` and not on this peer's value,
+        because every client probes at its own interval. Half of the shortest one is left for
+        probes that arrive late and close together."""
+        shortest_s = min(LEAST_KEEPALIVE_S, self.keepalive_s)
+        return [("grpc.http2.min_ping_interval_without_data_ms", round(500 * shortest_s))]

@@ -9,6 +9,7 @@ import torch
 
 from node.app.assembly import split_between
 from node.app.capacity import (
+    MainMemory,
     check_memory,
     room_on,
     share_places,
@@ -17,8 +18,9 @@ from node.app.capacity import (
     text_limit,
 )
 from node.config import NodeConfig
+from node.core import resources
 from node.core.errors import OutOfResources
-from node.manifest import Manifest
+from node.manifest import Manifest, amended
 from node.model.cost import Verdict
 from node.model.device import CONTEXT
 
@@ -90,6 +92,51 @@ def test_a_device_gives_what_is_free_and_not_reserved(
     assert room_on(config(tmp_path, **flags), cards, held) == (limit, said)
 
 
+def test_main_memory_is_what_other_daemons_and_the_process_leave(tmp_path: Path) -> None:
+    """A share is one of what is left, and a process takes its part too."""
+    cpu = [Card(0, total=10 * GIB, is_cuda=False, context=0)]
+    taken = MainMemory(others=4 * GIB, process=GIB)
+    limit, said = room_on(config(tmp_path, memory="50%"), cpu, taken=taken)
+    assert limit == 3 * GIB
+    assert said == "4.0 GiB of 10.0 GiB are other daemons' of this machine"
+    assert room_on(config(tmp_path, **ALL), cpu, taken=taken)[0] == 5 * GIB
+    assert room_on(config(tmp_path, **ALL), cpu, taken=taken, processes=4)[0] == 2 * GIB
+    assert room_on(config(tmp_path), cpu, taken=MainMemory(others=11 * GIB))[0] == 0
+
+
+def test_daemons_of_a_solo_start_share_main_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each counted all of it: five daemons on a machine of 4 GiB."""
+    monkeypatch.setattr(resources, "memory_total", lambda: 4 * GIB)
+    ours, taken = config(tmp_path, device="cpu"), MainMemory(process=GIB // 2)
+    split = {stage: int(said[:-1]) for stage, said in split_between(ours, DEMO, taken).items()}
+    processes = DEMO.pipeline.stages + 1
+    room = 4 * GIB - processes * taken.process
+    assert room - processes <= sum(split.values()) <= room
+    for stage, size in split.items():
+        assert check_memory(config(tmp_path, memory=f"{size}B"), DEMO, stage, size).ok
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_a_run_in_two_formats_is_planned_for_the_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: bool
+) -> None:
+    """Which one is faster is measured after the stage is built."""
+    monkeypatch.setattr("node.app.capacity.bf16_units", lambda: units)
+    mixed = amended(DEMO, {"training.mixed_precision": True})
+    wide = {"model.d_model": 512, "model.d_ff": 2048, "model.seq_len": 16}
+    for few_tokens in ({}, wide):
+        plain, both = (
+            check_memory(config(tmp_path), amended(m, few_tokens), 1, 64 * GIB).needed
+            for m in (DEMO, mixed)
+        )
+        assert (both > plain) == (units and bool(few_tokens)), (
+            "copies of parameters, or activations"
+        )
+        assert both >= plain
+
+
 def test_a_refusal_says_what_was_free(tmp_path: Path) -> None:
     ours = config(tmp_path, reserve="20GiB")
     limit, said = room_on(ours, [Card(20 * GIB + 9)])
@@ -103,7 +150,6 @@ def test_stages_on_one_card_share_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = config(tmp_path)
-    assert split_between(config(tmp_path, device="cpu"), DEMO) == {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, 4 * GIB))

@@ -1,10 +1,11 @@
-import os
+import contextlib
 
 import pytest
 import torch
 
+from node.core import resources
 from node.core.errors import OutOfResources, UsageFault
-from node.model import device as module
+from node.core.resources import GroupMemory
 from node.model.device import Device, device_lost, out_of_memory, set_threads
 
 
@@ -42,6 +43,20 @@ def test_unknown_names_are_refused(name):
     assert "auto" in caught.value.next_step
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize(
+    ("capability", "usual"),
+    [((6, 1), "fp32"), ((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")],
+)
+def test_a_gpu_computes_in_bf16_where_it_has_units_for_it(monkeypatch, capability, usual):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    card = Device(torch.device("cuda", 0))
+    assert card.usual_format == usual
+    plain = isinstance(card.autocast(), contextlib.nullcontext)
+    assert plain == (usual == "fp32")
+    assert Device(torch.device("cpu")).usual_format == "fp32"
+
+
 def test_the_peak_remembers_memory_that_is_free_again():
     device, held = Device.pick("cpu"), torch.ones(1 << 24)
     del held
@@ -56,14 +71,14 @@ def test_device_memory_is_reported_in_bytes():
     assert "GiB" in device.describe()
 
 
-def test_a_container_limit_counts(monkeypatch):
-    monkeypatch.setattr(module, "_container_limit", lambda: 1 << 20)
+def test_the_limit_of_a_control_group_counts(monkeypatch):
+    monkeypatch.setattr(resources, "memory_limits", lambda: [GroupMemory(1 << 20, 1 << 19)])
     assert Device.pick("cpu").memory_limit() == 1 << 20
-    assert Device.pick("cpu").memory_free() == 0
+    assert Device.pick("cpu").memory_free() == 1 << 19
 
 
 def test_threads():
-    for threads, found in ((0, len(os.sched_getaffinity(0))), (1, 1)):
+    for threads, found in ((0, resources.cores()), (1, 1)):
         set_threads(threads)
         assert torch.get_num_threads() == found
 

@@ -6,6 +6,7 @@ import torch
 from node.optim.kernel_rule import (
     CPU,
     GAIN,
+    LAYERS,
     MEASURED_FROM,
     OPERANDS,
     PANELS_GAIN,
@@ -14,6 +15,7 @@ from node.optim.kernel_rule import (
     KernelRule,
     KernelTrial,
     following,
+    layer_format,
     rule_from,
     way,
 )
@@ -27,11 +29,13 @@ NOWHERE = dict.fromkeys(OPERANDS, 0.9)
 MIXED = KernelRule(bf16_from=4096)
 
 
-def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512):
+def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512, layers=None):
     """A processor: what a trial takes there."""
 
     def seconds(trial):
         work = 1e-9 * trial.many * trial.rows**2 * trial.cols
+        if trial.form == "layer":
+            return work / (layers or {}).get(trial.rows, 1.0) ** (trial.precision == "bf16")
         if trial.many == 1:
             return work / (panels[trial.rows, trial.cols] if trial.form == "panels" else 1.0)
         to, rate = (
@@ -136,6 +140,26 @@ def test_panels_apply_from_the_size_where_all_larger_ones_gain():
         rule_from(measured(machine(NONE, {**NOWHERE, **gain}))[0]).panels_fp32 for gain in gains
     ]
     assert found == [0, 1024 * 2048, 1024 * 1024, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("gains", "from_"),
+    [
+        ({}, 0),
+        ({128: 1.4, 256: 1.4, 512: 1.6}, 128),
+        ({128: 1.4, 256: 1.0, 512: 1.6}, 512),
+        ({128: 1.4, 256: 1.4, 512: GAIN * 0.99}, 0),
+    ],
+)
+def test_layers_are_computed_in_bf16_from_the_width_where_all_larger_ones_gain(gains, from_):
+    rule = rule_from(measured(machine(UNITS, layers=gains))[0])
+    assert rule.layers_bf16_from == from_
+    assert layer_format(from_ - 1, rule) == "fp32"
+    assert layer_format(max(LAYERS), rule) == ("bf16" if from_ else "fp32")
+
+
+def test_layers_are_not_tried_where_bf16_is_hopeless():
+    assert not any(t.form == "layer" for t in measured(machine(dict.fromkeys(SQUARES, 0.01)))[0])
 
 
 @pytest.mark.parametrize(("to", "expected"), [(0, SMALLER), (64, 64), (256, 256), (768, 768)])

@@ -16,6 +16,7 @@ def small(monkeypatch):
     """The same trials of matrices that take no time."""
     monkeypatch.setattr(kernel_rule, "SQUARES", {16: 3, 32: 2})
     monkeypatch.setattr(kernel_rule, "OPERANDS", ((32, 32), (40, 64)))
+    monkeypatch.setattr(kernel_rule, "LAYERS", (64,))
 
 
 def ticking():
@@ -27,6 +28,7 @@ def test_all_that_is_asked_for_is_timed():
     times = trials.measure(threading.Event(), ticking())
     assert (following(times), {seconds for seconds in times.values()}) == ([], {1.0})
     assert KernelTrial(40, 64, 1, "fp32", "panels") in times
+    assert KernelTrial(64, kernel_rule.LAYER_TOKENS, 1, "bf16", "layer") in times
 
 
 def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):

@@ -5,16 +5,27 @@ import asyncio
 import fcntl
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from node.app import tuning
-from node.app.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth
+from node.app.tuning import (
+    LOCK,
+    precision_of,
+    read_times,
+    this_machine,
+    tune,
+    tune_meanwhile,
+    worth,
+)
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
-from node.optim.kernel_rule import CPU, following, rule_from
+from node.model.device import Device
+from node.optim.kernel_rule import CPU, KernelRule, following, rule_from
 from node.optim.newton_schulz import follow, followed
+from node.optim.trials import HEAD
 from node.telemetry.events import Journal
 from tests.optim.test_kernel_rule import UNITS, machine, measured
 
@@ -189,6 +200,62 @@ LARGE = {"model__d_model": 64, "model__d_ff": 128}
 )
 def test_only_who_steps_large_matrices_by_muon_measures(changes, stage, device, measures):
     assert worth(demo(**changes), stage, torch.device(device)) is measures
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_a_processor_with_units_for_bf16_measures_where_a_run_allows_bf16(monkeypatch, units):
+    monkeypatch.setattr(tuning, "bf16_units", lambda: units)
+    mixed = demo(training__mixed_precision=True)
+    assert worth(mixed, ENDS, torch.device("cpu")) is units
+    assert not worth(mixed, ENDS, torch.device("cuda"))
+
+
+def test_layers_follow_the_measured_rule_where_the_run_allows_it(monkeypatch):
+    cpu = Device(torch.device("cpu"))
+    width = demo().model.d_model
+    old, new = demo(), demo(training__mixed_precision=True)
+    plain, mixed = precision_of(old, cpu), precision_of(new, cpu)
+    assert (plain.format, mixed.format) == ("fp32", "fp32"), "not measured yet"
+    follow(KernelRule(layers_bf16_from=width))
+    assert (plain.format, mixed.format) == ("fp32", "bf16")
+    follow(KernelRule(layers_bf16_from=2 * width))
+    assert mixed.format == "fp32"
+    assert precision_of(demo(optimizer__parameters="bf16"), cpu).format == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("capability", "parameters", "slow", "found"),
+    [
+        ((7, 5), "fp32", {"fp32": 9}, "fp16"),
+        ((6, 1), "fp32", {"fp16": 9}, "fp32"),
+        ((7, 5), "fp32", {"fp16": None}, "fp32"),
+        ((7, 5), "fp32", {"fp16": None, "fp32": None}, "fp32"),
+        ((7, 5), "bf16", {"bf16": 9}, "fp16"),
+        ((7, 5), "bf16", {"fp16": 9}, "bf16"),
+        ((8, 0), "fp32", {"bf16": 9}, "bf16"),
+    ],
+)
+def test_an_old_card_computes_in_the_format_that_is_faster(
+    monkeypatch, capability, parameters, slow, found
+):
+    """None: the card refuses the format. Cards with units for bf16 are not measured."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock.now)
+
+    def make(device, width, tokens, kind):
+        assert width % HEAD == 0
+
+        def act():
+            if (seconds := slow.get(kind, 1)) is None:
+                raise RuntimeError("not implemented for this card")
+            clock.now += seconds
+
+        return act
+
+    monkeypatch.setattr(tuning, "layer_pass", make)
+    card = Device(torch.device("cuda", 0))
+    assert precision_of(demo(optimizer__parameters=parameters), card).format == found
 
 
 async def test_a_daemon_reports_its_kernel_rule_and_can_be_stopped(tmp_path, monkeypatch):

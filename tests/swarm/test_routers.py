@@ -73,6 +73,31 @@ def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path: Path, forks
         assert ways["symmetric-a", "symmetric-b"] == "relayed"
 
 
+def test_machines_with_the_same_nine_bridges_meet_on_the_lan(tmp_path: Path, forks: Forks) -> None:
+    """More bridges for containers than addresses are told of a peer, with addresses before those of
+    the LAN, and the same ones on both machines."""
+    with Internet({"one": "lan", "two": "lan"}) as net:
+        for name in ("one", "two"):
+            for n in range(17, 26):
+                port, bridge = f"v{n}", f"br-{n}"
+                for words in (
+                    ["link", "add", "name", bridge, "type", "bridge"],
+                    ["link", "add", port, "type", "veth", "peer", "name", f"w{n}"],
+                    ["link", "set", f"w{n}", "up"],
+                    ["link", "set", port, "up", "master", bridge],
+                    ["addr", "add", f"172.{n}.0.1/16", "dev", bridge],
+                    ["link", "set", bridge, "up"],
+                ):
+                    done = net.run(name, ["ip", *words])
+                    assert done.returncode == 0, done.stderr
+        one = HostPeer(net, "one", tmp_path / "one", forks=forks)
+        assert f"/ip4/{net['one'].address}/tcp/" in one.door
+        two = HostPeer(net, "two", tmp_path / "two", forks=forks, join=[one.door])
+        assert two.do(do="way", peer=one.peer)["path"] == "direct"
+        wait("its record", lambda: two.peer in one.do(do="look")["others"])
+        assert one.do(do="way", peer=two.peer)["path"] == "direct"
+
+
 def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path: Path, forks: Forks) -> None:
     hosts = {"hub": "open", "relay": "open", "ends": "home", "one": "symmetric", "two": "cgnat"}
     with lab(tmp_path, forks, hosts) as (net, box):

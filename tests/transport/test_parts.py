@@ -412,6 +412,36 @@ async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
         await meeting(Scripted(), run="").greet(B, 1.0)
 
 
+@pytest.mark.parametrize("links", [{}, {B: ("/ip4/10.0.0.1/tcp/1",)}], ids=["cut off", "linked"])
+async def test_a_peer_that_is_cut_off_dials_again_soon(monkeypatch, links):
+    """After 15 minutes without a network it was five more until the next attempt."""
+    monkeypatch.setattr(reachable, "LOOK_S", 0.0)
+    now, tries, enough = 0.0, [], asyncio.Event()
+    monkeypatch.setattr(reachable, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def reach(peer, timeout):
+        tries.append(now)
+        if now > 900:
+            enough.set()
+        raise PeerFault(peer, "no answer")
+
+    one = Reachable(
+        SimpleNamespace(up=True, links=links, reach=reach),
+        TransportSettings(host="127.0.0.1"),
+        ReachSettings(),
+        Journal(),
+        *2 * [None],
+    )
+    one.learn(A, Known(("somewhere",), Standing.OPEN))
+    one.start()
+    while not enough.is_set():
+        await asyncio.sleep(0)
+        now += 1.0
+    await one.close()
+    pauses = [b - a for a, b in zip(tries, tries[1:], strict=False)]
+    assert (max(pauses) <= reachable.CUT_OFF_S + 5) == (not links)
+
+
 async def test_company_is_kept_with_those_that_can_be_dialled(monkeypatch):
     """However many are known that cannot: relays are among these, and reservations need a
     connection."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault, refuse
 from node.core.newest import Newest
+from node.core.resources import cores
 from node.core.tasks import Tasks
 from node.data.confined.process import ParseFault
 from node.data.kinds import kind_of
@@ -198,7 +199,7 @@ class Stream:
         """The reason for which text cannot be had, empty for none."""
         self._replaced = Newest[str, None](1000)
         """Why pieces were taken from elsewhere, as far as it was said."""
-        self._workers = min(WORKERS, os.cpu_count() or 1)
+        self._workers = min(WORKERS, cores())
         self._pool = ThreadPoolExecutor(self._workers, "data")
         self._tasks = Tasks("data")
 

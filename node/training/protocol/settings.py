@@ -22,5 +22,9 @@ class TrainingSettings:
     """Live peers every block stage needs before the first epoch is planned; the ends need one."""
     buddy_every: int = 5
     """Epochs between two copies of an owner's optimizer state at its buddy; 0 keeps none."""
+    mixed_precision: bool = False
+    """A peer on a processor that was measured to be faster in bf16 computes forward and backward in
+    it. Parameters, sums of gradients and steps stay as they are. False: processors compute in fp32.
+    GPUs compute in bf16 whatever this says."""
     rebalance_every_s: float = 60.0
     """Seconds between two looks at whether a peer should change its stage; 0 never changes one."""

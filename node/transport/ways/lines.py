@@ -21,8 +21,10 @@ from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
 from node.identity.faults import PEERS_KEPT
+from node.reach.interfaces import without_own_bridges
 from node.reach.ladder import Climb, ClimbAttempt, Rung
 from node.telemetry.events import Journal
+from node.transport.addresses import host_of_target
 from node.transport.auth import TOKEN_KEY, LabelledChannel
 from node.transport.handshake import Acquaintance
 from node.transport.p2p import P2pDaemon
@@ -375,7 +377,8 @@ class Lines:
             rung = Rung.MAPPED if target in met.mapped else Rung.DIRECT
             return Connection(met, rung, channel, None, time.time())
 
-        ways = [(target, one(target)) for target in met.targets]
+        targets = without_own_bridges(met.targets, host_of_target)
+        ways = [(target, one(target)) for target in targets]
         try:
             return await self._race(met.peer, ways, {}, head_start_s=0.0, kind="tcp")
         except PeerFault as e:

@@ -15,7 +15,7 @@ from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.faults import PEERS_KEPT
-from node.reach.interfaces import is_loopback, own_addresses
+from node.reach.interfaces import InterfaceKind, address_kinds, is_loopback, own_addresses
 from node.reach.ladder import Rung
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
@@ -33,6 +33,9 @@ COMPANY = 128
 CONNECT_S = 8.0
 AGAIN_S, LONGEST_S = 4.0, 300.0
 """First pause after a peer could not be dialled; doubles up to the longest."""
+CUT_OFF_S = 15.0
+"""The longest pause while this peer has no connection at all: then this machine's network is down,
+and all others are there when it comes back."""
 DIAL_BACK_S = 3.0
 """For a port of a peer that asks whether it can be dialled."""
 PORTS = 4
@@ -165,7 +168,8 @@ class Reachable:
                 for host in self._reach.public(time.monotonic())
             ]
         outside = [a for a in own if scope(host_of(a)) < Scope.LINK]
-        return sorted(dict.fromkeys([*more, *outside]), key=_rank) or own
+        kinds = address_kinds()
+        return sorted(dict.fromkeys([*more, *outside]), key=lambda a: _rank(a, kinds)) or own
 
     def targets(self) -> tuple[list[str], list[str]]:
         """host:port that others should dial for gRPC, the most likely first; and those of them that
@@ -274,7 +278,9 @@ class Reachable:
         except PeerFault:
             # Whom others cannot dial either is worth a rare try only: it may be on this very LAN.
             dials.failures += 3 if known.standing is Standing.CLOSED else 1
-            dials.next = time.monotonic() + min(LONGEST_S, AGAIN_S * 2.0 ** (dials.failures - 1))
+            longest_s = LONGEST_S if self._p2p.links else CUT_OFF_S
+            pause_s = min(longest_s, AGAIN_S * 2.0 ** (dials.failures - 1))
+            dials.next = time.monotonic() + pause_s
         finally:
             dials.busy = False
 
@@ -332,8 +338,10 @@ _STANDING = {
 }
 
 
-def _rank(address: str) -> tuple[int, bool, bool]:
-    return scope(host_of(address)), "/tcp/" not in address, ":" in host_of(address)
+def _rank(address: str, kinds: dict[str, InterfaceKind]) -> tuple[int, int, bool, bool]:
+    host = host_of(address)
+    kind = kinds.get(host, InterfaceKind.HARDWARE)
+    return scope(host), kind, "/tcp/" not in address, ":" in host
 
 
 async def _accepts(host: str, port: int) -> bool:

@@ -1,0 +1,114 @@
+"""Main memory that each daemon of one user on one machine plans to take, so that all of them share
+the machine instead of each counting all of it.
+
+A daemon's pledge is a small file in a private directory. The daemon keeps the file locked while it
+lives, so a pledge ends with its process, however that ends. A daemon that cannot write its pledge
+works all the same: others see none of its memory.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from node.core.memory import resident
+from node.core.numbers import whole_number
+
+LOCK = "lock"
+WAIT_S = 10.0
+"""Longest wait for another daemon that is reading and writing pledges, in seconds."""
+LOOK_S = 0.02
+MOST_BYTES = 64
+"""Length of a pledge, which is filled up with spaces."""
+
+
+class Pledges:
+    """The pledges on this machine, as the daemon of ``home`` sees them. ``folder``: their
+    directory."""
+
+    def __init__(self, home: Path, folder: Path | None = None) -> None:
+        self._folder = folder or Path(f"/tmp/tutti-{os.getuid()}-memory")
+        self._name = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
+        self._own: IO[bytes] | None = None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other daemons from reading and writing pledges until this one has decided. Blocks
+        for up to :data:`WAIT_S` seconds."""
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):
+                self._prepare()
+                lock = held.enter_context(open(self._folder / LOCK, "ab"))
+                deadline = time.monotonic() + WAIT_S
+                while not _locked(lock) and time.monotonic() < deadline:
+                    time.sleep(LOOK_S)
+            yield
+
+    def others(self) -> int:
+        """Bytes of main memory that other daemons take. A daemon counts with its pledge, or with
+        its resident set if that is larger. Removes pledges of daemons that have ended."""
+        total = 0
+        with contextlib.suppress(OSError):
+            self._prepare()
+            for path in self._folder.iterdir():
+                if path.name not in (LOCK, self._name):
+                    total += _pledged(path)
+        return total
+
+    def pledge(self, nbytes: int) -> None:
+        """Tell the other daemons that this one takes ``nbytes`` at most."""
+        with contextlib.suppress(OSError):
+            self._prepare()
+            if self._own is None:
+                own = open(os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+                if not _locked(own):  # another process of this home, which pledges for itself
+                    own.close()
+                    return
+                self._own = own
+            # One write of always the same length: a reader sees the old number or the new one.
+            written = f"{os.getpid()} {nbytes}".ljust(MOST_BYTES)
+            os.pwrite(self._own.fileno(), written.encode("ascii"), 0)
+
+    def close(self) -> None:
+        """End the pledge. Safe to call twice."""
+        if self._own is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._folder / self._name)
+            self._own.close()
+            self._own = None
+
+    def _prepare(self) -> None:
+        """Make the directory. Raises OSError if it is not a private one of this user."""
+        with contextlib.suppress(FileExistsError):
+            self._folder.mkdir(mode=0o700)
+        seen = self._folder.lstat()
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o077:
+            raise OSError(f"{self._folder} is not a private directory")
+
+
+def _pledged(path: Path) -> int:
+    """Bytes of one pledge; 0, and the file is gone, if its daemon has ended."""
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            if _locked(file, fcntl.LOCK_SH):
+                path.unlink()
+                return 0
+            pid, _, nbytes = file.read(MOST_BYTES).strip().partition(" ")
+    except OSError:
+        return 0
+    process = whole_number(pid)
+    return max(whole_number(nbytes) or 0, resident(process) if process else 0)
+
+
+def _locked(file: IO[str] | IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:
+    """Try to lock a file, until it is closed. Return True if it is locked now."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

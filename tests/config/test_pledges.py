@@ -1,0 +1,88 @@
+"""Daemons of one machine see each other's memory, also across processes and after a crash."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.app.pledges import LOCK, Pledges
+from node.core.memory import resident
+
+GIB = 1 << 30
+HOLDS = """
+import sys
+from pathlib import Path
+from node.app.pledges import Pledges
+
+pledges = Pledges(Path("other"), Path(sys.argv[1]))
+pledges.pledge(int(sys.argv[2]))
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def made(folder: Path, home: str) -> Pledges:
+    return Pledges(Path(home), folder)
+
+
+def test_others_are_counted_and_the_own_pledge_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    one, two, three = (made(folder, home) for home in ("a", "b", "c"))
+    assert one.others() == 0
+    one.pledge(3 * GIB)
+    two.pledge(GIB)
+    two.pledge(2 * GIB)
+    assert (one.others(), two.others(), three.others()) == (2 * GIB, 3 * GIB, 5 * GIB)
+    one.close()
+    one.close()
+    assert three.others() == 2 * GIB
+    two.close()
+    assert [path.name for path in folder.iterdir()] in ([], [LOCK])
+
+
+def test_a_pledge_counts_at_least_what_is_resident(tmp_path: Path) -> None:
+    one, two = made(tmp_path / "memory", "a"), made(tmp_path / "memory", "b")
+    one.pledge(1)
+    assert two.others() == pytest.approx(resident(os.getpid()), rel=0.1)
+
+
+def test_the_pledge_of_a_killed_process_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    words = [sys.executable, "-c", HOLDS, str(folder), str(7 * GIB)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"there\n"
+        ours = made(folder, "a")
+        with ours.alone():
+            assert ours.others() == 7 * GIB
+        other.kill()
+        other.wait()
+        assert ours.others() == 0
+
+
+def test_a_foreign_directory_is_not_used(tmp_path: Path) -> None:
+    """Anybody may make a directory in /tmp: what others can write says nothing."""
+    folder = tmp_path / "memory"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    (folder / "0123").write_text(f"1 {GIB}")
+    ours = made(folder, "a")
+    with ours.alone():
+        ours.pledge(GIB)
+    assert ours.others() == 0
+    assert [path.name for path in folder.iterdir()] == ["0123"]
+
+
+def test_one_decides_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    one, two = made(tmp_path / "memory", "a"), made(tmp_path / "memory", "b")
+    with one.alone():
+        monkeypatch.setattr("node.app.pledges.time.sleep", waited.append)
+        monkeypatch.setattr("node.app.pledges.WAIT_S", 0.01)
+        with two.alone():
+            assert waited
+    waited.clear()
+    with two.alone():
+        assert not waited
