@@ -7,10 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from node.sim.faults import Fault, strike
 from node.sim.run import PATIENCE_S
-from node.sim.setup import Setup
+from node.sim.setup import Setup, WorkTimes
 from node.sim.swarm import SimSwarm
 
 WHO = st.integers(0, 40)
+SLOW = Setup(epochs=10_000, work=WorkTimes(ends_s=0.03, forward_s=0.1, step_s=0.03))
+"""Epochs of more than a second. Faults last for seconds, and shorter epochs between them would show
+nothing more."""
 
 
 class AnySwarm(RuleBasedStateMachine):
@@ -18,7 +21,7 @@ class AnySwarm(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1000))
     def begin(self, seed: int) -> None:
-        self.swarm = SimSwarm(Setup(epochs=10_000), seed)
+        self.swarm = SimSwarm(SLOW, seed)
         self.swarm.world.run(4.0)
 
     def strike(self, kind: str, who: int, seconds: float = 0.0, size: float = 0.0) -> None:
