@@ -697,9 +697,10 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
 def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]:
     """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
     import tomlkit
+    from tomlkit.items import Array
 
     plain = tomlkit.item(list(value) if isinstance(value, tuple) else value)
-    if isinstance(plain, tomlkit.items.Array) and any(isinstance(v, float) for v in value):
+    if isinstance(plain, Array) and any(isinstance(v, float) for v in value):
         plain.multiline(True)  # a line has MAX_DOTS at most
     item = plain.as_string()
     comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]
