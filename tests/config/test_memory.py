@@ -10,10 +10,10 @@ import torch
 from node.app.assembly import split_between
 from node.app.capacity import MainMemory, check_memory, room_on, share_places, shares, stash_limit
 from node.config import NodeConfig
-from node.core import resources
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
 from node.model.device import CONTEXT
+from node.telemetry import resources
 
 GIB = 1 << 30
 DEMO = Manifest.default_demo()
