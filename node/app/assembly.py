@@ -28,7 +28,6 @@ from node.app.capacity import (
     text_limit,
 )
 from node.app.change import read, under
-from node.app.pledges import Pledges
 from node.app.run_files import ModelFiles, RunFiles
 from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
@@ -45,7 +44,7 @@ from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
-from node.core import resources
+from node.control.pledges import Pledges
 from node.core.clock import Clock
 from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
 from node.core.ids import ENDS, PeerId, stage_name
@@ -73,6 +72,7 @@ from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.pipeline.visit_buffers import Autocast, StageMath
 from node.scheduler.router import Router
+from node.telemetry import resources
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Colleagues

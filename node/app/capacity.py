@@ -17,7 +17,6 @@ from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig, size_of
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human
-from node.core.resources import bf16_units
 from node.manifest import Manifest
 from node.model.cost import (
     RECOMPUTE,
@@ -33,6 +32,7 @@ from node.model.cost import (
 from node.model.shapes import count, parameter_shapes
 from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
 from node.pipeline.settings import STASH, TEXTS
+from node.telemetry.resources import bf16_units
 from node.training.rounds.memory import outer_bytes
 
 if TYPE_CHECKING:

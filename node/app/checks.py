@@ -23,11 +23,11 @@ from typing import Any
 
 from node.app.capacity import MainMemory, check_memory, hosted, parts_of_stages, room_on
 from node.app.joining import opened, who
-from node.app.pledges import Pledges
 from node.config import NodeConfig
 from node.control.client import ControlClient
 from node.control.diagnose import Diagnosis, clock_of, wrong_clock
 from node.control.doctor import Checkup
+from node.control.pledges import Pledges
 from node.control.sockets import listener
 from node.control.text import incompatible_peers, wrapped
 from node.control.words import GONE, clean, span
@@ -36,9 +36,9 @@ from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
 from node.core.memory import resident
 from node.core.numbers import human
-from node.core.resources import memory_total
 from node.core.version import PROTOCOLS, VERSION
 from node.manifest import Manifest
+from node.telemetry.resources import memory_total
 
 BEHIND_S = 60.0
 """Seconds that this clock may be behind a file written here; a file server may have written it."""

@@ -27,9 +27,9 @@ from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_
 from node.app.node import Node
 from node.app.operator_service import OperatorService
 from node.app.peer import keep
-from node.app.pledges import Pledges
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
+from node.control.pledges import Pledges
 from node.control.retries import (
     Busy,
     GiveUp,
@@ -55,7 +55,6 @@ from node.core.errors import (
 )
 from node.core.ids import ENDS, CellId, PeerId
 from node.core.memory import keep_freed, resident
-from node.core.resources import cores
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.room import Company
@@ -67,6 +66,7 @@ from node.manifest import Manifest
 from node.model.settings import DIGEST
 from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
+from node.telemetry.resources import cores
 from node.telemetry.sinks import say
 from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr

@@ -23,7 +23,6 @@ import torch
 
 from node.config import write_atomically
 from node.core.home import user_dir
-from node.core.resources import bf16_units
 from node.manifest import Manifest
 from node.model.device import Device, Format
 from node.model.precision import Precision
@@ -43,6 +42,7 @@ from node.optim.newton_schulz import follow, followed
 from node.optim.parts import method_of
 from node.optim.trials import HEAD, layer_pass, measure
 from node.telemetry.events import Journal
+from node.telemetry.resources import bf16_units
 
 LOCK = "kernels.lock"
 FORMAT = 2

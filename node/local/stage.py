@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from node.core.errors import DeviceLost
-from node.core.resources import cores
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.step import Made, whole_at_first
@@ -30,6 +29,7 @@ from node.partition.matrices import muon_flops
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.guard import NotFinite
 from node.pipeline.visit_buffers import Autocast, StageMath
+from node.telemetry.resources import cores
 
 LEAST_FLOPS = 2_000_000_000
 """Floating-point operations of a step from which it is shared with the other ranks: below, on two

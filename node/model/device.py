@@ -11,9 +11,9 @@ from typing import Literal
 import psutil
 import torch
 
-from node.core import resources
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import most_resident
+from node.telemetry import resources
 
 Format = Literal["fp32", "bf16", "fp16"]
 """A number format of forward and backward."""

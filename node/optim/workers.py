@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from node.core.resources import cores
+from node.telemetry.resources import cores
 
 T = TypeVar("T")
 

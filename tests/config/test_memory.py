@@ -18,11 +18,11 @@ from node.app.capacity import (
     text_limit,
 )
 from node.config import NodeConfig
-from node.core import resources
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
 from node.model.cost import Verdict
 from node.model.device import CONTEXT
+from node.telemetry import resources
 
 GIB = 1 << 30
 DEMO = Manifest.default_demo()

@@ -3,10 +3,10 @@ import contextlib
 import pytest
 import torch
 
-from node.core import resources
 from node.core.errors import OutOfResources, UsageFault
-from node.core.resources import GroupMemory
 from node.model.device import Device, device_lost, out_of_memory, set_threads
+from node.telemetry import resources
+from node.telemetry.resources import GroupMemory
 
 
 def test_auto_without_a_gpu_is_the_cpu_in_fp32(monkeypatch):

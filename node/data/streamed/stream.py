@@ -21,7 +21,6 @@ import numpy as np
 
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault, refuse
 from node.core.newest import Newest
-from node.core.resources import cores
 from node.core.tasks import Tasks
 from node.data.confined.process import ParseFault
 from node.data.kinds import kind_of
@@ -35,6 +34,7 @@ from node.data.streamed.pieces import Pieces
 from node.data.streamed.shards import Listing, admitted, listed
 from node.data.token_file import SUM, id_type, whole, with_sum
 from node.data.tokenizer import BYTES, Tokenizer, document_ids, mark_between
+from node.telemetry.resources import cores
 
 WORKERS = 4
 """Threads that fetch and tokenise, where there are so many cores."""

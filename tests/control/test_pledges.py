@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from node.app.pledges import LOCK, Pledges
+from node.control.pledges import LOCK, Pledges
 from node.core.memory import resident
 
 GIB = 1 << 30
 HOLDS = """
 import sys
 from pathlib import Path
-from node.app.pledges import Pledges
+from node.control.pledges import Pledges
 
 pledges = Pledges(Path("other"), Path(sys.argv[1]))
 pledges.pledge(int(sys.argv[2]))
@@ -79,8 +79,8 @@ def test_one_decides_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     waited: list[float] = []
     one, two = made(tmp_path / "memory", "a"), made(tmp_path / "memory", "b")
     with one.alone():
-        monkeypatch.setattr("node.app.pledges.time.sleep", waited.append)
-        monkeypatch.setattr("node.app.pledges.WAIT_S", 0.01)
+        monkeypatch.setattr("node.control.pledges.time.sleep", waited.append)
+        monkeypatch.setattr("node.control.pledges.WAIT_S", 0.01)
         with two.alone():
             assert waited
     waited.clear()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from node.core import resources
-from node.core.resources import GroupMemory, core_quotas, cores, memory_limits
+from node.telemetry import resources
+from node.telemetry.resources import GroupMemory, core_quotas, cores, memory_limits
 
 MIB = 1 << 20
 UNLIMITED = "9223372036854771712"
