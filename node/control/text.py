@@ -919,7 +919,9 @@ def _device(s: Snapshot) -> str:
 
 
 def _memory(s: Snapshot) -> str:
-    used = human(s.memory_used) + (f" of {human(s.memory_limit)}" if s.memory_limit else "")
+    # The limit is the stage's; the process is counted in what is used, and was subtracted before.
+    limit = s.memory_limit + s.memory_process
+    used = human(s.memory_used) + (f" of {human(limit)}" if s.memory_limit else "")
     used += f", at most {human(s.memory_peak)}" if s.memory_peak else ""
     if not s.memory_planned:
         return used

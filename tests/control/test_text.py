@@ -133,7 +133,7 @@ def test_status_shows_the_plan_of_memory():
     for when, what in (("always", "parameters"), ("always", "gradients"), ("in steps", "groups")):
         s.memory_plan.add(when=when, what=what, bytes=1 << 30)
     text = "\n".join(shown(*status_lines(s)))
-    assert "900.0 MiB of 4.0 GiB, at most 910.0 MiB, planned 3.4 GiB" in text
+    assert "900.0 MiB of 4.4 GiB, at most 910.0 MiB, planned 3.4 GiB" in text
     assert "always" not in text, "the parts are told to those only who ask"
     text = "\n".join(shown(*status_lines(s, verbose=True)))
     assert "this process and p2pd without the stage 410.0 MiB" in text
