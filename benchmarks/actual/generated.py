@@ -18,6 +18,7 @@ from benchmarks.lab.fleet import Box, Hang, Peer, named
 from benchmarks.lab.real import smollm2
 from benchmarks.report import Report
 from node.control.client import ControlClient
+from node.core.home import control_socket
 from node.identity.keys import Identity
 from node.manifest import read_manifest
 from node.reach.interfaces import free_port
@@ -119,7 +120,7 @@ def _killed(report: Report, peers: list[Peer], model: Any, ids: list[int], promp
     _, wanted = _library(model, ids)
     tokens: list[int] = []
     longest = 0.0
-    with ControlClient(peers[0].home / "control.sock") as client:
+    with ControlClient(control_socket(peers[0].home)) as client:
         last = time.monotonic()
         for piece in client.generate(_request(prompt, TOKENS)):
             if not piece.HasField("token"):
@@ -174,7 +175,7 @@ def _rate(peer: Peer, prompt: str, texts: int) -> float:
             count += piece.HasField("token")
         return count
 
-    with ControlClient(peer.home / "control.sock") as client, ThreadPoolExecutor(texts) as pool:
+    with ControlClient(control_socket(peer.home)) as client, ThreadPoolExecutor(texts) as pool:
         running = [pool.submit(one, client) for _ in range(texts)]
         begun.wait(WAIT_S)
         began = time.monotonic()

@@ -19,8 +19,14 @@ from benchmarks.report import ROOT, Report
 IMPORT_S = 60.0
 CONTEXT_MIB = 512
 """As ``CONTEXT`` in node/model/device.py."""
-APART = ("node.control.observer", "node.local.worker", "node.tui.app")
-"""Modules that need what no daemon loads (py-libp2p, textual), or that are a program."""
+APART = (
+    "node.control.observer",
+    "node.local.worker",
+    "node.serve.app",
+    "node.serve.command",
+    "node.tui.app",
+)
+"""Modules that need what no daemon loads (py-libp2p, textual, starlette), or that are a program."""
 EACH = """
 import importlib, json, pkgutil, sys
 import node.core.bare
