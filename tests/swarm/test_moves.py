@@ -17,6 +17,7 @@ def test_three_and_one_become_two_and_two(box) -> None:
     peers[1:4] = [box.member(1, str(i), "--set", "may_move=true") for i in range(3)]
     first, lone = peers[1:4], peers[4]
     box.start(*peers)
+    box.wait("addresses of those that may move", lambda: all(p.status().addresses for p in first))
     before = {
         p.label: (p.pid, psutil.Process(p.pid).create_time(), p.key, set(p.status().addresses))
         for p in first
