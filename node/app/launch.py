@@ -272,8 +272,9 @@ def again(stage: int | None) -> NoReturn:
 
 
 def become(words: Sequence[str]) -> NoReturn:
-    """Replace this process by a Python that runs ``words``. A Ctrl-C meanwhile counts there."""
+    """Replace this process by a Python that runs ``words``, the words of a daemon. A Ctrl-C or a
+    SIGTERM meanwhile counts there."""
     sys.stdout.flush()
     sys.stderr.flush()
-    interrupts.block()
+    interrupts.block(signal.SIGTERM)
     os.execv(sys.executable, [sys.executable, *words])

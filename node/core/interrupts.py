@@ -110,10 +110,15 @@ def acted() -> None:
     _State.arrived = False
 
 
-def block() -> None:
+def block(*more: signal.Signals) -> None:
     """Let a Ctrl-C wait until the next :func:`install`, which the program that replaces this one
-    calls first."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    calls first, and the signals in ``more`` until :func:`unblock`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *more})
+
+
+def unblock(*numbers: signal.Signals) -> None:
+    """Take signals again, also those that waited: this program handles them now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(numbers))
 
 
 def leave() -> None:

@@ -211,7 +211,7 @@ def test_the_swarm_that_was_looked_at_is_started(tutti, home, monkeypatch, verb)
 
     monkeypatch.setattr(os, "execv", execv)
     # This process goes on, and with it its Ctrl-C.
-    monkeypatch.setattr("node.core.interrupts.block", lambda: None)
+    monkeypatch.setattr("node.core.interrupts.block", lambda *numbers: None)
     monkeypatch.setitem(sys.modules, "libp2p", None)
     home.mkdir()
     former = f'swarm = "former.toml"\njoin = ["{PLACE}"]\n' if verb == "join" else ""

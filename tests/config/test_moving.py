@@ -301,7 +301,7 @@ def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(launch.os, "execv", lambda *a: called.append(a))
     # This process goes on, and with it its Ctrl-C.
-    monkeypatch.setattr(launch.interrupts, "block", lambda: None)
+    monkeypatch.setattr(launch.interrupts, "block", lambda *numbers: None)
     monkeypatch.setenv(MOVED, "")
     launch.again(2)
     assert called == [

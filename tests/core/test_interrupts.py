@@ -141,6 +141,22 @@ os.execv(sys.executable, [sys.executable, "-c", {START!r} + "print('too late', f
     assert after(code) == (130, "", "interrupted\n")
 
 
+def test_a_stop_waits_until_the_new_program_handles_it():
+    then = """
+import signal
+signal.signal(signal.SIGTERM, lambda number, frame: print("ends in order", flush=True))
+print("loaded", flush=True)
+interrupts.unblock(signal.SIGTERM)
+"""
+    code = f"""
+import signal
+interrupts.block(signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)
+os.execv(sys.executable, [sys.executable, "-c", {(START + then)!r}])
+"""
+    assert after(code) == (0, "loaded\nends in order\n", "")
+
+
 def test_other_threads_change_nothing():
     code = """
 inside, go_on = threading.Event(), threading.Event()
