@@ -185,7 +185,7 @@ def _rate(peer: Peer, prompt: str, texts: int) -> float:
 def swarm(root: Path, there: Path, **changes: Any) -> tuple[Box, list[Peer]]:
     """The ends, stage 1 twice and stage 2, each with as many threads as the library, after the end
     of their run."""
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     box = Box(root)
     file = root / "swarm.toml"
     words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
