@@ -290,7 +290,7 @@ IN_SERVICES = (
         ("slow-peer", "one-way"),
         frozenset({"I3", "I5"}),
         CROWDED,
-        first=52,
+        first=80,
     ),
 )
 ALL_BUGS = BUGS + IN_SERVICES
