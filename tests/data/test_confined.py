@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,18 @@ def backtracks(rust: tokenizers.Tokenizer) -> None:
 
 def grows(rust: tokenizers.Tokenizer) -> None:
     rust.normalizer = tokenizers.normalizers.Replace("a", "a" * 100_000)
+
+
+def test_a_process_finds_this_program_without_the_hooks_of_an_installation(monkeypatch):
+    here = [entry for entry in sys.path if not (Path(entry) / "node").is_dir()]
+    monkeypatch.setattr(sys, "path", here)
+    confined = Confined()
+    try:
+        found = list(confined.call({"op": "lines", "column": "text"}, b'{"text": "a"}'))
+    finally:
+        confined.end()
+    assert len(found) == 1
+    assert found[0].endswith(b"a")
 
 
 def test_a_pattern_that_the_library_gives_up_is_a_fault(tmp_path):

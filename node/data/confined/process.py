@@ -21,6 +21,8 @@ from node.core.errors import UsageFault
 from node.data.confined import program
 from node.data.confined.program import ASK, BUFFER, BYTES, CALL, END, FAULT, HEAD, IDLE_S, PART
 
+ROOT = Path(program.__file__).parents[3]
+"""Directory of this program's top package."""
 MEMORY = 2 << 30
 """Bytes of address space of a process, where the system keeps such a limit."""
 CPU_S = 30
@@ -60,7 +62,9 @@ class Confined:
     def __init__(self) -> None:
         limits = (str(MEMORY), str(CPU_S))
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        # An editable installation finds this program by a hook, and the process has none.
+        entries = [str(ROOT), *sys.path]
+        path = os.pathsep.join(os.path.abspath(entry) for entry in entries)
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(program.__file__)), path, *limits],
             stdin=subprocess.PIPE,
