@@ -7,18 +7,20 @@ and keys, documents that do not see each other.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.card.bench import Bench, differs
-from benchmarks.lab.visits import visit
+from benchmarks.lab.visits import arrived, visit
 from benchmarks.report import Report
-from node.model.cost import flops_per_token
+from node.app.capacity import LOGITS_MOST
+from node.model.cost import LOGITS_AT_ONCE, flops_per_token
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.model.stages import Ends, build
-from node.pipeline.visit_buffers import Autocast, StageMath
+from node.pipeline.visit_buffers import Autocast, StageMath, VisitBuffers
 from node.wire.tensors import encode
 
 SHAPE = ModelSettings(
@@ -60,11 +62,12 @@ def rows(report: Report, device: str, rehearse: bool) -> None:
     _compare(report, "fp32 on the device, beside the CPU", fp32, beside, FP32)
     _compare(report, "bf16 autocast, beside fp32", once(stage, *first, bench.autocast), fp32, BF16)
     _ends(report, bench, shape, first[0])
+    _loss(report, bench, shape, x)
     tokens = sequences * shape.seq_len
     seconds: dict[str, float] = {}
     for name, context in (("fp32", nullcontext), ("bf16 autocast", bench.autocast)):
         math = StageMath(stage, "fp32", context)
-        took = seconds[name] = bench.seconds(lambda math=math: visit(math, x, dy))
+        took = seconds[name] = bench.seconds_of_visit(math, x, dy)
         done = tokens * flops_per_token(shape, 1, 1)
         report.add(
             f"6.c {name}: a visit, forward and backward with its tensors to and from the CPU",
@@ -76,8 +79,9 @@ def rows(report: Report, device: str, rehearse: bool) -> None:
     ratio = seconds["fp32"] / seconds["bf16 autocast"]
     report.add("6.c bf16 autocast: times as fast as fp32", ratio, "times")
     here = x.to(bench.device.device)
+    came = x.pin_memory() if bench.device.is_cuda else x
     both = bench.seconds(lambda: encode(here, "fp32")) + bench.seconds(
-        lambda: x.to(bench.device.device)
+        lambda: came.to(bench.device.device, non_blocking=True)
     )
     report.add(
         "6.c one tensor of a visit to the CPU and one from it",
@@ -118,6 +122,30 @@ def _ends(report: Report, bench: Bench, shape: ModelSettings, h: Tensor) -> None
     half = loss(bench.device.device, bench.autocast)
     _compare(report, "the ends, fp32 on the device, beside the CPU", fp32, beside, FP32)
     _compare(report, "the ends, bf16 autocast, beside fp32", half, fp32, BF16)
+
+
+def _loss(report: Report, bench: Bench, shape: ModelSettings, h: Tensor) -> None:
+    """Times of the head and its loss, forward and backward, in small pieces and in large ones."""
+    vocab = 1000 if bench.rehearse else 49_152
+    ends = Ends(replace(shape, vocab=vocab)).to(bench.device.device)
+    math = StageMath(ends, "fp32", bench.autocast)
+    targets = torch.arange(h.shape[0] * h.shape[1]).reshape(h.shape[:2]) % vocab
+
+    def prepare() -> VisitBuffers:
+        work = arrived(h, locked=math.on_gpu)
+        work.targets = targets
+        return work
+
+    found: list[float] = []
+    for at_once in (LOGITS_AT_ONCE, LOGITS_MOST):
+        ends.logits_at_once = at_once
+        found.append(1e3 * bench.seconds_with(prepare, math.loss))
+    report.add(
+        f"6.c the loss of {targets.numel()} tokens, a vocabulary of {vocab}: smallest pieces over "
+        "largest",
+        found[0] / found[1],
+        f"times; {found[0]:.1f} and {found[1]:.1f} ms",
+    )
 
 
 def _compare(report: Report, what: str, found: Found, reference: Found, most: float) -> None:

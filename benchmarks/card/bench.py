@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.lab.visits import arrived, read
 from node.model.device import Device
+from node.pipeline.frames import FrameReader
+from node.pipeline.visit_buffers import StageMath, VisitBuffers
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,37 @@ class Bench:
 
     def seconds(self, act: Callable[[], object], rounds: int = 7) -> float:
         """Median time of ``act`` until the device has done it, after one call that warms up."""
+        return self.seconds_with(lambda: None, lambda _: act(), rounds)
+
+    def seconds_with(
+        self, prepare: Callable[[], T], act: Callable[[T], object], rounds: int = 7
+    ) -> float:
+        """As :meth:`seconds`; ``act`` gets the result of ``prepare``, which is not timed."""
         found: list[float] = []
         for _ in range(rounds + 1):
+            prepared = prepare()
             self.device.synchronise()
             began = time.perf_counter()
-            act()
+            act(prepared)
             self.device.synchronise()
             found.append(time.perf_counter() - began)
         return median(found[1:])
+
+    def seconds_of_visit(self, math: StageMath, x: Tensor, dy: Tensor) -> float:
+        """Median time of the device thread for a visit whose activation ``x`` and gradient ``dy``
+        (B, T, D) have arrived."""
+
+        def prepare() -> tuple[VisitBuffers, FrameReader]:
+            locked = math.on_gpu
+            return arrived(x, locked=locked), read(dy, locked=locked)
+
+        def act(prepared: tuple[VisitBuffers, FrameReader]) -> None:
+            work, gradient = prepared
+            work.gradient = gradient
+            math.forward(work)
+            math.backward(work)
+
+        return self.seconds_with(prepare, act)
 
     @contextmanager
     def peak(self) -> Iterator[list[int]]:

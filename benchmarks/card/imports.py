@@ -17,7 +17,7 @@ from benchmarks.card.wheels import MODULES, THERE
 from benchmarks.report import ROOT, Report
 
 IMPORT_S = 60.0
-CONTEXT_MIB = 512
+CONTEXT_MIB = 768
 """As ``CONTEXT`` in node/model/device.py."""
 APART = (
     "node.control.observer",

@@ -20,6 +20,7 @@ from node.optim.newton_schulz import newton_schulz_all
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.visit_buffers import StageMath
+from node.wire.tensors import to_host
 
 Shape = tuple[int, int]
 COMPARED: tuple[Shape, ...] = ((256, 256), (768, 768), (768, 3072), (3072, 768), (1024, 2048))
@@ -116,7 +117,7 @@ def _share(report: Report, bench: Bench) -> None:
     math = StageMath(stage, "fp32", bench.autocast)
     x = bench.normal(sequences, shape.seq_len, shape.d_model)
     with torch.enable_grad():
-        passes = bench.seconds(lambda: visit(math, x, x))
+        passes = bench.seconds_of_visit(math, x, x)
         _, _, share = visit(math, x, x)
     mean: dict[str, Tensor] = {name: gradient.cpu() for name, gradient in share.items()}
     live = {name: parameter.data for name, parameter in stage.named_parameters()}
@@ -125,7 +126,7 @@ def _share(report: Report, bench: Bench) -> None:
 
     def step() -> None:
         for tensor in step_all(owner, live, mean, next(epoch)).values():
-            tensor.cpu()
+            to_host(tensor)
 
     took = bench.seconds(step)
     whole = took + MICRO_BATCHES * passes

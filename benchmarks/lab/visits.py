@@ -16,28 +16,29 @@ def visit(
 ) -> tuple[bytes, bytes, Share]:
     """What goes out forward, what goes out backward, the gradients. ``x`` and ``dy``: fp32, of one
     shape (B, T, D)."""
-    work = arrived(x, document_ends)
+    work = arrived(x, document_ends, locked=math.on_gpu)
     math.forward(work)
     return (bytes(work.output or b""), *returned(math, work, dy))
 
 
-def arrived(x: Tensor, document_ends: Sequence[int] = ()) -> VisitBuffers:
+def arrived(x: Tensor, document_ends: Sequence[int] = (), *, locked: bool = False) -> VisitBuffers:
     """Before its forward."""
-    return VisitBuffers(float("inf"), tuple(x.shape), input=read(x, document_ends))
+    reader = read(x, document_ends, locked=locked)
+    return VisitBuffers(float("inf"), tuple(x.shape), input=reader)
 
 
 def returned(math: StageMath, work: VisitBuffers, dy: Tensor) -> tuple[bytes, Share]:
     """Its backward."""
-    work.gradient = read(dy)
+    work.gradient = read(dy, locked=math.on_gpu)
     math.backward(work)
     if work.upstream is None or work.share is None:
         raise RuntimeError("a backward without gradients")
     return bytes(work.upstream), work.share
 
 
-def read(tensor: Tensor, document_ends: Sequence[int] = ()) -> FrameReader:
-    """The tensor as it comes from the wire."""
+def read(tensor: Tensor, document_ends: Sequence[int] = (), *, locked: bool = False) -> FrameReader:
+    """The tensor as it comes from the wire; ``locked``: in page-locked memory, as for a GPU."""
     head = pb.FrameHead(tensor=expected_head("", tensor.shape, "fp32"), document_ends=document_ends)
-    reader = FrameReader(head, tuple(tensor.shape), "fp32", masked=True)
+    reader = FrameReader(head, tuple(tensor.shape), "fp32", masked=True, locked=locked)
     reader.feed(encode(tensor, "fp32"))
     return reader

@@ -19,6 +19,7 @@ from node.app.capacity import (
     NOTHING_TAKEN,
     MainMemory,
     check_memory,
+    logits_at_once,
     main_memory,
     parts_of_stages,
     room_on,
@@ -223,6 +224,9 @@ async def assemble(
     )
     if manifest.swarm.continues:
         await asyncio.to_thread(inherit, config, manifest, stage, store, journal)
+    if isinstance(module, Ends):
+        at_once = logits_at_once(config, manifest, stage, verdict, device.is_cuda)
+        module.logits_at_once = at_once
     text_bytes = text_limit(config, manifest, stage, verdict, device.is_cuda)
     run_files = RunFiles(config, manifest, tokenizer)
     services = compose(

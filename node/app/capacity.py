@@ -19,6 +19,7 @@ from node.core.ids import ENDS, stage_name
 from node.core.numbers import human
 from node.manifest import Manifest
 from node.model.cost import (
+    LOGITS_AT_ONCE,
     RECOMPUTE,
     RESERVE,
     RoundBytes,
@@ -49,6 +50,12 @@ and the note that its share counts."""
 MEMBER, HOP, SAMPLE, OWNED, PLAN = 80, 8, 7, 50, 1500
 """Bytes of a plan for each member, hop of a path, sequence, and part of the model; and what else it
 has."""
+LOGIT_BYTES = 16
+"""Bytes of a GPU for each logit of a piece of the loss: logits in 16 bits and in 32,
+log-probabilities, and gradients in both formats."""
+LOGITS_MOST = 1 << 28
+"""Logits of a piece of the loss however much memory there is. On an H100, 4,096 tokens of a
+vocabulary of 49,152 take 41 ms in pieces of 2^24, 14 in pieces of 2^26, and 6 in one."""
 IDLE = 1500.0
 """Bytes a second, each way, of a peer that takes part: the directory, heartbeats, probes; and for
 each other peer:"""
@@ -294,7 +301,29 @@ def _gradient_bytes(manifest: Manifest, stage: int) -> int:
     return manifest.optimizer.width * count(shapes)
 
 
+def logits_at_once(
+    config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
+) -> int:
+    """Logits that one piece of the loss may hold at the ends: the number in the plan of memory. A
+    GPU, where a small piece costs as many launches as a large one, may take a quarter of what
+    ``verdict`` leaves beside the stash for larger ones."""
+    if not gpu or stage != ENDS:
+        return LOGITS_AT_ONCE
+    left = _left_by_stash(config, manifest, stage, verdict, gpu)
+    return max(LOGITS_AT_ONCE, min(LOGITS_MOST, left // 4 // LOGIT_BYTES))
+
+
 def _beside_stash(
+    config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
+) -> int:
+    """Bytes that the plan of memory leaves, without those that the stash and larger pieces of the
+    loss take of them."""
+    beyond = logits_at_once(config, manifest, stage, verdict, gpu) - LOGITS_AT_ONCE
+    left = _left_by_stash(config, manifest, stage, verdict, gpu)
+    return left - LOGIT_BYTES * beyond
+
+
+def _left_by_stash(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
 ) -> int:
     """Bytes that the plan of memory leaves, without those that the stash takes of them."""

@@ -29,6 +29,8 @@ RECOMPUTE = ("off", "layers", "stage")
 """What a stage with layers keeps of a micro-batch for its backward, most first: everything; the
 input of every layer, which is computed again one by one; the input of the stage, which is computed
 again whole. The gradients are the same to the bit."""
+LOGITS_AT_ONCE = 1 << 24
+"""Logits (numbers, not bytes) that one piece of the loss may hold in a plan; 64 MiB in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +255,8 @@ def work_bytes(
     tokens, layers = micro_batch * settings.seq_len, len(layers_of(settings, stages, stage))
     head = through = 0
     if stage == ENDS:
-        # logits, log-probabilities, gradient; pieces of the loss are bounded
-        # (stages.LOGITS_AT_ONCE)
-        head = 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
+        # logits, log-probabilities, gradient
+        head = 3 * 4 * min(tokens * settings.vocab, max(LOGITS_AT_ONCE, settings.vocab))
         head += 2 * settings.vocab * settings.d_model if cast else 0
     if layers:
         again = {"off": 0, "layers": 1, "stage": layers}[recompute]

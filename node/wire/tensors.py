@@ -80,8 +80,24 @@ def encode(tensor: torch.Tensor, wire: str) -> memoryview:
     """
     if not tensor.is_floating_point():
         raise ValueError(f"only floating-point tensors travel, not {tensor.dtype}")
-    cast = tensor.detach().to(dtype_of(wire)).cpu().contiguous().reshape(-1)
+    cast = to_host(tensor.detach().to(dtype_of(wire))).contiguous().reshape(-1)
     return cast.view(torch.uint8).numpy().data
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU; itself where it is there.
+
+    A tensor of a GPU arrives in page-locked memory, which torch keeps for the next tensor of its
+    size. Fresh pageable memory costs the driver a copy of its own and the system a fault for each
+    page: 1.3 GB/s beside 50 on an H100.
+    """
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    try:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    except RuntimeError:  # the system locks no more pages
+        return tensor.cpu()
+    return host.copy_(tensor)
 
 
 def chunks(buffer: Buffer, size: int) -> Iterator[bytes]:
@@ -147,15 +163,19 @@ class BytesReader:
 
 
 class TensorReader(BytesReader):
-    """The same as numbers: ``expected`` lists the (name, shape) that must come."""
+    """The same as numbers: ``expected`` lists the (name, shape) that must come. ``locked``: they
+    are put into page-locked memory, for a GPU."""
 
     def __init__(
         self,
         heads: Sequence[tensor_pb2.TensorHead],
         expected: Sequence[tuple[str, Shape]],
         wire: str,
+        *,
+        locked: bool = False,
     ) -> None:
         self._dtype = dtype_of(wire)
+        self._locked = locked
         super().__init__(heads, [expected_head(n, shape, wire) for n, shape in expected], wire)
 
     def finish(self) -> list[torch.Tensor]:
@@ -172,7 +192,8 @@ class TensorReader(BytesReader):
 
     def _open(self) -> memoryview:
         self._widen()
-        tensor = torch.empty(tuple(self._wanted[len(self._parts)].shape), dtype=self._dtype)
+        shape = tuple(self._wanted[len(self._parts)].shape)
+        tensor = torch.empty(shape, dtype=self._dtype, pin_memory=self._locked)
         self._parts.append(tensor)
         return tensor.reshape(-1).view(torch.uint8).numpy().data
 

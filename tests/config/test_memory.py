@@ -9,8 +9,11 @@ import torch
 
 from node.app.assembly import split_between
 from node.app.capacity import (
+    LOGIT_BYTES,
+    LOGITS_MOST,
     MainMemory,
     check_memory,
+    logits_at_once,
     room_on,
     share_places,
     shares,
@@ -20,7 +23,7 @@ from node.app.capacity import (
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
-from node.model.cost import Verdict
+from node.model.cost import LOGITS_AT_ONCE, Verdict
 from node.model.device import CONTEXT
 from node.telemetry import resources
 
@@ -152,9 +155,9 @@ def test_stages_on_one_card_share_what_is_free(
     ours = config(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, 4 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 8 * GIB))
     split = {stage: int(said[:-1]) for stage, said in split_between(ours, DEMO).items()}
-    given = 2 * GIB - DEMO.pipeline.stages * CONTEXT
+    given = 3 * GIB - DEMO.pipeline.stages * CONTEXT
     assert split == shares(ours, DEMO, given, gpu=True)
     assert given - 4 <= sum(split.values()) <= given, "each other daemon has a context"
     assert sum(shares(ours, DEMO, GIB // 100, gpu=True).values()) <= GIB // 100
@@ -184,6 +187,22 @@ def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path:
     few, _ = places(GIB - stash + 2 * parameters + 1000)
     assert few == tight + 2
     assert places(32 * GIB) == (tight + window, GIB), "a window more"
+
+
+def test_pieces_of_the_loss_are_larger_where_a_gpu_has_memory_left(tmp_path: Path) -> None:
+    ours, most = config(tmp_path), 64 * GIB
+
+    def found(spare: int, stage: int = 0, gpu: bool = True) -> int:
+        """Logits at once of a peer with ``spare`` bytes beyond the plan."""
+        needed = check_memory(ours, DEMO, stage, most, most).needed
+        verdict = check_memory(ours, DEMO, stage, math.ceil((needed + spare) / 0.9), most)
+        return logits_at_once(ours, DEMO, stage, verdict, gpu)
+
+    assert found(0) == LOGITS_AT_ONCE
+    assert found(64 * GIB, stage=1) == found(64 * GIB, gpu=False) == LOGITS_AT_ONCE
+    assert LOGITS_AT_ONCE < found(4 * GIB) < LOGITS_MOST
+    assert LOGIT_BYTES * found(4 * GIB) < GIB, "a quarter of what the stash leaves"
+    assert found(64 * GIB) == LOGITS_MOST
 
 
 def test_keys_and_values_of_texts_have_the_memory_that_is_left(tmp_path: Path) -> None:

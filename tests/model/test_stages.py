@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.reference.unsplit import Unsplit
-from node.model import stages as stages_module
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, parameter_shapes
 from node.model.stages import Blocks, Ends, build, initialise
@@ -140,7 +139,7 @@ def test_loss_in_pieces_is_the_loss(monkeypatch, at_once):
     whole, pieces = Unsplit(SMALL), Unsplit(SMALL)
     a, _ = whole.loss(tokens, targets)
     a.backward()
-    monkeypatch.setattr(stages_module, "LOGITS_AT_ONCE", at_once)
+    pieces.ends.logits_at_once = at_once
     sizes, real = [], F.cross_entropy
     monkeypatch.setattr(
         F, "cross_entropy", lambda x, *r, **k: (sizes.append(x.numel()), real(x, *r, **k))[1]

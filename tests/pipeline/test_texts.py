@@ -395,7 +395,7 @@ def test_a_text_between_two_layers_takes_no_gradient_from_bf16_training(device):
     class Reader:
         document_ends = ()
 
-        def finish(self):
+        def raw(self):
             return [torch.zeros(1, 1, 16)]
 
     def pause():

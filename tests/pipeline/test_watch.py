@@ -10,7 +10,7 @@ import torch
 from node.core.ids import PeerId
 from node.pipeline.guard import ABSURD_RMS, NotFinite, check_output, check_share, rms
 from node.pipeline.watch import LONE, RECENT, YOUNG, ActivationGuard
-from node.wire.tensors import encode
+from node.wire.tensors import dtype_of
 
 A, B, C, D = (PeerId(x) for x in "abcd")
 LANE = (2, "forward")
@@ -96,14 +96,14 @@ def test_the_root_mean_square_and_what_no_receiver_takes():
     assert rms(x) == pytest.approx(float(np.sqrt((x.numpy() ** 2).mean())), rel=1e-5)
     assert rms(x.bfloat16()) == pytest.approx(rms(x), rel=1e-2)
     for wire in ("fp32", "bf16", "fp16"):
-        check_output(encode(x, wire), wire)
+        check_output(x.to(dtype_of(wire)))
         for bad in (float("nan"), float("inf"), ABSURD_RMS * 40):
             y = x.clone()
             y[3] = bad
             with pytest.raises(NotFinite):
-                check_output(encode(y, wire), wire)
+                check_output(y.to(dtype_of(wire)))
     with pytest.raises(NotFinite):
-        check_output(encode(torch.full((4,), 7e4), "fp16"), "fp16")  # finite here, infinite there
+        check_output(torch.full((4,), 7e4).half())  # finite here, infinite there
     check_share([x, x])
     check_share([])
     with pytest.raises(NotFinite):

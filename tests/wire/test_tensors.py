@@ -157,7 +157,7 @@ def test_memory_waits_for_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> Non
     receiver = reader(given_tensors, "fp32")
     assert not made.called
     receiver.feed(b"\0" * 12)
-    made.assert_called_once_with((3,), dtype=torch.float32)
+    made.assert_called_once_with((3,), dtype=torch.float32, pin_memory=False)
     receiver.feed(b"\0")
     assert [call.args[0] for call in made.call_args_list] == [(3,), (4,)]
 

@@ -279,7 +279,8 @@ class PipelineBase(ABC):
         """The content of a frame of ``caller``: a tensor of ``shape``, ``masked`` with the ends of
         documents in it, ``loss_mask`` with the number of tokens that are not trained on. ``read``
         gives the next message. Raises WireError."""
-        reader = FrameReader(head, shape, self.shape.wire, masked, loss_mask)
+        locked = self.math.on_gpu
+        reader = FrameReader(head, shape, self.shape.wire, masked, loss_mask, locked=locked)
         await read_chunks(read, reader)
         self.transport.count(caller, received=reader.nbytes, plane="pipeline")
         return reader

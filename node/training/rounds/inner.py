@@ -22,6 +22,7 @@ from node.training.protocol import events as ev
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
 from node.training.state.state_export import StateExport
+from node.wire.tensors import to_host
 
 
 class Rounds:
@@ -195,7 +196,7 @@ class InnerRound:
         meter = self._engines.meter
         began = meter.timer()
         fresh = self._engines.owner.step_parts(self._stage.parameters(), mean, epoch)
-        stepped = {name: t.cpu() for name, t in fresh.items()}
+        stepped = {name: to_host(t) for name, t in fresh.items()}
         took = meter.timer() - began
         operations = sum(self._rounds.operations[name] for name in mean)
         meter.stepped(epoch, operations, took)
