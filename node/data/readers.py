@@ -108,6 +108,17 @@ class RowFormat:
         """Words of a call that reads rows."""
         return {"column": self.column, "chat": self.chat, "encoding": self.encoding}
 
+    def check(self, source_form: str, name: str) -> None:
+        """Raises UsageFault for plain text where rows are conversations: all of it would be
+        trained on. ``source_form``: as of :class:`FileKind`."""
+        refuse(
+            (
+                self.chat and source_form == "text",
+                f"{name} is plain text, and data.rows = chat",
+                "give conversations as .jsonl, .json, .csv or .parquet, or leave data.rows away",
+            )
+        )
+
     def parsers(self) -> Pool:
         """Processes that read rows in this way."""
         return Pool(self._prepare)
@@ -197,32 +208,31 @@ def _conversation(content: bytes) -> Conversation:
 
 
 def documents(
-    path: Path, kind: FileKind, form: RowFormat, left: LeftOut
+    parsers: Pool, path: Path, kind: FileKind, form: RowFormat, left: LeftOut
 ) -> Iterator[tuple[Document, bool]]:
     """Documents of a file of this disk, and True for each that is ended by a mark: of plain text
-    the last piece is.
+    the last piece is. ``parsers``: those of ``form``.
 
     Raises UsageFault for a file that is not of its kind, and that takes too much memory or time.
     """
     name = str(path)
-    with closing(form.parsers()) as parsers:
-        if kind.form == "text":
-            yield from _ended_last(cut_at_lines(plain_text(parsers, path, kind, form.encoding)))
-            return
-        with open_regular(path, _GET) as file:
-            size = os.fstat(file.fileno()).st_size
+    if kind.form == "text":
+        yield from _ended_last(cut_at_lines(plain_text(parsers, path, kind, form.encoding)))
+        return
+    with open_regular(path, _GET) as file:
+        size = os.fstat(file.fileno()).st_size
 
-            def read(start: int, size: int) -> bytes:
-                return os.pread(file.fileno(), size, start)
+        def read(start: int, size: int) -> bytes:
+            return os.pread(file.fileno(), size, start)
 
-            if kind.form == "parquet":
-                for found in parquet(parsers, read, size, name, form, left, strict=True):
-                    yield found, True
-                return
-            head = asdict(kind) | {"op": "rows", "name": name, "size": size}
-            parts = parsers.call(head | form.head, read=read)
-            for found in documents_in(explained(parts, f"cannot read {name}", _CHECK), left):
+        if kind.form == "parquet":
+            for found in parquet(parsers, read, size, name, form, left, strict=True):
                 yield found, True
+            return
+        head = asdict(kind) | {"op": "rows", "name": name, "size": size}
+        parts = parsers.call(head | form.head, read=read)
+        for found in documents_in(explained(parts, f"cannot read {name}", _CHECK), left):
+            yield found, True
 
 
 def looked_at(path: Path, kind: FileKind, encoding: str) -> dict[str, Any]:

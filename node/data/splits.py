@@ -121,8 +121,9 @@ def _resolved(
             found[str(split)] = [file.partition(f"{root}/")[2] for file in dict.fromkeys(files)]
         return {split: files for split, files in found.items() if files}
     finally:
-        if memory.exists(root):
-            memory.rm(root, recursive=True)
+        # Removing the directory would look through all names once for each of them.
+        for name in names:
+            memory.store.pop(f"{root}/{name}", None)
 
 
 def _matching(data_files: Any, pattern: str, base: str) -> list[str]:

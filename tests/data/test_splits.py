@@ -1,5 +1,6 @@
 """Which files are a split, by the rules of the library ``datasets``."""
 
+import fsspec
 import pytest
 
 from node.core.errors import UsageFault
@@ -37,6 +38,19 @@ def test_a_card_names_files_of_its_own_data_set_alone(path, monkeypatch):
     card = {"x": {"data_files": path}}
     with pytest.raises(UsageFault, match="no files of 'train'"):
         files_of_split(["a.csv"], card, "x", "train")
+
+
+def test_the_time_for_many_names_grows_with_their_number(monkeypatch):
+    memory = fsspec.get_filesystem_class("memory")
+    looked = list[str]()
+    exists = memory.exists
+    monkeypatch.setattr(
+        memory, "exists", lambda self, path: looked.append(path) or exists(self, path)
+    )
+    names = [f"{i % 7}/{i:03}.txt" for i in range(200)]
+    assert files_of_split(names, {}, "", "train") == sorted(names)
+    assert len(looked) < 100  # each looks through all names
+    assert not memory.store
 
 
 def test_what_is_not_there_is_said_with_what_there_is():
