@@ -224,8 +224,10 @@ def _messages(given: Any, role: str = "") -> list[dict[str, Any]]:
         return [{"role": role, "content": given}]
     if isinstance(given, str):  # a table of texts
         given = _parsed(given, "messages")
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, list):
         raise Misfit("messages that are no list")
+    if not given:
+        raise Misfit("a conversation without messages")
     return [_message(message) for message in given]
 
 

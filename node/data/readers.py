@@ -157,10 +157,11 @@ class LeftOut:
         """The number of rows that were left out and why, for people; empty for none."""
         if not (total := self.reasons.total()):
             return ""
-        (why, count), *others = self.reasons.most_common(3)
-        more = "".join(f"; {n:,}: {reason}" for reason, n in others)
         rows = "1 row is" if total == 1 else f"{total:,} rows are"
-        return f"{rows} left out ({why}{more})" if others else f"{rows} left out ({why})"
+        if len(self.reasons) == 1:
+            return f"{rows} left out ({self._most})"
+        counts = (f"{n:,}: {reason}" for reason, n in self.reasons.most_common(3))
+        return f"{rows} left out ({'; '.join(counts)})"
 
     @property
     def _most(self) -> str:

@@ -208,7 +208,8 @@ def test_earlier_answers_of_a_prompt_are_context():
     ("row", "says"),
     [
         ({"body": "x"}, "no messages in 'messages' or 'conversations'; its fields are body"),
-        ({"messages": []}, "no list"),
+        ({"messages": []}, "a conversation without messages"),
+        ({"messages": {"role": "user"}}, "no list"),
         ({"messages": [3]}, "no object"),
         ({"messages": [{"content": "a"}]}, "without a role"),
         ({"messages": [{"role": "user", "content": 3}]}, "without a text"),

@@ -142,9 +142,9 @@ def test_left_out_rows_are_said_once_for_each_doubling(caplog):
         left.report()
     assert [r.getMessage() for r in caplog.records] == [
         "a.jsonl: 1 row is left out (no object)",
-        "a.jsonl: 2 rows are left out (no object; 1: no text)",
-        "a.jsonl: 4 rows are left out (no text; 1: no object)",
-        "a.jsonl: 8 rows are left out (no text; 1: no object)",
+        "a.jsonl: 2 rows are left out (1: no object; 1: no text)",
+        "a.jsonl: 4 rows are left out (3: no text; 1: no object)",
+        "a.jsonl: 8 rows are left out (7: no text; 1: no object)",
     ]
     for i in range(100):
         left.add(f"reason {i}")
