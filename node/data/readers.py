@@ -120,7 +120,7 @@ class RowFormat:
         )
 
     def parsers(self) -> Pool:
-        """Processes that read rows in this way."""
+        """Pool of confined processes that have loaded the chat template."""
         return Pool(self._prepare)
 
     def _prepare(self, process: Confined) -> None:
@@ -141,7 +141,7 @@ class LeftOut:
     def __init__(self, name: str) -> None:
         self._name = name
         self.given = 0
-        """Documents that were read."""
+        """Number of documents."""
         self.reasons = Counter[str]()
         self._reported = 0
         self._lock = threading.Lock()
@@ -169,7 +169,7 @@ class LeftOut:
         return self.reasons.most_common(1)[0][0]
 
     def check(self) -> None:
-        """Log what was left out. Raises UsageFault where nothing else was there."""
+        """Log the rows that were left out. Raises UsageFault if every row was."""
         if not self.reasons:
             return
         refuse(
@@ -182,7 +182,7 @@ class LeftOut:
         self.report()
 
     def report(self) -> None:
-        """Log what was left out, each time that it is twice as much."""
+        """Log the rows that were left out each time that their number has doubled."""
         with self._lock:
             total = self.reasons.total()
             if total < 2 * self._reported or not total:

@@ -44,7 +44,7 @@ def documents_of(
 
 
 def made_anew(kind: FileKind, form: RowFormat) -> bool:
-    """Return True for a shard whose text is written to this disk beside it."""
+    """Return True if the text of a shard is written to this disk beside it."""
     if kind.form == "parquet":
         return False
     return bool(kind.packed) or kind.table or form.encoding != "utf-8"

@@ -112,9 +112,8 @@ def open_stream(
 
 
 def _largest(shards: Sequence[Shard], form: RowFormat, json: FileKind) -> tuple[Shard, int]:
-    """The shard that takes most of this disk, and how many bytes: with its text where that is made
-    anew, none where it is read in parts. ``json``: the format of shards whose names end in
-    .json."""
+    """Return the shard that takes most of this disk, and its bytes: twice its size if its text is
+    made anew, 0 if it is read in parts. ``json``: format of the shards called .json."""
 
     def room(shard: Shard) -> int:
         kind = kind_of(shard.name)
