@@ -254,8 +254,8 @@ def _file(a: _Asked) -> _Found:
     digest = readers.file_sha256(path)
     side = readers.note_beside(path)
     if ending == ".bin" and side.is_file() and digest != a.wanted.lower():
-        # Who lacks the note would read other ids from the same bytes. Older manifests name the
-        # array alone.
+        # A peer without the note would read other ids from the same bytes. Older manifests name
+        # the array alone.
         digest = hashlib.sha256(f"{digest}:{readers.file_sha256(side)}".encode()).hexdigest()
     _check_hash(digest, a.wanted)  # before minutes of tokenising
     if ending == ".bin":
