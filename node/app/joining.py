@@ -464,8 +464,8 @@ def with_hashes(
             if "data.rows" not in chat or manifest.data.column != "text":
                 raise
             manifest = amended(manifest, chat)
-            corpus, tokenizer = opened(ours, manifest, places, files)
             try:
+                corpus, tokenizer = opened(ours, manifest, places, files)
                 hashes["data.windows"] = cast("Stream", corpus).measured()
             except UsageFault:
                 raise e from None

@@ -1,8 +1,8 @@
 """Conversations to text: the chat template of a tokenizer, and the parts of its text that the
 assistant wrote. Enters: templates and rows of strangers. Never: a file, torch.
 
-A template is a program of somebody else. It runs sandboxed, and what it writes is bounded; where it
-may not be trusted with the time and memory of this process, it runs in a confined one
+A template is a program of somebody else. It runs in Jinja's sandbox, and its output is bounded. The
+sandbox bounds neither time nor memory: rows are rendered in a confined process
 (``node/data/confined``).
 """
 
@@ -224,8 +224,10 @@ def _messages(given: Any, role: str = "") -> list[dict[str, Any]]:
         return [{"role": role, "content": given}]
     if isinstance(given, str):  # a table of texts
         given = _parsed(given, "messages")
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, list):
         raise Misfit("messages that are no list")
+    if not given:
+        raise Misfit("a conversation without messages")
     return [_message(message) for message in given]
 
 
@@ -277,7 +279,9 @@ def _fields(row: Mapping[str, Any]) -> str:
 
 
 def _by_blocks(marked: str) -> Conversation:
-    """A text whose generated parts are marked."""
+    """Conversation from the output of a template with generation blocks: ``marked`` has
+    :data:`_BEGIN` and :data:`_STOP` around each. Raises Misfit for blocks inside each other, and
+    for none."""
     text = list[str]()
     trained = list[tuple[int, int]]()
     at = length = start = 0

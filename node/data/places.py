@@ -58,7 +58,7 @@ def data_directory(name: str, sha256: str, places: Places) -> Path:
     )
     place = expanded(places.data or name)
     inside = place / base
-    # A directory for all runs holds those of each under its name.
+    # A directory that is set for all runs holds the directory of each run under its name.
     within = places.data and (inside.is_dir() or "data" in places.for_all_runs)
     found = inside if within else place
     refuse((not found.is_dir(), f"{found} is no directory", step))
@@ -144,6 +144,18 @@ def named_for_one_run(place: str) -> bool:
     """Return True if the user has named a file, which one run reads: a directory may hold the files
     of all runs of a peer."""
     return bool(place) and not os.path.isdir(expanded(place))
+
+
+def read_regular(path: Path, most: int, next_step: str) -> bytes:
+    """Content of a file. Raises UsageFault as :func:`open_regular`, for a file of more than
+    ``most`` bytes, and for one that cannot be read."""
+    with open_regular(path, next_step) as file:
+        try:
+            found = file.read(most + 1)
+        except OSError as e:
+            raise UsageFault(f"cannot read {path}: {e.strerror}", next_step) from e
+    refuse((len(found) > most, f"{path} has more than {most} bytes", next_step))
+    return found
 
 
 def open_regular(path: Path, next_step: str) -> BufferedReader:

@@ -108,8 +108,19 @@ class RowFormat:
         """Words of a call that reads rows."""
         return {"column": self.column, "chat": self.chat, "encoding": self.encoding}
 
+    def check(self, source_form: str, name: str) -> None:
+        """Raises UsageFault for plain text where rows are conversations: all of it would be
+        trained on. ``source_form``: as of :class:`FileKind`."""
+        refuse(
+            (
+                self.chat and source_form == "text",
+                f"{name} is plain text, and data.rows = chat",
+                "give conversations as .jsonl, .json, .csv or .parquet, or leave data.rows away",
+            )
+        )
+
     def parsers(self) -> Pool:
-        """Processes that read rows in this way."""
+        """Pool of confined processes that have loaded the chat template."""
         return Pool(self._prepare)
 
     def _prepare(self, process: Confined) -> None:
@@ -130,7 +141,7 @@ class LeftOut:
     def __init__(self, name: str) -> None:
         self._name = name
         self.given = 0
-        """Documents that were read."""
+        """Number of documents."""
         self.reasons = Counter[str]()
         self._reported = 0
         self._lock = threading.Lock()
@@ -146,10 +157,11 @@ class LeftOut:
         """The number of rows that were left out and why, for people; empty for none."""
         if not (total := self.reasons.total()):
             return ""
-        (why, count), *others = self.reasons.most_common(3)
-        more = "".join(f"; {n:,}: {reason}" for reason, n in others)
         rows = "1 row is" if total == 1 else f"{total:,} rows are"
-        return f"{rows} left out ({why}{more})" if others else f"{rows} left out ({why})"
+        if len(self.reasons) == 1:
+            return f"{rows} left out ({self._most})"
+        counts = (f"{n:,}: {reason}" for reason, n in self.reasons.most_common(3))
+        return f"{rows} left out ({'; '.join(counts)})"
 
     @property
     def _most(self) -> str:
@@ -157,7 +169,7 @@ class LeftOut:
         return self.reasons.most_common(1)[0][0]
 
     def check(self) -> None:
-        """Log what was left out. Raises UsageFault where nothing else was there."""
+        """Log the rows that were left out. Raises UsageFault if every row was."""
         if not self.reasons:
             return
         refuse(
@@ -170,7 +182,7 @@ class LeftOut:
         self.report()
 
     def report(self) -> None:
-        """Log what was left out, each time that it is twice as much."""
+        """Log the rows that were left out each time that their number has doubled."""
         with self._lock:
             total = self.reasons.total()
             if total < 2 * self._reported or not total:
@@ -197,32 +209,31 @@ def _conversation(content: bytes) -> Conversation:
 
 
 def documents(
-    path: Path, kind: FileKind, form: RowFormat, left: LeftOut
+    parsers: Pool, path: Path, kind: FileKind, form: RowFormat, left: LeftOut
 ) -> Iterator[tuple[Document, bool]]:
     """Documents of a file of this disk, and True for each that is ended by a mark: of plain text
-    the last piece is.
+    the last piece is. ``parsers``: those of ``form``.
 
     Raises UsageFault for a file that is not of its kind, and that takes too much memory or time.
     """
     name = str(path)
-    with closing(form.parsers()) as parsers:
-        if kind.form == "text":
-            yield from _ended_last(cut_at_lines(plain_text(parsers, path, kind, form.encoding)))
-            return
-        with open_regular(path, _GET) as file:
-            size = os.fstat(file.fileno()).st_size
+    if kind.form == "text":
+        yield from _ended_last(cut_at_lines(plain_text(parsers, path, kind, form.encoding)))
+        return
+    with open_regular(path, _GET) as file:
+        size = os.fstat(file.fileno()).st_size
 
-            def read(start: int, size: int) -> bytes:
-                return os.pread(file.fileno(), size, start)
+        def read(start: int, size: int) -> bytes:
+            return os.pread(file.fileno(), size, start)
 
-            if kind.form == "parquet":
-                for found in parquet(parsers, read, size, name, form, left, strict=True):
-                    yield found, True
-                return
-            head = asdict(kind) | {"op": "rows", "name": name, "size": size}
-            parts = parsers.call(head | form.head, read=read)
-            for found in documents_in(explained(parts, f"cannot read {name}", _CHECK), left):
+        if kind.form == "parquet":
+            for found in parquet(parsers, read, size, name, form, left, strict=True):
                 yield found, True
+            return
+        head = asdict(kind) | {"op": "rows", "name": name, "size": size}
+        parts = parsers.call(head | form.head, read=read)
+        for found in documents_in(explained(parts, f"cannot read {name}", _CHECK), left):
+            yield found, True
 
 
 def looked_at(path: Path, kind: FileKind, encoding: str) -> dict[str, Any]:

@@ -33,7 +33,12 @@ def settings_found(settings: DataSettings, places: Places) -> dict[str, Any]:
     found = dict[str, Any]()
     files = list(_files(name, settings, places))
     if settings.encoding == "utf-8":
-        encodings = {_encoding(path, kind): path for path, kind in files if kind.form != "parquet"}
+        with closing(Pool()) as parsers:
+            encodings = {
+                _encoding(parsers, path, kind): path
+                for path, kind in files
+                if kind.form != "parquet"
+            }
         if len(encodings) > 1:
             one, other = list(encodings.values())[:2]
             raise UsageFault(
@@ -63,6 +68,5 @@ def _files(name: str, settings: DataSettings, places: Places) -> Iterator[tuple[
             yield path, kind
 
 
-def _encoding(path: Path, kind: FileKind) -> str:
-    with closing(Pool()) as parsers:
-        return encoding_of(plain_text(parsers, path, FileKind("text", kind.packed)), str(path))
+def _encoding(parsers: Pool, path: Path, kind: FileKind) -> str:
+    return encoding_of(plain_text(parsers, path, FileKind("text", kind.packed)), str(path))

@@ -22,8 +22,8 @@ class DataSettings:
     sizes: tuple[int, ...] = ()
     """Bytes of each shard of a web server, in their order; empty: each peer asks the server."""
     column: str = "text"
-    """The field of a document that is its text. Of a conversation: the field that has its messages,
-    where that is not messages, conversations, or prompt and completion."""
+    """Field of a row with the text of its document. With ``rows = "chat"`` the field with its
+    messages; "text" then stands for messages, conversations, or prompt and completion."""
     rows: str = "text"
     """text: a document is one text | chat: a document is a conversation, written by the chat
     template of the tokenizer, and only the tokens of its assistant are trained on."""

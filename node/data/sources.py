@@ -8,7 +8,8 @@ that share a run compare its hash. Readers of the formats are in ``readers.py``.
 import hashlib
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from node.core.errors import Refused, UsageFault, refuse
 from node.data import readers
-from node.data.kinds import READ, FileKind, known_kind
+from node.data.kinds import READ, FileKind, kind_of, known_kind
 from node.data.places import (
     data_directory,
     data_file,
@@ -147,6 +148,7 @@ def open_data(
         tokens, digest, ids = read(asked)
     else:
         refuse(_no_file(settings, places))
+        row_format(settings).check("text", settings.source)
         raw = (
             readers.pydoc()
             if kind == "builtin"
@@ -230,6 +232,12 @@ class _Asked:
         counted = self._counted(documents)
         return cached(self.home, named, counted, self.tokenizer, end, marked=self.form.chat)
 
+    def documents(self, files: Iterable[tuple[Path, FileKind]]) -> Documents:
+        """Documents of files of this disk, one behind the other."""
+        with closing(self.form.parsers()) as parsers:
+            for path, kind in files:
+                yield from readers.documents(parsers, path, kind, self.form, self.left)
+
     def _counted(self, documents: Documents) -> Documents:
         yield from documents
         self.left.check()
@@ -246,8 +254,8 @@ def _file(a: _Asked) -> _Found:
     digest = readers.file_sha256(path)
     side = readers.note_beside(path)
     if ending == ".bin" and side.is_file() and digest != a.wanted.lower():
-        # Who lacks the note would read other ids from the same bytes. Older manifests name the
-        # array alone.
+        # A peer without the note would read other ids from the same bytes. Older manifests name
+        # the array alone.
         digest = hashlib.sha256(f"{digest}:{readers.file_sha256(side)}".encode()).hexdigest()
     _check_hash(digest, a.wanted)  # before minutes of tokenising
     if ending == ".bin":
@@ -258,11 +266,11 @@ def _file(a: _Asked) -> _Found:
     if kind is None:
         step = f"{READ}; or .bin, or a directory"
         raise UsageFault(f"cannot read {a.name}: unknown ending", step)
-    _check_rows(a, kind)
+    a.form.check(kind.form, a.name)
     if kind == FileKind("text") and tokenizer.digest == "bytes-1" and a.form.encoding == "utf-8":
         return readers.token_file(path, np.dtype(np.uint8)), digest, tokenizer.vocab
     plain = kind.form == "text"
-    found = readers.documents(path, kind, a.form, a.left)
+    found = a.documents([(path, kind)])
     # Caches of older versions are named by the ending.
     source = f"{ending}:{digest}" if not kind.packed else f"{kind.form}.{kind.packed}:{digest}"
     return a.cached(source, found, plain=plain), digest, tokenizer.vocab
@@ -274,16 +282,10 @@ def _directory(a: _Asked) -> _Found:
     listed = [(name, readers.file_sha256(base / name)) for name in names]
     digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
     _check_hash(digest, a.wanted)
-
-    def found() -> Documents:
-        for name in names:
-            kind = known_kind(name)
-            if kind is None:
-                continue
-            _check_rows(a, kind)
-            yield from readers.documents(base / name, kind, a.form, a.left)
-
-    return a.cached(f"directory:{digest}", found()), digest, a.tokenizer.vocab
+    for name in names:
+        a.form.check(kind_of(name).form, name)
+    found = a.documents((base / name, kind_of(name)) for name in names)
+    return a.cached(f"directory:{digest}", found), digest, a.tokenizer.vocab
 
 
 def split_below(base: Path) -> list[str]:
@@ -297,16 +299,6 @@ def split_below(base: Path) -> list[str]:
         return files_of_split(names, card, "", "train")
     except UsageFault as e:
         raise UsageFault(f"{base} has {e.what}", f"{READ}; {e.next_step}") from e
-
-
-def _check_rows(a: _Asked, kind: FileKind) -> None:
-    refuse(
-        (
-            a.form.chat and kind.form == "text",
-            f"{a.name} is plain text, and data.rows = chat",
-            "give conversations as .jsonl, .json, .csv or .parquet, or leave data.rows away",
-        )
-    )
 
 
 def _hub(a: _Asked) -> _Found:

@@ -5,13 +5,18 @@ library ``datasets``. Enters: names and patterns of strangers. Never: a disk, a 
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from node.core.errors import UsageFault, refuse
 from node.data.kinds import known_kind
 from node.data.library import library
 
+MOST_PATTERNS = 256
+"""Patterns of a configuration, beside names of single files."""
+MOST_STARS = 3
+"""Stars in one part of a pattern, and parts that stand for any directories."""
+_STARS = re.compile(r"[*?\[]")
 _OTHER_SPLITS = ("validation", "test")
 _CARD = re.compile(r"---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
 
@@ -105,31 +110,61 @@ def _resolved(
     data_files = library("datasets.data_files", "a directory of files, or hf:")
     fsspec = library("fsspec", "a directory of files, or hf:")
     memory = fsspec.filesystem("memory")
+    if not _is_inside(below):
+        return {}
     # The library resolves patterns on a file system: here on one that has names and nothing else.
     root = f"/{secrets.token_hex(8)}"
     try:
         for name in names:
             memory.pipe_file(f"{root}/{name}", b"")
         base = "/".join(filter(None, (f"memory:/{root}", below)))
-        try:
-            patterns = patterns or data_files.get_data_patterns(base)
-        except (FileNotFoundError, ValueError):
-            return {}
+        patterns = patterns or data_files.get_data_patterns(base)
+        _check_patterns(patterns)
+        known = {f"{root}/{name}" for name in names}
         found = dict[str, list[str]]()
         for split, some in patterns.items():
-            files = [file for p in some for file in _matching(data_files, str(p), base)]
+            files = [file for p in some for file in _matching(data_files, str(p), base, known)]
             found[str(split)] = [file.partition(f"{root}/")[2] for file in dict.fromkeys(files)]
         return {split: files for split, files in found.items() if files}
+    except (OSError, ValueError, AssertionError):  # names that the library does not understand
+        return {}
     finally:
-        if memory.exists(root):
-            memory.rm(root, recursive=True)
+        # Removing the directory would look through all names once for each of them.
+        for name in names:
+            memory.store.pop(f"{root}/{name}", None)
 
 
-def _matching(data_files: Any, pattern: str, base: str) -> list[str]:
+def _check_patterns(patterns: Mapping[str, Sequence[str]]) -> None:
+    """Raises UsageFault for more patterns than :data:`MOST_PATTERNS`, each of which is compared
+    with every name; names themselves do not count."""
+    count = sum(_STARS.search(str(p)) is not None for some in patterns.values() for p in some)
+    refuse(
+        (
+            count > MOST_PATTERNS,
+            f"the card has {count} patterns of names, at most {MOST_PATTERNS} are compared",
+            "name another configuration",
+        )
+    )
+
+
+def _is_inside(path: str) -> bool:
+    """Return True for a pattern or directory of the data set itself. A card of a stranger could
+    name files of this disk or of a server."""
+    parts = path.split("/")
+    return not ("::" in path or ":" in parts[0] or path.startswith("/") or ".." in parts)
+
+
+def _matching(data_files: Any, pattern: str, base: str, known: Collection[str]) -> list[str]:
+    """Files that a pattern of a card means; none for a pattern outside the data set, and for one
+    that would take too long to compare."""
     pattern = pattern.removeprefix("./")
+    if not _is_inside(pattern):
+        return []
+    if (name := f"{base}/{pattern}".removeprefix("memory:/")) in known:
+        return [name]
+    # The time to compare a name grows with its length to the power of the stars.
     parts = pattern.split("/")
-    # A card of a stranger names files of its own data set, not of this disk or of a server.
-    if "::" in pattern or ":" in parts[0] or pattern.startswith("/") or ".." in parts:
+    if parts.count("**") > MOST_STARS or any(part.count("*") > MOST_STARS for part in parts):
         return []
     try:
         return data_files.resolve_pattern(pattern, base)

@@ -78,9 +78,9 @@ def cached(
     *,
     marked: bool = False,
 ) -> TokenFile:
-    """Token ids of ``documents``, followed by the id ``end`` where a document ends unless that is
-    None; a file under ``home/data``, which is written first when it is not there. ``source`` names
-    the documents' bytes. ``marked``: they are conversations, whose ids carry marks.
+    """Token ids of ``documents``, each followed by the id ``end`` unless that is None; a file under
+    ``home/data``, which is written first when it is not there. ``source`` names the bytes of the
+    documents. ``marked``: the documents are conversations, and their ids carry marks.
 
     Two daemons may do this at once: each writes its own file and the last rename wins, with equal
     content. Raises OutOfResources when the disk is full, UsageFault when the directory cannot be

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from node.core.errors import Refused, UsageFault, refuse
+from node.core.errors import Refused, refuse
 from node.data.confined.process import Confined, ParseFault, Pool, explained
 from node.data.marks import CONTEXT, LAST, Conversation, ids_in
-from node.data.places import named_for_one_run, open_regular, tokenizer_file
+from node.data.places import named_for_one_run, read_regular, tokenizer_file
 from node.data.settings import NO_PLACES, DataSettings, Places
 
 PIECE = 1 << 20
@@ -239,13 +239,7 @@ class FileTokenizer:
 def read_tokenizer(path: Path) -> bytes:
     """Content of a tokenizer.json. Raises UsageFault for a file that cannot be read, and for one
     of more than :data:`MOST_TOKENIZER` bytes."""
-    with open_regular(path, _GET) as file:
-        try:
-            found = file.read(MOST_TOKENIZER + 1)
-        except OSError as e:
-            raise UsageFault(f"cannot read the tokenizer {path}: {e.strerror}", _GET) from e
-    refuse((len(found) > MOST_TOKENIZER, f"{path} has more than {MOST_TOKENIZER} bytes", _GET))
-    return found
+    return read_regular(path, MOST_TOKENIZER, _GET)
 
 
 Tokenizer = ByteTokenizer | FileTokenizer
@@ -303,9 +297,9 @@ def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> 
 
 
 def open_tokenizer(settings: DataSettings, places: Places = NO_PLACES) -> Tokenizer:
-    """The tokenizer that ``settings`` name. Raises UsageFault for a file that is missing, that is
-    no tokenizer, or that neither this user nor a hash has named, and for a place of what is no
-    file; Refused when its hash is not the manifest's."""
+    """Open the tokenizer that ``settings`` name. Raises UsageFault for a missing file, a file that
+    is no tokenizer or that neither this user nor a hash has named, and for a place given for the
+    tokenizer "bytes"; Refused if the hash is not that of the manifest."""
     name, wanted = settings.tokenizer, settings.tokenizer_sha256
     refuse(
         (

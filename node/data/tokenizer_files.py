@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import Refused, UsageFault, refuse
-from node.data.places import open_regular
+from node.data.places import read_regular
 from node.data.settings import DataSettings
 from node.data.tokenizer import ByteTokenizer, read_tokenizer
 from node.model.files import LIMITS, MODEL_FILES, TOKENIZER, TOKENIZER_FILES, check_pointer
@@ -274,20 +274,10 @@ def _same(one: Path, other: Path) -> bool:
 
 def _read_all(directory: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
     return {
-        name: _read_file(directory / name, most)
+        name: read_regular(directory / name, most, _AGAIN)
         for name, most in limits.items()
         if (directory / name).is_file()
     }
-
-
-def _read_file(path: Path, most: int) -> bytes:
-    with open_regular(path, _AGAIN) as file:
-        try:
-            content = file.read(most + 1)
-        except OSError as e:
-            raise UsageFault(f"cannot read {path}: {e.strerror}", _AGAIN) from e
-    refuse((len(content) > most, f"{path} has more than {most} bytes", _AGAIN))
-    return content
 
 
 def _text(name: str, raw: bytes) -> str:

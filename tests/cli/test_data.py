@@ -1,5 +1,6 @@
 """``tutti data show``, and what ``tutti swarm init`` finds out about data by looking at it."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -98,3 +99,12 @@ def test_streamed_conversations_are_recognised(tutti, home, model, tmp_path):
         said = tutti("swarm", "init", "--data", f"{server.url}/a.jsonl", *words).good()
     assert read_manifest(home.parent / "swarm.toml").data.rows == "chat"
     assert "{+" in said
+
+
+def test_streamed_text_without_content_is_not_called_conversations(tutti, tmp_path):
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "a.txt.gz").write_bytes(gzip.compress(b""))
+    with served(tmp_path / "web") as server:
+        said = tutti("swarm", "init", "--data", f"{server.url}/a.txt.gz")
+    refused(said, 2, "it is empty")
+    assert "data.rows" not in said.stderr

@@ -10,7 +10,7 @@ from node.data.sources import Corpus, open_data
 from node.data.streamed import pieces
 from node.data.streamed import stream as stream_module
 from node.data.streamed.stream import Stream
-from tests.data.streamed import stream
+from tests.data.streamed import Answers, stream
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,16 @@ async def opens() -> AsyncIterator[Callable[..., Stream]]:
     yield opened
     for one in made:
         await one.close()
+
+
+@pytest.fixture
+def answers():
+    """Makes an :class:`Answers` of a function; each is closed after the test."""
+    made = []
+    yield lambda say: made.append(Answers(say)) or made[-1]
+    for server in made:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from node.data.streamed.stream import Stream, open_stream
 from node.data.tokenizer import ByteTokenizer, Tokenizer
 
 CAP = 64 << 20
+TEXT = bytes(i % 251 for i in range(4000))
 
 
 def documents(count: int, seed: int = 1) -> list[str]:
@@ -110,3 +112,38 @@ def served(directory: Path) -> Iterator[FileServer]:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
+
+
+class Answers(ThreadingHTTPServer):
+    """Server whose every request ``say(handler)`` answers; ``headers``: those of each request."""
+
+    daemon_threads = True
+
+    def __init__(self, say) -> None:
+        self.headers = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self.server.headers.append(self.headers)
+                say(self)
+
+            do_HEAD = do_GET
+
+            def log_message(self, format, *args):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server_port}/a.txt"
+
+
+def reply(handler, status: int, body: bytes, **headers: str) -> None:
+    """Answer a request with ``body``, whose length is the Content-Length unless that is given."""
+    handler.send_response(status)
+    for name, value in {"content_length": str(len(body)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    if handler.command == "GET":
+        handler.wfile.write(body)

@@ -19,13 +19,14 @@ from node.data.marks import CONTEXT, LAST, Conversation, ids_in
 from node.data.order import SampleOrder
 from node.data.readers import LeftOut, RowFormat, json_lines
 from node.data.settings import OWN_MANIFEST, DataSettings
-from node.data.sources import Corpus, open_data
+from node.data.sources import Corpus, open_data, open_source
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, document_ids
 from node.data.tokenizer_files import TokenizerFiles
 from node.model.documents import NO_TARGET, UNTRAINED
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
 from node.training.state.text import Text, pair
+from tests.data.streamed import listed
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = (
@@ -207,7 +208,8 @@ def test_earlier_answers_of_a_prompt_are_context():
     ("row", "says"),
     [
         ({"body": "x"}, "no messages in 'messages' or 'conversations'; its fields are body"),
-        ({"messages": []}, "no list"),
+        ({"messages": []}, "a conversation without messages"),
+        ({"messages": {"role": "user"}}, "no list"),
         ({"messages": [3]}, "no object"),
         ({"messages": [{"content": "a"}]}, "without a role"),
         ({"messages": [{"role": "user", "content": 3}]}, "without a text"),
@@ -341,6 +343,15 @@ def test_a_file_of_conversations_becomes_masked_samples(tmp_path, words):
 
 
 def test_text_and_ids_are_no_conversations(tmp_path):
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "b.txt").write_text("text")
+    for source in ("builtin:pydoc", "synthetic:1", f"file:{tmp_path}/web/"):
+        settings = DataSettings(source=source, rows="chat")
+        with pytest.raises(UsageFault, match="(pydoc|1|b.txt) is plain text"):
+            open_data(settings, 4, 1 << 22, tmp_path / "home", OWN_MANIFEST)
+    settings = DataSettings(source=f"file:{listed(tmp_path / 'web')}", rows="chat", windows=1)
+    with pytest.raises(UsageFault, match="b.txt is plain text"):
+        open_source(settings, 4, 1 << 22, tmp_path / "home", OWN_MANIFEST)
     for name in ("a.txt", "a.bin"):
         (tmp_path / name).write_bytes(b"text of two bytes a token")
         settings = DataSettings(source=f"file:{tmp_path / name}", rows="chat")

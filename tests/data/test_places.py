@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from node.core.errors import Refused, UsageFault
-from node.data.places import open_regular
+from node.data.places import open_regular, read_regular
 from node.data.settings import DataSettings, Places
 from node.data.sources import open_data
 from node.data.tokenizer import ByteTokenizer, open_tokenizer
@@ -140,3 +140,11 @@ def test_a_git_lfs_pointer_is_called_that(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match=r"text\.jsonl is a Git LFS pointer") as fault:
         open_regular(tmp_path / "text.jsonl", "next")
     assert "lfs pull" in fault.value.next_step
+
+
+def test_a_file_is_read_up_to_its_largest_size(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_regular(tmp_path / "a", 5, "next") == b"12345"
+    with pytest.raises(UsageFault, match="a has more than 4 bytes") as fault:
+        read_regular(tmp_path / "a", 4, "next")
+    assert fault.value.next_step == "next"

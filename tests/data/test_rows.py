@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from node.core.errors import Refused, UsageFault
 from node.data.confined import rows
+from node.data.confined.process import Confined
 from node.data.encodings import encoding_of
 from node.data.kinds import FileKind, known_kind
 from node.data.readers import LeftOut, RowFormat, documents
@@ -64,7 +66,9 @@ def read(path: Path, form: RowFormat = RowFormat()) -> tuple[list[bytes], LeftOu
     left = LeftOut(path.name)
     kind = known_kind(path.name)
     assert kind is not None
-    return [found for found, _ in documents(path, kind, form, left)], left  # type: ignore[misc]
+    with closing(form.parsers()) as parsers:
+        found = [found for found, _ in documents(parsers, path, kind, form, left)]
+    return found, left  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -138,9 +142,9 @@ def test_left_out_rows_are_said_once_for_each_doubling(caplog):
         left.report()
     assert [r.getMessage() for r in caplog.records] == [
         "a.jsonl: 1 row is left out (no object)",
-        "a.jsonl: 2 rows are left out (no object; 1: no text)",
-        "a.jsonl: 4 rows are left out (no text; 1: no object)",
-        "a.jsonl: 8 rows are left out (no text; 1: no object)",
+        "a.jsonl: 2 rows are left out (1: no object; 1: no text)",
+        "a.jsonl: 4 rows are left out (3: no text; 1: no object)",
+        "a.jsonl: 8 rows are left out (7: no text; 1: no object)",
     ]
     for i in range(100):
         left.add(f"reason {i}")
@@ -243,6 +247,23 @@ def test_a_directory_is_all_its_files_each_a_document_or_more(tmp_path):
     (base / "b.txt").write_text("other")
     with pytest.raises(Refused, match="sha256"):
         open_source(pinned, 4, tmp_path / "home", Places(data=str(base)))
+
+
+def test_one_process_reads_all_files_of_a_directory(tmp_path, monkeypatch):
+    base = tmp_path / "mine"
+    base.mkdir()
+    for i in range(4):
+        (base / f"{i}.jsonl").write_bytes(as_lines())
+        (base / f"{i}.csv.gz").write_bytes(gzip.compress(as_csv()))
+    began = list[None]()
+    begin = Confined.__init__
+    monkeypatch.setattr(Confined, "__init__", lambda self: (began.append(None), begin(self))[1])
+    settings = DataSettings(source="file:mine/", holdout=0.0)
+    places = Places(data=str(base), own=True)
+    open_source(settings, 4, tmp_path / "home", places)
+    assert len(began) == 1
+    settings_found(settings, places)
+    assert len(began) <= 3  # the encodings, and the rows that are looked at
 
 
 def test_a_directory_of_a_strangers_manifest_is_not_looked_at(tmp_path):

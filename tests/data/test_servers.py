@@ -9,17 +9,7 @@ from node.core.errors import NetworkFault, UsageFault
 from node.data.kinds import FileKind
 from node.data.streamed import files
 from node.data.streamed.files import Shard, size_and_tag
-from tests.data.streamed import opened, stream
-from tests.data.test_streamed_hostile import TEXT, Answers, reply
-
-
-@pytest.fixture
-def answers():
-    made = []
-    yield lambda say: made.append(Answers(say)) or made[-1]
-    for server in made:
-        server.shutdown()
-        server.server_close()
+from tests.data.streamed import TEXT, opened, reply, stream
 
 
 def part_of(handler, tag: str = '"one"', **more: str) -> None:

@@ -1,5 +1,6 @@
 """Which files are a split, by the rules of the library ``datasets``."""
 
+import fsspec
 import pytest
 
 from node.core.errors import UsageFault
@@ -34,9 +35,48 @@ def test_the_training_files(names, card, config, found):
     "path", ["/etc/*", "../*", "http://127.0.0.1/x.csv", "zip://*::x.zip", "file:///etc/*"]
 )
 def test_a_card_names_files_of_its_own_data_set_alone(path, monkeypatch):
-    card = {"x": {"data_files": path}}
+    opened = list[str]()
+    found = fsspec.core.get_filesystem_class
+    monkeypatch.setattr(
+        fsspec.core, "get_filesystem_class", lambda name: opened.append(name) or found(name)
+    )
+    for card in ({"data_files": path}, {"data_dir": path.strip("/*")}, {"data_dir": f"a::{path}"}):
+        with pytest.raises(UsageFault, match="no files of 'train'"):
+            files_of_split(["a.csv", "b/a.csv"], {"x": card}, "x", "train")
+    assert {*opened} <= {"memory"}
+
+
+def test_a_card_of_a_stranger_takes_no_long_time():
+    card = {"x": {"data_files": "*a" * 9 + "*b"}}  # minutes, where it is compared
     with pytest.raises(UsageFault, match="no files of 'train'"):
-        files_of_split(["a.csv"], card, "x", "train")
+        files_of_split(["a" * 250 + ".csv"], card, "x", "train")
+    card = {"x": {"data_files": "**/" * 4 + "*.csv"}}
+    with pytest.raises(UsageFault, match="no files of 'train'"):
+        files_of_split(["a/b/c/d/e.csv"], card, "x", "train")
+    names = [f"{i}.csv" for i in range(300)]
+    assert files_of_split(names, {"x": {"data_files": names}}, "x", "train") == sorted(names)
+    many = {"x": {"data_files": [f"{i}*" for i in range(300)]}}
+    with pytest.raises(UsageFault, match="the card has 300 patterns"):
+        files_of_split(names, many, "x", "train")
+
+
+@pytest.mark.parametrize("names", [["data/a\n-00000-of-00001.txt"], ["a.txt", "a.txt/b.txt"]])
+def test_names_that_the_library_does_not_understand_are_a_fault(names):
+    with pytest.raises(UsageFault, match="no files of 'train'"):
+        files_of_split(names, {}, "", "train")
+
+
+def test_the_time_for_many_names_grows_with_their_number(monkeypatch):
+    memory = fsspec.get_filesystem_class("memory")
+    looked = list[str]()
+    exists = memory.exists
+    monkeypatch.setattr(
+        memory, "exists", lambda self, path: looked.append(path) or exists(self, path)
+    )
+    names = [f"{i % 7}/{i:03}.txt" for i in range(200)]
+    assert files_of_split(names, {}, "", "train") == sorted(names)
+    assert len(looked) < 100  # each looks through all names
+    assert not memory.store
 
 
 def test_what_is_not_there_is_said_with_what_there_is():

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from node.core.errors import UsageFault
+from node.core.errors import OutOfResources, UsageFault
 from node.data.readers import TEXTS, LeftOut, RowFormat
 from node.data.streamed.documents import documents_of
 from node.data.streamed.pieces import Part
-from tests.data.streamed import documents, given, opened, shard_of, write
+from tests.data.streamed import documents, given, listed, opened, shard_of, stream, write
 
 NAMES = (
     "a.txt", "a.txt.zst", "a.txt.gz", "a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.parquet",
@@ -92,5 +92,31 @@ def test_utf_16_is_no_text_until_it_is_said(tmp_path, name):
     part = Part(0, 0, path.stat().st_size)
     form = RowFormat(encoding="utf-16-le")
     found, _ = documents_of(opened(tmp_path), shard_of(path), part, form, LeftOut("a"))
+    (tmp_path / "a.json").write_text(' [{"text": "weit"}]', encoding=form.encoding)
+    shard = shard_of(tmp_path / "a.json")
+    array, _ = documents_of(opened(tmp_path), shard, part, form, LeftOut("a"))
+    assert list(array) == [b"weit"]
     wanted = [b"weit"] * 9 if name == "a.jsonl" else [b'{"text": "weit"}\n' * 9]
     assert list(found) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "encoding", "fits"),
+    [
+        ("a.jsonl", b'{"text": "weit"}\n', "utf-8", True),
+        ("a.jsonl", b'{"text": "weit"}\n', "latin-1", False),
+        ("a.csv", b"text\nweit\n", "utf-8", False),
+        ("a.json", b'{"text": "weit"}\n', "utf-8", True),
+        ("a.json", b'[{"text": "weit"},\n', "utf-8", False),
+    ],
+)
+def test_text_that_is_made_anew_must_fit_on_the_disk(tmp_path, name, content, encoding, fits):
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / name).write_bytes(content * 9000)
+    source = f"file:{listed(tmp_path / 'web')}"
+    large = {"windows": 1, "encoding": encoding, "cap": 4 * (9000 * len(content)) - 1}
+    if fits:
+        assert stream(source, tmp_path, **large).pieces.count
+        return
+    with pytest.raises(OutOfResources, match="are read by turns"):
+        stream(source, tmp_path, **large)

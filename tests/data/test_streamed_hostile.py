@@ -5,7 +5,6 @@ import asyncio
 import errno
 import os
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -27,53 +26,19 @@ from node.data.streamed.shards import is_streamed
 from node.data.streamed.shards import listed as listed_by
 from tests.data.streamed import (
     CAP,
+    TEXT,
     documents,
     given,
     listed,
     opened,
     published,
+    reply,
     served,
     shard_of,
     stream,
     write,
     zstd,
 )
-
-TEXT = bytes(i % 251 for i in range(4000))
-
-
-class Answers(ThreadingHTTPServer):
-    """``say(handler)`` answers every request; ``headers``: of those that came."""
-
-    daemon_threads = True
-
-    def __init__(self, say) -> None:
-        self.headers = []
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                self.server.headers.append(self.headers)
-                say(self)
-
-            do_HEAD = do_GET
-
-            def log_message(self, format, *args):
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server_port}/a.txt"
-
-
-@pytest.fixture
-def answers():
-    made = []
-    yield lambda say: made.append(Answers(say)) or made[-1]
-    for server in made:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture
@@ -82,15 +47,6 @@ def web(tmp_path, small):
     shards = {f"part-{i}.jsonl": documents(100, i) for i in range(8)}
     with served(published(tmp_path / "web", shards).parent) as server:
         yield server
-
-
-def reply(handler, status: int, body: bytes, **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in {"content_length": str(len(body)), **headers}.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
-    if handler.command == "GET":
-        handler.wfile.write(body)
 
 
 # ---------------------------------------------------------------- servers

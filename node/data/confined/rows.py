@@ -263,8 +263,9 @@ def _json_rows(text: Iterator[str], name: str) -> Iterator[Any]:
 
 
 def _values(text: Iterator[str], name: str) -> Iterator[Any]:
-    """Elements of an array, or values one behind the other, as far as they have been read. Nulls
-    are given as an empty object."""
+    """Yield the elements of an array, or values one behind the other. A null becomes an empty
+    object. Raises Unfit for text that is no JSON, and for a value of more than 2 :data:`LONGEST`
+    characters."""
     buffer = next(text, "")
     while not buffer.strip(_SPACE) and (more := next(text, "")):
         buffer += more
@@ -282,7 +283,7 @@ def _values(text: Iterator[str], name: str) -> Iterator[Any]:
             return
         try:
             value, stop = decoder.raw_decode(buffer, at)
-            # A number could go on behind what has been read.
+            # The rest of a number may come with the next piece.
             whole = done or stop < len(buffer)
         except (ValueError, RecursionError):
             value, stop, whole = None, at, False
@@ -301,7 +302,7 @@ def _values(text: Iterator[str], name: str) -> Iterator[Any]:
                 f"{name} has a value of more than {2 * LONGEST >> 20} MiB",
                 "write one row a line:  jq -c '.[]' FILE > FILE.jsonl",
             )
-        # Twice as much at each try: else a long value would be read again and again.
+        # The buffer doubles with each try, so that a long value is parsed only a few times.
         wanted = len(buffer)
         while not done and len(buffer) <= 2 * wanted:
             more = next(text, None)
@@ -319,7 +320,8 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _table_rows(text: Iterator[str], head: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Rows of a table whose first line names its columns; empty fields are left out."""
+    """Yield the rows of a table. The first line names the columns; empty fields are left out.
+    Raises Unfit for text that is no table."""
     csv.field_size_limit(LONGEST)
     lines = _text_lines(text)
     names = next(lines, "")

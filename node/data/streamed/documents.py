@@ -25,7 +25,7 @@ def documents_of(
 
     Raises NetworkFault, UsageFault for what is no such shard, LocalFault where there is no space.
     """
-    kind = _kind(files, shard)
+    kind = kind_in(files, shard, form)
     if kind.form == "parquet":
         rows = Rows(part.start, part.stop, shard.size)
         read = Ranges(files, shard).read
@@ -34,7 +34,7 @@ def documents_of(
         )
         return found, True
     start, stop = part.start, part.stop
-    if kind.packed or kind.table or form.encoding != "utf-8":
+    if made_anew(kind, form):
         stored = shard.size
         shard = files.unpacked(shard, kind, form.encoding)
         start, stop = (at * shard.size // stored for at in (start, stop))
@@ -43,12 +43,20 @@ def documents_of(
     return _lines(files, shard, start, stop, form, left), True
 
 
-def _kind(files: Files, shard: Shard) -> FileKind:
-    """The format of a shard. What is called .json has lines of JSON, unless it begins an array."""
+def made_anew(kind: FileKind, form: RowFormat) -> bool:
+    """Return True if the text of a shard is written to this disk beside it."""
+    if kind.form == "parquet":
+        return False
+    return bool(kind.packed) or kind.table or form.encoding != "utf-8"
+
+
+def kind_in(files: Files, shard: Shard, form: RowFormat) -> FileKind:
+    """The format of a shard. A shard whose name ends in .json has lines of JSON unless it begins
+    with an array. Raises as :func:`documents_of`."""
     kind = kind_of(shard.name)
     if kind == FileKind("json"):
-        start = files.read(shard, 0, min(_FIRST, shard.size)).removeprefix(b"\xef\xbb\xbf")
-        if not start.lstrip().startswith(b"["):
+        start = Ranges(files, shard).read(0, _FIRST).decode(form.encoding, "replace")
+        if not start.removeprefix("\ufeff").lstrip().startswith("["):
             return FileKind("lines")
     return kind
 

@@ -458,7 +458,8 @@ def _other(shard: Shard, why: str) -> UsageFault:
 
 
 def _unpacked(parsers: Pool, stored: Path, head: Mapping[str, Any]) -> Iterator[bytes]:
-    """The text of a file in pieces. Raises UsageFault for what is none."""
+    """Yield the text of a file in pieces. Raises UsageFault for a file that cannot be
+    unpacked."""
     if head["packed"]:
         check_installed("pyarrow", "reading .zst and .gz")
     with open(stored, "rb") as file:

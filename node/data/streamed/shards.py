@@ -83,11 +83,11 @@ class Listing:
 def listed(
     settings: DataSettings, places: Places, client: httpx2.Client, go_on: Callable[[], None]
 ) -> Listing:
-    """The shards of a source that :func:`is_streamed`. ``go_on`` is called between requests and
-    ends the call by raising.
+    """List the shards of a source that :func:`is_streamed`. ``go_on`` is called between requests
+    and ends the call by raising.
 
-    Raises NetworkFault when the server does not answer, UsageFault for what is not there or is no
-    list of shards, and for a shard of a format that cannot be read.
+    Raises NetworkFault when the server does not answer; UsageFault for a source that does not
+    exist, a list that cannot be read, and a shard in an unknown format.
     """
     source = settings.source
     kind, _, name = source.partition(":")

@@ -23,13 +23,13 @@ from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFaul
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.data.confined.process import ParseFault
-from node.data.kinds import kind_of
+from node.data.kinds import FileKind, kind_of
 from node.data.library import library
 from node.data.readers import TEXTS, LeftOut, RowFormat
 from node.data.settings import NO_PLACES, DataSettings, Places
-from node.data.streamed.documents import documents_of
+from node.data.streamed.documents import documents_of, kind_in, made_anew
 from node.data.streamed.fetching import host_entry, web_client
-from node.data.streamed.files import WHOLE, Files
+from node.data.streamed.files import WHOLE, Files, Shard
 from node.data.streamed.pieces import Pieces
 from node.data.streamed.shards import Listing, admitted, listed
 from node.data.token_file import SUM, id_type, whole, with_sum
@@ -51,6 +51,7 @@ SOUND = 1 << 17
 than it needs, those that are read would push each other out for ever."""
 _FORMAT = 1
 _NOW, _SOON, _LATER = range(3)
+_ARRAY, _LINES = FileKind("json"), FileKind("lines")
 _log = logging.getLogger("tutti.data")
 
 
@@ -95,13 +96,12 @@ def open_stream(
         )
     )
     stream = Stream(listing, settings, seq_len, tokenizer, files, form)
-    at_once = (
-        2 * s.size if _made_anew(s.name) else s.size
-        for s in listing.shards
-        if _made_anew(s.name) or (s.remote and s.size <= WHOLE)
-    )
     piece = settings.windows * seq_len * id_type(tokenizer, form.chat).itemsize
-    needed = 2 * stream.pieces.lanes * piece + 2 * max(at_once, default=0)
+    ids = 2 * stream.pieces.lanes * piece
+    largest, room = _largest(listing.shards, form, _ARRAY)
+    if ids + 2 * room > cap and kind_in(files, largest, form) == _LINES != kind_of(largest.name):
+        _, room = _largest(listing.shards, form, _LINES)
+    needed = ids + 2 * room
     if needed > cap:
         raise OutOfResources(
             f"{settings.source}: {needed >> 20} MiB are read by turns, and data_disk is "
@@ -111,10 +111,18 @@ def open_stream(
     return stream
 
 
-def _made_anew(name: str) -> bool:
-    """Return True for a shard whose text is written to this disk beside it."""
-    kind = kind_of(name)
-    return bool(kind.packed) or kind.table
+def _largest(shards: Sequence[Shard], form: RowFormat, json: FileKind) -> tuple[Shard, int]:
+    """Return the shard that takes most of this disk, and its bytes: twice its size if its text is
+    made anew, 0 if it is read in parts. ``json``: format of the shards called .json."""
+
+    def room(shard: Shard) -> int:
+        kind = kind_of(shard.name)
+        if made_anew(json if kind == _ARRAY else kind, form):
+            return 2 * shard.size
+        return shard.size if shard.remote and shard.size <= WHOLE else 0
+
+    found = max(shards, key=room)
+    return found, room(found)
 
 
 def _known(kept: Path, sha256: str) -> Listing | None:
@@ -159,7 +167,10 @@ class Stream:
         files: Files,
         form: RowFormat = TEXTS,
     ) -> None:
-        """Raises UsageFault when there is nothing to train on."""
+        """Raises UsageFault when there is nothing to train on, and for plain text where rows are
+        conversations."""
+        for shard in listing.shards:
+            form.check(kind_of(shard.name).form, shard.name)
         self.listing, self.seq_len, self.files = listing, seq_len, files
         self.pieces = Pieces(
             [s.size for s in listing.shards], settings.windows, settings.holdout, settings.seed
