@@ -309,14 +309,21 @@ def device():
     made.close()
 
 
-async def together(device: DeviceThread, batcher: Batcher, items: list) -> list:
-    """Results or errors of items that all wait before the device is free."""
-    busy, gate = threading.Event(), threading.Event()
+async def held(device: DeviceThread, gate: threading.Event) -> asyncio.Future[object]:
+    """A job that runs until ``gate`` is set."""
+    busy = threading.Event()
     holding = asyncio.ensure_future(device.run(lambda: busy.set() or gate.wait()))
     await asyncio.to_thread(busy.wait)
+    return holding
+
+
+async def together(device: DeviceThread, batcher: Batcher, items: list) -> list:
+    """Results or errors of items that all wait before the device is free."""
+    gate = threading.Event()
+    holding = await held(device, gate)
     running = [asyncio.ensure_future(batcher.run(item, Priority.TOKEN)) for item in items]
     await asyncio.sleep(0)
-    assert len(batcher._waiting) == len(items)
+    assert len(batcher._waiting[Priority.TOKEN]) == len(items)
     gate.set()
     await holding
     return await asyncio.gather(*running, return_exceptions=True)
@@ -339,6 +346,55 @@ async def test_one_that_fails_does_not_spoil_the_others(device):
     assert found[0] == 1
     assert found[3] == 4
     assert [type(found[1]), type(found[2])] == [KeyError, ValueError]
+
+
+async def test_items_of_a_lower_priority_do_not_go_first(device):
+    """Strangers bring texts too, and those wait for training."""
+    gate, order = threading.Event(), []
+    batcher = Batcher(device, lambda x: order.append(list(x)) or list(x), lambda item: 1, 2)
+    holding = await held(device, gate)
+    running = [
+        asyncio.ensure_future(batcher.run(item, priority))
+        for item, priority in (
+            *((number, Priority.FORWARD_ONLY) for number in range(3)),
+            (3, Priority.TOKEN),
+        )
+    ]
+    await asyncio.sleep(0)
+    training = asyncio.ensure_future(device.run(lambda: order.append("b"), Priority.BACKWARD))
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*running) == [0, 1, 2, 3]
+    await asyncio.gather(holding, training)
+    assert order == [[3], "b", [0, 1], [2]]
+
+
+async def test_nobody_waits_for_a_device_that_is_closed():
+    device, gate = DeviceThread(), threading.Event()
+    batcher = Batcher(device, list, int, 100)
+    holding = await held(device, gate)
+    waiting = asyncio.ensure_future(batcher.run(1, Priority.TOKEN))
+    await asyncio.sleep(0)
+    device.shutdown(wait=False, cancel_futures=True)
+    gate.set()
+    await holding
+    await asyncio.wait([waiting], timeout=10)
+    assert waiting.cancelled()
+    device.close()
+
+
+async def test_the_device_hears_of_an_error_of_texts():
+    """A GPU may be lost in a pass over texts too."""
+    told: list[BaseException] = []
+    device = DeviceThread(failed=told.append)
+    try:
+        batcher = Batcher(device, lambda items: [1 / 0], int, 100)
+        with pytest.raises(ZeroDivisionError) as caught:
+            await batcher.run(1, Priority.TOKEN)
+        await device.run(lambda: None)
+        assert told == [caught.value]
+    finally:
+        device.close()
 
 
 async def test_a_long_job_lets_tokens_in_and_nothing_else(device):
