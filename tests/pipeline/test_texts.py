@@ -279,6 +279,31 @@ def test_guests_have_a_part_of_the_memory():
     assert held.take(key(2), 0, 20, 0.0, guest=True)
 
 
+def test_a_guest_makes_no_text_of_a_member_give_way():
+    held = table()
+    assert turn(held, 1, 0, 70, now=0.0)
+    guest = held.take(key(2, "guest"), 0, 20, 1.0, guest=True)
+    assert guest
+    guest.advance(20)
+    held.done(key(2, "guest"), guest, 1.0)
+    late = texts.YIELD_S + 2.0
+    assert held.take(key(3, "other"), 0, 26, late, guest=True) is None, "more than their part"
+    assert held.take(key(3, "other"), 0, 20, late, guest=True), "in the place of another guest"
+    assert turn(held, 1, 70, 1, now=late)
+
+
+def test_whoever_names_another_origin_ends_none_of_its_texts(monkeypatch):
+    """A hop says of which origin a text is; its own key alone is proven."""
+    monkeypatch.setattr(texts, "EACH", 2)
+    held = table()
+    for number in (1, 2):
+        assert turn(held, number, 0, 1, 0.0, "victim")
+    for number in range(5):
+        assert held.take(TextKey(PeerId("victim"), number, PeerId("b")), 0, 1, 1.0)
+    assert turn(held, 1, 1, 1, 2.0, "victim")
+    assert turn(held, 2, 1, 1, 2.0, "victim")
+
+
 def test_a_text_in_a_turn_has_no_other_and_stays():
     held = table()
     first = held.take(key(1), 0, 50, 0.0)
