@@ -21,7 +21,10 @@ from node.model.text_cache import GROWTH, TextCache, Turn, text_bytes
 from node.pipeline import texts
 from node.pipeline.batcher import Batcher
 from node.pipeline.device import DeviceThread, Priority
+from node.pipeline.events import Claim, Direction
+from node.pipeline.frames import frames
 from node.pipeline.texts import TextKey, TextTable
+from node.wire.tensors import encode
 from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import DEEP, MODEL
 
@@ -214,6 +217,43 @@ async def test_only_a_hop_of_the_text_may_call_it_lost(make_swarm):
             await back
         assert not requests.lost(PeerId("s3a"), note)
     assert not requests.lost(PeerId("s3a"), note)
+
+
+async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_swarm):
+    """A hop tells the origin that a frame names, and any peer can send it a frame."""
+    writer = await writing(make_swarm)
+    wanted, stages = writer.alone(1), writer.swarm.pipelines
+    inbound, heard, all_told = writer.pipeline.inbound, [], asyncio.Event()
+    real = inbound._text_lost
+
+    def lost(caller, note):
+        heard.append(real(caller, note))
+        if len(heard) == 8:
+            all_told.set()
+        return heard[-1]
+
+    inbound._text_lost = lost
+    gate = threading.Event()
+    holding = await held(stages["s3a"].device, gate)
+    try:
+        task = asyncio.ensure_future(writer.write(1))
+        journey = [(0, "s0a"), (1, "s3a"), (2, "s2a"), (3, "s1a"), (0, "s0a")]
+        hops, output = tuple(Hop(s, PeerId(p)) for s, p in journey), encode(torch.zeros(16), "fp32")
+        liar = stages["s3a"]
+        for index in range(8):
+            claim, text = Claim(0, "", index, hops, 2), pb.TextTurn(text=index)
+            how = (claim, pb.GENERATE, 0.001, (1, 1, 16), output, liar.shape)
+            await liar.sender.stream(
+                PeerId("s2a"), Direction.FORWARD, frames(*how, text=text), 64, lambda seconds: None
+            )
+        async with asyncio.timeout(60):
+            await all_told.wait()
+    finally:
+        gate.set()
+    await holding
+    assert await task == wanted
+    assert writer.session.begun == 1
+    assert not any(heard)
 
 
 # Bounds
