@@ -30,6 +30,7 @@ from node.pipeline.service import Pipeline
 from node.reach.ladder import Rung
 from node.training.state.text import Samples
 from node.transport.port import TransportPort
+from node.wire.limits import NAME, STOPS
 from protos import control_pb2 as pb
 
 MOST_CHOICES, MOST_BATCHES = 1000, 10_000
@@ -274,6 +275,11 @@ def check_drawing(request: pb.GenerateRequest) -> None:
         raise UsageFault(f"a temperature of {request.temperature:g}", "give a number from 0 to 10")
     if not 0 <= request.top_p <= 1:
         raise UsageFault(f"top_p = {request.top_p:g}", "give a number above 0, at most 1")
+    if len(request.stop) > STOPS or any(len(stop.encode()) > NAME for stop in request.stop):
+        raise UsageFault(
+            "too many stop texts, or one that is too long",
+            f"give at most {STOPS} of {NAME} bytes each",
+        )
 
 
 async def sample(
@@ -294,16 +300,21 @@ async def sample(
     say = tokenizer.stream(ids)
     stops = StopTexts(request.stop)
     finish = "length"
+
+    def drawn(logits: torch.Tensor) -> tuple[int, float, str]:
+        """The next token, its log-probability, and the text that it adds."""
+        token = _pick(logits, request, dice)
+        chance = float(torch.log_softmax(logits.double(), -1)[token])
+        return token, chance, "" if token in eos_ids else say(token)
+
     for turn in range(request.max_tokens or 100):
         logits = (await forward(ids)).float()
-        ids.append(_pick(logits, request, dice))
-        chance = float(torch.log_softmax(logits.double(), -1)[ids[-1]])
-        ended = ids[-1] in eos_ids
-        # A tokenizer may take its time, and the event loop has none.
-        text = "" if ended else stops.feed(await asyncio.to_thread(say, ids[-1]))
+        # A large vocabulary and a tokenizer take their time, and the event loop has none.
+        token, chance, text = await asyncio.to_thread(drawn, logits)
+        ids.append(token)
         counted = len(prompt) if turn == 0 else 0
-        yield pb.Piece(text=text, token=ids[-1], logprob=chance, prompt_tokens=counted)
-        if ended or stops.found:
+        yield pb.Piece(text=stops.feed(text), token=token, logprob=chance, prompt_tokens=counted)
+        if token in eos_ids or stops.found:
             finish = "stop"
             break
     yield pb.Piece(text=stops.rest(), finish=finish)

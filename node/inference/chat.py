@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from node.core.errors import UsageFault
 from node.data.tokenizer_files import TokenizerFiles
+from node.wire.limits import MESSAGES
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_CHAT = 1 << 16
@@ -38,9 +39,14 @@ def check_messages(messages: Sequence[tuple[str, str]]) -> None:
     """Raise UsageFault for a conversation that nobody answers."""
     if not messages:
         raise UsageFault("a conversation without messages", "give at least one message")
+    if len(messages) > MESSAGES:
+        raise UsageFault(
+            f"the conversation has {len(messages):,} messages",
+            f"give at most {MESSAGES}: begin a new one",
+        )
     for role, _ in messages:
         if role not in ROLES:
-            raise UsageFault(f"no role is called {role!r}", f"give one of {', '.join(ROLES)}")
+            raise UsageFault(f"no role is called {role[:50]!r}", f"give one of {', '.join(ROLES)}")
     size = sum(len(content.encode()) for _, content in messages)
     if size > MAX_CHAT:
         raise UsageFault(

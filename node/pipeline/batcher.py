@@ -1,19 +1,23 @@
 """Work of the same kind that waits for the device at the same time, done in one pass."""
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from node.pipeline.device import DeviceThread, Priority
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+Waiting = deque[tuple[In, Future[Any]]]
+"""Items that wait for a pass, in order of arrival, and where their results go."""
 
 
 class Batcher(Generic[In, Out]):
-    """Collects items while the device is busy and computes them together, on the device thread.
+    """Collects items while the device is busy and computes those of one priority together, on the
+    device thread.
 
     ``compute`` gives a result, or the error, for each item, in their order. If it raises, the items
     are computed one by one, so that one of them cannot spoil the others. ``size`` of all items of a
@@ -29,42 +33,48 @@ class Batcher(Generic[In, Out]):
     ) -> None:
         self._device, self._compute = device, compute
         self._size, self._most = size, most
-        self._waiting: deque[tuple[In, Future[Any]]] = deque()
+        self._waiting: defaultdict[Priority, Waiting[In]] = defaultdict(deque)
 
     async def run(self, item: In, priority: Priority) -> Out:
         """The result for ``item``, at the latest when a job of ``priority`` would have its turn;
-        raises its error."""
+        raises its error, and CancelledError where the device is closed before."""
         result: Future[Any] = Future()
-        self._waiting.append((item, result))
+        waiting = self._waiting[priority]
+        waiting.append((item, result))
         # A job for each item: those that find nothing left do nothing.
-        self._device.enqueue(priority, self._pass)
+        job = self._device.enqueue(priority, partial(self._pass, waiting))
+        job.add_done_callback(lambda job: job.cancelled() and result.cancel())
         return await asyncio.wrap_future(result)
 
-    def _pass(self) -> None:
-        batch = self._next()
+    def _pass(self, waiting: Waiting[In]) -> None:
+        batch = self._next(waiting)
         if not batch:
             return
         items = [item for item, _ in batch]
+        failed: Exception | None = None
         try:
             found = list(self._compute(items))
         except Exception as error:  # noqa: BLE001 - the waiter gets it
+            failed = error
             found = [error] if len(items) == 1 else [self._alone(item) for item in items]
         for (_, result), value in zip(batch, found, strict=True):
             if isinstance(value, Exception):
                 result.set_exception(value)
             else:
                 result.set_result(value)
+        if failed is not None:
+            raise failed  # the device thread reports jobs that fail: its device may be lost
 
-    def _next(self) -> list[tuple[In, Future[Any]]]:
+    def _next(self, waiting: Waiting[In]) -> list[tuple[In, Future[Any]]]:
         """The items of the next pass, those that nobody waits for any more left out."""
         batch: list[tuple[In, Future[Any]]] = []
         room = self._most
-        while self._waiting:
-            item, result = self._waiting[0]
+        while waiting:
+            item, result = waiting[0]
             room -= self._size(item)
             if batch and room < 0:
                 break
-            self._waiting.popleft()
+            waiting.popleft()
             if result.set_running_or_notify_cancel():
                 batch.append((item, result))
         return batch

@@ -4,11 +4,11 @@ computes."""
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from enum import IntEnum
 from functools import partial
-from heapq import heappop
 from itertools import count
 from queue import PriorityQueue
 from typing import Any, ParamSpec, TypeVar
@@ -21,8 +21,9 @@ class Priority(IntEnum):
     """Smaller goes first; equal ones go in order of arrival."""
 
     TOKEN = -1
-    """The next tokens of texts: short, and somebody reads along. Long jobs let them in between two
-    layers (:meth:`DeviceThread.breathe`)."""
+    """The next tokens of texts: short, and somebody reads along. They go before every other job,
+    and long jobs let them in between two layers (:meth:`DeviceThread.breathe`). However many there
+    are, the other jobs go on: each time, those that wait at that moment are let in."""
     COMMIT = 0
     """Adding finished gradients: short, and frees memory."""
     BACKWARD = 1
@@ -58,6 +59,9 @@ class DeviceThread(Executor):
         self._running_since = 0.0
         self._queue = PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any] | None]]()
         self._order = count()
+        self._tokens: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._waking = False
+        """A job is queued that lets TOKEN jobs in where no other one does."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -80,12 +84,18 @@ class DeviceThread(Executor):
         """Queue ``fn``. Raises RuntimeError after :meth:`close`."""
         if self._closed:
             raise RuntimeError("the device thread is closed")
+        future: Future[T] = Future()
+        if priority is Priority.TOKEN:
+            self._tokens.append((future, fn))
+            if not self._waking:
+                self._waking = True
+                self._queue.put((int(Priority.OTHER), next(self._order), Future(), self._wake))
+            return future
         rank = (
             int(priority)
-            if self.backward_first or priority <= Priority.COMMIT
+            if self.backward_first or priority is Priority.COMMIT
             else int(Priority.BACKWARD)
         )
-        future: Future[T] = Future()
         self._queue.put((rank, next(self._order), future, fn))
         return future
 
@@ -95,18 +105,15 @@ class DeviceThread(Executor):
         return await asyncio.wrap_future(self.enqueue(priority, fn))
 
     def breathe(self) -> None:
-        """Run the TOKEN jobs that wait. Called by a long job, on the device thread, where it can be
-        interrupted: between two layers, forward or backward."""
-        while (job := self._next_token()) is not None:
-            self._run(*job)
+        """Run the TOKEN jobs that wait now; later ones wait for the next call. Called by a long
+        job, on the device thread, where it can be interrupted: between two layers, forward or
+        backward."""
+        for _ in range(len(self._tokens)):
+            self._run(*self._tokens.popleft())
 
-    def _next_token(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        with self._queue.mutex:
-            waiting = self._queue.queue
-            if not waiting or waiting[0][0] != Priority.TOKEN:
-                return None
-            _, _, future, fn = heappop(waiting)
-        return None if fn is None else (future, fn)
+    def _wake(self) -> None:
+        self._waking = False
+        self.breathe()
 
     def _run(self, future: Future[Any], fn: Callable[[], Any]) -> None:
         """Run one job, if somebody still waits for it."""
@@ -130,6 +137,8 @@ class DeviceThread(Executor):
             with self._queue.mutex:
                 for _, _, future, _ in self._queue.queue:
                     future.cancel()
+            for future, _ in tuple(self._tokens):
+                future.cancel()
         # comes after whatever waits
         self._queue.put((len(Priority), next(self._order), Future(), None))
         if wait and threading.current_thread() is not self._thread:
@@ -141,11 +150,10 @@ class DeviceThread(Executor):
             _, _, future, fn = self._queue.get()
             if fn is None:
                 return
-            if future.cancelled():
-                continue
             start = time.perf_counter()
             self.idle_s += start - last
             self._running_since = start
+            self.breathe()
             self._run(future, fn)
             self._running_since = 0.0
             last = time.perf_counter()

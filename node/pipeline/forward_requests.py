@@ -2,6 +2,7 @@
 is kept for backward."""
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -114,7 +115,7 @@ class ForwardRequests:
         ):
             raise ValueError(f"no forward work of {len(hops)} hops and {sequences}x{length} tokens")
         shape = (sequences, length, pipeline.shape.width)
-        index, me = next(self._numbers), Hop(ENDS, pipeline.me)
+        index, me = self._number(purpose), Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         home = (sequences, 1, shape[2]) if purpose == pb.GENERATE else shape
         timeout = pipeline.hop_s * (len(hops) + 1)
@@ -133,7 +134,7 @@ class ForwardRequests:
         pipeline, length = self._pipeline, len(tokens)
         if not hops or not 1 <= length <= pipeline.shape.length:
             raise ValueError(f"no turn of {len(hops)} hops and {length} tokens")
-        index, me = next(self._numbers), Hop(ENDS, pipeline.me)
+        index, me = self._number(pb.GENERATE), Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         text = pb.TextTurn(text=number, past=past)
         key = TextKey(pipeline.me, number, pipeline.me)
@@ -161,6 +162,11 @@ class ForwardRequests:
             return False
         waiting.back.set_exception(PeerFault(caller, printable(note.reason)))
         return True
+
+    def _number(self, purpose: int) -> int:
+        """A number for forward work. Nobody can guess one for generation: a hop that loses a text
+        names the number in its frame to the origin in its frame, and any peer can send a frame."""
+        return secrets.randbits(63) if purpose == pb.GENERATE else next(self._numbers)
 
     @contextmanager
     def _awaiting(

@@ -123,6 +123,10 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
             head.purpose == pb.GENERATE or not head.HasField("text"),
             "the turn of a text with other work than generation",
         ),
+        (
+            head.text.kept <= max(0, head.position - 1),
+            "a text that more hops keep than it has passed",
+        ),
     )
     for fine, why in checks:
         if not fine:

@@ -19,7 +19,8 @@ YIELD_S = 10.0
 GUESTS = 0.25
 """Share of the memory for the texts of peers outside the plan."""
 EACH = 64
-"""Texts that are kept for one peer. One more takes the place of the one it used longest ago."""
+"""Texts that are kept of one origin as one hop brings them: the hop's key alone is proven. One more
+takes the place of the one used longest ago."""
 
 
 class TextKey(NamedTuple):
@@ -43,14 +44,15 @@ class _Text:
 class TextTable:
     """The cached texts of one stage, in the order of their last turns.
 
-    ``limit``: bytes of all together. ``bytes_of(tokens)``: bytes that a text takes.
+    ``limit``: bytes of all together. ``bytes_of(tokens)``: bytes that a text takes. A guest's text
+    makes no other than a guest's give way.
     """
 
     def __init__(self, limit: int, bytes_of: Callable[[int], int]) -> None:
         self.limit = limit
         self._bytes_of = bytes_of
         self._texts: dict[TextKey, _Text] = {}
-        self._each: Counter[PeerId] = Counter()
+        self._each: Counter[tuple[PeerId, PeerId]] = Counter()
         self.used = 0
         """Bytes that are set aside for the texts."""
         self._guests = 0
@@ -100,21 +102,22 @@ class TextTable:
         if text is None:
             return
         self._charge(text, -text.nbytes)
-        self._each[key.origin] -= 1
-        if not self._each[key.origin]:
-            del self._each[key.origin]
+        whose = _whose(key)
+        self._each[whose] -= 1
+        if not self._each[whose]:
+            del self._each[whose]
 
     def expire(self, now: float) -> None:
         """Forget the texts that have had no turn for :data:`IDLE_S`."""
-        self._free(IDLE_S, now, lambda key: True, lambda: False)
+        self._free(IDLE_S, now, lambda key, text: True, lambda: False)
 
     def _begin(self, key: TextKey, now: float, guest: bool) -> _Text:
-        origin = key.origin
-        own = self._each[origin]
-        if own >= EACH:
-            self._free(0.0, now, lambda k: k.origin == origin, lambda: self._each[origin] < EACH)
+        whose = _whose(key)
+        self._free(
+            0.0, now, lambda key, text: _whose(key) == whose, lambda: self._each[whose] < EACH
+        )
         made = self._texts[key] = _Text(TextCache(), now, guest)
-        self._each[origin] += 1
+        self._each[whose] += 1
         return made
 
     def _grow(self, text: _Text, tokens: int, now: float) -> bool:
@@ -127,7 +130,7 @@ class TextTable:
             )
 
         if not fits():
-            self._free(YIELD_S, now, lambda key: True, fits)
+            self._free(YIELD_S, now, lambda key, other: other.guest or not text.guest, fits)
         if not fits():
             return False
         self._charge(text, more)
@@ -143,7 +146,7 @@ class TextTable:
         self,
         idle_s: float,
         now: float,
-        of: Callable[[TextKey], bool],
+        of: Callable[[TextKey, _Text], bool],
         enough: Callable[[], bool],
     ) -> None:
         """Forget texts that ``of`` names and that had no turn for ``idle_s``, the one used longest
@@ -151,5 +154,10 @@ class TextTable:
         for key, text in list(self._texts.items()):
             if enough():
                 return
-            if not text.busy and now - text.used >= idle_s and of(key):
+            if not text.busy and now - text.used >= idle_s and of(key, text):
                 self.drop(key)
+
+
+def _whose(key: TextKey) -> tuple[PeerId, PeerId]:
+    """Origin of a text, and the hop that brings it."""
+    return key.origin, key.before

@@ -84,6 +84,10 @@ class Endpoint:
                 return await answer(request)
             except BadRequest as e:
                 return _error(400, e.reason, "invalid_request_error", e.param)
+            except UnicodeEncodeError:
+                # JSON can escape half a character, and no other format holds one.
+                why = "a text of the request is no Unicode: it has half a surrogate pair"
+                return _error(400, why, "invalid_request_error")
             except LocalFault as e:
                 status, body = fault_document(e)
                 return JSONResponse(body, status)

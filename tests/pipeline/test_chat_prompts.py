@@ -31,6 +31,8 @@ def test_the_template_makes_the_prompt_of_the_next_answer():
     [
         (CHATML, [], "without messages"),
         (CHATML, [("narrator", "hi")], "no role"),
+        (CHATML, [("n" * 10_000, "hi")], "^.{,99}$"),
+        (CHATML, [("user", "hi")] * 257, "257 messages"),
         (CHATML, [("user", "x" * (MAX_CHAT + 1))], "bytes"),
         ("{{ raise_exception('roles must alternate') }}", [("user", "hi")], "must alternate"),
         ("{{ ''.__class__.__mro__ }}", [("user", "hi")], "does not take"),

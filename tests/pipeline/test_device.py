@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import threading
 
 import pytest
@@ -64,6 +65,42 @@ async def test_a_cancelled_waiter_takes_its_job_out(device):
     await asyncio.wrap_future(first)
     await device.run(lambda: None)
     assert ran == []
+
+
+@pytest.mark.parametrize("priority", [Priority.FORWARD, Priority.TOKEN])
+def test_whoever_waits_for_a_cancelled_job_hears_of_it(device, priority):
+    gate = threading.Event()
+    device.enqueue(Priority.COMMIT, gate.wait)
+    job = device.enqueue(priority, lambda: None)
+    job.cancel()
+    gate.set()
+    done, _ = concurrent.futures.wait([job], timeout=60)
+    assert done == {job}
+
+
+async def test_texts_without_end_let_training_go_on(device):
+    """Each token asks for the next one at once, as many texts together do."""
+    order: list[str] = []
+
+    def token() -> None:
+        order.append("token")
+        if len(order) < 100:
+            device.enqueue(Priority.TOKEN, token)
+
+    def long() -> None:
+        order.append("layer")
+        device.breathe()
+        order.append("layer")
+
+    busy, gate = threading.Event(), threading.Event()
+    device.enqueue(Priority.COMMIT, lambda: busy.set() or gate.wait())
+    await asyncio.to_thread(busy.wait)
+    device.enqueue(Priority.TOKEN, token)
+    training = [device.enqueue(Priority.FORWARD, long) for _ in range(2)]
+    gate.set()
+    await asyncio.gather(*(asyncio.wrap_future(job) for job in training))
+    # Tokens go first, and one is let in between any two layers.
+    assert order[:8] == ["token", "layer"] * 4
 
 
 @pytest.mark.parametrize("cancel", [False, True])

@@ -2,6 +2,7 @@
 and what is said of it."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
 from node.data.tokenizer_files import TokenizerFiles
+from node.inference import at_ends
 from node.inference.at_ends import (
     check_drawing,
     choose,
@@ -295,6 +297,18 @@ async def drawn(logits: list[float], count: int = 1, eos: tuple[int, ...] = (), 
 async def test_a_temperature_near_0_takes_the_likeliest_token(temperature):
     found = await drawn([90.0, 100.0, 99.0], 2, temperature=temperature)
     assert found == [1, 1, "length"]
+
+
+async def test_a_token_is_drawn_beside_the_event_loop(monkeypatch):
+    """It takes milliseconds with a large vocabulary."""
+    threads: list[int] = []
+    real = at_ends._pick
+    monkeypatch.setattr(
+        at_ends, "_pick", lambda *how: threads.append(threading.get_ident()) or real(*how)
+    )
+    assert await drawn([0.0, 9.0], 2) == [1, 1, "length"]
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def test_a_text_ends_with_its_mark():

@@ -18,9 +18,12 @@ from node.core.journey import Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
 from node.data.tokenizer_files import TokenizerFiles
 from node.inference import forwarding
+from node.inference.chat import MAX_CHAT, ROLES
 from node.inference.forwarding import MAX_PROMPT, EndsService
 from node.pipeline.settings import PipelineSettings
 from node.telemetry.events import Journal
+from node.wire import bounds
+from node.wire.limits import MESSAGES, NAME, STOPS
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
 
@@ -255,8 +258,18 @@ async def test_an_answer_over_the_time_limit_is_ended_by_its_server(peers, monke
         pb.GenerateRequest(prompt="x" * (MAX_PROMPT + 1)),
         pb.GenerateRequest(prompt="x", temperature=float("nan")),
         pb.GenerateRequest(prompt="x", leave_out=pb.LeaveOut(stages=[7])),
+        pb.GenerateRequest(messages=[pb.ChatMessage(role="user", content="x")] * (MESSAGES + 1)),
+        pb.GenerateRequest(prompt="x", stop=["x"] * (STOPS + 1)),
+        pb.GenerateRequest(prompt="x", stop=["x" * (NAME + 1)]),
     ],
-    ids=["a long prompt", "no temperature", "no such stage"],
+    ids=[
+        "a long prompt",
+        "no temperature",
+        "no such stage",
+        "many messages",
+        "many stop texts",
+        "a long stop text",
+    ],
 )
 async def test_an_invalid_request_is_refused_by_caller_and_server(peers, wrong):
     with pytest.raises(UsageFault) as fault:
@@ -270,6 +283,19 @@ async def test_an_invalid_request_is_refused_by_caller_and_server(peers, wrong):
     assert isinstance(told, LocalFault)
     assert (told.code, told.next_step) == (ExitCode.USAGE, fault.value.next_step)
     assert not peers.services[A]._serving
+
+
+def test_a_request_that_passes_is_within_the_bounds_of_the_wire():
+    """A peer counts a message beyond them against who sent it."""
+    role = max(ROLES, key=len)
+    size = MAX_CHAT // MESSAGES
+    request = pb.GenerateRequest(
+        prompt="x" * MAX_PROMPT,
+        messages=[pb.ChatMessage(role=role, content="x" * size)] * MESSAGES,
+        stop=["x" * NAME] * STOPS,
+    )
+    assert forwarding.check(request) is request
+    bounds.check(pb.GenerateRequest, request.SerializeToString())
 
 
 @pytest.mark.parametrize(

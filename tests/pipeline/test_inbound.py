@@ -121,6 +121,13 @@ IMPOSSIBLE = [
     {"deadline_s": float("nan")},
     {"deadline_s": -1.0},
     {"plan_hash": ""},
+    {"text": pb.TextTurn(text=1)},
+    {
+        "purpose": pb.GENERATE,
+        "plan_hash": "",
+        "tensor": tensor([1, 8, 16], 512),
+        "text": pb.TextTurn(text=1, kept=(1 << 32) - 1),
+    },
 ]
 
 

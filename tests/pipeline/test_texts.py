@@ -21,7 +21,10 @@ from node.model.text_cache import GROWTH, TextCache, Turn, text_bytes
 from node.pipeline import texts
 from node.pipeline.batcher import Batcher
 from node.pipeline.device import DeviceThread, Priority
+from node.pipeline.events import Claim, Direction
+from node.pipeline.frames import frames
 from node.pipeline.texts import TextKey, TextTable
+from node.wire.tensors import encode
 from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import DEEP, MODEL
 
@@ -216,6 +219,43 @@ async def test_only_a_hop_of_the_text_may_call_it_lost(make_swarm):
     assert not requests.lost(PeerId("s3a"), note)
 
 
+async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_swarm):
+    """A hop tells the origin that a frame names, and any peer can send it a frame."""
+    writer = await writing(make_swarm)
+    wanted, stages = writer.alone(1), writer.swarm.pipelines
+    inbound, heard, all_told = writer.pipeline.inbound, [], asyncio.Event()
+    real = inbound._text_lost
+
+    def lost(caller, note):
+        heard.append(real(caller, note))
+        if len(heard) == 8:
+            all_told.set()
+        return heard[-1]
+
+    inbound._text_lost = lost
+    gate = threading.Event()
+    holding = await held(stages["s3a"].device, gate)
+    try:
+        task = asyncio.ensure_future(writer.write(1))
+        journey = [(0, "s0a"), (1, "s3a"), (2, "s2a"), (3, "s1a"), (0, "s0a")]
+        hops, output = tuple(Hop(s, PeerId(p)) for s, p in journey), encode(torch.zeros(16), "fp32")
+        liar = stages["s3a"]
+        for index in range(8):
+            claim, text = Claim(0, "", index, hops, 2), pb.TextTurn(text=index)
+            how = (claim, pb.GENERATE, 0.001, (1, 1, 16), output, liar.shape)
+            await liar.sender.stream(
+                PeerId("s2a"), Direction.FORWARD, frames(*how, text=text), 64, lambda seconds: None
+            )
+        async with asyncio.timeout(60):
+            await all_told.wait()
+    finally:
+        gate.set()
+    await holding
+    assert await task == wanted
+    assert writer.session.begun == 1
+    assert not any(heard)
+
+
 # Bounds
 # ------------------------------------------------------------
 
@@ -279,6 +319,31 @@ def test_guests_have_a_part_of_the_memory():
     assert held.take(key(2), 0, 20, 0.0, guest=True)
 
 
+def test_a_guest_makes_no_text_of_a_member_give_way():
+    held = table()
+    assert turn(held, 1, 0, 70, now=0.0)
+    guest = held.take(key(2, "guest"), 0, 20, 1.0, guest=True)
+    assert guest
+    guest.advance(20)
+    held.done(key(2, "guest"), guest, 1.0)
+    late = texts.YIELD_S + 2.0
+    assert held.take(key(3, "other"), 0, 26, late, guest=True) is None, "more than their part"
+    assert held.take(key(3, "other"), 0, 20, late, guest=True), "in the place of another guest"
+    assert turn(held, 1, 70, 1, now=late)
+
+
+def test_whoever_names_another_origin_ends_none_of_its_texts(monkeypatch):
+    """A hop says of which origin a text is; its own key alone is proven."""
+    monkeypatch.setattr(texts, "EACH", 2)
+    held = table()
+    for number in (1, 2):
+        assert turn(held, number, 0, 1, 0.0, "victim")
+    for number in range(5):
+        assert held.take(TextKey(PeerId("victim"), number, PeerId("b")), 0, 1, 1.0)
+    assert turn(held, 1, 1, 1, 2.0, "victim")
+    assert turn(held, 2, 1, 1, 2.0, "victim")
+
+
 def test_a_text_in_a_turn_has_no_other_and_stays():
     held = table()
     first = held.take(key(1), 0, 50, 0.0)
@@ -309,14 +374,21 @@ def device():
     made.close()
 
 
-async def together(device: DeviceThread, batcher: Batcher, items: list) -> list:
-    """Results or errors of items that all wait before the device is free."""
-    busy, gate = threading.Event(), threading.Event()
+async def held(device: DeviceThread, gate: threading.Event) -> asyncio.Future[object]:
+    """A job that runs until ``gate`` is set."""
+    busy = threading.Event()
     holding = asyncio.ensure_future(device.run(lambda: busy.set() or gate.wait()))
     await asyncio.to_thread(busy.wait)
+    return holding
+
+
+async def together(device: DeviceThread, batcher: Batcher, items: list) -> list:
+    """Results or errors of items that all wait before the device is free."""
+    gate = threading.Event()
+    holding = await held(device, gate)
     running = [asyncio.ensure_future(batcher.run(item, Priority.TOKEN)) for item in items]
     await asyncio.sleep(0)
-    assert len(batcher._waiting) == len(items)
+    assert len(batcher._waiting[Priority.TOKEN]) == len(items)
     gate.set()
     await holding
     return await asyncio.gather(*running, return_exceptions=True)
@@ -339,6 +411,55 @@ async def test_one_that_fails_does_not_spoil_the_others(device):
     assert found[0] == 1
     assert found[3] == 4
     assert [type(found[1]), type(found[2])] == [KeyError, ValueError]
+
+
+async def test_items_of_a_lower_priority_do_not_go_first(device):
+    """Strangers bring texts too, and those wait for training."""
+    gate, order = threading.Event(), []
+    batcher = Batcher(device, lambda x: order.append(list(x)) or list(x), lambda item: 1, 2)
+    holding = await held(device, gate)
+    running = [
+        asyncio.ensure_future(batcher.run(item, priority))
+        for item, priority in (
+            *((number, Priority.FORWARD_ONLY) for number in range(3)),
+            (3, Priority.TOKEN),
+        )
+    ]
+    await asyncio.sleep(0)
+    training = asyncio.ensure_future(device.run(lambda: order.append("b"), Priority.BACKWARD))
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*running) == [0, 1, 2, 3]
+    await asyncio.gather(holding, training)
+    assert order == [[3], "b", [0, 1], [2]]
+
+
+async def test_nobody_waits_for_a_device_that_is_closed():
+    device, gate = DeviceThread(), threading.Event()
+    batcher = Batcher(device, list, int, 100)
+    holding = await held(device, gate)
+    waiting = asyncio.ensure_future(batcher.run(1, Priority.TOKEN))
+    await asyncio.sleep(0)
+    device.shutdown(wait=False, cancel_futures=True)
+    gate.set()
+    await holding
+    await asyncio.wait([waiting], timeout=10)
+    assert waiting.cancelled()
+    device.close()
+
+
+async def test_the_device_hears_of_an_error_of_texts():
+    """A GPU may be lost in a pass over texts too."""
+    told: list[BaseException] = []
+    device = DeviceThread(failed=told.append)
+    try:
+        batcher = Batcher(device, lambda items: [1 / 0], int, 100)
+        with pytest.raises(ZeroDivisionError) as caught:
+            await batcher.run(1, Priority.TOKEN)
+        await device.run(lambda: None)
+        assert told == [caught.value]
+    finally:
+        device.close()
 
 
 async def test_a_long_job_lets_tokens_in_and_nothing_else(device):

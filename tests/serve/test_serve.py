@@ -212,3 +212,24 @@ async def test_a_web_page_cannot_ask(url, letters):
     assert unknown.json()["error"]["type"] == "invalid_request_error"
     assert torn.json()["error"]["message"] == "the request is no JSON"
     assert not letters.asked
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "\ud800"}),
+        ("completions", {"prompt": "a", "stop": "\udfff"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}),
+        ("chat/completions", {"messages": [{"role": "\ud800", "content": "a"}]}),
+    ],
+)
+async def test_half_a_character_is_a_bad_request(url, letters, path, body):
+    async with httpx.AsyncClient() as http:
+        answer = await http.post(
+            f"{url}/{path}",
+            content=json.dumps(body),
+            headers={"content-type": "application/json"},
+        )
+    assert answer.status_code == 400
+    assert "Unicode" in answer.json()["error"]["message"]
+    assert not letters.asked
