@@ -51,9 +51,9 @@ from node.wire.tensor_file import file_header
 from node.wire.tensors import dtype_of, encode, nbytes_of
 
 MARK = "tutti"
-MARKED = ("config.json", "tutti.json")
-"""Key, and the files that may have it, by which a directory is known as an export of this
-program."""
+MARKED = ("tutti.json", "config.json")
+"""Key, and the files that may have it, by which a directory is known as an export of this program.
+A config.json that came with the model has the mark of the export that the model was."""
 CARD = "README.md"
 FILES = {
     *LIMITS,

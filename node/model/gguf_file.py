@@ -202,7 +202,7 @@ def _tokenizer(writer: Any, settings: ModelSettings, extras: Extras) -> None:
     """Add tokens, merges, special ids and the chat template."""
     try:
         _add_tokenizer(writer, settings, extras, json.loads(extras.files[TOKENIZER]))
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
+    except (ValueError, TypeError, LookupError, AttributeError) as e:
         raise UsageFault(f"the tokenizer.json cannot be read: {e!r}", _OTHER) from e
 
 
