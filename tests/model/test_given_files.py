@@ -202,6 +202,15 @@ def test_gguf_refuses_what_it_cannot_say(saved: Path, tmp_path: Path) -> None:
         other = replace(settings, **changes)
         with pytest.raises(UsageFault, match=said):
             exported(tmp_path / "out", other, whole(saved, other), given=given, gguf=True)
+    qwen = replace(settings, rope_factor=8.0, qk_norm=True)
+    zeros = {name: torch.zeros(shape) for name, shape in trained_shapes(qwen).items()}
+    with pytest.raises(UsageFault, match="this model is a qwen3"):
+        exported(tmp_path / "out", qwen, zeros, given=given, gguf=True)
+    body = json.loads(given.tokenizer_json or b"")
+    body["model"]["vocab"]["beyond"] = 264
+    longer = replace(given, tokenizer_json=json.dumps(body).encode())
+    with pytest.raises(UsageFault, match="tokenizer.json cannot be read"):
+        exported(tmp_path / "out", settings, whole(saved, settings), given=longer, gguf=True)
     body = json.loads(given.tokenizer_json or b"")
     body["model"]["merges"] = [["a", "b"]]
     body["pre_tokenizer"] = {"type": "Whitespace"}
