@@ -83,6 +83,16 @@ def test_one_decides_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("node.control.pledges.WAIT_S", 0.01)
         with two.alone():
             assert waited
-    waited.clear()
+        waited.clear()
+        two.others()
+        assert waited
+        waited.clear()
+        two.pledge(GIB)
+        assert waited
+        waited.clear()
+        one.others()
+        one.pledge(GIB)
+        two.pledge(GIB)
     with two.alone():
-        assert not waited
+        two.others()
+    assert not waited
