@@ -15,6 +15,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -31,6 +32,7 @@ from node.control.retries import ATTEMPT_S, Busy, GiveUp, Retries, busy_s
 from node.control.sockets import listener
 from node.control.text import consent_lines
 from node.control.words import bits, clean, several
+from node.core import interrupts
 from node.core.errors import (
     ExitCode,
     LocalFault,
@@ -565,6 +567,8 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:
     """Ask as :func:`observe` does, and again as long as somebody is there. The reason for waiting
     is printed on stderr. Raises Unreachable when no peer is there, or none answers anybody."""
+    # A program that has replaced another one blocks it until it can end in order. A wait just ends.
+    interrupts.unblock(signal.SIGTERM)
     began = time.monotonic()
     began_at = time.strftime("%H:%M:%S")
     retries = Retries(began)
