@@ -104,9 +104,12 @@ def interface_addresses() -> list[tuple[str, str]]:
 
 
 def address_kinds() -> dict[str, InterfaceKind]:
-    """The kind of interface that each address of this machine belongs to."""
+    """The kind of interface that each address of this machine belongs to, without loopback and
+    link-local ones: a host of containers has hundreds of interfaces with no other address."""
     found: dict[str, InterfaceKind] = {}
     for name, address in interface_addresses():
+        if scope(address) >= Scope.LINK:
+            continue
         kind = kind_of(name)
         found[address] = min(kind, found.get(address, kind))
     return found
@@ -116,8 +119,7 @@ def own_addresses() -> tuple[str, ...]:
     """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
     global ones first, addresses of bridges for containers and of tunnels last."""
     kinds = address_kinds()
-    usable = [a for a in kinds if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
-    return tuple(sorted(usable, key=lambda a: (scope(a), kinds[a], ":" in a, a)))
+    return tuple(sorted(kinds, key=lambda a: (scope(a), kinds[a], ":" in a, a)))
 
 
 def without_own_bridges(addresses: Iterable[T], host: Callable[[T], str]) -> list[T]:

@@ -86,6 +86,18 @@ def test_addresses_of_bridges_and_tunnels_come_last(nine_bridges: list[str]) -> 
     assert own_addresses() == ("192.168.7.2", "fd00::2", "100.64.0.9", *nine_bridges)
 
 
+def test_interfaces_that_have_link_local_addresses_alone_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host of containers has hundreds of them, and a look is made for every dial."""
+    here = [*((f"veth{n}", f"fe80::{n:x}") for n in range(1, 200)), ("lan", "192.168.7.2")]
+    looked: list[str] = []
+    monkeypatch.setattr(interfaces, "interface_addresses", lambda: here)
+    monkeypatch.setattr(interfaces, "kind_of", lambda name: looked.append(name) or HARDWARE)
+    assert own_addresses() == ("192.168.7.2",)
+    assert looked == ["lan"]
+
+
 def test_an_address_of_an_own_bridge_is_not_dialled(nine_bridges: list[str]) -> None:
     bridge = nine_bridges[0]
     told = [f"/ip4/{a}/tcp/7" for a in (bridge, "192.168.7.3", "192.168.7.2")]
