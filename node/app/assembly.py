@@ -316,9 +316,9 @@ def _plan_memory(
 def split_between(
     config: NodeConfig, manifest: Manifest, taken: MainMemory = NOTHING_TAKEN
 ) -> dict[int, str]:
-    """What each stage may take of the main memory or of each GPU here, as ``memory`` says it, where
-    all of them are on the same device. Nothing where every stage picks a GPU of its own. ``taken``
-    as for :func:`room_on`."""
+    """Limit of each stage's memory, written as the setting ``memory``, if all stages share the main
+    memory or the same GPUs; empty if every stage picks a GPU of its own. ``taken`` as for
+    :func:`room_on`."""
     names, _ = _devices(config, manifest)
     devices = [Device.pick(name) for name in names]
     if len(names) == 1 and names[0] == "auto" and gpus() > 1:

@@ -302,12 +302,12 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
 def with_files(
     ours: NodeConfig, manifest: Manifest, base: Manifest, places: Places, model: Path | None
 ) -> tuple[Manifest, Mapping[str, bytes]]:
-    """The manifest, unsigned, with the names and hashes of the files beside its tokenizer, and the
-    content of those files by name.
+    """Return ``manifest``, unsigned, with the names and hashes of the files beside its tokenizer,
+    and the content of each file by name.
 
-    The files lie in the directory of the tokenizer, and those of ``model`` too if it is that
-    directory. A manifest that names files already, those of ``base``, keeps them. Blocks on the
-    disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
+    The files are those of the tokenizer's directory. Where that is ``model``, the files of a model
+    are among them. A manifest that names files keeps these, and their content is read as ``base``
+    names it. Blocks on the disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
     """
     from node.app.run_files import RunFiles
     from node.data.tokenizer_files import TokenizerFiles, named_files
@@ -618,10 +618,10 @@ def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
 
 
 def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
-    """What keeps this machine from the swarm at ``places``, invites and addresses; with none, at
-    the remembered invite.
+    """Checkup of the connection to the swarm at ``places``, which are invites or addresses; without
+    any, at the remembered invite.
 
-    Raises UsageFault for what is neither.
+    Raises UsageFault for a place that is neither an invite nor an address.
     """
     known = None if places else ours.remembered()
     for text in places:

@@ -489,8 +489,8 @@ class Exporter:
             keeping.cancel()
 
     async def _put(self, out: Export, stage: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write what is trained of a stage; merged with the weights beside it where that is asked
-        for."""
+        """Write the trained tensors of a stage. A merged export gets the sums of the adapters and
+        the weights that they were trained beside."""
         if self._merged:
             base = await self._base(stage)
             tensors = await self._blocking(merge_adapters, base, tensors, self._a.manifest.model)
