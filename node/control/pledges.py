@@ -23,6 +23,8 @@ LOCK = "lock"
 WAIT_S = 10.0
 """Longest wait for another daemon that is reading and writing pledges, in seconds."""
 LOOK_S = 0.02
+RENEW_S = 3600.0
+"""Between two renewals of a pledge, in seconds."""
 MOST_BYTES = 64
 """Length of a pledge, which is filled up with spaces."""
 
@@ -90,6 +92,13 @@ class Pledges:
             return own
         own.close()
         return None
+
+    def renew(self) -> None:
+        """Mark the pledge as in use: cleaners of /tmp remove files that have not changed for
+        days."""
+        if self._own is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._own.fileno())
 
     def close(self) -> None:
         """End the pledge. Safe to call twice."""
