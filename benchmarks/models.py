@@ -9,11 +9,9 @@ instead of kept, 5 a device that runs out of memory, 6 a large stage joined over
 commit, 7 the guide, every command of it on three machines, 8 parameters in bf16.
 """
 
-import argparse
 import sys
 
-from benchmarks.lab.parts import run_parts
-from benchmarks.report import Report, chosen
+from benchmarks.lab.parts import run_asked
 
 PARTS = {
     "1": ("shapes", "directories"),
@@ -29,15 +27,7 @@ PARTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default=",".join(PARTS), help="some of the numbers above")
-    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
-    asked = parser.parse_args()
-    report = Report()
-    run_parts(report, "benchmarks.given", PARTS, chosen(parser, asked.only, PARTS))
-    return report.end(asked.json)
+    return run_asked(__doc__, "benchmarks.given", PARTS)
 
 
 if __name__ == "__main__":

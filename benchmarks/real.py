@@ -11,11 +11,9 @@ The model is SmolLM2-135M-Instruct (`benchmarks.lab.real`). Where it cannot be h
 and do not hold.
 """
 
-import argparse
 import sys
 
-from benchmarks.lab.parts import run_parts
-from benchmarks.report import Report, chosen
+from benchmarks.lab.parts import run_asked
 
 PARTS = {
     "3": ("generated",),
@@ -26,16 +24,7 @@ PARTS = {
 
 
 def main() -> int:
-    """Run the parts; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default=",".join(PARTS), help="some of the numbers above")
-    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
-    asked = parser.parse_args()
-    report = Report()
-    run_parts(report, "benchmarks.actual", PARTS, chosen(parser, asked.only, PARTS))
-    return report.end(asked.json)
+    return run_asked(__doc__, "benchmarks.actual", PARTS)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,8 @@ def _adapters(report: Report, there: Path, root: Path) -> None:
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    """Files of a model directory by name, without tensors and without what is ours alone."""
+    """Files of a model directory by name, without tensors and without files that only tutti
+    writes."""
     ours = {"README.md", "tutti.json", GGUF}
     return {
         path.name: path.read_bytes()

@@ -183,8 +183,8 @@ def _rate(peer: Peer, prompt: str, texts: int) -> float:
 
 
 def swarm(root: Path, there: Path, **changes: Any) -> tuple[Box, list[Peer]]:
-    """The ends, stage 1 twice and stage 2, each with as many threads as the library, after the end
-    of their run."""
+    """Start the ends, two peers of stage 1 and one of stage 2, and wait for the end of their run.
+    Each process has :data:`THREADS` threads, as transformers has."""
     root.mkdir(parents=True, exist_ok=True)
     box = Box(root)
     file = root / "swarm.toml"

@@ -1,24 +1,39 @@
 """A benchmark in numbered parts, each a module with ``rows(report, root)``."""
 
+import argparse
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.lab.fleet import Hang, folder
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
+
+
+def run_asked(description: str | None, package: str, parts: Mapping[str, Sequence[str]]) -> int:
+    """Run the parts of ``package`` that the command line names; without ``--only`` all. Returns 0
+    when every target holds."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(parts), help="some of the numbers above")
+    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
+    asked = parser.parse_args()
+    report = Report()
+    run_parts(report, package, parts, chosen(parser, asked.only, parts))
+    return report.end(asked.json)
 
 
 def run_parts(
     report: Report,
     package: str,
     parts: Mapping[str, Sequence[str]],
-    chosen: Collection[str],
+    named: Collection[str],
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Run the modules of ``package`` that ``parts`` names for each chosen number, ``more`` given to
-    those of a number. What does not come to its end is a row that does not hold."""
+    """Run the modules of ``package`` of each number of ``parts`` that is ``named``, ``more`` given
+    to those of a number. What does not come to its end is a row that does not hold."""
     for number, name in ((number, name) for number, names in parts.items() for name in names):
-        if number not in chosen:
+        if number not in named:
             continue
         with folder() as root:
             try:

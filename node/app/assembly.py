@@ -27,6 +27,7 @@ from node.app.capacity import (
     shares,
     stash_limit,
     text_limit,
+    text_row,
 )
 from node.app.change import read, under
 from node.app.run_files import ModelFiles, RunFiles
@@ -57,7 +58,7 @@ from node.data.tokenizer import Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
 from node.identity.keys import Signer
 from node.manifest import Manifest
-from node.model.cost import MemoryRow, Verdict, flops_per_token
+from node.model.cost import Verdict, flops_per_token
 from node.model.device import Device, device_lost, gpus, set_threads
 from node.model.precision import Precision
 from node.model.pretrained import Weights
@@ -113,8 +114,6 @@ class Services:
 
 AT_ONCE = 16
 """Texts that a peer generates at once; others wait."""
-TEXT_ROW = "where memory is left, dropped first", "keys and values of texts"
-"""When and what, in the table of the memory."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ async def assemble(
         device=device,
         precision=precision,
         device_said=device.describe() if local is None else f"{len(devices)} x {device.describe()}",
-        memory=replace(verdict, table=(*verdict.table, MemoryRow(*TEXT_ROW, text_bytes))),
+        memory=replace(verdict, table=(*verdict.table, text_row(text_bytes))),
         memory_limit=limit,
         main_memory=main,
         layers=layers_said(m, p.stages, stage),
@@ -317,9 +316,9 @@ def _plan_memory(
 def split_between(
     config: NodeConfig, manifest: Manifest, taken: MainMemory = NOTHING_TAKEN
 ) -> dict[int, str]:
-    """What each stage may take of the main memory or of each GPU here, as ``memory`` says it, where
-    all of them are on the same device. Nothing where every stage picks a GPU of its own. ``taken``
-    as for :func:`room_on`."""
+    """Limit of each stage's memory, written as the setting ``memory``, if all stages share the main
+    memory or the same GPUs; empty if every stage picks a GPU of its own. ``taken`` as for
+    :func:`room_on`."""
     names, _ = _devices(config, manifest)
     devices = [Device.pick(name) for name in names]
     if len(names) == 1 and names[0] == "auto" and gpus() > 1:

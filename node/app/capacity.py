@@ -22,6 +22,7 @@ from node.model.cost import (
     LOGITS_AT_ONCE,
     RECOMPUTE,
     RESERVE,
+    MemoryRow,
     RoundBytes,
     Verdict,
     fits,
@@ -293,6 +294,13 @@ def text_limit(
     each = _gradient_bytes(manifest, stage)
     places = min(config.limits.in_flight, left // each)
     return max(1, min(TEXTS, left - places * each))
+
+
+def text_row(nbytes: int) -> MemoryRow:
+    """The row of texts in the table of memory, for a limit of :func:`text_limit`. Without bytes
+    where there is room for none."""
+    what = "keys and values of texts"
+    return MemoryRow("where memory is left, dropped first", what, nbytes if nbytes > 1 else 0)
 
 
 def _gradient_bytes(manifest: Manifest, stage: int) -> int:

@@ -29,7 +29,7 @@ from node.app.operator_service import OperatorService
 from node.app.peer import keep
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
-from node.control.pledges import Pledges
+from node.control.pledges import RENEW_S, Pledges
 from node.control.retries import (
     Busy,
     GiveUp,
@@ -246,6 +246,7 @@ class Daemon(Node):
         self.memory_process = max(0, built - a.parameter_bytes)
         takes = main_memory(self.manifest, stage, a.memory, a.device.is_cuda)
         self.pledges.pledge(self.memory_process + takes)
+        self.tasks.spawn(self._keep_pledge(), "pledge", eternal=True)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         self.transport.established = a.training.is_established
@@ -600,6 +601,11 @@ class Daemon(Node):
             return not company
         others = self.presence.view.everybody.values() if self.presence else ()
         return not any(e.body.reach == Standing.OPEN.value for e in others)
+
+    async def _keep_pledge(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            self.pledges.renew()
 
     async def _keep_acquaintances(self, manifest: Manifest) -> None:
         kept: list[str] = []

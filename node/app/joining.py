@@ -15,6 +15,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -31,6 +32,7 @@ from node.control.retries import ATTEMPT_S, Busy, GiveUp, Retries, busy_s
 from node.control.sockets import listener
 from node.control.text import consent_lines
 from node.control.words import bits, clean, several
+from node.core import interrupts
 from node.core.errors import (
     ExitCode,
     LocalFault,
@@ -300,12 +302,12 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
 def with_files(
     ours: NodeConfig, manifest: Manifest, base: Manifest, places: Places, model: Path | None
 ) -> tuple[Manifest, Mapping[str, bytes]]:
-    """The manifest, unsigned, with the names and hashes of the files beside its tokenizer, and the
-    content of those files by name.
+    """Return ``manifest``, unsigned, with the names and hashes of the files beside its tokenizer,
+    and the content of each file by name.
 
-    The files lie in the directory of the tokenizer, and those of ``model`` too if it is that
-    directory. A manifest that names files already, those of ``base``, keeps them. Blocks on the
-    disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
+    The files are those of the tokenizer's directory. Where that is ``model``, the files of a model
+    are among them. A manifest that names files keeps these, and their content is read as ``base``
+    names it. Blocks on the disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
     """
     from node.app.run_files import RunFiles
     from node.data.tokenizer_files import TokenizerFiles, named_files
@@ -565,6 +567,8 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:
     """Ask as :func:`observe` does, and again as long as somebody is there. The reason for waiting
     is printed on stderr. Raises Unreachable when no peer is there, or none answers anybody."""
+    # A program that has replaced another one blocks it until it can end in order. A wait just ends.
+    interrupts.unblock(signal.SIGTERM)
     began = time.monotonic()
     began_at = time.strftime("%H:%M:%S")
     retries = Retries(began)
@@ -614,10 +618,10 @@ def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
 
 
 def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
-    """What keeps this machine from the swarm at ``places``, invites and addresses; with none, at
-    the remembered invite.
+    """Checkup of the connection to the swarm at ``places``, which are invites or addresses; without
+    any, at the remembered invite.
 
-    Raises UsageFault for what is neither.
+    Raises UsageFault for a place that is neither an invite nor an address.
     """
     known = None if places else ours.remembered()
     for text in places:

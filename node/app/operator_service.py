@@ -45,7 +45,7 @@ class OperatorService(SnapshotBuilder, Window):
     def journal(self) -> Journal:
         return self._d.journal
 
-    # ----------------------------------------------------------- what is told
+    # ----------------------------------------------------------- answers
 
     async def answer(self, peer: PeerId, question: ask.Ask) -> ask.Answer:
         """A stranger's question over libp2p. Private facts (addresses, files) are not among the

@@ -23,6 +23,8 @@ LOCK = "lock"
 WAIT_S = 10.0
 """Longest wait for another daemon that is reading and writing pledges, in seconds."""
 LOOK_S = 0.02
+RENEW_S = 3600.0
+"""Between two renewals of a pledge, in seconds."""
 MOST_BYTES = 64
 """Length of a pledge, which is filled up with spaces."""
 
@@ -35,11 +37,15 @@ class Pledges:
         self._folder = folder or Path(f"/tmp/tutti-{os.getuid()}-memory")
         self._name = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
         self._own: IO[bytes] | None = None
+        self._alone = False
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other daemons from reading and writing pledges until this one has decided. Blocks
-        for up to :data:`WAIT_S` seconds."""
+        for up to :data:`WAIT_S` seconds, unless this one is inside already."""
+        if self._alone:
+            yield
+            return
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):
                 self._prepare()
@@ -47,13 +53,17 @@ class Pledges:
                 deadline = time.monotonic() + WAIT_S
                 while not _locked(lock) and time.monotonic() < deadline:
                     time.sleep(LOOK_S)
+            self._alone = True
+            held.callback(setattr, self, "_alone", False)
             yield
 
     def others(self) -> int:
         """Bytes of main memory that other daemons take. A daemon counts with its pledge, or with
-        its resident set if that is larger. Removes pledges of daemons that have ended."""
+        its resident set if that is larger. Removes pledges of daemons that have ended. Blocks as
+        :meth:`alone`."""
         total = 0
-        with contextlib.suppress(OSError):
+        # A pledge that is being made looks like that of a daemon that has ended.
+        with self.alone(), contextlib.suppress(OSError):
             self._prepare()
             for path in self._folder.iterdir():
                 if path.name not in (LOCK, self._name):
@@ -61,18 +71,34 @@ class Pledges:
         return total
 
     def pledge(self, nbytes: int) -> None:
-        """Tell the other daemons that this one takes ``nbytes`` at most."""
+        """Tell the other daemons that this one takes ``nbytes`` at most. The first pledge blocks as
+        :meth:`alone`."""
         with contextlib.suppress(OSError):
-            self._prepare()
             if self._own is None:
-                own = open(os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
-                if not _locked(own):  # another process of this home, which pledges for itself
-                    own.close()
-                    return
-                self._own = own
+                with self.alone():
+                    self._own = self._opened()
+            if self._own is None:
+                return
             # One write of always the same length: a reader sees the old number or the new one.
             written = f"{os.getpid()} {nbytes}".ljust(MOST_BYTES)
             os.pwrite(self._own.fileno(), written.encode("ascii"), 0)
+
+    def _opened(self) -> IO[bytes] | None:
+        """The file of the own pledge, locked; None where another process of this home has it.
+        Raises OSError."""
+        self._prepare()
+        own = open(os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+        if _locked(own):
+            return own
+        own.close()
+        return None
+
+    def renew(self) -> None:
+        """Mark the pledge as in use: cleaners of /tmp remove files that have not changed for
+        days."""
+        if self._own is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._own.fileno())
 
     def close(self) -> None:
         """End the pledge. Safe to call twice."""

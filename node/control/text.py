@@ -919,7 +919,7 @@ def _device(s: Snapshot) -> str:
 
 
 def _memory(s: Snapshot) -> str:
-    # The limit is the stage's; the process is counted in what is used, and was subtracted before.
+    # The limit is the stage's: the process was subtracted. The memory in use counts the process.
     limit = s.memory_limit + s.memory_process
     used = human(s.memory_used) + (f" of {human(limit)}" if s.memory_limit else "")
     used += f", at most {human(s.memory_peak)}" if s.memory_peak else ""

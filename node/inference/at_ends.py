@@ -232,8 +232,9 @@ async def speak(
 
 
 async def _files(a: Assembled, request: pb.GenerateRequest) -> TokenizerFiles:
-    """What the model's files say. A prompt is continued without them too, and then has no end of
-    its own; a conversation is not. Raises as ``a.files``."""
+    """Tokenizer files of the run. A prompt can be continued without them, and then no token ends
+    its text: where they cannot be had, there are none. A conversation needs them. Raises as
+    ``a.files``."""
     try:
         return await a.files()
     except (LocalFault, PeerFault):

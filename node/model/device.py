@@ -97,8 +97,8 @@ class Device:
         return CONTEXT if self.is_cuda else 0
 
     def autocast(self, parameters: str = "fp32") -> contextlib.AbstractContextManager[object]:
-        """The context of a forward where nothing was measured: that of :attr:`usual_format`, bf16
-        for bf16 ``parameters``."""
+        """The context of a forward whose number format was not measured: :attr:`usual_format`, or
+        bf16 for bf16 ``parameters``."""
         return self.computing_in("bf16" if parameters == "bf16" else self.usual_format)
 
     def computing_in(self, kind: Format) -> contextlib.AbstractContextManager[object]:

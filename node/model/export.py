@@ -43,6 +43,7 @@ from node.model.files import (
     is_shard,
     shard_name,
 )
+from node.model.gguf_file import gguf_bytes, write_gguf
 from node.model.pretrained import fields_of
 from node.model.rope import rope_config
 from node.model.settings import ModelSettings
@@ -51,9 +52,9 @@ from node.wire.tensor_file import file_header
 from node.wire.tensors import dtype_of, encode, nbytes_of
 
 MARK = "tutti"
-MARKED = ("config.json", "tutti.json")
-"""Key, and the files that may have it, by which a directory is known as an export of this
-program."""
+MARKED = ("tutti.json", "config.json")
+"""Key, and the files that may have it, by which a directory is known as an export of this program.
+A config.json that came with the model has the mark of the export that the model was."""
 CARD = "README.md"
 FILES = {
     *LIMITS,
@@ -232,15 +233,18 @@ class Export:
         settings: ModelSettings,
         parameters: str = "fp32",
         shard_bytes: int = SHARD_BYTES,
+        *,
+        gguf: bool = False,
     ) -> None:
         """Describe an export of the model of ``settings``, its numbers in the format
-        ``parameters``, to ``directory``, in files of at most ``shard_bytes`` of tensors. Raises
-        UsageFault for a path without a name."""
+        ``parameters``, to ``directory``, in files of at most ``shard_bytes`` of tensors. ``gguf``:
+        with the model as GGUF too. Raises UsageFault for a path without a name."""
         self.directory = Path(directory).absolute()
         if not self.directory.name:
             raise UsageFault(f"{directory} cannot be an export", "choose a new directory")
         self._settings = settings
         self._wire = parameters
+        self._gguf = gguf
         self._shapes = trained_shapes(settings)
         self._left = set(self._shapes)
         self._sizes: dict[str, int] = {}
@@ -261,9 +265,15 @@ class Export:
         """Bytes of the tensors in the file."""
         return sum(nbytes_of(shape, self._wire) for shape in self._shapes.values())
 
+    @property
+    def needed(self) -> int:
+        """Bytes that the disk must have free for all files."""
+        shapes = self._shapes.values() if self._gguf else ()
+        return self.nbytes + BESIDE + sum(map(gguf_bytes, shapes))
+
     def open(self) -> None:
         """Make the hidden directory and the file of tensors. Raises as :func:`check_place` too."""
-        check_place(self.directory, self.nbytes + BESIDE)
+        check_place(self.directory, self.needed)
         with _writing(self.directory):
             self.directory.parent.mkdir(parents=True, exist_ok=True)
             self._staged.mkdir(0o755)
@@ -305,12 +315,12 @@ class Export:
                 _write_at(file.out, encode(tensors[name], self._wire), begin)
                 self._left.discard(name)
 
-    def publish(self, extras: Extras | None = None, *, gguf: bool = False) -> int:
+    def publish(self, extras: Extras | None = None) -> int:
         """Write the other files, check them all, and rename the directory into its place. Returns
         the bytes of the whole export. :attr:`notes` says how the files differ from those given.
 
-        ``gguf``: write the model as GGUF too. Raises UsageFault when tensors are missing and for a
-        model that GGUF cannot say, Refused when something has come to the place meanwhile.
+        Raises UsageFault when tensors are missing and for a model that GGUF cannot say, Refused
+        when something has come to the place meanwhile.
         """
         extras = extras or Extras()
         missing = sorted(self._left)
@@ -334,8 +344,8 @@ class Export:
             for file in self._files:
                 os.fsync(file.out)
             self._close()
-            if gguf:
-                self._gguf(extras)
+            if self._gguf:
+                self._write_gguf(extras)
             self._check()
             for name in self._sizes:
                 sync(self._staged / name)
@@ -411,9 +421,7 @@ class Export:
         if GENERATION not in extras.files:
             self._json(GENERATION, extras.ids | {"do_sample": True})
 
-    def _gguf(self, extras: Extras) -> None:
-        from node.model.gguf_file import write_gguf  # its library takes time to load
-
+    def _write_gguf(self, extras: Extras) -> None:
         files = [self._staged / file.name for file in self._files]
         size = write_gguf(self._staged / GGUF, self._settings, files, extras)
         self._sizes[GGUF] = size

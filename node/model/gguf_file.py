@@ -72,6 +72,11 @@ def check_library() -> None:
         raise UsageFault(f"--gguf needs the package gguf: {e}", "pip install 'tutti[gguf]'") from e
 
 
+def gguf_bytes(shape: Sequence[int]) -> int:
+    """Bytes of a tensor of this shape in the file."""
+    return math.prod(shape) * np.dtype(_number_type(shape)).itemsize
+
+
 def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extras: Extras) -> int:
     """Write the model with the tensors in the safetensors ``files``. Returns the file's bytes.
     Tensors are read one at a time. Blocks on the disk.
@@ -89,9 +94,8 @@ def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extra
             _tokenizer(writer, settings, extras)
         for name, tensor in _tensors(settings, files):
             shape = tuple(tensor.shape)
-            kind = np.float16 if tensor.dim() > 1 else np.float32
-            size = math.prod(shape) * np.dtype(kind).itemsize
-            writer.add_tensor_info(name, shape, np.dtype(kind), size)
+            kind = np.dtype(_number_type(shape))
+            writer.add_tensor_info(name, shape, kind, gguf_bytes(shape))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -138,6 +142,10 @@ def _named(name: str) -> str:
     return f"blk.{layer}.{_NAMES[rest]}"
 
 
+def _number_type(shape: Sequence[int]) -> type[np.floating[Any]]:
+    return np.float16 if len(shape) > 1 else np.float32
+
+
 def _neighbouring(weight: Tensor, heads: int) -> Tensor:
     """Reorder rows of queries or keys: channels i and i + W/2 of each head lie side by side."""
     rows = weight.shape[0]
@@ -178,6 +186,12 @@ def _describe(writer: Any, s: ModelSettings) -> None:
             f"GGUF has no rotary embedding of the kind {s.rope_kind!r} for this model",
             "export without  --gguf",
         )
+    if s.rope_kind == "llama3" and s.rope_factor != 1.0 and architecture(s) != "llama":
+        raise UsageFault(
+            f"llama.cpp reads factors of single frequencies (rope_kind llama3) in Llamas only, and "
+            f"this model is a {architecture(s)}",
+            "export without  --gguf",
+        )
     if s.rope_kind == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(s.rope_factor)
@@ -202,7 +216,7 @@ def _tokenizer(writer: Any, settings: ModelSettings, extras: Extras) -> None:
     """Add tokens, merges, special ids and the chat template."""
     try:
         _add_tokenizer(writer, settings, extras, json.loads(extras.files[TOKENIZER]))
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
+    except (ValueError, TypeError, LookupError, AttributeError) as e:
         raise UsageFault(f"the tokenizer.json cannot be read: {e!r}", _OTHER) from e
 
 

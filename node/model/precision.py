@@ -36,17 +36,23 @@ class GradientScale:
     ) -> tuple[Tensor | None, ...]:
         """As ``torch.autograd.grad``, None for inputs without influence. ``gradient``: of
         ``output``; None for a scalar output. Numbers are infinite or NaN if they are so at size
-        :data:`LEAST_SIZE` too."""
+        :data:`LEAST_SIZE` too, or if the output or its gradient is: the size is not the reason
+        then, and stays as it was."""
+        before = self.size
         seed = torch.ones_like(output) if gradient is None else gradient
         largest = float(seed.abs().max())
+        sound = math.isfinite(largest) and _finite((output,))
         exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
         while True:
             factor = math.ldexp(self.size, -exponent)
             found = torch.autograd.grad(
                 output, inputs, seed * factor, retain_graph=True, allow_unused=True
             )
-            if self.size <= LEAST_SIZE or _finite(found):
+            if _finite(found):
                 break
+            if not sound or self.size <= LEAST_SIZE:
+                self.size = before
+                return _divided(found, factor)
             self.size /= 2
             self._good = 0
         self._good += 1

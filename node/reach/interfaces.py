@@ -3,9 +3,11 @@ Enters: what the kernel says of its interfaces and sockets. Leaves: addresses, w
 ports. Never: a packet."""
 
 import contextlib
+import functools
 import itertools
 import random
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -21,6 +23,9 @@ TRIES = 64
 LISTENING = range(20_000, 32_768)
 """Ports for servers: below those that kernels give to outgoing connections (RFC 6056; Linux begins
 at 32,768)."""
+LOOK_S = 2.0
+"""Seconds for which the interfaces are taken as they were: every dial and every list of addresses
+asks for them, and looking takes 2 ms, beside a hundred containers 10 ms."""
 NETWORKS = Path("/sys/class/net")
 """Linux's directory of interfaces."""
 _TUNNELS = ("wireguard", "vxlan", "geneve", "gre", "tun")
@@ -91,33 +96,56 @@ def is_loopback(host: str) -> bool:
     return scope(host) is Scope.LOOPBACK
 
 
-def interface_addresses() -> list[tuple[str, str]]:
-    """(interface, address without its zone), of every interface of this machine that is up."""
+def every_address() -> list[tuple[str, str, bool]]:
+    """(interface, address without its zone, True for an interface that runs) of every interface of
+    this machine. A bridge that no container uses does not run, and has its address all the same."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     return [
-        (name, entry.address.partition("%")[0])
+        (name, entry.address.partition("%")[0], name in up)
         for name, entries in psutil.net_if_addrs().items()
-        if name in up
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
 
 
-def address_kinds() -> dict[str, InterfaceKind]:
-    """The kind of interface that each address of this machine belongs to."""
-    found: dict[str, InterfaceKind] = {}
-    for name, address in interface_addresses():
+def interface_addresses() -> list[tuple[str, str]]:
+    """(interface, address without its zone), of every interface of this machine that is up."""
+    return [(name, address) for name, address, up in every_address() if up]
+
+
+@functools.lru_cache(maxsize=1)
+def _looked(_: int) -> tuple[dict[str, InterfaceKind], frozenset[str]]:
+    """:func:`address_kinds`, and the addresses among them whose interface runs; again at each new
+    number."""
+    kinds: dict[str, InterfaceKind] = {}
+    running = set[str]()
+    for name, address, up in every_address():
+        if scope(address) >= Scope.LINK:
+            continue
         kind = kind_of(name)
-        found[address] = min(kind, found.get(address, kind))
-    return found
+        kinds[address] = min(kind, kinds.get(address, kind))
+        if up:
+            running.add(address)
+    return kinds, frozenset(running)
+
+
+def _look() -> tuple[dict[str, InterfaceKind], frozenset[str]]:
+    return _looked(int(time.monotonic() // LOOK_S))
+
+
+def address_kinds() -> dict[str, InterfaceKind]:
+    """The kind of interface that each address of this machine belongs to, without loopback and
+    link-local ones: a host of containers has hundreds of interfaces with no other address. At most
+    :data:`LOOK_S` old."""
+    return _look()[0]
 
 
 def own_addresses() -> tuple[str, ...]:
     """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
-    global ones first, addresses of bridges for containers and of tunnels last."""
-    kinds = address_kinds()
-    usable = [a for a in kinds if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
-    return tuple(sorted(usable, key=lambda a: (scope(a), kinds[a], ":" in a, a)))
+    global ones first, addresses of bridges for containers and of tunnels last. At most
+    :data:`LOOK_S` old."""
+    kinds, running = _look()
+    return tuple(sorted(running, key=lambda a: (scope(a), kinds[a], ":" in a, a)))
 
 
 def without_own_bridges(addresses: Iterable[T], host: Callable[[T], str]) -> list[T]:

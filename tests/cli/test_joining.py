@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from node.app.joining import PeerBusy, ask_peers, check, choose, examined, invit
 from node.config import NodeConfig
 from node.control.diagnose import Diagnosis, Unreachable, failed, identity_in_use, silent
 from node.control.retries import ACCEPTED_S, GONE_S, SAY_S, SILENT_S, Busy
+from node.core import interrupts
 from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault
 from node.core.ids import RunId
 from node.core.version import PROTOCOL, PROTOCOLS
@@ -288,6 +290,22 @@ def test_a_joiner_waits_in_the_queue_and_is_told_of_it(ours, monkeypatch, waits,
     assert 3 <= len(said) <= waits.now / SAY_S + 2, "as its place changes, and no flood"
     assert said[-1] == f"answered after {waits.now:.0f} s"
     assert len({seed for seed, _ in founder.asked}) == 1, "its place is that of its key"
+
+
+def test_a_stop_ends_the_wait_of_a_program_that_has_replaced_another(ours, monkeypatch, waits):
+    blocked = []
+
+    def observed(*_):
+        blocked.append(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        return YES
+
+    monkeypatch.setattr("node.app.joining.observe", observed)
+    try:
+        interrupts.block(signal.SIGTERM)
+        look(ours, INVITE)
+    finally:
+        interrupts.unblock(signal.SIGTERM, signal.SIGINT)
+    assert blocked == [False]
 
 
 def test_a_founder_that_is_slow_gets_more_time(ours, monkeypatch, waits, capsys):

@@ -19,6 +19,7 @@ from node.app.capacity import (
     shares,
     stash_limit,
     text_limit,
+    text_row,
 )
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
@@ -217,6 +218,8 @@ def test_keys_and_values_of_texts_have_the_memory_that_is_left(tmp_path: Path) -
         return text_limit(ours, DEMO, stage, verdict(spare))
 
     assert texts(0) == texts(-needed // 2) == 1, "room for none"
+    assert text_row(texts(0)).nbytes == 0, "no row"
+    assert text_row(texts(32 * GIB)).nbytes == GIB
     beside = 3 * GIB // 2 - texts(3 * GIB // 2)
     stash = GIB - stash_limit(ours, DEMO, stage, verdict(0))
     assert stash < beside < stash + GIB // 8, "the stash and the shares come first"

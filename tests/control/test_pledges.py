@@ -42,6 +42,18 @@ def test_others_are_counted_and_the_own_pledge_is_not(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] in ([], [LOCK])
 
 
+def test_a_renewed_pledge_looks_new_to_cleaners_of_temporary_files(tmp_path: Path) -> None:
+    one = made(tmp_path, "a")
+    one.renew()
+    assert list(tmp_path.iterdir()) == [], "there is none yet"
+    one.pledge(GIB)
+    (file,) = (path for path in tmp_path.iterdir() if path.name != LOCK)
+    os.utime(file, (0, 0))
+    one.renew()
+    assert file.stat().st_atime > 0
+    assert file.stat().st_mtime > 0
+
+
 def test_a_pledge_counts_at_least_what_is_resident(tmp_path: Path) -> None:
     one, two = made(tmp_path / "memory", "a"), made(tmp_path / "memory", "b")
     one.pledge(1)
@@ -83,6 +95,16 @@ def test_one_decides_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("node.control.pledges.WAIT_S", 0.01)
         with two.alone():
             assert waited
-    waited.clear()
+        waited.clear()
+        two.others()
+        assert waited
+        waited.clear()
+        two.pledge(GIB)
+        assert waited
+        waited.clear()
+        one.others()
+        one.pledge(GIB)
+        two.pledge(GIB)
     with two.alone():
-        assert not waited
+        two.others()
+    assert not waited

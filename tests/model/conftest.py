@@ -45,11 +45,11 @@ def exported(
         card=card,
         base=base,
     )
-    out = Export(directory, settings, parameters, shard_bytes)
+    out = Export(directory, settings, parameters, shard_bytes, gguf=gguf)
     try:
         out.open()
         out.put(tensors)
-        out.publish(extras, gguf=gguf)
+        out.publish(extras)
     finally:
         out.discard()
     return out.directory

@@ -200,6 +200,14 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
     monkeypatch.setattr(export.shutil, "disk_usage", usage)
     with pytest.raises(OutOfResources, match=r"needs 64\.2 MiB, and 1\.0 MiB are free"):
         exported(tmp_path / "a" / "out", SMALL, merged(SMALL))
+    large = replace(SMALL, vocab=1 << 18)
+    alone = Export(tmp_path / "out", large).needed
+    with_gguf = Export(tmp_path / "out", large, gguf=True)
+    assert with_gguf.needed == pytest.approx(alone + with_gguf.nbytes / 2, rel=1e-3)
+    usage.return_value.free = alone
+    with pytest.raises(OutOfResources):
+        with_gguf.open()
+    usage.return_value.free = 1 << 20
     assert list(tmp_path.iterdir()) == []
     usage.return_value.total = 0  # a file system that does not tell
     exported(tmp_path / "a" / "out", SMALL, merged(SMALL))

@@ -16,6 +16,7 @@ from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import UsageFault
 from node.data.tokenizer import byte_letters
 from node.data.tokenizer_files import TokenizerFiles
+from node.model.export import trained_shapes
 from node.model.files import GGUF
 from node.model.merging import merge_adapters
 from node.model.pretrained import Weights, model_of
@@ -86,6 +87,19 @@ def test_what_goes_in_comes_out(saved: Path, tmp_path: Path) -> None:
     assert ours.chat_template == TEMPLATE
     assert transformers.GenerationConfig.from_pretrained(out).eos_token_id == [258, 256]
     exported(out, settings, whole(saved, settings), given=given)  # an earlier export is replaced
+
+
+def test_an_export_of_a_model_that_was_an_export_is_replaced(tmp_path: Path) -> None:
+    """Its config.json came with the model, and names the card of the export before."""
+    settings = ModelSettings(layers=1, head_width=32, positions=128)
+    numbers = {name: torch.zeros(shape) for name, shape in trained_shapes(settings).items()}
+    first = exported(tmp_path / "first", settings, numbers, card="the first card")
+    config = (first / "config.json").read_bytes()
+    given = TokenizerFiles({"config.json": config})
+    for card in ("the second card", "the third card"):
+        out = exported(tmp_path / "next", settings, numbers, given=given, card=card)
+    assert (out / "config.json").read_bytes() == config
+    assert (out / "README.md").read_text() == "the third card"
 
 
 def test_a_config_that_changes_says_so(saved: Path, tmp_path: Path) -> None:
@@ -188,6 +202,15 @@ def test_gguf_refuses_what_it_cannot_say(saved: Path, tmp_path: Path) -> None:
         other = replace(settings, **changes)
         with pytest.raises(UsageFault, match=said):
             exported(tmp_path / "out", other, whole(saved, other), given=given, gguf=True)
+    qwen = replace(settings, rope_factor=8.0, qk_norm=True)
+    zeros = {name: torch.zeros(shape) for name, shape in trained_shapes(qwen).items()}
+    with pytest.raises(UsageFault, match="this model is a qwen3"):
+        exported(tmp_path / "out", qwen, zeros, given=given, gguf=True)
+    body = json.loads(given.tokenizer_json or b"")
+    body["model"]["vocab"]["beyond"] = 264
+    longer = replace(given, tokenizer_json=json.dumps(body).encode())
+    with pytest.raises(UsageFault, match="tokenizer.json cannot be read"):
+        exported(tmp_path / "out", settings, whole(saved, settings), given=longer, gguf=True)
     body = json.loads(given.tokenizer_json or b"")
     body["model"]["merges"] = [["a", "b"]]
     body["pre_tokenizer"] = {"type": "Whitespace"}

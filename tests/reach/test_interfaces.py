@@ -1,7 +1,8 @@
 """Kinds of interfaces by made-up directories of Linux, and the order of addresses."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,12 +70,22 @@ def test_elsewhere_names_tell_the_kind(tmp_path: Path, name: str, kind: Interfac
     assert kind_of(name, tmp_path) is kind
 
 
+@pytest.fixture(autouse=True)
+def first_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test takes the interfaces that an earlier one has made up, or a second look."""
+    interfaces._looked.cache_clear()
+    monkeypatch.setattr(interfaces, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    yield
+    interfaces._looked.cache_clear()
+
+
 @pytest.fixture
 def nine_bridges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     bridges = [f"172.{n}.0.1" for n in range(17, 26)]
     here = [(f"br-{a}", a) for a in bridges]
     here += [("lan", "192.168.7.2"), ("lan", "fd00::2"), ("tun0", "100.64.0.9"), ("lo", "::1")]
-    monkeypatch.setattr(interfaces, "interface_addresses", lambda: here)
+    there = [(name, address, name != "br-172.25.0.1") for name, address in here]
+    monkeypatch.setattr(interfaces, "every_address", lambda: there)
     virtual = {name for name, _ in here} - {"lan", "lo"}
     monkeypatch.setattr(
         interfaces, "kind_of", lambda name: VIRTUAL if name in virtual else HARDWARE
@@ -83,11 +94,38 @@ def nine_bridges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_addresses_of_bridges_and_tunnels_come_last(nine_bridges: list[str]) -> None:
-    assert own_addresses() == ("192.168.7.2", "fd00::2", "100.64.0.9", *nine_bridges)
+    assert own_addresses() == ("192.168.7.2", "fd00::2", "100.64.0.9", *nine_bridges[:-1])
+    assert interfaces.address_kinds()[nine_bridges[-1]] is VIRTUAL, "it does not run"
+
+
+def test_interfaces_that_have_link_local_addresses_alone_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host of containers has hundreds of them."""
+    here = [(f"veth{n}", f"fe80::{n:x}", True) for n in range(1, 200)]
+    here.append(("lan", "192.168.7.2", True))
+    looked: list[str] = []
+    monkeypatch.setattr(interfaces, "every_address", lambda: here)
+    monkeypatch.setattr(interfaces, "kind_of", lambda name: looked.append(name) or HARDWARE)
+    assert own_addresses() == ("192.168.7.2",)
+    assert looked == ["lan"]
+
+
+def test_one_look_at_the_interfaces_serves_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, nine_bridges: list[str]
+) -> None:
+    """Every dial and every list of addresses asks, on the event loop."""
+    own = own_addresses()
+    later = interfaces.time.monotonic() + interfaces.LOOK_S
+    monkeypatch.setattr(interfaces, "every_address", lambda: [("lan", "192.168.7.9", True)])
+    assert own_addresses() == own
+    monkeypatch.setattr(interfaces, "time", SimpleNamespace(monotonic=lambda: later))
+    assert own_addresses() == ("192.168.7.9",)
+    assert list(interfaces.address_kinds()) == ["192.168.7.9"]
 
 
 def test_an_address_of_an_own_bridge_is_not_dialled(nine_bridges: list[str]) -> None:
-    bridge = nine_bridges[0]
+    bridge = nine_bridges[-1]
     told = [f"/ip4/{a}/tcp/7" for a in (bridge, "192.168.7.3", "192.168.7.2")]
     assert without_own_bridges(told, host_of) == told[1:]
     assert without_own_bridges(told[:1], host_of) == told[:1], "a peer on this machine"

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +39,7 @@ from node.core.tasks import Tasks, together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
 from node.data.tokenizer_files import TokenizerFiles, named_files
-from node.model.export import BESIDE, Export, check_place
+from node.model.export import Export, check_place
 from node.model.extras import Extras
 from node.model.files import MODEL_FILES, TOKENIZER
 from node.model.merging import drawn_base, merge_adapters
@@ -183,7 +182,7 @@ class Exporter:
         self._check_request()
         out = self._new()
         # An unsuitable directory is refused before anything is fetched.
-        await self._blocking(check_place, out.directory, out.nbytes + BESIDE)
+        await self._blocking(check_place, out.directory, out.needed)
         files = await self._all_files()
         versions = 0
         while True:
@@ -218,7 +217,8 @@ class Exporter:
     def _new(self) -> Export:
         m = self._a.manifest
         written = replace(m.model, adapter=0) if self._merged else m.model
-        return Export(Path(self._request.directory), written, m.optimizer.parameters)
+        directory = Path(self._request.directory)
+        return Export(directory, written, m.optimizer.parameters, gguf=self._request.gguf)
 
     async def _publish(self, plan: Plan, out: Export, files: TokenizerFiles) -> News:
         m = self._a.manifest
@@ -232,7 +232,7 @@ class Exporter:
         base = await self._blocking(self._base_name, source.repository) if adapters else ""
         card = model_card(m, result, source, tokenizer=tokenizer, adapters=adapters)
         extras = _extras(files, card, base)
-        size = await self._blocking(partial(out.publish, extras, gguf=self._request.gguf))
+        size = await self._blocking(out.publish, extras)
         await self._blocking(self._forget)
         text = (
             f"wrote {out.directory} from {_said(version)}: all {self._progress.stages} stages, "
@@ -489,8 +489,8 @@ class Exporter:
             keeping.cancel()
 
     async def _put(self, out: Export, stage: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write what is trained of a stage; merged with the weights beside it where that is asked
-        for."""
+        """Write the trained tensors of a stage. A merged export gets the sums of the adapters and
+        the weights that they were trained beside."""
         if self._merged:
             base = await self._base(stage)
             tensors = await self._blocking(merge_adapters, base, tensors, self._a.manifest.model)

@@ -340,7 +340,8 @@ _STANDING = {
 
 def _rank(address: str, kinds: dict[str, InterfaceKind]) -> tuple[int, int, bool, bool]:
     host = host_of(address)
-    kind = kinds.get(host, InterfaceKind.HARDWARE)
+    # An address that no interface had at the last look: mapped, seen by others, or new.
+    kind = kinds.get(host, InterfaceKind.OTHER)
     return scope(host), kind, "/tcp/" not in address, ":" in host
 
 
