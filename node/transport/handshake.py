@@ -273,7 +273,10 @@ class Handshake:
         return met
 
     async def turn_away(self, reader: FrameReader, writer: Writer, reason: str) -> None:
-        """Answer a greeting with Farewell, without reading it."""
+        """Answer a greeting with Farewell, without parsing it. It is read all the same: bytes that
+        nobody has read look like the end of the conversation. Raises WireError for one that is too
+        long."""
+        await read_frame(reader, FRAME_BYTES)
         farewell = Farewell(code=ExitCode.REFUSED, reason=reason, **self._facts().versions())
         await write_frame(writer, HandshakeFrame(farewell=farewell).SerializeToString())
         await see_off(reader, SEE_OFF_S)

@@ -43,7 +43,14 @@ from hivemind.proto import p2pd_pb2 as _p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
-from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, WireError
+from node.core.errors import (
+    LocalFault,
+    NetworkFault,
+    OutOfResources,
+    PeerFault,
+    TuttiError,
+    WireError,
+)
 from node.core.home import fits_socket
 from node.core.ids import PeerId, short
 from node.core.memory import resident
@@ -93,6 +100,8 @@ UNARY_BYTES = 1 << 18
 """Largest request to a handler of the directory; a larger one is refused before it is parsed."""
 MEMORY_EVERY_S = 1.0
 """Between two looks at p2pd's memory."""
+CONFIGURATION = "p2pd.json"
+"""Name of p2pd's configuration file in the runtime directory."""
 NO_RELAY = '{"Relay": {"Enabled": false}}'
 """Configuration of p2pd. Its flag -relay=0 leaves the default of the configuration, which is a
 relay for anybody, with circuits of 4 GiB. That relay's table of the world's networks takes a third
@@ -262,7 +271,8 @@ class P2pDaemon:
         """Start the child; connecting to ``initial_peers`` goes on in the background and may fail
         (see ``bootstrap``).
 
-        Raises NetworkFault when a port is taken or p2pd does not start.
+        Raises NetworkFault when a port is taken or p2pd does not start, OutOfResources where the
+        runtime directory cannot be written.
         """
         for address in initial_peers:
             self.book.learn(split_multiaddr(address)[1], [address])
@@ -466,8 +476,9 @@ class P2pDaemon:
         return reader, writer
 
     async def _launch(self) -> Any:
-        """A child that answers and has every handler. Raises NetworkFault for taken ports, one of
-        ``_GONE`` otherwise."""
+        """A child that answers and has every handler. Raises NetworkFault for taken ports,
+        OutOfResources where its configuration cannot be written, one of ``_GONE`` otherwise."""
+        self._configure()
         settings, (tcp, udp) = self._settings, self._ports
         local = is_loopback(settings.host)
         hosts = [settings.host] if settings.host else list(wildcards())
@@ -505,6 +516,18 @@ class P2pDaemon:
             raise
         self._up.set()
         return made
+
+    def _configure(self) -> None:
+        """Write p2pd's configuration, at every launch: cleaners of /tmp remove files that nobody
+        has read for days."""
+        path = self.runtime / CONFIGURATION
+        try:
+            path.write_text(NO_RELAY, encoding="utf-8")
+        except OSError as e:
+            raise OutOfResources(
+                f"{path} cannot be written: {e.strerror}",
+                "free space there, or set TMPDIR to another directory",
+            ) from e
 
     async def _keep_looking(self) -> None:
         while True:
@@ -608,7 +631,7 @@ class P2pDaemon:
             delay = min(2 * delay, LONGEST_DELAY_S)
             try:
                 return await self._launch()
-            except (NetworkFault, TimeoutError, *_GONE) as e:
+            except (LocalFault, TimeoutError, *_GONE) as e:
                 self._journal.emit(
                     "transport",
                     "p2pd-down",
@@ -740,9 +763,6 @@ def _watching_parent(
     ``heard(peer)`` is told of every request to and from a peer, ``oversized(peer)`` of one that is
     refused for its size."""
 
-    configuration = runtime / "p2pd.json"
-    configuration.write_text(NO_RELAY, encoding="utf-8")
-
     class Watching(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
 
@@ -761,7 +781,7 @@ def _watching_parent(
                 f"GOMEMLIMIT={round(HANG_UP * memory)}",
                 *P2P._make_process_args(*args, **kwargs),
                 "-f",
-                str(configuration),
+                str(runtime / CONFIGURATION),
             ]
 
         @staticmethod

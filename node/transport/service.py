@@ -73,6 +73,7 @@ CALLS = 1024
 """Calls of others that are served at once, half of them those of strangers."""
 METADATA_BYTES = 8192
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 0.5, 10.0
+TOO_OFTEN = "you greet too often; one greeting in two seconds is answered"
 CLIMB_EVERY_S = 1.0
 """Between two looks whether a better way to some peer is worth a try."""
 PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
@@ -647,15 +648,13 @@ class Transport:
         )
 
     async def _welcome(self, peer: PeerId, reader: Any, writer: Any) -> None:
-        if not self._rate.allow(peer, time.monotonic()):
-            self._limited(peer)
-            with contextlib.suppress(OSError):
-                await self._handshake.turn_away(
-                    reader, writer, "you greet too often; one greeting in two seconds is answered"
-                )
-            return
+        allowed = self._rate.allow(peer, time.monotonic())
         try:
             async with asyncio.timeout(self._handshake_s()):
+                if not allowed:
+                    self._limited(peer)
+                    await self._handshake.turn_away(reader, writer, TOO_OFTEN)
+                    return
                 met = await self._handshake.answer(peer, reader, writer)
         except StreamEnded:
             return

@@ -105,6 +105,21 @@ def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
     assert Deadlines(facts(**WORK)).run(honest.roster, plan.paths) == MOST_S
 
 
+def test_nobody_makes_the_others_wait_by_calling_its_ways_slow() -> None:
+    def far(peer: PeerId, seconds: float) -> Measured:
+        ways = tuple((p, LinkCost(seconds)) for p in (E, S1, S2, T1) if p != peer)
+        return Measured(tera_s=1.0, ways=ways)
+
+    peers = (E, S1, S2, T1)
+    leader, plan = begun([heard(p, costs=far(p, 0.5)) for p in peers], **WORK)
+    before = leader.deadlines.round(leader.roster, plan)
+    assert before > leader.facts.waits.round_s
+    paths = Deadlines(facts(**WORK)).run(leader.roster, plan.paths)
+    tell(leader, [heard(S1, costs=far(S1, 1e4))], 3.0)
+    assert leader.deadlines.round(leader.roster, plan) <= BEYOND * before
+    assert Deadlines(facts(**WORK)).run(leader.roster, plan.paths) <= BEYOND * paths
+
+
 # ----------------------------------------------------------- slow is not dead
 
 

@@ -198,6 +198,76 @@ def test_a_leader_that_stood_still_blames_nobody() -> None:
     assert "epoch-committed" in kinds(done)
 
 
+def test_a_member_that_always_reports_just_in_time_gets_no_more_of_it() -> None:
+    leader, plan, now = practised()
+    took: list[float] = []
+    for _ in range(12):
+        began = now
+        done = reported(leader, plan, now)
+        assert leader._epoch is not None
+        while now + STEP_S < leader._epoch.late_at:
+            now += STEP_S
+            done += here(leader, now, *EVERYBODY)
+            done += leader.handle(ev.ClockTick(), now)
+            for m in plan.members:
+                if m.peer != T1:
+                    again = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+                    done += leader.handle(again, now)
+        done += leader.handle(ev.Committed(T1, plan.hash, 0, digest(plan, 1), 1.0), now)
+        done += here(leader, now, *EVERYBODY)
+        done += leader.handle(ev.ClockTick(), now)
+        took.append(now - began)
+        plan = next_plan(done)
+    assert max(took) < 6.0
+
+
+@pytest.mark.parametrize("stage", ["run", "round"])
+def test_reports_that_are_repeated_give_no_member_more_time(stage: str) -> None:
+    leader, plan, began = practised()
+    words: list[Any] = []
+    if stage == "round":
+        reported(leader, plan, began)
+        for m in plan.members:
+            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            words += [committed] * (m.peer != T1)
+    else:
+        words.append(ev.MicroBatchesReported(T1, plan.hash, ()))
+    for word in words:
+        leader.handle(word, began)
+    assert leader._epoch is not None
+    last = leader._epoch.reported
+    for word in words:
+        leader.handle(word, began + 2.0)
+    assert leader._epoch.reported == last
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_member_is_not_late_before_the_deadline_that_it_was_given(attempt: int) -> None:
+    """It may wait that long for an owner that gives it nothing: in a round with new owners, or in a
+    repeated one."""
+    leader, plan, now = practised()
+    assert leader._epoch is not None
+    leader._epoch.steady = attempt == 1
+    done = reported(leader, plan, now)
+    for m in plan.members:
+        if m.peer != T1:
+            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            done += leader.handle(committed, now)
+    if attempt:
+        done += leader.handle(ev.Incomplete(T1, plan.hash, 0, (), ()), now)
+    notes = [a for a in done if isinstance(a, ev.SendRound) and T1 in a.to]
+    assert notes[-1].round.attempt == attempt
+    until = now + notes[-1].round.deadline_s
+    assert until > now + 20.0
+    while now < until:
+        assert "peer-on-probation" not in kinds(done)
+        now += STEP_S
+        done += here(leader, now, *EVERYBODY)
+        done += leader.handle(ev.ClockTick(), now)
+    _, late = without(leader, plan, now, T1)
+    assert late < until + 20.0
+
+
 def test_before_rounds_were_measured_a_member_has_its_whole_time() -> None:
     leader, plan = begun(map(heard, EVERYBODY), round_s=30.0, late_s=4.0)
     done, now = without(leader, plan, 3.0, T1)

@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
 
-from node.core.errors import PeerFault
+from node.core.errors import OutOfResources, PeerFault
 from node.identity.places import Places
 from node.reach.ladder import Rung
 from node.transport import links, p2p
@@ -247,6 +247,22 @@ async def test_p2pd_relays_for_nobody(swarm):
     stream_of_ours.close()
     with pytest.raises(PeerFault, match="protocols not supported"):
         await b.p2p.open_stream(a.peer_id, "/libp2p/circuit/relay/0.2.0/hop")
+
+
+async def test_p2pd_starts_again_after_a_cleaner_of_temporary_files(swarm):
+    a = await swarm()
+    ups: asyncio.Queue = asyncio.Queue()
+    a.p2p.on_up.append(ups.put)
+    (a.p2p.runtime / p2p.CONFIGURATION).unlink()
+    os.kill(a.p2p.pid, signal.SIGKILL)
+    await asyncio.wait_for(ups.get(), 10)
+
+
+async def test_a_runtime_directory_that_cannot_be_written_is_named(swarm):
+    a = await swarm(started=False)
+    (a.p2p.runtime / p2p.CONFIGURATION).mkdir()
+    with pytest.raises(OutOfResources, match=f"{a.p2p.runtime}.* cannot be written: Is a dir"):
+        await a.start()
 
 
 async def test_without_quic_nothing_is_dialled_over_udp(swarm):

@@ -412,6 +412,20 @@ async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
         await meeting(Scripted(), run="").greet(B, 1.0)
 
 
+async def test_the_stream_of_a_greeting_that_is_turned_away_stays_until_its_peer_hangs_up():
+    """Closing it resets it, and the peer may not have read the reason yet."""
+    greeting = HandshakeFrame(hello=hello()).SerializeToString()
+    reader, writer = asyncio.StreamReader(), Sink()
+    reader.feed_data(len(greeting).to_bytes(4, "big") + greeting)
+    turning = asyncio.create_task(meeting(Scripted()).turn_away(reader, writer, "too often"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not turning.done()
+    reader.feed_eof()
+    await turning
+    assert HandshakeFrame.FromString(writer.data[4:]).farewell.reason == "too often"
+
+
 @pytest.mark.parametrize("links", [{}, {B: ("/ip4/10.0.0.1/tcp/1",)}], ids=["cut off", "linked"])
 async def test_a_peer_that_is_cut_off_dials_again_soon(monkeypatch, links):
     """After 15 minutes without a network it was five more until the next attempt."""

@@ -37,7 +37,9 @@ class EpochAttempt:
     late_at: float = math.inf
     """Time from which a few members that have not reported are late."""
     reported: float = 0.0
-    """Time of the last report."""
+    """Time of the last report that said something new."""
+    enough: float = math.inf
+    """Time from which the epoch could be committed without the members that have not committed."""
     steady: bool = False
     """No part has another owner than in the epoch before, so nobody waits for optimizer state."""
     probation: frozenset[PeerId] = frozenset()
@@ -127,6 +129,11 @@ class EpochAttempt:
     def committed(self) -> set[PeerId]:
         """Members that hold what it makes."""
         return {p for p, o in self.outcomes.items() if isinstance(o, ev.Committed)}
+
+    @property
+    def uncommitted(self) -> set[PeerId]:
+        """Living members that do not hold what it makes yet."""
+        return {m.peer for m in self.alive} - self.committed
 
     def vote(self, e: ev.Committed) -> Vote | None:
         """What this word has to be the signature of; None for one of another plan."""

@@ -20,7 +20,7 @@ from statistics import median
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Path, Plan
 from node.core.patience import SPARE, Took
-from node.scheduler.costs import BEYOND, NOTHING, Measured
+from node.scheduler.costs import BEYOND, NOTHING, LinkCost, Measured
 from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 
@@ -147,16 +147,28 @@ class Deadlines:
 
 def _believed(roster: Roster) -> dict[PeerId, Measured]:
     """What everybody says, where it is not beyond :data:`~node.scheduler.costs.BEYOND` times the
-    median of its kind: nobody makes the others wait by calling itself slow."""
+    median of its kind: nobody makes the others wait by calling itself, or its ways, slow."""
     said = {p: c.costs for p, c in roster.candidates.items()}
     most = {
         name: BEYOND * _median(getattr(m, name) for m in said.values())
         for name in ("forward_s", "backward_s", "loss_s", "tera_s")
     }
+    tensor_s = BEYOND * _median(_tensor_s(m) for m in said.values())
     return {
-        p: replace(m, **{name: min(getattr(m, name), limit) for name, limit in most.items()})
+        p: replace(
+            m,
+            **{name: min(getattr(m, name), limit) for name, limit in most.items()},
+            ways=_within(m, tensor_s),
+        )
         for p, m in said.items()
     }
+
+
+def _within(m: Measured, tensor_s: float) -> tuple[tuple[PeerId, LinkCost], ...]:
+    """Its ways, none slower than ``tensor_s`` seconds for a tensor."""
+    if _tensor_s(m) <= tensor_s:
+        return m.ways
+    return tuple((p, replace(way, tensor_s=min(way.tensor_s, tensor_s))) for p, way in m.ways)
 
 
 def _median(claims: Iterable[float]) -> float:

@@ -670,8 +670,10 @@ class Leader:
         epoch = self._epoch
         if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
             return self._excuse(e.peer, e.plan_hash, now)
-        epoch.reported = now
+        known = len(epoch.results)
         epoch.report(e, self.facts.micro_batch * self.facts.sizes.sequence)
+        if len(epoch.results) > known:  # repetitions give nobody more time
+            epoch.reported = now
         return self._close_if_done(epoch, now)
 
     def _close_if_done(self, epoch: EpochAttempt, now: float) -> list[Any]:
@@ -689,9 +691,9 @@ class Leader:
         self.phase, epoch.closed, epoch.reported = Phase.ROUND, now, now
         longest = self.deadlines.round(self.roster, epoch.plan)
         usual = self.deadlines.usual_round(self.roster, epoch.plan, patience=self._patience(epoch))
-        # A new owner may have to wait for the state of the optimizer.
+        # A new owner may have to wait for the state of the optimizer, and others wait for it.
         epoch.round_s = usual if epoch.steady else longest
-        epoch.late_at = now + LATE * usual
+        epoch.late_at = now + LATE * epoch.round_s
         epoch.deadline = now + ROUNDS * longest
         epoch.attempts = dict.fromkeys(epoch.stages, 0)
 
@@ -714,8 +716,11 @@ class Leader:
             or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
         ):
             return []
+        if e.peer not in epoch.outcomes:  # repetitions give nobody more time
+            epoch.reported = now
         epoch.outcomes[e.peer] = e
-        epoch.reported = now
+        if epoch.enough > now and epoch.can_spare(epoch.uncommitted):
+            epoch.enough = now
         if e.peer in self.roster.candidates:
             self.roster.alive(e.peer, now)  # its word is a sign of life too
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
@@ -793,10 +798,8 @@ class Leader:
         round_s = self.deadlines.round(self.roster, epoch.plan, attempts)
         epoch.round_s = max(epoch.round_s, round_s)
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
-        usual = self.deadlines.usual_round(
-            self.roster, epoch.plan, attempts, patience=self._patience(epoch)
-        )
-        epoch.late_at = now + LATE * usual
+        # Members wait as long for an owner that gives them nothing, which is not their fault.
+        epoch.late_at = now + LATE * round_s
         self.repaired += 1
         again = epoch.repair(stage, unfinished, self.facts.make.assign, round_s)
         if not again.round.sources:
@@ -832,7 +835,8 @@ class Leader:
             )
             self.routing.committed(epoch.plan, epoch.dropped, now - epoch.closed)
         if not epoch.dead:  # who died was waited for, which is no work
-            self.deadlines.took(epoch.plan, now - epoch.closed)
+            # Without members that were not needed: one could take a little longer in each epoch.
+            self.deadlines.took(epoch.plan, min(epoch.enough, now) - epoch.closed)
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
         # Who stepped what in the end; in an outer round nobody steps.
