@@ -109,6 +109,7 @@ class StageMath:
     recompute: str = "off"
     slice: int = 0
     """Sequences that are computed at once since memory ran out; 0: all of a micro-batch."""
+    on_gpu: bool = False
 
     def __init__(
         self,
@@ -129,12 +130,9 @@ class StageMath:
         self._frozen = not self._trained
         held = (*module.parameters(), *module.buffers())
         self._device = held[0].device if held else torch.device("cpu")
+        self.on_gpu = self._device.type == "cuda"
         self.graph_bytes: dict[tuple[int, ...], int] = {}
         self._texts = WeakSet[TextCache]()
-
-    @property
-    def on_gpu(self) -> bool:
-        return self._device.type == "cuda"
 
     @property
     def caches_texts(self) -> bool:
