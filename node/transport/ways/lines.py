@@ -264,7 +264,9 @@ class Lines:
         # the tunnel is left.
         tcp = [("tcp", self._direct(met))] if met.targets else []
         ways = [*tcp, ("tunnel", self._tunnelled(met))]
-        return await self._race(peer, ways, self._tried[peer].outcome)
+        # A tunnel costs both sides more than a wire, and a process that is late is slow by either.
+        head_start_s = HEAD_START_S + self._patience.slack(time.monotonic())
+        return await self._race(peer, ways, self._tried[peer].outcome, head_start_s)
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
         return await self._tunnelled(await self._greet_through(peer, relay), relay)
