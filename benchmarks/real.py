@@ -3,6 +3,7 @@
     python -m benchmarks.real --json -
     python -m benchmarks.real --only 5
 
+2  adapters: tokens a second beside PEFT in one process, in fp32 and in bf16
 3  generate: tokens a second beside transformers, several texts, a stage that dies
 4  serve: the client of the OpenAI API beside transformers, 32 clients at once
 5  export: files equal to those given, logits, adapters, merged weights, GGUF
@@ -16,6 +17,7 @@ import sys
 from benchmarks.lab.parts import run_asked
 
 PARTS = {
+    "2": ("speed",),
     "3": ("generated",),
     "4": ("served",),
     "5": ("exported",),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -185,19 +186,8 @@ def _rate(peer: Peer, prompt: str, texts: int) -> float:
 def swarm(root: Path, there: Path, **changes: Any) -> tuple[Box, list[Peer]]:
     """Start the ends, two peers of stage 1 and one of stage 2, and wait for the end of their run.
     Each process has :data:`THREADS` threads, as transformers has."""
-    root.mkdir(parents=True, exist_ok=True)
-    box = Box(root)
-    file = root / "swarm.toml"
-    words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
-    for key, value in (SETTINGS | changes).items():
-        words += ["--set", f"{key}={value}"]
-    done = box.tutti(*words, home="ends-0", timeout=WAIT_S)
-    if done.returncode:
-        raise Hang(f"no manifest: {done.stderr}")
-    box.manifest = read_manifest(file)
-    key = Identity.load(root / "ends-0" / "identity.key").peer_id
-    door = f"/ip4/127.0.0.1/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
-    peers = [_peer(box, door, *which) for which in ((0, "0"), (1, "0"), (1, "1"), (2, "0"))]
+    box = made(root, there, SETTINGS | changes)
+    peers = peers_of(box, (1, 2, 1), THREADS)
     try:
         box.start(*peers)
         box.wait(
@@ -211,7 +201,34 @@ def swarm(root: Path, there: Path, **changes: Any) -> tuple[Box, list[Peer]]:
     return box, peers
 
 
-def _peer(box: Box, door: str, stage: int, number: str) -> Peer:
+def made(root: Path, there: Path, settings: Mapping[str, Any]) -> Box:
+    """Write the manifest of a run that begins from the model in the directory ``there``. Raises
+    Hang where ``tutti swarm init`` refuses."""
+    root.mkdir(parents=True, exist_ok=True)
+    box = Box(root)
+    file = root / "swarm.toml"
+    words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
+    for key, value in settings.items():
+        words += ["--set", f"{key}={value}"]
+    done = box.tutti(*words, home="ends-0", timeout=WAIT_S)
+    if done.returncode:
+        raise Hang(f"no manifest: {done.stderr}")
+    box.manifest = read_manifest(file)
+    return box
+
+
+def peers_of(box: Box, nodes: Sequence[int], threads: int) -> list[Peer]:
+    """The peers of a run that :func:`made` wrote, ``nodes`` of each stage, not started."""
+    key = Identity.load(box.root / "ends-0" / "identity.key").peer_id
+    door = f"/ip4/127.0.0.1/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
+    return [
+        _peer(box, door, stage, str(number), threads)
+        for stage, count in enumerate(nodes)
+        for number in range(count)
+    ]
+
+
+def _peer(box: Box, door: str, stage: int, number: str, threads: int) -> Peer:
     where = ["--join", door] if stage else ["--p2p-port", door.split("/")[4]]
     role = ["--role", "stage", "--stage", str(stage)] if stage else ["--role", "ends"]
     label = named(stage, number)
@@ -224,7 +241,7 @@ def _peer(box: Box, door: str, stage: int, number: str) -> Peer:
         "--name",
         label,
         "--threads",
-        str(THREADS),
+        str(threads),
     )
 
 
