@@ -3,6 +3,7 @@ quiet speed."""
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 from benchmarks.attacks import direct, files
@@ -159,6 +160,8 @@ def fuzz(report: Report, root: Path, quick: bool) -> None:
         report.add("fuzz every parser", 0, "messages", "there is no fuzzer", "", holds=False)
         return
     found = importlib.import_module(FUZZING).run(FUZZ_QUICK_S if quick else FUZZ_S, SEED)
+    for failure in found.failures:
+        print(failure, file=sys.stderr)
     report.add(
         "fuzz every parser",
         len(found.failures),

@@ -304,9 +304,10 @@ def text_row(nbytes: int) -> MemoryRow:
 
 
 def _gradient_bytes(manifest: Manifest, stage: int) -> int:
-    """Bytes of the gradients of a stage."""
+    """Bytes of the gradients of a stage; at least 1, because the ends of a run of adapters train
+    nothing."""
     shapes = parameter_shapes(manifest.model, manifest.pipeline.stages, stage)
-    return manifest.optimizer.width * count(shapes)
+    return max(1, manifest.optimizer.width * count(shapes))
 
 
 def logits_at_once(

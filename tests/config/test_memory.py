@@ -190,6 +190,14 @@ def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path:
     assert places(32 * GIB) == (tight + window, GIB), "a window more"
 
 
+def test_ends_that_train_nothing_have_places_and_texts(tmp_path: Path) -> None:
+    ours = config(tmp_path)
+    adapters = amended(DEMO, {"model.adapter": 4})
+    verdict = check_memory(ours, adapters, 0, 64 * GIB)
+    assert share_places(ours, adapters, 0, verdict) > ours.limits.in_flight
+    assert text_limit(ours, adapters, 0, verdict) == GIB
+
+
 def test_pieces_of_the_loss_are_larger_where_a_gpu_has_memory_left(tmp_path: Path) -> None:
     ours, most = config(tmp_path), 64 * GIB
 
