@@ -74,10 +74,12 @@ from protos import (
 
 
 class Parser(NamedTuple):
-    """``read`` takes bytes of a stranger; ``allowed`` are the only errors that it may raise."""
+    """``read`` takes bytes of a stranger; ``allowed`` are the only errors that it may raise;
+    ``calls_per_byte``: calls of functions that it may make for each byte."""
 
     read: Callable[[bytes], object]
     allowed: tuple[type[Exception], ...] = (WireError,)
+    calls_per_byte: int = 4
 
 
 ME = Identity(Ed25519PrivateKey.from_private_bytes(b"m" * 32), None)
@@ -498,7 +500,8 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
             lambda: [json.dumps(row).encode() for row in _CHAT_ROWS],
         ),
         "chat template": (
-            Parser(partial(_text, lambda text: Template(text, {})), (BadTemplate,)),
+            # jinja2 makes a dozen calls for each word.
+            Parser(partial(_text, lambda text: Template(text, {})), (BadTemplate,), 16),
             lambda: [_TEMPLATE.encode()],
         ),
         "rows of JSON": (
