@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.lab.books import COMMITTED
 from benchmarks.lab.fleet import Box, Hang, Peer, named
 from benchmarks.lab.real import smollm2
 from benchmarks.report import Report
@@ -32,6 +33,8 @@ PROMPT, TOKENS = 500, 200
 TEXTS = 4
 ROUNDS = 3
 KILLED_AT = 100
+TURNS, EPOCHS = 3, 2
+"""Turns of training alone and of training beside texts; epochs of each."""
 SETTINGS = {
     "model.seq_len": 256,
     "training.target_batch": 4,
@@ -66,6 +69,7 @@ def rows(report: Report, root: Path) -> None:
         _killed(report, peers, model, ids, prompt)
     finally:
         box.clean_up()
+    _while_training(report, root / "training", there, prompt)
 
 
 def _at_rest(report: Report, box: Box, model: Any, ids: list[int], prompt: str) -> None:
@@ -140,6 +144,98 @@ def _killed(report: Report, peers: list[Peer], model: Any, ids: list[int], promp
         str(TOKENS),
         holds=tokens == wanted,
     )
+
+
+def _while_training(report: Report, root: Path, there: Path, prompt: str) -> None:
+    """Texts one after the other while the swarm trains, in turns with training alone."""
+    settings = {"training.min_replicas": 1, "training.eval_every": 0, "training.epochs": 100_000}
+    box = made(root, there, settings)
+    peers = peers_of(box, (1, 1, 1), THREADS)
+    alone: list[float] = []
+    beside: list[float] = []
+    tokens = 0
+    seconds = 0.0
+    try:
+        box.start(*peers)
+        box.wait("the first epochs", lambda: len(commits(peers[0])) >= 2, WAIT_S)
+        for _ in range(TURNS):
+            alone.append(epochs_a_second(box, peers[0], EPOCHS))
+            with Reading(peers[0], prompt) as reading:
+                beside.append(epochs_a_second(box, peers[0], EPOCHS))
+            tokens += reading.tokens
+            seconds += reading.seconds
+    finally:
+        box.clean_up()
+    rate = tokens / seconds
+    report.add(
+        "3 tokens a second while the swarm trains",
+        rate,
+        f"tokens a second, of one text of a prompt of {PROMPT} after the other",
+        "",
+        "at least 3",
+        holds=rate >= 3,
+    )
+    slower = 1 - median(a / b for a, b in zip(beside, alone, strict=True))
+    report.add(
+        "3 share of its speed that training loses by these texts",
+        slower,
+        f"{median(alone):.4f} epochs a second alone",
+        "",
+        "at most 0.15",
+        holds=slower <= 0.15,
+    )
+
+
+class Reading:
+    """Texts that are asked for one after the other inside of the block. ``tokens`` and
+    ``seconds``: of them, from the first token of each text to its last."""
+
+    def __init__(self, peer: Peer, prompt: str) -> None:
+        self._peer, self._prompt = peer, prompt
+        self.tokens = 0
+        self.seconds = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> "Reading":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        with ControlClient(control_socket(self._peer.home)) as client:
+            while not self._over.is_set():
+                self._one(client)
+
+    def _one(self, client: ControlClient) -> None:
+        began = 0.0
+        for piece in client.generate(_request(self._prompt, TOKENS)):
+            if not piece.HasField("token"):
+                continue
+            if began:
+                self.tokens += 1
+            began = began or time.monotonic()
+            if self._over.is_set():
+                break
+        if began:
+            self.seconds += time.monotonic() - began
+
+
+def commits(ends: Peer) -> list[float]:
+    """Unix times of the epochs that were committed."""
+    return [t.at for t in ends.told() if t.kind == COMMITTED]
+
+
+def epochs_a_second(box: Box, ends: Peer, epochs: int) -> float:
+    """Speed of a swarm that trains, from the next commit on over ``epochs``."""
+    before = len(commits(ends))
+    box.wait("an epoch", lambda: len(commits(ends)) > before, WAIT_S)
+    box.wait("more epochs", lambda: len(commits(ends)) > before + epochs, WAIT_S)
+    at = commits(ends)[before : before + epochs + 1]
+    return epochs / (at[-1] - at[0])
 
 
 def _library(model: Any, ids: list[int]) -> tuple[float, list[int]]:

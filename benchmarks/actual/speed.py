@@ -19,9 +19,8 @@ import peft
 import torch
 import transformers
 
-from benchmarks.actual.generated import WAIT_S, made, peers_of
-from benchmarks.lab.books import COMMITTED
-from benchmarks.lab.fleet import Box, Peer
+from benchmarks.actual.generated import WAIT_S, commits, epochs_a_second, made, peers_of
+from benchmarks.lab.fleet import Peer
 from benchmarks.lab.real import smollm2
 from benchmarks.report import Report
 from node.telemetry.resources import bf16_units
@@ -70,9 +69,9 @@ def _format(report: Report, root: Path, *, bf16: bool) -> None:
     theirs: list[float] = []
     try:
         box.start(*peers)
-        box.wait("the first epochs", lambda: len(_commits(peers[0])) >= 2, WAIT_S)
+        box.wait("the first epochs", lambda: len(commits(peers[0])) >= 2, WAIT_S)
         for _ in range(ROUNDS):
-            ours.append(_swarm(box, peers[0]))
+            ours.append(epochs_a_second(box, peers[0], EPOCHS) * BATCH * SEQUENCE)
             with _standing(peers):
                 theirs.append(_rate(step))
         formats = {p.label: p.status().precision for p in peers}
@@ -87,20 +86,6 @@ def _format(report: Report, root: Path, *, bf16: bool) -> None:
         f"at least {LEAST}",
         holds=ratio >= LEAST,
     )
-
-
-def _swarm(box: Box, ends: Peer) -> float:
-    """Tokens a second of the daemons, from one commit to another."""
-    before = len(_commits(ends))
-    box.wait("an epoch", lambda: len(_commits(ends)) > before, WAIT_S)
-    box.wait("more epochs", lambda: len(_commits(ends)) > before + EPOCHS, WAIT_S)
-    at = _commits(ends)[before : before + EPOCHS + 1]
-    return EPOCHS * BATCH * SEQUENCE / (at[-1] - at[0])
-
-
-def _commits(ends: Peer) -> list[float]:
-    """Unix times of the epochs that were committed."""
-    return [t.at for t in ends.told() if t.kind == COMMITTED]
 
 
 class _standing:
