@@ -27,9 +27,10 @@ import grpc.aio
 import torch
 
 from node.checkpoint.description_wait import DescriptionWait, alone_s
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.files import directory, local_fault, reading
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.state import WIRE, NoDonor, StateKind, StateSnapshot
+from node.checkpoint.state import WIRE, StateKind, StateSnapshot
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from node.checkpoint.state import NoDonor
+from node.checkpoint.errors import NoDonor
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.transport.port import TransportPort, answers

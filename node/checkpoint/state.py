@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Version
 from protos import state_pb2
@@ -73,16 +72,6 @@ class StateSnapshot:
     """By the donors' word; only the digest, where it was known before, makes it more."""
     tensors: dict[str, torch.Tensor]
     sources: dict[PeerId, int]
-
-
-class NoDonor(PeerFault):
-    """Nobody asked could give the state whole. ``reasons`` says why for each; what was verified is
-    kept for a retry."""
-
-    def __init__(self, what: str, reasons: Mapping[PeerId, str]) -> None:
-        said = "; ".join(f"{peer[-6:]}: {why}" for peer, why in reasons.items()) or "nobody to ask"
-        super().__init__(next(iter(reasons), PeerId("")), f"no donor for {what} ({said})")
-        self.reasons = dict(reasons)
 
 
 def by_part(flat: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:

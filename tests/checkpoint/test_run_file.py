@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.lab.memory_net import MemoryNet
 from node.checkpoint import run_file, service
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.run_file import fetch_file
 from node.checkpoint.service import FileReader, FileReaders, StateService
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.state import NoDonor
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from protos import state_pb2, state_pb2_grpc

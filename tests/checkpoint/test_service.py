@@ -11,10 +11,11 @@ import torch
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint import pins, service
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.fetch import FetchTimeouts, Partial, fetch
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.state import NoDonor, StateKind
+from node.checkpoint.state import StateKind
 from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Version

@@ -30,19 +30,22 @@ CLOSED = failed(PLACE, "connect", ExitCode.PORT_CLOSED, "connection refused")
 
 
 @pytest.mark.parametrize(
-    ("verb", "unloaded"),
+    ("words", "unloaded"),
     [
         (
-            "version",
+            ["version"],
             {"torch", "hivemind", "libp2p", "textual", "numpy", "grpc", "matplotlib", "zeroconf"},
         ),
-        ("status", {"torch", "hivemind", "libp2p", "textual"}),
+        (["status"], {"torch", "hivemind", "libp2p", "textual"}),
+        (["swarm", "init", "{home}/m.toml"], {"torch", "hivemind", "libp2p", "textual"}),
     ],
+    ids=["version", "status", "swarm init"],
 )
 @pytest.mark.usefixtures("daemon")
-def test_a_command_loads_nothing_heavy(home, verb, unloaded):
+def test_a_command_loads_nothing_heavy(home, words, unloaded):
+    words = [word.format(home=home) for word in words]
     done = in_a_process(
-        f"import sys, cli; code = cli.main(['--home', {str(home)!r}, {verb!r}]); "
+        f"import sys, cli; code = cli.main(['--home', {str(home)!r}, *{words!r}]); "
         f"heavy = {unloaded!r} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
     )
     assert done.returncode == 0, done.stderr

@@ -21,10 +21,11 @@ from node.app.export import exporter as export
 from node.app.export.exporter import Exporter, News, Progress
 from node.app.run_files import RunFiles
 from node.checkpoint import donors, pins
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.fetch import fetch
 from node.checkpoint.service import StateService, Unserved
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.state import NoDonor, StateKind
+from node.checkpoint.state import StateKind
 from node.config import NodeConfig
 from node.core.errors import NetworkFault, OutOfResources, Refused, UsageFault
 from node.core.ids import PeerId

@@ -11,9 +11,10 @@ import grpc
 import pytest
 import torch
 
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.fetch import Partial
 from node.checkpoint.service import StateService, Unserved
-from node.checkpoint.state import NoDonor, StateKind
+from node.checkpoint.state import StateKind
 from node.core.errors import NetworkFault, Refused
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage_after

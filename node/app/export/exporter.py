@@ -27,9 +27,10 @@ from node.app.assembly import Assembled
 from node.app.export.model_card import Result, model_card, source_in
 from node.app.run_files import RunFiles
 from node.checkpoint.donors import RENEW_S, Donors
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.fetch import Partial, fetch
 from node.checkpoint.run_file import fetch_file
-from node.checkpoint.state import WIRE, NoDonor, StateKind
+from node.checkpoint.state import WIRE, StateKind
 from node.config import NodeConfig
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
 from node.core.ids import PeerId, short, stage_name

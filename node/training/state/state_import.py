@@ -12,7 +12,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from node.checkpoint.state import NoDonor, StateKind, StateSnapshot, by_part
+from node.checkpoint.errors import NoDonor
+from node.checkpoint.state import StateKind, StateSnapshot, by_part
 from node.core.errors import PeerFault, StepFault, WireError
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage
