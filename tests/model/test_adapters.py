@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 import transformers
@@ -100,6 +99,8 @@ def test_exported_adapters_load_in_peft(saved: Path, tmp_path: Path) -> None:
     adapters = {name: p.data for name, p in lora.named_parameters()}
     out = exported(tmp_path / "out", settings, adapters)
     assert exported(out, settings, adapters) == out, "an earlier export is replaced"
+    import peft  # takes its time to load
+
     base = transformers.AutoModelForCausalLM.from_pretrained(saved)
     loaded = peft.PeftModel.from_pretrained(base, str(out))
     with torch.no_grad():

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -140,6 +139,8 @@ def test_adapters_open_by_themselves_and_merge(saved: Path, tmp_path: Path) -> N
             parameter.normal_(0.0, 0.2)
     adapters = {name: p.data for name, p in lora.named_parameters()}
     out = exported(tmp_path / "out", settings, adapters, given=given, base=str(saved))
+    import peft  # takes its time to load
+
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(str(out))
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert (tokenizer.chat_template, tokenizer.eos_token_id) == (TEMPLATE, 258)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from node.core.errors import UsageFault
 from node.manifest import Manifest, amended
@@ -83,6 +82,9 @@ def drawn(kind: str, dice: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tables_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    # Takes its time to load.
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     dice = random.Random(kind)
     for number in range(12):
         config = drawn(kind, dice) | {"model_type": FAMILIES[number % 4]}

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from node.core.errors import ExitCode, LocalFault, UsageFault
@@ -14,7 +14,16 @@ from tests.serve.conftest import serving
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 
 
-def client_of(url: str, key: str = "none") -> openai.AsyncOpenAI:
+@pytest.fixture(scope="module")
+def openai() -> Any:
+    import openai  # takes its time to load
+
+    return openai
+
+
+def client_of(url: str, key: str = "none") -> Any:
+    import openai  # takes its time to load
+
     return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
 
 
@@ -24,7 +33,7 @@ async def client(url):
         yield made
 
 
-async def test_the_model_is_the_run(client):
+async def test_the_model_is_the_run(client, openai):
     assert [m.id async for m in client.models.list()] == ["letters"]
     assert (await client.models.retrieve("letters")).owned_by == "tutti"
     with pytest.raises(openai.NotFoundError, match="letters"):
@@ -96,7 +105,7 @@ async def test_a_text_goes_on_streamed_or_not(client, letters):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ],
 )
-async def test_what_is_not_supported_is_refused_by_name(client, letters, changes, param):
+async def test_what_is_not_supported_is_refused_by_name(client, letters, changes, param, openai):
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(**{"model": "any", "messages": HELLO} | changes)
     assert refused.value.param == param
@@ -124,19 +133,19 @@ async def test_idle_settings_and_parts_of_text_are_taken(client, letters):
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (ExitCode.USAGE, openai.BadRequestError),
-        (ExitCode.NETWORK, openai.InternalServerError),
-        (ExitCode.TIMED_OUT, openai.InternalServerError),
+        (ExitCode.USAGE, "BadRequestError"),
+        (ExitCode.NETWORK, "InternalServerError"),
+        (ExitCode.TIMED_OUT, "InternalServerError"),
     ],
 )
-async def test_a_fault_before_the_text_is_an_http_error(client, letters, code, kind):
+async def test_a_fault_before_the_text_is_an_http_error(client, letters, code, kind, openai):
     letters.fault = (0, LocalFault("no template", "use /v1/completions", code))
     for stream in (False, True):
-        with pytest.raises(kind, match="no template; use /v1/completions"):
+        with pytest.raises(getattr(openai, kind), match="no template; use /v1/completions"):
             await client.chat.completions.create(model="any", messages=HELLO, stream=stream)
 
 
-async def test_a_fault_within_a_stream_is_an_event(client, letters):
+async def test_a_fault_within_a_stream_is_an_event(client, letters, openai):
     letters.fault = (2, LocalFault("stage 2 is gone", "wait", ExitCode.NETWORK))
     stream = await client.chat.completions.create(model="any", messages=HELLO, stream=True)
     seen: list[str] = []
@@ -184,7 +193,7 @@ async def test_thirty_two_clients_at_once_are_answered(url, letters):
     assert found == [f"text {i}" for i in range(32)]
 
 
-async def test_a_token_is_asked_for(letters):
+async def test_a_token_is_asked_for(letters, openai):
     async with serving(letters, token="secret") as url:
         async with client_of(url, "wrong") as client:
             with pytest.raises(openai.AuthenticationError):

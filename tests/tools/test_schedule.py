@@ -8,7 +8,6 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.image import imread
 
 from benchmarks.scheduler import DATA, load
 from cli import main
@@ -66,6 +65,8 @@ def test_people_get_a_table_and_a_picture(capsys, tmp_path):
 
 
 def test_the_picture_may_be_a_png(capsys, tmp_path):
+    from matplotlib.image import imread  # takes its time to load
+
     png = tmp_path / "plan.PNG"
     assert ask(capsys, B, "--moves", "50", "--gantt", str(png))[0] == 0
     pixels = (imread(png)[..., :3] * 255).round().astype(int)
