@@ -17,6 +17,8 @@ COMMIT_S = 60.0
 BACK_S = 30.0
 """Longest wait for a plan with the peer that was struck. A peer that was cut off until all records
 expired finds the others by the directory alone."""
+SHORT = WorkTimes(ends_s=0.03, forward_s=0.1, step_s=0.03)
+"""Epochs of about a second."""
 FOUR = Setup(
     ends=2,
     stages=1,
@@ -24,12 +26,12 @@ FOUR = Setup(
     parts=toy_parts(1, 3),
     epochs=100_000,
     eval_every=3,
-    work=WorkTimes(ends_s=0.03, forward_s=0.1, step_s=0.03),
+    work=WorkTimes(ends_s=0.06, forward_s=0.2, step_s=0.06),
 )
-"""Epochs of about a second."""
+"""Epochs of about two seconds. What is waited for takes longer, and epochs are what it costs."""
 SHAPES = {
     "four": FOUR,
-    "seven": replace(FOUR, ends=3, stages=2, parts=toy_parts(2, 3)),
+    "seven": replace(FOUR, ends=3, stages=2, parts=toy_parts(2, 3), work=SHORT),
     "two cells": replace(
         FOUR,
         ends=4,
