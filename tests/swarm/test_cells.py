@@ -36,7 +36,7 @@ def test_cells_divide_average_and_outlive_the_founders(box) -> None:
         averaging__cell=1,
         outer__strategy="gossip",
         outer__carries="parameters",
-        outer__window_s=15.0,
+        outer__window_s=6.0,
         training__min_replicas=1,
         training__epochs=100_000,
     )

@@ -35,7 +35,7 @@ def box(swarm: FrozenSwarm) -> Box:
 def test_the_cell_goes_on_each_time_that_its_leader_stands_still(
     swarm: FrozenSwarm, box: Box
 ) -> None:
-    dice = random.Random(1)
+    dice = random.Random(20)  # the leader stands still for few seconds after the next commit
     struck = [swarm.strike("leader", dice, COMMIT_S) for _ in range(3)]
     assert {s.who for s in struck} == {"ends-0", "ends-1"}, "who takes over is frozen next"
     assert all(s.said for s in struck), "each one that woke says so"
