@@ -15,7 +15,7 @@ from node.core.ids import PeerId, RunId
 from node.identity.invites import Invite
 
 pytestmark = pytest.mark.swarm
-EPOCHS = 150
+EPOCHS = 100
 
 
 @pytest.fixture(scope="module")
