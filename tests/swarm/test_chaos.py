@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.chaos import SHAPE
+from benchmarks.lab import parted
 from benchmarks.lab.arena import Arena, arena
 from benchmarks.lab.fleet import Box
 from benchmarks.lab.forks import Forks
@@ -22,11 +23,14 @@ BY_NAME = {s.name: s for s in SCENARIOS}
 
 
 @pytest.fixture(scope="module")
-def swarm(forks: Forks) -> Iterator[Arena]:
+def swarm() -> Iterator[Arena]:
     if reason := why_not():
         pytest.skip(reason)
-    with arena(NODES, forks=forks, **SHAPE) as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patch:
+        # Peers that do not answer are looked for every four seconds, not every thirty.
+        patch.setenv("TUTTI_DIRECTORY_REJOIN_MAX_S", "4")
+        with arena(NODES, forks=Forks(parted.MODULE), **SHAPE) as made:
+            yield made
 
 
 @pytest.fixture
