@@ -701,10 +701,14 @@ def observe(
     if again_s := busy_s(answer):
         raise PeerBusy(places[0], Busy(answer.refusal.place, again_s))
     if said == "refusal":
-        raise Refused(
-            f"{places[0]} refused: {answer.refusal.reason[:300]}",
-            "ask with an invite of that run, or try another peer",
-        )
+        step = "ask with an invite of that run, or try another peer"
+        by_address = question.HasField("manifest") and not question.manifest.run_id
+        if by_address and answer.refusal.code == ExitCode.PROTOCOL:
+            step = (
+                "name the run by its file,  tutti start FILE --join ADDRESS , or by an invite, "
+                "which  tutti swarm invite  prints at a peer of the run"
+            )
+        raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", step)
     if said != question.WhichOneof("question"):
         raise WireError(f"{places[0]} answered something else than it was asked")
     return answer

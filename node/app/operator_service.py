@@ -62,7 +62,17 @@ class OperatorService(SnapshotBuilder, Window):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m)))
         if kind == "peers":
             return ask.Answer(peers=await self._answer_peers(question.peers.call))
-        raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
+        raise LocalFault(self._why_not(kind), code=ExitCode.PROTOCOL)
+
+    def _why_not(self, kind: str | None) -> str:
+        """The reason for which a question of this kind has no answer here."""
+        if kind != "manifest":
+            return "this peer does not know the answer"
+        if self._d.manifest is not None:
+            return "this peer takes part in another run"
+        if self._d.role == "rendezvous":
+            return "this peer is a rendezvous without a run, so it does not know yours"
+        return "this peer does not know its own run yet"
 
     async def _answer_peers(self, called: str) -> ask.PeersAnswer:
         answer = self.peers_in_sight()
