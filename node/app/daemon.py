@@ -618,7 +618,11 @@ class Daemon(Node):
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
-        invite = self.view.invite().invite if m and m.swarm.admission == "open" else ""
+        invite = only_on = ""
+        if m and m.swarm.admission == "open":
+            reply = self.view.invite()
+            invite = reply.invite
+            only_on = reply.only_on
         said_in_json = self.config.node.log_format == "json"
         self.journal.emit(
             "daemon",
@@ -633,6 +637,7 @@ class Daemon(Node):
             addresses=self.transport.reachable.multiaddrs(),
             metrics_url=self.metrics_url,
             invite=invite,
+            only_on=only_on,
         )
         if said_in_json:
             return
@@ -652,6 +657,7 @@ class Daemon(Node):
             listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
             invite=invite,
+            only_on=only_on,
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
