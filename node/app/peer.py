@@ -14,7 +14,7 @@ old place is left over.
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import floor
 from typing import Generic, TypeVar
 
@@ -23,7 +23,7 @@ from node.app.change import under
 from node.cells.register import CellReader
 from node.core.clock import Clock
 from node.core.errors import LocalFault, TimedOut, UsageFault
-from node.core.ids import ENDS, CellId, first_cell, stage_name
+from node.core.ids import ENDS, CellId, PeerId, first_cell, stage_name
 from node.core.tasks import Tasks
 from node.core.version import VERSION
 from node.dht.record import DirectoryPort, PeerBody
@@ -195,6 +195,24 @@ class Peer(ABC, Generic[S]):
         self._begin(presence, named)
         presence.announce(self.body)
         return named
+
+    async def alone(
+        self, presence: Presence, manifest: Manifest, own: Collection[PeerId] = ()
+    ) -> bool:
+        """Return True if no other peer has a stage of the run, and none comes into sight within
+        :data:`LOOK_S` seconds. ``own``: other peers that do not count."""
+        first, stages = first_cell(manifest.run_id), manifest.pipeline.stages
+        presence.hasty = True
+        until = self.clock.now() + LOOK_S
+        while self.clock.now() < until:
+            if presence.view.hosting - {*own}:
+                return False
+            if manifest.averaging.peers:
+                cells, _ = await cells_in_sight(presence.directory, presence.me, first, stages)
+                if cells:
+                    return False
+            await asyncio.sleep(HASTE_S)
+        return True
 
     async def instead(self, presence: Presence, why: LocalFault) -> int:
         """A block stage for who went to the ends by itself and cannot host them.
