@@ -607,10 +607,10 @@ def invite_note(only_on: str) -> str:
         )
     if only_on == "network":
         return (
-            "this invite is good in this machine's own network only: from outside nobody is known "
-            "to reach this peer. Let two TCP ports P and Q in at the router, and start with  "
-            "--p2p-port P --grpc-port Q --announce HOST:Q , or meet at a rendezvous:  tutti start "
-            "FILE --join ADDRESS"
+            "so far this invite is good in this machine's own network only: nobody outside is "
+            "known to reach this peer. Let two TCP ports P and Q in at the router, and start with "
+            " --p2p-port P --grpc-port Q --announce HOST:Q , or meet at a rendezvous:  tutti start "
+            "FILE --join ADDRESS . A fresh invite:  tutti swarm invite"
         )
     return ""
 
