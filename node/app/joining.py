@@ -371,7 +371,9 @@ def opened(
     from node.data.sources import open_source  # takes its time to load
 
     m = manifest.model
-    files = files or RunFiles(ours, manifest, None).load
+    here = RunFiles(ours, manifest, None)
+    files = files or here.load
+    places = here.located(places)
     disk = ours.node.data_disk
     return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, disk, files)
 

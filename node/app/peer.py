@@ -221,7 +221,8 @@ class Peer(ABC, Generic[S]):
         """
         if self.place != ENDS or self.open_to != "auto":
             raise why
-        text = f"chooses a block stage instead of the ends: {why}"
+        step = f"; {why.next_step}" if why.next_step else ""
+        text = f"chooses a block stage instead of the ends: {why}{step}"
         self.journal.emit("daemon", "ends-not-hosted", text, "warning")
         self.open_to, self._choosing = "stage", None
         return await self._choose(presence, False)

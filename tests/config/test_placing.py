@@ -140,9 +140,10 @@ async def test_a_joiner_unfit_for_the_ends_takes_a_block_stage(tmp_path: Path) -
     d = FakeDaemon(tmp_path)
     presence = FakePresence(d, {"a": Placed(1), "b": Placed(2), "c": Placed(2)})
     assert await take(d, presence) == ENDS
-    assert await instead(d, presence, "no data") == 1
+    assert await d.instead(presence, UsageFault("no data", "name it")) == 1
     assert d.open_to == "stage"
-    assert [e.level for e in d.journal.recent() if e.kind == "ends-not-hosted"] == ["warning"]
+    (told,) = [e for e in d.journal.recent() if e.kind == "ends-not-hosted"]
+    assert (told.level, told.text[-16:]) == ("warning", "no data; name it")
     with pytest.raises(UsageFault, match="too large"):
         await instead(d, presence, "too large")
 
