@@ -1178,6 +1178,7 @@ def swarm_invite(
 ) -> int:
     """Print the string that brings another machine into the swarm this node runs."""
     from node.app import joining
+    from node.control.text import invite_note
     from node.identity.invites import Invite
     from node.identity.keys import Identity
 
@@ -1193,11 +1194,14 @@ def swarm_invite(
     else:
         text = reply.invite
     if as_json:
-        _json({"invite": text, "addresses": list(invite.addresses), "run_id": invite.run_id})
+        document = {"invite": text, "addresses": list(invite.addresses), "run_id": invite.run_id}
+        _json(document | {"only_on": reply.only_on})
     else:
         if code:
             _print_code(text)
         print(text)
+    if note := invite_note(reply.only_on):
+        _say(note)
     return ExitCode.OK
 
 

@@ -597,9 +597,11 @@ class InviteRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InviteReply(_message.Message):
-    __slots__ = ("invite", "addresses")
+    __slots__ = ("invite", "addresses", "only_on")
     INVITE_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    ONLY_ON_FIELD_NUMBER: _ClassVar[int]
     invite: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, invite: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    only_on: str
+    def __init__(self, invite: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., only_on: _Optional[str] = ...) -> None: ...

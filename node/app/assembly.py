@@ -44,17 +44,18 @@ from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
+from node.checkpoint.state import NoDonor
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.control.pledges import Pledges
 from node.core.clock import Clock
 from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
-from node.core.ids import ENDS, PeerId, stage_name
+from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.data.streamed.stream import Stream
-from node.data.tokenizer import Tokenizer
+from node.data.tokenizer import GET_TOKENIZER, Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
 from node.identity.keys import Signer
 from node.manifest import Manifest
@@ -112,6 +113,12 @@ class Services:
     meetings: CellMeetings | None
 
 
+FILES_S = 20.0
+FILES_AGAIN_S = 1.0
+"""Seconds in which files of the run must come from other peers, and between two attempts. A peer
+that begins sees others only after a while."""
+DONORS = 16
+"""Peers that are asked for a file of the run, one after the other."""
 AT_ONCE = 16
 """Texts that a peer generates at once; others wait."""
 
@@ -187,6 +194,7 @@ async def assemble(
     text = None
     tokenizer = None
     if stage == ENDS:
+        await _files_for_text(RunFiles(config, manifest, None), transport, presence, clock, on_step)
         on_step("opens the text, and turns it into tokens where that was not done before")
         text, tokenizer = await asyncio.to_thread(_text, config, manifest)
     local = None
@@ -702,16 +710,44 @@ def _begin(
     return given
 
 
+async def _files_for_text(
+    files: RunFiles,
+    transport: TransportPort,
+    presence: Presence,
+    clock: Clock,
+    on_step: Callable[[str], None],
+) -> None:
+    """Fetch the tokenizer that a peer at the ends needs, and the files beside it, where they are
+    not here. Raises UsageFault where no peer gives them for :data:`FILES_S` seconds."""
+    until = clock.now() + FILES_S
+    while missing := await asyncio.to_thread(files.missing_for_text):
+        on_step(f"fetches {', '.join(missing)} from other peers")
+        ends = presence.view.replicas(ENDS)
+        donors = [*ends, *sorted(presence.view.hosting - {*ends})][:DONORS]
+        try:
+            await files.fetch_for_text(transport, donors)
+        except NoDonor as e:
+            if clock.now() >= until:
+                said = "; ".join(f"{short(p)}: {why}" for p, why in e.reasons.items())
+                raise UsageFault(
+                    f"not here, and given by no peer: {', '.join(missing)} of the run's model "
+                    f"({said or 'nobody to ask'})",
+                    GET_TOKENIZER,
+                ) from e
+            await asyncio.sleep(FILES_AGAIN_S)
+
+
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:
     m, places, size = manifest.model, config.places_of(manifest), manifest.pipeline.micro_batch
+    files = RunFiles(config, manifest, None)
     found, tokenizer = open_source(
         manifest.data,
         m.seq_len,
         m.vocab,
         config.home,
-        places,
+        files.located(places),
         config.node.data_disk,
-        RunFiles(config, manifest, None).load,
+        files.load,
     )
     config.keep_places(manifest.run_id, places)
     if isinstance(found, Stream):

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import uvloop
 
@@ -202,6 +203,12 @@ class Daemon(Node):
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
+        if not solo and self._may_host_all() and not self.config.moved:
+            self.step = "looks for other peers that host this run"
+            solo = await self.alone(presence, self.manifest, self._own_children())
+            if solo:
+                text = "no other peer hosts this run: all stages run here until others join"
+                self.journal.emit("daemon", "solo", text)
         self.step = "finds out which stage needs this peer, and claims it"
         stage = await self.take(
             presence,
@@ -377,7 +384,7 @@ class Daemon(Node):
             settings = for_child(self.config, f"{self.name}-{stage}"[:32], stage, near)
             if stage in split:
                 settings["memory"] = split[stage]
-            home = self.config.home / "local" / f"stage-{stage}"
+            home = self._child_home(stage)
             if manifest.swarm.admission == "invite":
                 # The token names this one child, so it may stand on a command line.
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -499,14 +506,32 @@ class Daemon(Node):
         return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
 
     def _solo(self) -> bool:
+        return not self._bootstrap() and self._may_host_all()
+
+    def _may_host_all(self) -> bool:
+        """Return True for the owner of the run, unless its operator named a part of it: it hosts
+        all stages while nobody else hosts one."""
         m = self.manifest
         return (
             m is not None
             and self.role == "auto"
             and self.config.stage is None
-            and not self._bootstrap()
             and m.swarm.owner == self.identity.peer_id
         )
+
+    def _child_home(self, stage: int) -> Path:
+        return self.config.home / "local" / f"stage-{stage}"
+
+    def _own_children(self) -> set[PeerId]:
+        """Peers that host the block stages of a solo swarm of this home, now or at an earlier
+        start."""
+        found = set[PeerId]()
+        stages = self.manifest.pipeline.stages if self.manifest else 0
+        for stage in range(1, stages + 1):
+            with contextlib.suppress(LocalFault):  # not made yet
+                key = self._child_home(stage) / self.config.identity_path.name
+                found.add(Identity.load(key).peer_id)
+        return found
 
     async def _find_manifest(self, invite: Invite) -> Manifest:
         """Ask the peers of the invite for the manifest, as long as one of them is there; hash and
@@ -618,7 +643,11 @@ class Daemon(Node):
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
-        invite = self.view.invite().invite if m and m.swarm.admission == "open" else ""
+        invite = only_on = ""
+        if m and m.swarm.admission == "open":
+            reply = self.view.invite()
+            invite = reply.invite
+            only_on = reply.only_on
         said_in_json = self.config.node.log_format == "json"
         self.journal.emit(
             "daemon",
@@ -633,6 +662,7 @@ class Daemon(Node):
             addresses=self.transport.reachable.multiaddrs(),
             metrics_url=self.metrics_url,
             invite=invite,
+            only_on=only_on,
         )
         if said_in_json:
             return
@@ -652,6 +682,7 @@ class Daemon(Node):
             listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
             invite=invite,
+            only_on=only_on,
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))

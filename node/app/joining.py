@@ -371,7 +371,9 @@ def opened(
     from node.data.sources import open_source  # takes its time to load
 
     m = manifest.model
-    files = files or RunFiles(ours, manifest, None).load
+    here = RunFiles(ours, manifest, None)
+    files = files or here.load
+    places = here.located(places)
     disk = ours.node.data_disk
     return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, disk, files)
 
@@ -701,10 +703,14 @@ def observe(
     if again_s := busy_s(answer):
         raise PeerBusy(places[0], Busy(answer.refusal.place, again_s))
     if said == "refusal":
-        raise Refused(
-            f"{places[0]} refused: {answer.refusal.reason[:300]}",
-            "ask with an invite of that run, or try another peer",
-        )
+        step = "ask with an invite of that run, or try another peer"
+        by_address = question.HasField("manifest") and not question.manifest.run_id
+        if by_address and answer.refusal.code == ExitCode.PROTOCOL:
+            step = (
+                "name the run by its file,  tutti start FILE --join ADDRESS , or by an invite, "
+                "which  tutti swarm invite  prints at a peer of the run"
+            )
+        raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", step)
     if said != question.WhichOneof("question"):
         raise WireError(f"{places[0]} answered something else than it was asked")
     return answer

@@ -16,9 +16,10 @@ from node.control.naming import resolve
 from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
-from node.identity.invites import Invite, fitting_addresses, peer_of_address
+from node.identity.invites import Invite, fitting_addresses, only_on, peer_of_address
 from node.inference import at_ends, forwarding
 from node.manifest import Manifest
+from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -62,7 +63,17 @@ class OperatorService(SnapshotBuilder, Window):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m)))
         if kind == "peers":
             return ask.Answer(peers=await self._answer_peers(question.peers.call))
-        raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
+        raise LocalFault(self._why_not(kind), code=ExitCode.PROTOCOL)
+
+    def _why_not(self, kind: str | None) -> str:
+        """The reason for which a question of this kind has no answer here."""
+        if kind != "manifest":
+            return "this peer does not know the answer"
+        if self._d.manifest is not None:
+            return "this peer takes part in another run"
+        if self._d.role == "rendezvous":
+            return "this peer is a rendezvous without a run, so it does not know yours"
+        return "this peer does not know its own run yet"
 
     async def _answer_peers(self, called: str) -> ask.PeersAnswer:
         answer = self.peers_in_sight()
@@ -242,4 +253,6 @@ class OperatorService(SnapshotBuilder, Window):
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
         addresses = fitting_addresses(d.transport.reachable.multiaddrs() + d.open_peers())
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
-        return pb.InviteReply(invite=text, addresses=addresses)
+        closed = d.transport.reachable.standing is Standing.CLOSED
+        limit = only_on(addresses, d.identity.peer_id if closed else None)
+        return pb.InviteReply(invite=text, addresses=addresses, only_on=limit)

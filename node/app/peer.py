@@ -14,7 +14,7 @@ old place is left over.
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import floor
 from typing import Generic, TypeVar
 
@@ -23,7 +23,7 @@ from node.app.change import under
 from node.cells.register import CellReader
 from node.core.clock import Clock
 from node.core.errors import LocalFault, TimedOut, UsageFault
-from node.core.ids import ENDS, CellId, first_cell, stage_name
+from node.core.ids import ENDS, CellId, PeerId, first_cell, stage_name
 from node.core.tasks import Tasks
 from node.core.version import VERSION
 from node.dht.record import DirectoryPort, PeerBody
@@ -196,6 +196,24 @@ class Peer(ABC, Generic[S]):
         presence.announce(self.body)
         return named
 
+    async def alone(
+        self, presence: Presence, manifest: Manifest, own: Collection[PeerId] = ()
+    ) -> bool:
+        """Return True if no other peer has a stage of the run, and none comes into sight within
+        :data:`LOOK_S` seconds. ``own``: other peers that do not count."""
+        first, stages = first_cell(manifest.run_id), manifest.pipeline.stages
+        presence.hasty = True
+        until = self.clock.now() + LOOK_S
+        while self.clock.now() < until:
+            if presence.view.hosting - {*own}:
+                return False
+            if manifest.averaging.peers:
+                cells, _ = await cells_in_sight(presence.directory, presence.me, first, stages)
+                if cells:
+                    return False
+            await asyncio.sleep(HASTE_S)
+        return True
+
     async def instead(self, presence: Presence, why: LocalFault) -> int:
         """A block stage for who went to the ends by itself and cannot host them.
 
@@ -203,7 +221,8 @@ class Peer(ABC, Generic[S]):
         """
         if self.place != ENDS or self.open_to != "auto":
             raise why
-        text = f"chooses a block stage instead of the ends: {why}"
+        step = f"; {why.next_step}" if why.next_step else ""
+        text = f"chooses a block stage instead of the ends: {why}{step}"
         self.journal.emit("daemon", "ends-not-hosted", text, "warning")
         self.open_to, self._choosing = "stage", None
         return await self._choose(presence, False)

@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from node.checkpoint.run_file import fetch_file
 from node.config import NodeConfig
-from node.core.errors import LocalFault
+from node.core.errors import LocalFault, UsageFault
 from node.core.home import expanded
 from node.core.ids import PeerId
-from node.data.tokenizer import MOST_TOKENIZER, Tokenizer, open_tokenizer
+from node.data.places import named_for_one_run, tokenizer_file
+from node.data.settings import Places
+from node.data.tokenizer import MOST_TOKENIZER, Tokenizer
 from node.data.tokenizer_files import FilesMissing, TokenizerFiles, named_files
 from node.manifest import Manifest
 from node.model.files import LIMITS, TOKENIZER
@@ -43,10 +46,19 @@ class RunFiles:
             return self._tokenizer.to_json()
         if (kept := _read(self._kept(), sha256, MOST_TOKENIZER)) is not None:
             return kept
-        try:
-            return open_tokenizer(data, self._config.places_of(self._manifest)).to_json()
-        except LocalFault:
-            return None
+        return self._given(self._config.places_of(self._manifest))
+
+    def located(self, places: Places) -> Places:
+        """Return ``places``, with the copy of the tokenizer that was fetched if the user's places
+        have none with the hash of the manifest. A file that the user named for this run stays."""
+        data = self._manifest.data
+        sha256 = data.tokenizer_sha256
+        if not sha256 or _names_tokenizer(places) or self._given(places) is not None:
+            return places
+        if _read(self._kept(), sha256, MOST_TOKENIZER) is None:
+            return places
+        others = tuple(name for name in places.for_all_runs if name != "tokenizer")
+        return replace(places, tokenizer=str(self._kept()), for_all_runs=others)
 
     def keep(self, tokenizer_json: bytes) -> None:
         """Keep a copy that was fetched and verified. Raises Refused and OutOfResources."""
@@ -82,6 +94,31 @@ class RunFiles:
 
         return await asyncio.to_thread(TokenizerFiles.of_manifest, self._manifest.data, read)
 
+    def missing_for_text(self) -> dict[str, str]:
+        """Names and hashes of the files without which the text cannot be read here, and which other
+        peers may give: the tokenizer, and for conversations the files beside it."""
+        data = self._manifest.data
+        wanted = named_files(data) if data.rows == "chat" else {}
+        if not _names_tokenizer(self._config.places_of(self._manifest)):
+            wanted[TOKENIZER] = data.tokenizer_sha256
+        return {n: sha256 for n, sha256 in wanted.items() if sha256 and self.read(sha256) is None}
+
+    async def fetch_for_text(self, transport: TransportPort, donors: Sequence[PeerId]) -> None:
+        """Fetch and keep :meth:`missing_for_text`. Raises NoDonor where no donor gives a file,
+        Refused and OutOfResources where it cannot be kept."""
+        for name, sha256 in (await asyncio.to_thread(self.missing_for_text)).items():
+            content = await fetch_file(transport, donors, name, sha256)
+            await asyncio.to_thread(self.keep_all, {name: content})
+
+    def _given(self, places: Places) -> bytes | None:
+        """The tokenizer with the hash of the manifest at the user's places; None for none."""
+        data = self._manifest.data
+        try:
+            path = tokenizer_file(data.tokenizer, data.tokenizer_sha256, places)
+        except UsageFault:
+            return None
+        return _read(path, data.tokenizer_sha256, MOST_TOKENIZER)
+
     def _kept(self) -> Path:
         return self._config.tokenizer_path(self._manifest.run_id)
 
@@ -114,6 +151,11 @@ class ModelFiles:
             if self._found is None:
                 self._found = await self._read()
             return self._found
+
+
+def _names_tokenizer(places: Places) -> bool:
+    """Return True if the user named a tokenizer.json for this run."""
+    return named_for_one_run(places.tokenizer) and "tokenizer" not in places.for_all_runs
 
 
 def _read(path: Path, sha256: str, most: int) -> bytes | None:

@@ -597,6 +597,24 @@ def export_line(event: Event) -> str:
     return "   ".join(parts)
 
 
+def invite_note(only_on: str) -> str:
+    """Describe where alone an invite can be used, and what makes it good for others; "" for an
+    invite that can be used anywhere. ``only_on`` as in InviteReply."""
+    if only_on == "machine":
+        return (
+            "this invite is good on this machine only, where the daemon listens: start it without "
+            " --listen"
+        )
+    if only_on == "network":
+        return (
+            "so far this invite is good in this machine's own network only: nobody outside is "
+            "known to reach this peer. Let two TCP ports P and Q in at the router, and start with "
+            " --p2p-port P --grpc-port Q --announce HOST:Q , or meet at a rendezvous:  tutti start "
+            "FILE --join ADDRESS . A fresh invite:  tutti swarm invite"
+        )
+    return ""
+
+
 def banner(
     *,
     version: str,
@@ -613,11 +631,13 @@ def banner(
     listening: Sequence[str] = (),
     metrics_url: str = "",
     invite: str = "",
+    only_on: str = "",
     home_flag: str = "",
     everywhere: bool = False,
 ) -> list[str]:
     """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is "
-    --home DIR" when not the default; ``everywhere``: it listens on all addresses."""
+    --home DIR" when not the default; ``everywhere``: it listens on all addresses; ``only_on``: as
+    for :func:`invite_note`."""
     solo_note = "   a solo swarm: every stage runs on this machine until others join"
     heard = "listening on one address only, as --listen says" if listening else ""
     if everywhere:
@@ -637,6 +657,7 @@ def banner(
         *(_plain(label, value) for label, value in rows if value),
         f"Watch it:                tutti monitor{home_flag}",
         *([f"Invite another machine:  tutti join {invite}"] if invite else []),
+        *([f"  {note}"] if invite and (note := invite_note(only_on)) else []),
     ]
 
 

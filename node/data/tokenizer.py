@@ -23,7 +23,7 @@ BEHIND = 16
 
 MOST_TOKENIZER = 256 << 20
 """Bytes of a tokenizer.json."""
-_GET = (
+GET_TOKENIZER = (
     "name the tokenizer.json with  --tokenizer PATH ; who owns the run has it, and a block stage "
     "needs none"
 )
@@ -162,8 +162,8 @@ class FileTokenizer:
         if sha256 and self.digest != sha256:
             raise Refused(
                 f"the tokenizer's sha256 is {self.digest[:16]}…, the run asks for {sha256[:16]}…",
-                "get the tokenizer.json of the run's other peers, or join as a block stage, which "
-                "needs none",
+                "leave  --tokenizer  away, and it is fetched from other peers of the run; a block "
+                "stage needs none",
             )
         self._pool = Pool(self._load)
         self.vocab = 0
@@ -173,7 +173,7 @@ class FileTokenizer:
     def _load(self, process: Confined) -> None:
         found = process.call({"op": "load", "ends": ENDS}, self._file)
         what = f"cannot read the tokenizer {self._path}"
-        said = json.loads(b"".join(explained(found, what, _GET)))
+        said = json.loads(b"".join(explained(found, what, GET_TOKENIZER)))
         self.vocab = said["ids"]
         self.eos = next((i for i in said["ends"] if i is not None), None)
         if self._end >= 0:
@@ -201,7 +201,9 @@ class FileTokenizer:
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         if len(ids) and ids.max() >= self.vocab:
-            raise ParseFault(f"the tokenizer {self._path} gives ids that it does not have", _GET)
+            raise ParseFault(
+                f"the tokenizer {self._path} gives ids that it does not have", GET_TOKENIZER
+            )
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
@@ -239,7 +241,7 @@ class FileTokenizer:
 def read_tokenizer(path: Path) -> bytes:
     """Content of a tokenizer.json. Raises UsageFault for a file that cannot be read, and for one
     of more than :data:`MOST_TOKENIZER` bytes."""
-    return read_regular(path, MOST_TOKENIZER, _GET)
+    return read_regular(path, MOST_TOKENIZER, GET_TOKENIZER)
 
 
 Tokenizer = ByteTokenizer | FileTokenizer

@@ -205,6 +205,16 @@ def scope_of(address: str) -> Scope:
     return max(wide, Scope.RELAYED) if "/p2p-circuit" in address else wide
 
 
+def only_on(addresses: Iterable[str], closed: PeerId | None = None) -> str:
+    """Where alone an invite with these addresses can be used: on this "machine", or in its
+    "network"; "" for anywhere. ``closed``: a peer that nobody could dial at a public address."""
+    there = [a for a in addresses if scope_of(a) > Scope.RELAYED or peer_of_address(a) != closed]
+    widest = min(map(scope_of, there), default=Scope.PRIVATE)
+    if widest <= Scope.RELAYED:
+        return ""
+    return "machine" if widest is Scope.LOOPBACK else "network"
+
+
 def _take(reader: BytesIO, n: int) -> bytes:
     taken = reader.read(n)
     if len(taken) < n:

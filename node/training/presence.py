@@ -76,6 +76,15 @@ class View:
         return frozenset(p for p, e in self.others.items() if e.body.leads)
 
     @cached_property
+    def hosting(self) -> frozenset[PeerId]:
+        """Other peers, of any cell, that have a stage and do not leave it."""
+        return frozenset(
+            p
+            for p, e in self.everybody.items()
+            if e.body.role in ("ends", "stage") and e.body.state not in ("choosing", *LEAVING)
+        )
+
+    @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
         return {

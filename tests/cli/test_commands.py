@@ -187,6 +187,17 @@ def private(ours, daemon, me):
 
 
 @pytest.mark.usefixtures("private")
+@pytest.mark.parametrize(("only_on", "says"), [("", ""), ("network", "own network only")])
+def test_an_invite_that_nobody_outside_can_use_is_said_to_be_one(tutti, daemon, only_on, says):
+    daemon.invite().only_on = only_on
+    shown = tutti("swarm", "invite")
+    assert shown.good().startswith("tutti2")
+    assert says in shown.stderr
+    assert bool(shown.stderr) is bool(says)
+    assert json.loads(tutti("swarm", "invite", "--json").good())["only_on"] == only_on
+
+
+@pytest.mark.usefixtures("private")
 def test_an_invite_for_no_peer_is_a_usage_error(tutti):
     refused(tutti("swarm", "invite", "--for", "anna"), 2, "called 'anna'", "tutti id show")
 

@@ -377,3 +377,19 @@ def test_who_only_looks_is_told_that_the_peer_is_busy(ours, monkeypatch, tutti):
     assert shown.returncode == ExitCode.RESOURCES
     assert f"{PLACE} is busy; this is number 17 in its queue" in shown.stderr
     assert "ask again in 6 s" in shown.stderr
+
+
+def test_who_joins_by_the_address_of_a_rendezvous_learns_how_to_name_the_run(monkeypatch, tutti):
+    refusal = Refusal(code=ExitCode.PROTOCOL, reason="this peer is a rendezvous without a run")
+    monkeypatch.setitem(
+        sys.modules,
+        "node.control.observer",
+        SimpleNamespace(
+            ask_first=lambda *_: Answer(refusal=refusal), protocols_of=lambda _: PROTOCOLS
+        ),
+    )
+    shown = tutti("start", "--join", PLACE)
+    assert shown.returncode == ExitCode.REFUSED
+    assert "this peer is a rendezvous without a run" in shown.stderr
+    for step in ("tutti start FILE --join ADDRESS", "tutti swarm invite"):
+        assert step in shown.stderr

@@ -18,7 +18,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
+from node.scheduler.choosing import LOOK_S, SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
 
 STAGES = 2
@@ -36,6 +36,13 @@ class FakePresence:
         self.posted: list[tuple[int | None, bool]] = []
         self.company.set()
         self.until, self.over = math.inf, asyncio.Event()
+        self.come_at, self.hosts = math.inf, frozenset[PeerId]()
+
+    @property
+    def hosting(self) -> frozenset[PeerId]:
+        """``hosts`` from ``come_at`` on; every look takes half a second."""
+        self._d.clock.advance(0.5)
+        return self.hosts if self._d.clock.now() >= self.come_at else frozenset()
 
     def placed(self, stages: int) -> dict[PeerId, Placed]:
         assert stages == STAGES
@@ -133,9 +140,10 @@ async def test_a_joiner_unfit_for_the_ends_takes_a_block_stage(tmp_path: Path) -
     d = FakeDaemon(tmp_path)
     presence = FakePresence(d, {"a": Placed(1), "b": Placed(2), "c": Placed(2)})
     assert await take(d, presence) == ENDS
-    assert await instead(d, presence, "no data") == 1
+    assert await d.instead(presence, UsageFault("no data", "name it")) == 1
     assert d.open_to == "stage"
-    assert [e.level for e in d.journal.recent() if e.kind == "ends-not-hosted"] == ["warning"]
+    (told,) = [e for e in d.journal.recent() if e.kind == "ends-not-hosted"]
+    assert (told.level, told.text[-16:]) == ("warning", "no data; name it")
     with pytest.raises(UsageFault, match="too large"):
         await instead(d, presence, "too large")
 
@@ -176,6 +184,37 @@ def test_an_owner_hosts_every_stage_unless_it_names_one(tmp_path, named, solo) -
         role="auto",
         identity=me,
         config=NodeConfig.load({"home": str(tmp_path), "stage": named}, {}),
-        _bootstrap=list,
     )
-    assert Daemon._solo(daemon) is solo
+    assert Daemon._may_host_all(daemon) is solo
+
+
+@pytest.mark.parametrize(
+    ("come_at", "own", "alone"),
+    [
+        (math.inf, False, True),
+        (LOOK_S + 5, False, True),
+        (LOOK_S / 2, False, False),
+        (0, True, True),
+    ],
+)
+async def test_an_owner_who_sees_nobody_else_host_its_run_hosts_every_stage(
+    tmp_path: Path, come_at: float, own: bool, alone: bool
+) -> None:
+    """It may have met a rendezvous, which hosts nothing. Children of an earlier start are its
+    own."""
+    d = FakeDaemon(tmp_path)
+    presence: Any = FakePresence(d, {})
+    presence.hosts = frozenset((PeerId("b"),))
+    presence.come_at = d.clock.now() + come_at
+    assert await d.alone(presence, MANIFEST, presence.hosts if own else ()) is alone
+
+
+def test_the_children_of_a_home_are_known_by_their_keys(tmp_path: Path) -> None:
+    config = NodeConfig.load({"home": str(tmp_path)}, {})
+    daemon: Any = SimpleNamespace(config=config, manifest=MANIFEST)
+    daemon._child_home = lambda stage: Daemon._child_home(daemon, stage)
+    assert Daemon._own_children(daemon) == set()
+    home = tmp_path / "local" / "stage-2"
+    home.mkdir(parents=True)
+    key = Identity.load_or_create(home / config.identity_path.name)
+    assert Daemon._own_children(daemon) == {key.peer_id}

@@ -129,7 +129,7 @@ def banner_of(log_format: str) -> tuple[list[Event], Any]:
             transport=SimpleNamespace(host=""),
         ),
         transport=SimpleNamespace(reachable=SimpleNamespace(multiaddrs=lambda: ["/ip4/a"])),
-        view=SimpleNamespace(invite=lambda: SimpleNamespace(invite="tutti2x")),
+        view=SimpleNamespace(invite=lambda: SimpleNamespace(invite="tutti2x", only_on="network")),
         metrics_url="http://m",
         _new_key=False,
     )
@@ -141,7 +141,9 @@ def banner_of(log_format: str) -> tuple[list[Event], Any]:
 def test_the_banner_is_text_where_the_log_is(log_format: str, capsys):
     told, _ = banner_of(log_format)
     assert told == []
-    assert "tutti join tutti2x" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "tutti join tutti2x" in said
+    assert "own network only" in said
 
 
 def test_the_banner_is_a_line_of_json_where_the_log_is(capsys):
@@ -149,6 +151,7 @@ def test_the_banner_is_a_line_of_json_where_the_log_is(capsys):
     assert capsys.readouterr().out == ""
     assert (event.kind, event.fields["invite"]) == ("banner", "tutti2x")
     assert event.fields["addresses"] == ["/ip4/a"]
+    assert event.fields["only_on"] == "network"
 
 
 def test_the_fault_that_ends_a_daemon_is_a_line_of_its_log():

@@ -41,6 +41,15 @@ async def test_an_open_run_answers_everybody() -> None:
     with pytest.raises(LocalFault) as unknown:
         await open_.answer(STRANGER.peer_id, Ask(manifest=AskManifest(run_id="0" * 64)))
     assert unknown.value.code is ExitCode.PROTOCOL
+    assert unknown.value.what == "this peer takes part in another run"
+
+
+@pytest.mark.parametrize(("role", "says"), [("rendezvous", "a rendezvous"), ("auto", "not know")])
+async def test_a_peer_without_a_run_says_why_it_has_no_manifest(role: str, says: str) -> None:
+    daemon: Any = SimpleNamespace(manifest=None, role=role)
+    with pytest.raises(LocalFault, match=says) as nothing:
+        await OperatorService(daemon).answer(STRANGER.peer_id, Ask(manifest=AskManifest()))
+    assert nothing.value.code is ExitCode.PROTOCOL
 
 
 async def test_a_listed_peer_is_called_first_one_at_a_time() -> None:

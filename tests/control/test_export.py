@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.lab.memory_net import MemoryNet
+from benchmarks.lab.virtual_clock import VirtualClock
+from node.app import assembly
 from node.app.export import exporter as export
 from node.app.export.exporter import Exporter, News, Progress
 from node.app.run_files import RunFiles
@@ -30,7 +32,8 @@ from node.config import NodeConfig
 from node.core.errors import NetworkFault, OutOfResources, Refused, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
-from node.data.tokenizer import ByteTokenizer, Tokenizer
+from node.data.settings import Places
+from node.data.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 from node.manifest import Manifest, amended
 from node.model.merging import drawn_base
 from node.model.settings import DIGEST
@@ -380,6 +383,55 @@ async def test_files_are_fetched_by_who_needs_them(make) -> None:
     ends = await lab.host(0, holding_all)
     assert (await files.fetched(lab.me, [ends.peer])).chat_template == "T"
     assert files.load().files == GIVEN
+
+
+def for_text(lab: Any) -> tuple[RunFiles, Any]:
+    """The files of the run at a joiner, and its attempt to fetch those that its text needs."""
+    files = RunFiles(lab.config, lab.manifest, None)
+    replicas = {p.peer: None for p in lab.peers}
+    view = SimpleNamespace(replicas=lambda stage: replicas, hosting=frozenset[PeerId]())
+    presence: Any = SimpleNamespace(view=view)
+    return files, assembly._files_for_text(
+        files, lab.me, presence, VirtualClock(), lambda step: None
+    )
+
+
+async def test_a_joiner_at_the_ends_fetches_the_tokenizer(make, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(assembly, "FILES_S", 0.0)
+    lab = await make({**WITH_FILES, "data.rows": "chat"}, stages=())
+    liar = await lab.host(0, lambda sha256: TOKENIZER + b" ")
+    files, fetched = for_text(lab)
+    assert set(files.missing_for_text()) == {"tokenizer.json", *GIVEN}
+    with pytest.raises(UsageFault, match=r"given by no peer: .*tokenizer\.json") as e:
+        await fetched
+    assert "--tokenizer PATH" in e.value.next_step
+    assert liar.peer in [peer for peer, _, _ in lab.me.faults]
+    await lab.net.kill(liar.peer)
+    lab.peers.remove(liar)
+    await lab.host(0, holding_all)
+    files, fetched = for_text(lab)
+    await fetched
+    assert files.missing_for_text() == {}
+    # What was fetched is opened like a file that the user has.
+    places = files.located(Places())
+    assert open_tokenizer(lab.manifest.data, places).to_json() == TOKENIZER
+    assert files.load().chat_template == "T"
+    # What the user names for this run is not replaced.
+    named = Places(tokenizer=str(tmp_path / "mine.json"))
+    assert files.located(named) == named
+    # A directory for all runs is searched first.
+    (tmp_path / "all").mkdir()
+    of_all = Places(tokenizer=str(tmp_path / "all"), for_all_runs=("tokenizer",))
+    assert files.located(of_all) == places
+    (tmp_path / "all" / "words.json").write_bytes(TOKENIZER)
+    assert files.located(of_all) == of_all
+
+
+async def test_only_conversations_need_the_files_beside_the_tokenizer(make) -> None:
+    lab = await make(WITH_FILES, stages=())
+    files, fetched = for_text(lab)
+    fetched.close()
+    assert set(files.missing_for_text()) == {"tokenizer.json"}
 
 
 def digest_of(content: bytes) -> str:

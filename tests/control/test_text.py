@@ -614,6 +614,17 @@ def test_the_banner_shows_the_next_commands():
     ):
         assert words in text
     assert "device" not in text
+    assert "this invite is good" not in text
+
+
+def test_the_banner_says_where_alone_its_invite_is_good():
+    about = {"version": "0.1.0", "name": "otter", "peer": ME, "key_path": "/k"}
+    lines = banner(**about, invite="tutti2x", only_on="network")
+    assert "own network only" in lines[-1]
+    for step in ("--announce HOST:Q", "rendezvous"):
+        assert step in lines[-1]
+    assert "without  --listen" in banner(**about, invite="tutti2x", only_on="machine")[-1]
+    assert "good" not in banner(**about, only_on="network")[-1]
 
 
 _LABELS = (

@@ -20,6 +20,7 @@ from node.identity.invites import (
     endpoint_of,
     fitting_addresses,
     is_invite,
+    only_on,
     peer_of_address,
     within_limits,
 )
@@ -334,3 +335,20 @@ def test_within_the_limits_order_is_kept() -> None:
     kept = within_limits([*strangers, HERE.replace(OWNER.peer_id, OTHERS[0])])
     assert kept == (*strangers[:MAX_PEERS], HERE.replace(OWNER.peer_id, OTHERS[0]))
     Invite(RUN, OWNER.peer_id, kept)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "closed", "where"),
+    [
+        (("11.0.0.7", "192.168.1.2"), False, ""),
+        (("11.0.0.7", "192.168.1.2"), True, "network"),
+        (("192.168.1.2", "100.64.0.9"), False, "network"),
+        (("127.0.0.1",), False, "machine"),
+    ],
+)
+def test_an_invite_is_known_to_be_good_only_nearby(hosts, closed, where):
+    me = Identity.ephemeral().peer_id
+    addresses = [f"/ip4/{host}/tcp/1/p2p/{me}" for host in hosts]
+    assert only_on(addresses, me if closed else None) == where
+    other = f"/ip4/11.0.0.8/tcp/1/p2p/{Identity.ephemeral().peer_id}"
+    assert only_on([*addresses, other], me) == ""
