@@ -43,8 +43,8 @@ from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.service import StateService
-from node.checkpoint.state import NoDonor
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.control.pledges import Pledges
