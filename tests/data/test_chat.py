@@ -261,6 +261,8 @@ def test_what_looks_like_chat():
         ("{% include '/etc/passwd' %}", Misfit),
         ("{% endfor %}", BadTemplate),
         ("x" * (chat.MOST_TEMPLATE + 1), BadTemplate),
+        ("{{ m" + "|trim" * 70 + " }}", BadTemplate),
+        (("{{ m" + "|trim" * 60 + " }}") * 2, BadTemplate),
     ],
 )
 def test_a_template_of_a_stranger_is_kept_in(template, fault):
