@@ -30,6 +30,7 @@ from node.app.capacity import (
     text_row,
 )
 from node.app.change import read, under
+from node.app.fine_tuning import advice
 from node.app.run_files import ModelFiles, RunFiles
 from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
@@ -633,6 +634,9 @@ def run_facts(
         micro_batch=p.micro_batch,
         min_replicas=t.min_replicas,
         eval_every=t.eval_every,
+        reference=t.reference,
+        warmup=manifest.optimizer.warmup,
+        advice=advice(manifest.optimizer),
         run_id=manifest.run_id,
         spare=p.stages - manifest.scheduler.hops(p.stages),
         prove=True,

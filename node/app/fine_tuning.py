@@ -16,9 +16,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from node.control.words import several
+from node.core.journey import Losses, is_worse
 from node.manifest import Manifest
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count
+from node.optim.settings import OptimSettings, peak
 from node.pipeline.settings import PipelineSettings
 from node.training.protocol.settings import TrainingSettings
 
@@ -76,22 +78,21 @@ def explained(manifest: Manifest) -> list[str]:
     """Describe rates and epochs of a run from a pretrained model in lines for people."""
     m, o, t, p = manifest.model, manifest.optimizer, manifest.training, manifest.pipeline
     rates = _rates(m)
-    key = {"adamw": "adam_lr", "muon": "lr", "soap": "soap_lr", "shampoo": "shampoo_lr"}[o.name]
-    peak = getattr(o, key)
+    setting, rate = peak(o)
     what = f"adapters of rank {m.adapter}" if m.adapter else "all weights"
     lines = [
-        f"rates    {o.name}, {what}, peak {peak:.2g} after {several(o.warmup, 'epoch')} of "
-        f"{t.epochs:,}, down to {peak * o.floor:.2g}"
+        f"rates    {o.name}, {what}, peak {rate:.2g} after {several(o.warmup, 'epoch')} of "
+        f"{t.epochs:,}, down to {rate * o.floor:.2g}"
     ]
-    if peak == rates[f"optimizer.{key}"]:
+    if rate == rates[setting]:
         times = " times ten for adapters" if m.adapter else ""
         lines.append(
             f"         the model is pretrained and {m.d_model} wide{times}; another rate:  "
-            f"--set optimizer.{key}=…"
+            f"--set {setting}=…"
         )
     else:
         lines.append(
-            f"         as you said; {rates[f'optimizer.{key}']:.2g} is usual for a pretrained "
+            f"         as you said; {rates[setting]:.2g} is usual for a pretrained "
             f"model {m.d_model} wide"
         )
     lines.append(
@@ -99,6 +100,22 @@ def explained(manifest: Manifest) -> list[str]:
         f"{m.seq_len}, {p.micro_batch} at a time; more:  --set training.target_batch=…"
     )
     return lines
+
+
+def advice(optimizer: OptimSettings) -> str:
+    """A step for the owner of a run that makes its model worse."""
+    setting, rate = peak(optimizer)
+    return f"begin anew with --set {setting}={rate / 10:.2g}, a tenth of the rate"
+
+
+def worse(manifest: Manifest, epoch: int, held_out: float, reference: Losses) -> str:
+    """A sentence about a run at ``epoch`` whose last evaluation after the warm-up says that the
+    model got worse; empty for any other run."""
+    t = manifest.training
+    measured = epoch if epoch >= t.epochs else epoch - epoch % max(1, t.eval_every)
+    if not is_worse(held_out, reference, measured, manifest.optimizer.warmup):
+        return ""
+    return f"the model got worse: {advice(manifest.optimizer)}"
 
 
 def _schedule(given: Mapping[str, Any]) -> dict[str, Any]:

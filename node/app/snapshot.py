@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.app.assembly import Assembled
+from node.app.fine_tuning import worse
 from node.app.node import Node
 from node.app.progress import Progress
 from node.cells.service import CellMeetings, CellTally
@@ -21,7 +22,7 @@ from node.control.causes import STALL_S, Cause, Situation, cause
 from node.control.text import doing
 from node.control.words import lasting
 from node.core.ids import ENDS, CellId, PeerId, short, stage_name
-from node.core.journey import Plan
+from node.core.journey import Losses, Plan
 from node.core.numbers import human
 from node.core.version import VERSION
 from node.dht.record import PeerBody
@@ -81,6 +82,8 @@ class Tally:
             s.loss, s.loss_first = plan.loss, s.loss_first or plan.loss
             s.loss_history[:] = [*s.loss_history, plan.loss][-HISTORY:]
         s.loss_val = plan.loss_val or s.loss_val
+        s.loss_before = plan.reference.training or s.loss_before
+        s.loss_val_before = plan.reference.held_out or s.loss_val_before
         if since > 0 and plan.tokens > s.tokens > 0:
             rate = (plan.tokens - s.tokens) / since
             s.tokens_per_s = rate if not s.tokens_per_s else 0.7 * s.tokens_per_s + 0.3 * rate
@@ -159,6 +162,9 @@ class SnapshotBuilder:
             s.warmup = manifest.optimizer.warmup
         if d.assembled is not None and manifest is not None:
             s.MergeFrom(self._work(d.assembled, manifest))
+            reference = Losses(s.loss_before, s.loss_val_before)
+            if trouble := worse(manifest, s.epoch, s.loss_val, reference):
+                s.warnings.insert(0, trouble)
         found = self._cause(s)
         s.cause = found.kind
         s.reason = found.what

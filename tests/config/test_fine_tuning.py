@@ -6,6 +6,7 @@ import pytest
 
 from node.app import fine_tuning
 from node.core.errors import UsageFault
+from node.core.journey import UNKNOWN, Losses
 from node.manifest import Manifest, amended, typed
 from node.optim.settings import learning_rate
 
@@ -133,3 +134,22 @@ def test_a_run_from_new_weights_keeps_its_rates():
     assert new.optimizer == demo.optimizer
     assert new.training.target_batch == demo.training.target_batch
     assert not new.training.reference
+
+
+def test_a_run_that_made_its_model_worse_is_told_a_tenth_of_its_rate():
+    run = {"training__epochs": 60, "optimizer__warmup": 6, "training__eval_every": 6}
+    manifest, before = made(SMOLLM2, optimizer__adam_lr=2e-3, **run), Losses(4.6, 4.5)
+    said = fine_tuning.worse(manifest, 13, 4.7, before)
+    assert "--set optimizer.adam_lr=0.0002" in said
+    assert "--set optimizer.adam_lr=0.0002" in said[:70], "as far as the monitor shows"
+    for epoch, loss, known in (
+        (13, 4.4, before),
+        (13, 4.501, before),
+        (5, 4.7, before),
+        (13, 4.7, UNKNOWN),
+        (13, 0.0, before),
+    ):
+        assert not fine_tuning.worse(manifest, epoch, loss, known)
+    late = made(SMOLLM2, **run | {"optimizer__warmup": 8})
+    assert not fine_tuning.worse(late, 9, 4.7, before), "measured at epoch 6, while the rate rose"
+    assert fine_tuning.worse(late, 12, 4.7, before)
