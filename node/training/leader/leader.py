@@ -25,6 +25,7 @@ from node.core.journey import (
     Electorate,
     Hop,
     Losses,
+    Path,
     Plan,
     PlanMember,
     Version,
@@ -463,8 +464,8 @@ class Leader:
             return done
 
     def _measure(self, base: Version, now: float) -> list[Any]:
-        """Ask for the held-out loss before the first step, over the peers that would take it. Runs
-        keep no other plan of it than this one, which nobody gets."""
+        """Ask for the held-out loss before the first step, over the peers that would take it. It
+        has as long as an epoch over one replica of each stage. Nobody gets the plan."""
         self._measured = True
         workers = {s: self.roster.workers(s, base) for s in self.roster.replicas()}
         members = tuple(
@@ -472,7 +473,10 @@ class Leader:
             for stage, peers in workers.items()
             for peer in peers
         )
-        within_s = self.facts.waits.epoch_s
+        hops = tuple(Hop(stage, peers[0]) for stage, peers in workers.items() if stage != ENDS)
+        count = self.facts.target_batch // self.facts.micro_batch
+        path = Path(0, self.me, (), hops)
+        within_s = self.deadlines.run(self.roster, (path,) * count)
         plan = Plan(base.epoch, self.term, self.me, members, (), {}, deadline_s=within_s)
         return [self._evaluate(EpochAttempt(plan, now, now), base.epoch, now)]
 
