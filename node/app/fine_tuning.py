@@ -6,9 +6,9 @@ others, and sentences that explain them. Never: a file, torch.
 
 A pretrained model is spoilt by steps that a new one needs. The rate of AdamW follows the width: the
 gradient of a matrix adds up over its inputs, so equal steps change the output of a wide matrix more
-(arXiv 2203.03466). Adapters take ten times that rate, whatever their rank: the output of an adapter
-is small beside the output of the model. The other methods take the rate at which their updates are
-as long as AdamW's.
+(arXiv 2203.03466). Adapters take twenty times that rate, whatever their rank: the output of an
+adapter is small beside the output of the model. The other methods take the rate at which their
+updates are as long as AdamW's.
 """
 
 import math
@@ -26,10 +26,10 @@ from node.training.protocol.settings import TrainingSettings
 
 RATE_BY_WIDTH = 0.0576
 """Peak rate of AdamW times the width of the model: 1e-4 at a width of 576, 1.4e-5 at 4,096."""
-ADAPTERS = 10.0
+ADAPTERS = 20.0
 """Times that rate, for adapters."""
-HIGHEST = 1e-3
-"""No pretrained model is trained with a higher rate of AdamW, adapters included."""
+HIGHEST, HIGHEST_OF_ADAPTERS = 1e-3, 5e-3
+"""No pretrained model is trained with a higher rate of AdamW."""
 ADAM_RMS = 0.2
 """Root mean square of AdamW's update over its rate, as measured in training (arXiv 2502.16982)."""
 WARMUP = 0.1
@@ -70,7 +70,9 @@ def usual(of_model: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any
 
 def adamw_rate(model: ModelSettings) -> float:
     """Peak rate of AdamW."""
-    rate = RATE_BY_WIDTH / model.d_model * (ADAPTERS if model.adapter else 1.0)
+    rate = RATE_BY_WIDTH / model.d_model
+    if model.adapter:
+        return _rounded(min(HIGHEST_OF_ADAPTERS, ADAPTERS * rate))
     return _rounded(min(HIGHEST, rate))
 
 
@@ -85,7 +87,7 @@ def explained(manifest: Manifest) -> list[str]:
         f"{t.epochs:,}, down to {rate * o.floor:.2g}"
     ]
     if rate == rates[setting]:
-        times = " times ten for adapters" if m.adapter else ""
+        times = f", times {ADAPTERS:.0f} for adapters" if m.adapter else ""
         lines.append(
             f"         the model is pretrained and {m.d_model} wide{times}; another rate:  "
             f"--set {setting}=…"

@@ -46,7 +46,7 @@ def test_rates_follow_the_width_and_what_is_trained():
     assert small.adam_lr / large.adam_lr == pytest.approx(4096 / 576, rel=0.05)
     for of_model, whole in ((SMOLLM2, small), (LLAMA_8B, large)):
         adapters = made(of_model, model__adapter=8).optimizer.adam_lr
-        assert 1e-4 <= adapters <= fine_tuning.HIGHEST
+        assert 1e-4 <= adapters <= fine_tuning.HIGHEST_OF_ADAPTERS
         assert adapters > 4 * whole.adam_lr
     tiny = made(SMOLLM2 | {"model.d_model": 36}).optimizer
     assert tiny.adam_lr == fine_tuning.HIGHEST
