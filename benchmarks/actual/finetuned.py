@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.lab.books import COMMITTED
-from benchmarks.lab.fleet import Box, Hang, Peer, named
+from benchmarks.actual.generated import commits, made, peers_of
+from benchmarks.lab.fleet import Box, Hang
 from benchmarks.lab.moby_dick import moby_dick
 from benchmarks.lab.real import smollm2
 from benchmarks.reference.swarm import Reference
 from benchmarks.report import Report
-from node.identity.keys import Identity
-from node.manifest import Manifest, amended, read_manifest
-from node.reach.interfaces import free_port
+from node.manifest import Manifest, amended
 from protos.control_pb2 import Snapshot
 
 RANK = 16
@@ -103,39 +101,23 @@ def _too_large(report: Report, size: Size, root: Path) -> None:
 def _alone(manifest: Manifest, home: Path, rate: float, seed: int) -> float:
     """Held-out loss after the same epochs in one process."""
     changed = amended(manifest, {"optimizer.adam_lr": rate, "data.seed": seed})
-    place = {"data.source": f"file:{moby_dick()}", "data.tokenizer": str(_tokenizer())}
+    tokenizer = smollm2() / "tokenizer.json"
+    place = {"data.source": f"file:{moby_dick()}", "data.tokenizer": str(tokenizer)}
     twin = Reference(amended(changed, place), home, smollm2())
     for _ in twin.train(manifest.training.epochs):
         pass
     return twin.evaluate()
 
 
-def _tokenizer() -> Path:
-    return smollm2() / "tokenizer.json"
-
-
 def _made(root: Path, changes: Mapping[str, Any]) -> Box:
     """The manifest that ``init`` writes, with these changes and nothing else."""
-    root.mkdir(parents=True, exist_ok=True)
-    box = Box(root)
-    file = root / "swarm.toml"
-    words = ["swarm", "init", str(file), "--from", str(smollm2()), "--data", str(moby_dick())]
-    for key, value in changes.items():
-        words += ["--set", f"{key}={value}"]
-    done = box.tutti(*words, home=named(0, "0"), timeout=EPOCH_S)
-    if done.returncode:
-        raise Hang(f"no manifest: {done.stderr}")
-    box.manifest = read_manifest(file)
-    return box
+    return made(root, smollm2(), changes, "--data", str(moby_dick()))
 
 
 def _run(root: Path, changes: Mapping[str, Any]) -> tuple[Box, Snapshot]:
     """A peer for each stage until all epochs are committed; the last status of the ends."""
     box = _made(root, changes)
-    key = Identity.load(root / named(0, "0") / "identity.key").peer_id
-    door = f"/ip4/127.0.0.1/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
-    stages = range(box.manifest.pipeline.stages + 1)
-    peers = [_peer(box, door, stage) for stage in stages]
+    peers = peers_of(box, [1] * (box.manifest.pipeline.stages + 1), threads=1)
     epochs = box.manifest.training.epochs
     try:
         box.start(*peers)
@@ -146,15 +128,8 @@ def _run(root: Path, changes: Mapping[str, Any]) -> tuple[Box, Snapshot]:
             every=2.0,
         )
         last = peers[0].status()
-        if len(peers[0].events(COMMITTED)) < epochs:
-            raise Hang(f"{len(peers[0].events(COMMITTED))} of {epochs} epochs were committed")
+        if len(commits(peers[0])) < epochs:
+            raise Hang(f"{len(commits(peers[0]))} of {epochs} epochs were committed")
     finally:
         box.clean_up()
     return box, last
-
-
-def _peer(box: Box, door: str, stage: int) -> Peer:
-    label = named(stage, "0")
-    where = ("--join", door) if stage else ("--p2p-port", door.split("/")[4])
-    role = ("--role", "stage", "--stage", str(stage)) if stage else ("--role", "ends")
-    return box.peer(label, "start", str(box.root / "swarm.toml"), *role, *where)
