@@ -121,3 +121,6 @@ def test_a_worse_model_is_said_once_after_the_warm_up() -> None:
                 assert part in said[0].text
         plan = next_plan(done)
     assert found == [0, 0, 1, 0], "rising, better, worse, still worse"
+    heir = Leader(E, facts(**KEEPS), history=plan)
+    heir.phase, heir._evaluating = Phase.EVALUATE, 6
+    assert not warned(heir.handle(ev.Evaluated(6, 4.9), 20.0)), "the leader before has said so"

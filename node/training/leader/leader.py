@@ -123,7 +123,10 @@ class Leader:
         """The held-out loss before the first step was asked for, whatever came of it."""
         self._evaluating = 0
         """Epoch of the parameters whose held-out loss is measured."""
-        self._told_worse = False
+        self._told_worse = history is not None and is_worse(
+            history.loss_val, history.reference, history.epoch, facts.warmup
+        )
+        """The journal of this leader, or of the one before, has the warning."""
         self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
