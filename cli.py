@@ -907,7 +907,8 @@ def swarm_init(
     start and join it. Every call makes another run."""
     import secrets
 
-    from node.app import fine_tuning, joining
+    from node import fine_tuning
+    from node.app import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest, typed

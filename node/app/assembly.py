@@ -30,7 +30,6 @@ from node.app.capacity import (
     text_row,
 )
 from node.app.change import read, under
-from node.app.fine_tuning import advice
 from node.app.run_files import ModelFiles, RunFiles
 from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
@@ -58,6 +57,7 @@ from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import GET_TOKENIZER, Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
+from node.fine_tuning import advice
 from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token

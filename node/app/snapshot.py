@@ -14,7 +14,6 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.app.assembly import Assembled
-from node.app.fine_tuning import worse
 from node.app.node import Node
 from node.app.progress import Progress
 from node.cells.service import CellMeetings, CellTally
@@ -26,6 +25,7 @@ from node.core.journey import Losses, Plan
 from node.core.numbers import human
 from node.core.version import VERSION
 from node.dht.record import PeerBody
+from node.fine_tuning import worse
 from node.manifest import Manifest
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from benchmarks.given import directories
-from node.app import fine_tuning
+from node import fine_tuning
 from node.app.joining import run_name
 from node.app.run_files import RunFiles
 from node.config import NodeConfig

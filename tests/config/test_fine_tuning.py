@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from node.app import fine_tuning
+from node import fine_tuning
 from node.core.errors import UsageFault
 from node.core.journey import UNKNOWN, Losses
 from node.manifest import Manifest, amended, typed

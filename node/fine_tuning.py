@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from node.control.words import several
 from node.core.journey import Losses, is_worse
 from node.manifest import Manifest
 from node.model.settings import ModelSettings
@@ -83,8 +82,8 @@ def explained(manifest: Manifest) -> list[str]:
     setting, rate = peak(o)
     what = f"adapters of rank {m.adapter}" if m.adapter else "all weights"
     lines = [
-        f"rates    {o.name}, {what}, peak {rate:.2g} after {several(o.warmup, 'epoch')} of "
-        f"{t.epochs:,}, down to {rate * o.floor:.2g}"
+        f"rates    {o.name}, {what}, peak {rate:.2g} after {o.warmup:,} of {t.epochs:,} "
+        f"epochs, down to {rate * o.floor:.2g}"
     ]
     if rate == rates[setting]:
         times = f", times {ADAPTERS:.0f} for adapters" if m.adapter else ""
