@@ -865,14 +865,14 @@ def loss_words(s: Snapshot) -> list[str]:
         arrow = ""
         if s.loss_first and s.loss_first != s.loss and not s.loss_before:
             arrow = f" {'↓' if s.loss_first > s.loss else '↑'} {s.loss_first:.3f}"
-        found.append(f"loss {s.loss:.3f}{arrow}{_before(s.loss_before)}")
+        found.append(f"loss {s.loss:.3f}{arrow}{_before(s.loss, s.loss_before)}")
     if s.loss_val:
-        found.append(f"held out {s.loss_val:.3f}{_before(s.loss_val_before)}")
+        found.append(f"held out {s.loss_val:.3f}{_before(s.loss_val, s.loss_val_before)}")
     return found
 
 
-def _before(loss: float) -> str:
-    return f", {loss:.3f} before training" if loss else ""
+def _before(loss: float, before: float) -> str:
+    return f", {before:.3f} before training" if before not in (0.0, loss) else ""
 
 
 def done_words(s: Snapshot) -> str:
