@@ -907,10 +907,11 @@ def swarm_init(
     start and join it. Every call makes another run."""
     import secrets
 
+    from node import fine_tuning
     from node.app import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
-    from node.manifest import Manifest, amended, read_manifest
+    from node.manifest import Manifest, amended, read_manifest, typed
     from node.model.shapes import shape_named
 
     if out is None:
@@ -923,13 +924,14 @@ def swarm_init(
         )
     changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
     changes |= _assignments(settings)
+    of_model = dict[str, Any]()
     model: Path | None = None
     here = dict[str, Any]()
     if source is not None and os.path.isdir(source):
         if shape:
             raise UsageFault("--from DIR and --shape", "give one: the directory says the shape")
         model, source = source, None
-        changes = joining.model_fields(model) | changes
+        of_model = joining.model_fields(model)
         tokenizer = tokenizer or str(model / "tokenizer.json")
         here = {"weights": os.path.abspath(model)}
     if name is None and source is None and go_on is None:
@@ -958,8 +960,10 @@ def swarm_init(
             "give one: --from repeats a run, --continue goes on from its last epoch",
         )
     base = read_manifest(file) if (file := source or go_on) else Manifest.default_demo()
+    usual = {} if file else fine_tuning.usual(typed(of_model), typed(changes))
     changes = {
-        **({} if file else {"training.mixed_precision": True}),
+        **of_model,
+        **usual,
         "swarm.salt": secrets.token_hex(8),
         "swarm.continues": base.run_id if go_on else "",
         **changes,
@@ -1005,6 +1009,9 @@ def swarm_init(
     print(f"wrote    {out}   run {manifest.run_id[:12]}, signed by {identity.name}")
     if model is not None:
         print(f"model    {manifest.model_said()}")
+    if model is not None and file is None:
+        for line in fine_tuning.explained(manifest):
+            print(line)
     print(f"data     {joining.content_line(manifest, corpus)}")
     for line in shown:
         print(line)

@@ -98,6 +98,7 @@ LATER = (
     "model.rope_factors",
     "model.base",
     "training.mixed_precision",
+    "training.reference",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -675,22 +676,33 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest.parse(raw)
 
 
-def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
-    """The manifest with some fields changed ("model.layers": 12; text is read as the field's type),
-    checked, unsigned.
+def typed(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their names ("model.layers": 12), each checked by itself; text is read as the
+    setting's type.
 
-    Raises UsageFault as :meth:`Manifest.parse` does.
+    Raises UsageFault naming the setting, the bad value and what is allowed.
     """
-    known, parts = settings_of(SECTIONS), dict[str, Any]()
+    known = settings_of(SECTIONS)
+    found = dict[str, Any]()
     for name, value in changes.items():
         if name in GONE:
             raise _gone(name)
         if name not in known:
             raise unknown(name, [*known])
+        rule = MANIFEST_RULES.get(name)
+        found[name] = check(name, from_text(value, known[name]), known[name], rule)
+    return found
+
+
+def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
+    """The manifest with some fields changed, as :func:`typed` reads them, checked, unsigned.
+
+    Raises UsageFault as :meth:`Manifest.parse` does.
+    """
+    parts = dict[str, Any]()
+    for name, value in typed(changes).items():
         section, _, key = name.partition(".")
-        parts.setdefault(section, {})[key] = check(
-            name, from_text(value, known[name]), known[name], MANIFEST_RULES.get(name)
-        )
+        parts.setdefault(section, {})[key] = value
     changed = {
         s: dataclasses.replace(getattr(manifest, s), **fields) for s, fields in parts.items()
     }

@@ -297,13 +297,15 @@ def swarm(root: Path, there: Path, **changes: Any) -> tuple[Box, list[Peer]]:
     return box, peers
 
 
-def made(root: Path, there: Path, settings: Mapping[str, Any]) -> Box:
-    """Write the manifest of a run that begins from the model in the directory ``there``. Raises
-    Hang where ``tutti swarm init`` refuses."""
+def made(root: Path, there: Path, settings: Mapping[str, Any], *more: str) -> Box:
+    """Write the manifest of a run that begins from the model in the directory ``there``. ``more``:
+    words of the command instead of the number of stages. Raises Hang where ``tutti swarm init``
+    refuses."""
     root.mkdir(parents=True, exist_ok=True)
     box = Box(root)
     file = root / "swarm.toml"
-    words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
+    words = ["swarm", "init", str(file), "--from", str(there)]
+    words += more or ("--stages", str(STAGES))
     for key, value in settings.items():
         words += ["--set", f"{key}={value}"]
     done = box.tutti(*words, home="ends-0", timeout=WAIT_S)

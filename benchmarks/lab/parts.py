@@ -9,17 +9,25 @@ from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report, chosen
 
 
-def run_asked(description: str | None, package: str, parts: Mapping[str, Sequence[str]]) -> int:
+def run_asked(
+    description: str | None,
+    package: str,
+    parts: Mapping[str, Sequence[str]],
+    quick: Collection[str] = (),
+) -> int:
     """Run the parts of ``package`` that the command line names; without ``--only`` all. Returns 0
-    when every target holds."""
+    when every target holds. ``quick``: numbers of the parts that ``--quick`` makes shorter."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default=",".join(parts), help="some of the numbers above")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=f"part {', '.join(quick)} shorter")
     asked = parser.parse_args()
     report = Report()
-    run_parts(report, package, parts, chosen(parser, asked.only, parts))
+    more = {number: {"quick": asked.quick} for number in quick}
+    run_parts(report, package, parts, chosen(parser, asked.only, parts), more)
     return report.end(asked.json)
 
 

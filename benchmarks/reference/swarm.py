@@ -59,7 +59,9 @@ class Reference:
         if weights is not None:
             files = Weights(weights, parameters)
             given = {n: t for s in (0, 1) for n, t in files.stage(m, 1, s).items()}
-            self.model.load_state_dict(given)
+            missing = self.model.load_state_dict(given, strict=not m.adapter).missing_keys
+            if any(".lora_" not in name for name in missing):
+                raise ValueError(f"{weights} lacks {missing}")
         self.device = device
         self.model.to(device.device)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)

@@ -57,6 +57,7 @@ from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import GET_TOKENIZER, Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
+from node.fine_tuning import advice
 from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
@@ -633,6 +634,9 @@ def run_facts(
         micro_batch=p.micro_batch,
         min_replicas=t.min_replicas,
         eval_every=t.eval_every,
+        reference=t.reference,
+        warmup=manifest.optimizer.warmup,
+        advice=advice(manifest.optimizer),
         run_id=manifest.run_id,
         spare=p.stages - manifest.scheduler.hops(p.stages),
         prove=True,

@@ -21,10 +21,11 @@ from node.control.causes import STALL_S, Cause, Situation, cause
 from node.control.text import doing
 from node.control.words import lasting
 from node.core.ids import ENDS, CellId, PeerId, short, stage_name
-from node.core.journey import Plan
+from node.core.journey import Losses, Plan
 from node.core.numbers import human
 from node.core.version import VERSION
 from node.dht.record import PeerBody
+from node.fine_tuning import worse
 from node.manifest import Manifest
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
@@ -81,6 +82,8 @@ class Tally:
             s.loss, s.loss_first = plan.loss, s.loss_first or plan.loss
             s.loss_history[:] = [*s.loss_history, plan.loss][-HISTORY:]
         s.loss_val = plan.loss_val or s.loss_val
+        s.loss_before = plan.reference.training or s.loss_before
+        s.loss_val_before = plan.reference.held_out or s.loss_val_before
         if since > 0 and plan.tokens > s.tokens > 0:
             rate = (plan.tokens - s.tokens) / since
             s.tokens_per_s = rate if not s.tokens_per_s else 0.7 * s.tokens_per_s + 0.3 * rate
@@ -159,6 +162,9 @@ class SnapshotBuilder:
             s.warmup = manifest.optimizer.warmup
         if d.assembled is not None and manifest is not None:
             s.MergeFrom(self._work(d.assembled, manifest))
+            reference = Losses(s.loss_before, s.loss_val_before)
+            if trouble := worse(manifest, s.epoch, s.loss_val, reference):
+                s.warnings.insert(0, trouble)
         found = self._cause(s)
         s.cause = found.kind
         s.reason = found.what

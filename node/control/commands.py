@@ -303,6 +303,7 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
                 for f in found
             ],
             "loss": loss,
+            "loss_before": first.loss_before or None,
             **ratio,
         }
     )

@@ -556,6 +556,8 @@ def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
     own, and their mean."""
     whole, others = found[0].loss, found[1:]
     rows = [(missing_words(f.missing), f.loss) for f in found]
+    if (before := found[0].loss_before) and not others:
+        rows.append(("before training", before))
     if others:
         rows.append((f"mean of {len(others)} choices", mean_loss(others)))
     wide = max(len(words) for words, _ in rows)
@@ -852,12 +854,25 @@ def _headline(s: Snapshot) -> Text:
 
 def _progress(s: Snapshot) -> str:
     text = f"epoch {s.epoch}" + (f"/{s.swarm.epochs}" if s.swarm.epochs else "")
+    return text + "".join(f"  {words}" for words in loss_words(s))
+
+
+def loss_words(s: Snapshot) -> list[str]:
+    """The training loss and the held-out loss, each beside that before training where it is
+    known."""
+    found = list[str]()
     if s.loss:
-        arrow = (
-            "↓" if s.loss_first > s.loss else "↑" if s.loss_first and s.loss_first < s.loss else ""
-        )
-        text += f"  loss {s.loss:.3f}" + (f" {arrow} {s.loss_first:.3f}" if arrow else "")
-    return text + (f"  held out {s.loss_val:.3f}" if s.loss_val else "")
+        arrow = ""
+        if s.loss_first and s.loss_first != s.loss and not s.loss_before:
+            arrow = f" {'↓' if s.loss_first > s.loss else '↑'} {s.loss_first:.3f}"
+        found.append(f"loss {s.loss:.3f}{arrow}{_before(s.loss, s.loss_before)}")
+    if s.loss_val:
+        found.append(f"held out {s.loss_val:.3f}{_before(s.loss_val, s.loss_val_before)}")
+    return found
+
+
+def _before(loss: float, before: float) -> str:
+    return f", {before:.3f} before training" if before not in (0.0, loss) else ""
 
 
 def done_words(s: Snapshot) -> str:

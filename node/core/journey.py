@@ -172,6 +172,41 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """A training loss and a held-out loss of the same parameters, nats per token; 0: not known."""
+
+    training: float = 0.0
+    held_out: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """True if one of the two is known."""
+        return self.training > 0 or self.held_out > 0
+
+    @classmethod
+    def parse(cls, row: Any) -> "Losses":
+        """The inverse of :meth:`row`. Raises TypeError or ValueError for anything else."""
+        training, held_out = row
+        return cls(_finite(training), _finite(held_out))
+
+    def row(self) -> list[float]:
+        """Both as JSON."""
+        return [self.training, self.held_out]
+
+
+UNKNOWN = Losses()
+WORSE = 1.002
+"""Times the held-out loss before training that counts as worse: less is what another order of
+additions makes of it."""
+
+
+def is_worse(held_out: float, reference: Losses, epoch: int, warmup: int) -> bool:
+    """True if training has made the model worse: its held-out loss after the warm-up is above that
+    before the first step, where both are known."""
+    return epoch >= max(1, warmup) and held_out > WORSE * reference.held_out > 0
+
+
 @dataclass(frozen=True)
 class Plan:
     """The leader's decision for one epoch: members, paths and owners; named by ``(epoch, term)``
@@ -196,7 +231,9 @@ class Plan:
     ``founds``      a cell founded from the same base; its members fetch optimizer state from here
 
     For operators: ``loss`` of the epoch before and ``loss_val`` of the last evaluation in nats per
-    token (0: none yet), ``forecast``: expected seconds of paths and of the round (0: unknown).
+    token (0: none yet), ``reference``: losses before the first step of the run, in runs that keep
+    them (``training.reference``), ``forecast``: expected seconds of paths and of the round (0:
+    unknown).
     """
 
     epoch: int
@@ -222,6 +259,7 @@ class Plan:
     founds: CellId = NO_CELL
     window: Window = NO_WINDOW
     electorate: Electorate = NOBODY
+    reference: Losses = UNKNOWN
 
     @property
     def base(self) -> Version:
@@ -278,6 +316,8 @@ class Plan:
             "stood": {str(stage): [v.epoch, v.lineage] for stage, v in self.stood.items()},
             "votes": [[index[p] for p in e.voters], [index[p] for p in e.elders], e.orphan],
         }
+        if self.reference.known:  # in other runs a plan is as it was before there were references
+            body["reference"] = self.reference.row()
         if self.cell_id:  # in a run of one cell a plan is as it was before there were several
             body |= self._about_cells()
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
@@ -383,6 +423,7 @@ class Plan:
                     _stage(k): Version(whole(e), lineage(line))
                     for k, (e, line) in body["stood"].items()
                 },
+                reference=Losses.parse(body.get("reference", UNKNOWN.row())),
             )
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as e:
             raise WireError(f"not a plan: {e}") from e

@@ -140,6 +140,8 @@ async def answer(
         request.batches or a.work.settings.eval_batches,
     ):
         found.epoch = max(0, a.stage.version.epoch)
+        if not request.batches and (plan := a.work.plan) is not None:  # else of another text
+            found.loss_before = plan.reference.held_out
         yield found
 
 

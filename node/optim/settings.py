@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 
 SCHEDULES = ("linear", "cosine", "constant")
+PEAKS = {"muon": "lr", "shampoo": "shampoo_lr", "soap": "soap_lr", "adamw": "adam_lr"}
+"""Method to the field that has its peak rate."""
 DIGITS = 12
 """Of the cosine: the last bits of a machine's own would give owners different rates."""
 
@@ -90,12 +92,13 @@ def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
     return min(warm, down)
 
 
+def peak(settings: OptimSettings) -> tuple[str, float]:
+    """Setting and value of the peak rate of the optimizer that the run is named after."""
+    key = PEAKS[settings.name]
+    return f"optimizer.{key}", getattr(settings, key)
+
+
 def learning_rate(settings: OptimSettings, method: str, epoch: int, epochs: int) -> float:
     """Of a method (muon, shampoo, soap, adamw) in this epoch."""
-    peaks = {
-        "muon": settings.lr,
-        "shampoo": settings.shampoo_lr,
-        "soap": settings.soap_lr,
-        "adamw": settings.adam_lr,
-    }
-    return peaks[method] * share(settings, epoch, epochs)
+    rate: float = getattr(settings, PEAKS[method])
+    return rate * share(settings, epoch, epochs)

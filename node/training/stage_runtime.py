@@ -532,14 +532,15 @@ class StageRuntime:
             ) from e
         stages = sorted({m.stage for m in plan.members if m.current} - {ENDS})
         cells = {s: [m.peer for m in plan.stage(s) if m.current] for s in stages}
-        # Of every stage one replica, in turn.
-        sums = await asyncio.gather(
-            *(
-                self.engines.pipeline.evaluate(
-                    tuple(Hop(s, peers[i % len(peers)]) for s, peers in cells.items()), x, y
-                )
-                for i, (x, y) in enumerate(pairs)
-            )
-        )
+        # Before the first plan nobody is a member, and a stage has room for one batch of a guest.
+        turn = asyncio.Semaphore(len(pairs) if self.plan is not None else 1)
+
+        async def measured(i: int, x: Tensor, y: Tensor) -> tuple[float, int]:
+            # Of every stage one replica, in turn.
+            hops = tuple(Hop(s, peers[i % len(peers)]) for s, peers in cells.items())
+            async with turn:
+                return await self.engines.pipeline.evaluate(hops, x, y)
+
+        sums = await asyncio.gather(*(measured(i, x, y) for i, (x, y) in enumerate(pairs)))
         tokens = sum(n for _, n in sums)
         return sum(loss for loss, _ in sums) / tokens if tokens else 0.0

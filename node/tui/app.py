@@ -24,6 +24,7 @@ from node.control.text import (
     cover_words,
     event_line,
     has_cells,
+    loss_words,
     paths_words,
     peer_cells,
     state_words,
@@ -248,9 +249,8 @@ class Monitor(App[str]):
         swarm.border_title = f"{clean(s.swarm.name, 14)} {s.swarm.run_id[:6]} {health}"
         swarm.update(_stack(swarm_lines(s, answer)))
         loss = self.query_one("#loss", Static)
-        loss.border_title = (
-            f"loss {s.loss:.3f}, last {len(s.loss_history)} epochs" if s.loss_history else "loss"
-        )
+        losses = f"{'; '.join(loss_words(s))}; last {len(s.loss_history)} epochs"
+        loss.border_title = losses if s.loss_history else "loss"
         loss.border_subtitle = f"warm-up, {warmup}" if (warmup := warmup_words(s)) else ""
         loss.update(
             loss_rows(s, max(10, loss.content_size.width), max(1, loss.content_size.height))
@@ -313,8 +313,8 @@ def why_lines(s: Snapshot) -> Text:
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
     """The swarm in five lines, or six where cells lead themselves."""
     loss = f"{s.loss:.3f}" if s.loss else "-"
-    if s.loss and s.loss_first:
-        loss += f" {'↓' if s.loss < s.loss_first else '↑'} {s.loss_first:.3f}"
+    if s.loss and (first := s.loss_before or s.loss_first):
+        loss += f" {'↓' if s.loss < first else '↑'} {first:.3f}"
     return [
         _row("epoch", _done(s)),
         _row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")),

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 
 from benchmarks.given import directories
+from node import fine_tuning
 from node.app.joining import run_name
 from node.app.run_files import RunFiles
 from node.config import NodeConfig
@@ -293,8 +294,12 @@ def test_init_begins_from_the_model_in_a_directory(tutti, home, ours, tmp_path):
     refused(tutti(*words, "--set", "model.seq_len=65"), 2, "sees 64 positions")
     refused(tutti(*words, "--set", "model.layers=2"), 2, "tensors that the model")
     refused(tutti(*words, "--shape", "qwen3-0.6b"), 2, "--from DIR and --shape")
-    assert "begins from weights" in tutti(*words).good()
+    shown = tutti(*words).good()
+    assert "begins from weights" in shown
     made = read_manifest(home.parent / "swarm.toml")
+    for line in fine_tuning.explained(made):
+        assert line in shown
+    assert made.optimizer.name == "adamw"
     assert made.swarm.name == "model"
     assert made.model.weights == Weights(model).digests(made.model, 2)
     assert (made.model.vocab, made.model.head_width, made.model.seq_len) == (300, 24, 64)

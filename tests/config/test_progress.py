@@ -7,6 +7,7 @@ import pytest
 
 from node.app.progress import OVER_S, Progress
 from node.app.snapshot import Tally
+from node.core.journey import UNKNOWN
 
 
 def after(*marks: tuple[int, float]) -> Progress:
@@ -49,7 +50,13 @@ def test_a_peer_of_another_cell_counts_the_epochs_of_that_one():
     tally = Tally()
     for cell, epoch, now in (("a", 5, 0.0), ("a", 6, 10.0), ("a", 7, 20.0), ("b", 7, 30.0)):
         plan: Any = SimpleNamespace(
-            cell_id=cell, epoch=epoch, tokens=0, loss=0.0, loss_val=0.0, forecast=(1.0, 1.0)
+            cell_id=cell,
+            epoch=epoch,
+            tokens=0,
+            loss=0.0,
+            loss_val=0.0,
+            forecast=(1.0, 1.0),
+            reference=UNKNOWN,
         )
         tally.planned(plan, now)
         assert tally.progress.left(17, now) == ((100.0, 20.0) if now == 20.0 else (0.0, 0.0))

@@ -13,6 +13,7 @@ from node.app import snapshot as module
 from node.app.daemon import Daemon, fault_line
 from node.app.snapshot import SnapshotBuilder
 from node.core.errors import NetworkFault
+from node.core.journey import UNKNOWN
 from node.manifest import Manifest
 from node.telemetry.events import Event, Journal
 from protos.control_pb2 import Snapshot
@@ -102,6 +103,7 @@ async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
                 tokens=tokens,
                 loss=1.0,
                 loss_val=0.0,
+                reference=UNKNOWN,
                 forecast=(1.0, 1.0),
                 cell_id="",
             )

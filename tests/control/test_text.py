@@ -14,6 +14,7 @@ from node.control.text import (
     compare_digests,
     consent_lines,
     doing,
+    evaluated_lines,
     fitted,
     peers_table,
     ping_lines,
@@ -26,6 +27,8 @@ from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
     CellLine,
     ChangeLine,
+    Evaluated,
+    Missing,
     PingReport,
     Snapshot,
 )
@@ -702,3 +705,15 @@ def test_status_shows_traffic_rates_and_the_cap(up: float, down: float, capped: 
     assert "2 direct   sent 3.0 MiB, received 1.0 MiB (800 kbit/s up, 400 kbit/s down)" in text
     assert (capped or "(800 kbit") in text
     assert ("capped" in text) == bool(capped)
+
+
+def test_losses_stand_beside_those_before_training():
+    s = training_snapshot(loss_before=5.6, loss_val_before=4.125)
+    text = " ".join(" ".join(shown(*status_lines(s))).split())
+    assert "loss 1.802, 5.600 before training" in text
+    assert "held out 2.010, 4.125 before training" in text
+    assert "before training" not in "".join(shown(*status_lines(training_snapshot())))
+    found = [Evaluated(missing=Missing(stages=3), loss=2.0, loss_before=3.0)]
+    first, second = evaluated_lines(found)
+    assert first.startswith("all block stages")
+    assert second.split()[:5] == ["before", "training", "loss", "3.0000", "perplexity"]

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.lab.forks import ForkedChild, Forks
+from benchmarks.lab.told import read_told
 from node.app import demo
 from node.app.demo import DemoOptions, run
 from node.manifest import Manifest
@@ -24,7 +25,9 @@ def tiny() -> Manifest:
             base.model, layers=3, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=32
         ),
         pipeline=dataclasses.replace(base.pipeline, micro_batch=4),
-        training=dataclasses.replace(base.training, target_batch=16, eval_every=2, eval_batches=2),
+        training=dataclasses.replace(
+            base.training, target_batch=16, eval_every=2, eval_batches=2, reference=True
+        ),
         optimizer=dataclasses.replace(base.optimizer, warmup=2),
     )
 
@@ -69,3 +72,7 @@ def test_the_compose_topology_trains_and_survives_a_kill(
     assert said["epochs"] * each - said["tokens"] in (0, each), "the next plan tells the last ones"
     assert 0 < said["loss_val"] < said["loss_first"], said
     assert len(said["sample"]) > 10
+    (log,) = tmp_path.glob("ends*/log/events.jsonl")
+    measured = [t for t in read_told("ends", log) if t.kind == "evaluated"]
+    assert [int(t.get("epoch")) for t in measured[:2]] == [0, 2], "before the first step too"
+    assert float(measured[0].get("loss_val")) > said["loss_val"]

@@ -15,6 +15,7 @@ from node.core.journey import (
     Electorate,
     Hop,
     Host,
+    Losses,
     Partner,
     Path,
     Plan,
@@ -90,6 +91,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "founds": "12" * 8,
         "window": Window(7, (PARTNER,), 2.5, {1: "d3"}),
         "electorate": Electorate((B, A), (A,), True),
+        "reference": Losses(4.5, 4.25),
     }
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():

@@ -17,7 +17,7 @@ from node.checkpoint.service import StateService, Unserved
 from node.checkpoint.state import StateKind
 from node.core.errors import NetworkFault, Refused
 from node.core.ids import PeerId
-from node.core.journey import Version, lineage_after
+from node.core.journey import Losses, Version, lineage_after
 from node.core.samples import SampleClass
 from node.training.protocol.plan_context import makes
 from protos import state_pb2
@@ -29,7 +29,8 @@ LATER = Version(9, "ee" * 16)
 async def test_checkpoints_carry_their_history(rig: Any) -> None:
     a, b, plan = await rig.trained("ab", 4, every=2)
     share = (SampleClass(1, 1, 9, (3, 5)), SampleClass(2, 2, 10))
-    last = await rig.begun((a, b), shared(a, b), plan, cursor=share)
+    before = Losses(4.5, 4.25)
+    last = await rig.begun((a, b), shared(a, b), plan, cursor=share, reference=before)
     await rig.copied(a, b)
     (two, four) = a.work.local_checkpoints.versions()
     assert (two.epoch, four) == (2, last.base)
@@ -40,7 +41,7 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     assert a.store.metas(1)[4]["tokens"] == last.tokens > 0
     past = a.work.local_checkpoints.recall(four)
     assert (past.cursor, past.owners) == (share, shared(a.me, b.me))
-    assert past.tokens == last.tokens
+    assert (past.tokens, past.reference) == (last.tokens, before)
     assert a.work.local_checkpoints.recall(Version(4, "f" * 32)) is None
     assert a.work.local_checkpoints.recall(Version(3, two.lineage)) is None
 

@@ -20,7 +20,18 @@ from typing import Any
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
-from node.core.journey import Electorate, Hop, Plan, Version, Window
+from node.core.journey import (
+    UNKNOWN,
+    Electorate,
+    Hop,
+    Losses,
+    Path,
+    Plan,
+    PlanMember,
+    Version,
+    Window,
+    is_worse,
+)
 from node.core.patience import GAP_S
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
@@ -106,6 +117,16 @@ class Leader:
         self._lacking = ""
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
+        self.reference = history.reference if history else UNKNOWN
+        """Losses before the first step, as the newest plan has them."""
+        self._measured = False
+        """The held-out loss before the first step was asked for, whatever came of it."""
+        self._evaluating = 0
+        """Epoch of the parameters whose held-out loss is measured."""
+        self._told_worse = history is not None and is_worse(
+            history.loss_val, history.reference, history.epoch, facts.warmup
+        )
+        """The journal of this leader, or of the one before, has the warning."""
         self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
@@ -306,7 +327,7 @@ class Leader:
                 if self.phase is Phase.ROUND and not late:
                     done += self._abandon(now, "this peer did not finish its own round")
             elif self.phase is Phase.EVALUATE:
-                done += self._was_evaluated(epoch.plan.epoch + 1, 0.0, now)
+                done += self._was_evaluated(self._evaluating, 0.0, now)
         elif epoch is not None:
             for peer in self._overdue(epoch, now - slack):
                 done += self._late(epoch, peer, now)
@@ -428,6 +449,8 @@ class Leader:
             self.waiting = votes
             return []
         self.waiting = None
+        if not base.epoch and self.facts.reference and self.facts.eval_every and not self._measured:
+            return self._measure(base, now)
         self._starting.found()
         # What is said once must not be lost with a plan that cannot be made.
         done = [*self._rebalance(now), *self._change_history(base, past)]
@@ -442,6 +465,30 @@ class Leader:
             self.planning.postpone(now)
             self.waiting = Wait(Lack.WAYS, detail=str(e))
             return done
+
+    def _measure(self, base: Version, now: float) -> list[Any]:
+        """Ask for the held-out loss before the first step, over the peers that would take it. It
+        has as long as an epoch over one replica of each stage. Nobody gets the plan."""
+        self._measured = True
+        workers = {s: self.roster.workers(s, base) for s in self.roster.replicas()}
+        members = tuple(
+            PlanMember(peer, stage, self.roster.speed(peer))
+            for stage, peers in workers.items()
+            for peer in peers
+        )
+        hops = tuple(Hop(stage, peers[0]) for stage, peers in workers.items() if stage != ENDS)
+        count = self.facts.target_batch // self.facts.micro_batch
+        path = Path(0, self.me, (), hops)
+        within_s = self.deadlines.run(self.roster, (path,) * count)
+        plan = Plan(base.epoch, self.term, self.me, members, (), {}, deadline_s=within_s)
+        return [self._evaluate(EpochAttempt(plan, now, now), base.epoch, now)]
+
+    def _evaluate(self, epoch: EpochAttempt, version: int, now: float) -> ev.Evaluate:
+        """Measure the held-out loss of the parameters at epoch ``version`` over the members of an
+        attempt."""
+        self.phase, self._epoch, self._evaluating = Phase.EVALUATE, epoch, version
+        epoch.deadline = now + max(self.facts.waits.epoch_s, epoch.plan.deadline_s)
+        return ev.Evaluate(version, epoch.plan)
 
     def _settles(self, now: float) -> bool:
         """Return True while the first plan of this leader waits a moment for more peers: in a young
@@ -549,6 +596,7 @@ class Leader:
         before = self.memory.history
         self.roster.agree(base)
         self.tokens = past.tokens
+        past = self._with_reference(base, past)
         losses, term = (self.loss, self.loss_val), self._next_term(now)
         rules = self.planning.in_force(past)
         if rules.change != past.change:
@@ -606,6 +654,19 @@ class Leader:
                 # The members begin it as soon as they have the plan.
                 self._open(epoch, now)
         return [*done, *said, self._sends(plan), words]
+
+    def _with_reference(self, base: Version, past: PlanContext) -> PlanContext:
+        """The context with the losses before the first step, as far as they are known: the first
+        epoch measures the training loss of the parameters that it starts from."""
+        if not self.facts.reference:
+            return past
+        known = past.reference
+        if not base.epoch:
+            known = Losses(0.0, known.held_out or self.reference.held_out)
+        elif base.epoch == 1:
+            known = Losses(known.training or self.loss, known.held_out)
+        self.reference = known
+        return replace(past, reference=known)
 
     def _sends(self, plan: Plan) -> ev.SendPlan:
         """With the certificate of the version it starts from, where that was made here."""
@@ -851,9 +912,7 @@ class Leader:
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if every and (base.epoch % every == 0 or base.epoch == self.facts.epochs):
-            self.phase = Phase.EVALUATE
-            epoch.deadline = now + max(self.facts.waits.epoch_s, epoch.plan.deadline_s)
-            return [*done, ev.Evaluate(base.epoch, epoch.plan)]
+            return [*done, self._evaluate(epoch, base.epoch, now)]
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)
 
@@ -866,14 +925,16 @@ class Leader:
         return self._disputed[1] <= RECOUNTS
 
     def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
-        if (
-            self.phase is not Phase.EVALUATE
-            or self.roster.base is None
-            or epoch != self.roster.base.epoch
-        ):
+        if self.phase is not Phase.EVALUATE or epoch != self._evaluating:
             return []
         self.loss_val = loss if loss > 0 else self.loss_val
         said = [reports.evaluated(epoch, loss)] if loss > 0 else []
+        if not epoch:
+            self.reference = Losses(0.0, loss)
+        elif is_worse(loss, self.reference, epoch, self.facts.warmup) and not self._told_worse:
+            self._told_worse = True
+            before = self.reference.held_out
+            said.append(reports.worse(epoch, loss, before, self.facts.advice))
         self.phase, self._epoch = Phase.GATHER, None
         return said + self._try_plan(now)
 

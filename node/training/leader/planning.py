@@ -123,6 +123,7 @@ class Planning:
             founds=founds,
             window=window,
             electorate=electorate,
+            reference=past.reference,
         )
         plan = replace(
             plan,
@@ -258,6 +259,7 @@ class Planning:
             cell_id=child_cell(self._cell, base.lineage, term),
             parent=self._cell,
             electorate=Electorate(tuple(sorted(away))),
+            reference=past.reference,
         )
 
     def _leavers(self, roster: Roster, base: Version, most: int) -> dict[PeerId, int]:

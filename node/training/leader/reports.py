@@ -350,6 +350,17 @@ def evaluated(epoch: int, loss: float) -> RecordFact:
     )
 
 
+def worse(epoch: int, loss: float, before: float, advice: str) -> RecordFact:
+    """The held-out loss is above that of the model before training, ``before``."""
+    return RecordFact(
+        "worse-than-before",
+        f"the held-out loss {loss:.3f} at epoch {epoch} is above {before:.3f}, that before "
+        f"training: {advice}",
+        "warning",
+        {"epoch": epoch, "loss_val": loss, "loss_val_before": before},
+    )
+
+
 def run_finished(epochs: int) -> RecordFact:
     """The last version of the run is committed."""
     return RecordFact("run-finished", f"all {epochs} epochs are committed")

@@ -84,7 +84,9 @@ class RunFacts:
 
     ``spare``: block stages that a plan may leave out when nobody holds them. ``prove``: only peers
     that say they reach each other share a path or a cell. ``may_lead(peer)``: whether the run lets
-    that peer lead, as far as is known here.
+    that peer lead, as far as is known here. ``reference``: plans carry the losses before the first
+    step; ``warmup``: epochs over which the learning rate rises; ``advice``: to the owner of a run
+    whose held-out loss is above that reference then.
     """
 
     stages: int
@@ -100,6 +102,9 @@ class RunFacts:
     spare: int = 0
     prove: bool = False
     may_lead: Callable[[PeerId], bool] = lambda peer: True
+    reference: bool = False
+    warmup: int = 0
+    advice: str = ""
 
     @property
     def bounds(self) -> Bounds:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
-from node.core.journey import Plan, Version, lineage_after
+from node.core.journey import UNKNOWN, Losses, Plan, Version, lineage_after
 from node.core.mass import Books
 from node.core.samples import WHOLE, Cursor, SampleClass
 from node.data.order import Sampler
@@ -23,7 +23,8 @@ GENESIS = Version(0)
 class PlanContext:
     """What goes with a version: the sampler, who owned what, tokens counted until then; the change
     to how cells average that was in force. ``founded``: a cell begins here, and the owners are
-    those of the cell it comes from. ``books``: of push-sum's mass, where the run averages so."""
+    those of the cell it comes from. ``books``: of push-sum's mass, where the run averages so.
+    ``reference``: losses before the first step."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
@@ -31,6 +32,7 @@ class PlanContext:
     change: str = ""
     founded: bool = False
     books: Books | None = None
+    reference: Losses = UNKNOWN
 
     @classmethod
     def before(cls, plan: Plan) -> "PlanContext":
@@ -42,6 +44,7 @@ class PlanContext:
             plan.change,
             founded=bool(plan.parent),
             books=plan.window.books,
+            reference=plan.reference,
         )
 
     @classmethod
@@ -56,7 +59,12 @@ class PlanContext:
             sampler.take(len(path.samples))
         sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
         return cls(
-            sampler.cursor(), dict(owners), tokens, plan.change, books=plan.window.books_after
+            sampler.cursor(),
+            dict(owners),
+            tokens,
+            plan.change,
+            books=plan.window.books_after,
+            reference=plan.reference,
         )
 
 

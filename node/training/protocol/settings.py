@@ -26,5 +26,8 @@ class TrainingSettings:
     """A peer on a processor that was measured to be faster in bf16 computes forward and backward in
     it. Parameters, sums of gradients and steps stay as they are. False: processors compute in fp32.
     GPUs compute in bf16 whatever this says."""
+    reference: bool = False
+    """The held-out loss is measured before the first step too, and every plan carries it beside the
+    training loss of that step: the losses of the model that the run begins from."""
     rebalance_every_s: float = 60.0
     """Seconds between two looks at whether a peer should change its stage; 0 never changes one."""

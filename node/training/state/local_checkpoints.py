@@ -17,7 +17,7 @@ from node.checkpoint.schedule import CheckpointSchedule
 from node.checkpoint.store import Checkpoint
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
-from node.core.journey import Version, lineage
+from node.core.journey import UNKNOWN, Losses, Version, lineage
 from node.core.mass import parse_books
 from node.core.samples import parse_cursor, rows
 from node.core.tasks import Tasks
@@ -82,6 +82,8 @@ class StageSnapshot:
             "change": context.change,
             "colleagues": sorted(self.colleagues),
         }
+        if context.reference.known:
+            meta["reference"] = context.reference.row()
         if context.books is not None:
             meta["books"] = context.books.rows()
         if self.outer_step:
@@ -192,6 +194,7 @@ class LocalCheckpoints:
                 self.tokens(version.epoch, meta),
                 str(meta.get("change", "")),
                 books=parse_books(meta["books"]) if "books" in meta else None,
+                reference=Losses.parse(meta.get("reference", UNKNOWN.row())),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
