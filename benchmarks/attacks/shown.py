@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.attacks import direct, files
 from benchmarks.kept import speed
-from benchmarks.kept.points import Point, add
+from benchmarks.lab.points import Point, add
 from benchmarks.report import Report
 
 BASE = "02c3e92c"
