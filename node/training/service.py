@@ -67,6 +67,8 @@ from protos import training_pb2_grpc as rpc
 
 BROKEN_S = 60.0
 """Seconds after which a broken connection is no sign of its peer's death any more."""
+BLIND_S = 10.0
+"""Seconds for which a leader that cannot plan has to see nobody until it lets another peer lead."""
 SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
 CARRIED_OUT = ("plan", "round")
@@ -162,6 +164,8 @@ class Training(rpc.TrainingServicer):
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
         self._led_since = clock.now()
+        self._blind = False
+        self._blind_since: float | None = None
         """Time at which this peer last began to lead."""
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
@@ -348,7 +352,30 @@ class Training(rpc.TrainingServicer):
     @property
     def _able(self) -> bool:
         """True if this peer can lead."""
-        return self.stage == ENDS and not self.leaving and self._may_lead(self.me)
+        able = self.stage == ENDS and not self.leaving and self._may_lead(self.me)
+        return able and not self._blind
+
+    def _look_around(self) -> None:
+        """A leader that cannot plan, hears others, and sees none of them in the directory for
+        :data:`BLIND_S` is blind: the cell waits for it, and another peer at the ends could lead.
+        Its clock may be wrong, so that all records have expired for it, and its own for all."""
+        if self._view().everybody:
+            self._blind, self._blind_since = False, None
+        elif self.leader is None or not self._holds_up(self.leader):
+            self._blind_since = None
+        else:
+            now = self.clock.now()
+            self._blind_since = self._blind_since if self._blind_since is not None else now
+            if now - self._blind_since >= BLIND_S and not self._blind:
+                self._blind = True
+                text = "this peer sees nobody in the directory, and lets another one lead"
+                self.journal.emit("training", "blind", text, "warning")
+
+    def _holds_up(self, leader: Leader) -> bool:
+        """Return True if others wait for this leader, one of them at the ends."""
+        others = {p: c for p, c in leader.roster.candidates.items() if p != self.me}
+        ends = any(c.stage == ENDS for c in others.values())
+        return ends and leader.phase is Phase.GATHER and leader.waiting is not None
 
     def _may_lead(self, peer: PeerId) -> bool:
         return (
@@ -365,6 +392,7 @@ class Training(rpc.TrainingServicer):
 
     def _take_or_drop_the_lead(self) -> PeerId | None:
         """The leader, which may be this peer from now on, or no more."""
+        self._look_around()
         leader = self.leader_id()
         leads = leader == self.me
         if leads and self.leader is None:
