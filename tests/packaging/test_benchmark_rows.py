@@ -2,17 +2,22 @@
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 from benchmarks import simulator
+from benchmarks.lab.points import exists
 from benchmarks.report import Report
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 IN_PARTS = sorted(p.stem for p in BENCHMARKS.glob("*.py") if '"--only"' in p.read_text())
+NAMED = re.compile(r"[\w/]+/test_\w+:test_\w+")
+"""A test as the tables of faults name it."""
 COLUMNS = ("name", "value", "unit", "peer", "target", "holds")
 
 
@@ -36,6 +41,19 @@ def test_a_row_that_can_hold_says_what_was_asked():
                 wrong.append(f"{path.relative_to(BENCHMARKS)}: {row['name']}")
     assert count > 100
     assert not wrong
+
+
+def test_the_tests_that_rows_name_are_there():
+    named = set[str]()
+    for path in BENCHMARKS.rglob("*.py"):
+        strings = (n.value for n in ast.walk(ast.parse(path.read_text())) if is_text(n))
+        named |= {text for text in strings if NAMED.fullmatch(text)}
+    assert len(named) > 150
+    assert not [test for test in sorted(named) if not exists(test)]
+
+
+def is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def test_the_simulator_fails_when_a_row_does_not_hold(monkeypatch):
