@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
 
 import pytest
 
@@ -46,14 +45,11 @@ def test_a_row_that_can_hold_says_what_was_asked():
 def test_the_tests_that_rows_name_are_there():
     named = set[str]()
     for path in BENCHMARKS.rglob("*.py"):
-        strings = (n.value for n in ast.walk(ast.parse(path.read_text())) if is_text(n))
-        named |= {text for text in strings if NAMED.fullmatch(text)}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named.update([node.value] if NAMED.fullmatch(node.value) else [])
     assert len(named) > 150
     assert not [test for test in sorted(named) if not exists(test)]
-
-
-def is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def test_the_simulator_fails_when_a_row_does_not_hold(monkeypatch):
