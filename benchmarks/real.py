@@ -10,6 +10,9 @@
 3  generate: tokens a second beside transformers, several texts, a stage that dies
 4  serve: the client of the OpenAI API beside transformers, 32 clients at once
 5  export: files equal to those given, logits, adapters, merged weights, GGUF
+6  conversations: losses and masks, a format that the model is taught
+7  trials that were reported elsewhere: before, now, and the tests that show it
+8  limits: a control group, a quota, an affinity; nine bridges
 
 The model is SmolLM2-135M-Instruct (`benchmarks.lab.real`). Where it cannot be had, the rows say so
 and do not hold.
@@ -25,6 +28,9 @@ PARTS = {
     "3": ("generated",),
     "4": ("served",),
     "5": ("exported",),
+    "6": ("chat",),
+    "7": ("trials",),
+    "8": ("limits",),
 }
 """Number to modules of `benchmarks.actual`; each has ``rows(report, root)``."""
 

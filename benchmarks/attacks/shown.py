@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.attacks import direct, files
 from benchmarks.kept import speed
-from benchmarks.kept.points import Point, add
+from benchmarks.lab.points import Point, add
 from benchmarks.report import Report
 
 BASE = "02c3e92c"
@@ -108,7 +108,10 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "two replicas that differ",
             "two repetitions of every epoch, nobody blamed",
             "a bounded number of repetitions for each liar",
-            ("training/test_conduct:test_one_liar_costs_a_bounded_number_of_repeated_epochs",),
+            (
+                "training/test_leader:test_replicas_that_differ_cost_a_bounded_number_of_epochs",
+                "sim/test_members:test_of_two_replicas_a_liar_costs_two_epochs",
+            ),
         ),
         Point(
             "a silent donor",

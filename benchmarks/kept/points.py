@@ -4,29 +4,10 @@ The sentences under ``before`` were observed at commit c0c37c05. A row holds whe
 pass, so it fails when it is no longer true.
 """
 
-import subprocess
-import sys
-import xml.etree.ElementTree as xml
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import ROOT, Report
-
-TESTS_S = 1200.0
-"""Bound of all tests of the table."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A fault. ``tests``: file below ``tests/`` without its ending, a colon, the test."""
-
-    name: str
-    before: str
-    now: str
-    tests: tuple[str, ...]
-
+from benchmarks.lab.points import Point, add
+from benchmarks.report import Report
 
 POINTS = (
     # ------------------------------------------------------------ lost work
@@ -346,37 +327,3 @@ def rows(report: Report, root: Path, quick: bool) -> None:
     """Row 5 for every point, quick or not."""
     del quick
     add(report, root, "5", POINTS)
-
-
-def add(report: Report, root: Path, number: str, points: Sequence[Point]) -> None:
-    """A row for every point; it holds when all tests of the point pass."""
-    tests = sorted({test for point in points for test in point.tests})
-    found = passed(root / f"tests-{number}.xml", tests)
-    for point in points:
-        failed = [test for test in point.tests if not found.get(test)]
-        names = ", ".join(failed or point.tests)
-        report.add(
-            f"{number} {point.name}",
-            len(point.tests) - len(failed),
-            "tests pass",
-            f"before: {point.before}",
-            f"{len(point.tests)}: {point.now}{'; failed' if failed else ''} ({names})",
-            holds=not failed,
-        )
-
-
-def passed(file: Path, tests: Sequence[str]) -> dict[str, bool]:
-    """Run tests. Returns True for each test that passed with all of its parameters, else False. A
-    test that did not run is not in the answer. Raises TimeoutExpired after TESTS_S."""
-    nodes = [f"tests/{test.replace(':', '.py::')}" for test in tests]
-    command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={file}", *nodes]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S)
-    if not file.is_file():
-        raise RuntimeError(f"the tests did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    found: defaultdict[str, list[bool]] = defaultdict(list)
-    for case in xml.parse(file).iter("testcase"):
-        place = case.get("classname", "").removeprefix("tests.").replace(".", "/")
-        name = case.get("name", "").partition("[")[0]
-        fine = all(case.find(fault) is None for fault in ("failure", "error", "skipped"))
-        found[f"{place}:{name}"].append(fine)
-    return {test: all(outcomes) for test, outcomes in found.items()}

@@ -5,6 +5,7 @@ leader; the work itself (pipeline, round, optimizer, state) is done by
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,6 +68,10 @@ from protos import training_pb2_grpc as rpc
 
 BROKEN_S = 60.0
 """Seconds after which a broken connection is no sign of its peer's death any more."""
+BLIND_S = 10.0
+"""Seconds for which a leader that cannot plan has to see nobody until it lets another peer lead."""
+BLIND_FOR_S = 60.0
+"""Seconds for which it does so while it sees nobody. Then it may be alone."""
 SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
 CARRIED_OUT = ("plan", "round")
@@ -163,6 +168,9 @@ class Training(rpc.TrainingServicer):
         self._hurry = asyncio.Event()
         self._led_since = clock.now()
         """Time at which this peer last began to lead."""
+        self._sees_nobody_since: float | None = None
+        self._blind_until = -math.inf
+        """Time until which this peer lets another one lead because it sees nobody."""
         self._known: tuple[PeerId, Version] | None = None
         """The leader that accepted our last heartbeat, and the version that it reported."""
         self._broken: dict[PeerId, float] = {}
@@ -348,7 +356,31 @@ class Training(rpc.TrainingServicer):
     @property
     def _able(self) -> bool:
         """True if this peer can lead."""
-        return self.stage == ENDS and not self.leaving and self._may_lead(self.me)
+        able = self.stage == ENDS and not self.leaving and self._may_lead(self.me)
+        return able and self.clock.now() >= self._blind_until
+
+    def _look_around(self) -> None:
+        """A leader that cannot plan, hears others, and sees none of them in the directory for
+        :data:`BLIND_S` lets another peer lead, because its cell waits for it. Its clock may be
+        wrong, so that all records have expired for it, and its own for all."""
+        now = self.clock.now()
+        if self._view().everybody:
+            self._blind_until = -math.inf
+        elif self.leader is not None and self._holds_up(self.leader):
+            since = self._sees_nobody_since if self._sees_nobody_since is not None else now
+            self._sees_nobody_since = since
+            if now - since >= BLIND_S:
+                self._blind_until = now + BLIND_FOR_S
+                text = "this peer sees nobody in the directory, and lets another one lead"
+                self.journal.emit("training", "blind", text, "warning")
+            return
+        self._sees_nobody_since = None
+
+    def _holds_up(self, leader: Leader) -> bool:
+        """Return True if others wait for this leader, one of them at the ends."""
+        others = {p: c for p, c in leader.roster.candidates.items() if p != self.me}
+        ends = any(c.stage == ENDS for c in others.values())
+        return ends and leader.phase is Phase.GATHER and leader.waiting is not None
 
     def _may_lead(self, peer: PeerId) -> bool:
         return (
@@ -365,6 +397,7 @@ class Training(rpc.TrainingServicer):
 
     def _take_or_drop_the_lead(self) -> PeerId | None:
         """The leader, which may be this peer from now on, or no more."""
+        self._look_around()
         leader = self.leader_id()
         leads = leader == self.me
         if leads and self.leader is None:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulator
+from benchmarks.lab.points import exists
 from benchmarks.report import Report
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 IN_PARTS = sorted(p.stem for p in BENCHMARKS.glob("*.py") if '"--only"' in p.read_text())
+NAMED = re.compile(r"[\w/]+/test_\w+:test_\w+")
+"""A test as the tables of faults name it."""
 COLUMNS = ("name", "value", "unit", "peer", "target", "holds")
 
 
@@ -36,6 +40,16 @@ def test_a_row_that_can_hold_says_what_was_asked():
                 wrong.append(f"{path.relative_to(BENCHMARKS)}: {row['name']}")
     assert count > 100
     assert not wrong
+
+
+def test_the_tests_that_rows_name_are_there():
+    named = set[str]()
+    for path in BENCHMARKS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named.update([node.value] if NAMED.fullmatch(node.value) else [])
+    assert len(named) > 150
+    assert not [test for test in sorted(named) if not exists(test)]
 
 
 def test_the_simulator_fails_when_a_row_does_not_hold(monkeypatch):

@@ -152,6 +152,26 @@ async def test_a_p2pd_that_is_not_listened_to_any_more_is_replaced(swarm):
     assert a.p2p.restarts == 1
 
 
+async def test_a_p2pd_that_stands_still_is_replaced_and_then_one_that_dies(swarm, monkeypatch):
+    monkeypatch.setattr(p2p, "HEALTH_EVERY_S", 0.1)
+    a = await swarm()
+    ups: asyncio.Queue = asyncio.Queue()
+    a.p2p.on_up.append(ups.put)
+    addresses, pid = a.p2p.addresses(), a.p2p.pid
+    monkeypatch.setattr(p2p, "HEALTH_TIMEOUT_S", 0.5)
+    os.kill(pid, signal.SIGSTOP)
+    assert await asyncio.wait_for(ups.get(), 60) is a.p2p.p2p
+    monkeypatch.undo()
+    assert not psutil.pid_exists(pid)
+    os.kill(a.p2p.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(ups.get(), 60) is a.p2p.p2p
+    assert a.p2p.addresses() == addresses
+    b = await swarm()
+    introduce(a, b)
+    assert await ping(a, b.peer_id) == b"n"
+    assert await ping(b, a.peer_id) == b"n", "the handlers are back"
+
+
 async def test_a_p2pd_that_holds_too_much_memory_is_replaced(swarm, monkeypatch):
     monkeypatch.setattr(p2p, "MEMORY_EVERY_S", 0.1)
     a = await swarm()

@@ -1,0 +1,194 @@
+"""A solo start within a limit: a control group with 2 GiB, a quota of processor time, an affinity.
+Numbers of its status beside those of the system. Machines with the same nine bridges.
+
+The limit is in force before the daemon's first instruction: its process stops itself, is put into
+the group, and goes on. Where no group can be made, the row says so and does not hold.
+"""
+
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.lab.faults import Limits, Unavailable
+from benchmarks.lab.fleet import WORKING, Box, Hang, Host, Peer
+from benchmarks.lab.points import Point, add
+from benchmarks.report import Report
+
+GIB = 1 << 30
+MEMORY = 2 * GIB
+SHARE = 0.9
+"""Share of the memory there is that a peer takes by default, all stages together."""
+CLOSE = 0.1
+"""Largest relative difference between the bytes that status shows and those of the system, where
+both change meanwhile."""
+WAIT_S = 400.0
+COUNTED_S = 10.0
+STOPPED = ("sh", "-c", 'kill -STOP $$; exec "$@"', "sh")
+"""Command that runs another once it is told to continue."""
+SETTINGS = {
+    "pipeline.stages": 1,
+    "model.layers": 4,
+    "training.min_replicas": 1,
+    "training.eval_every": 0,
+    "training.target_batch": 32,
+}
+BRIDGES = (
+    Point(
+        "nine bridges",
+        "trains over reversed ways; the banner names a bridge",
+        "direct on the LAN's address",
+        ("swarm/test_routers:test_machines_with_the_same_nine_bridges_meet_on_the_lan",),
+    ),
+)
+
+
+def rows(report: Report, root: Path) -> None:
+    """Rows of each limit, then of the bridges."""
+    there = len(os.sched_getaffinity(0))
+    few = 2 if there > 2 else 1
+    quota = f"a quota of {few} of {there} cores"
+    affinity = f"an affinity of {few} of {there} cores"
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:few]))
+    _limited(report, root / "memory", "a group of 2 GiB", _memory, lambda g, p: g.memory(p, MEMORY))
+    threads = _threads(few)
+    _limited(report, root / "quota", quota, threads, lambda g, p: g.processor(p, few))
+    _limited(report, root / "affinity", affinity, threads, None, ("taskset", "-c", cores))
+    add(report, root, "8", BRIDGES)
+
+
+def _limited(
+    report: Report,
+    root: Path,
+    name: str,
+    judge: Callable[[Report, str, Box, Peer], None],
+    limit: Callable[[Limits, int], None] | None,
+    through: tuple[str, ...] = (),
+) -> None:
+    """Rows of a solo start within one limit. ``judge`` adds them."""
+    root.mkdir(parents=True)
+    box, limits = Box(root, (Host(through=(*STOPPED, *through)),)), Limits()
+    box.place(["solo"])
+    try:
+        judge(report, name, box, _started(box, limits, limit))
+    except Unavailable as e:
+        report.add(f"8 {name}", str(e), "", holds=False)
+    except Hang as e:
+        print(box.story(), file=sys.stderr)
+        report.add(f"8 {name}: {e}"[:300], 0, "", holds=False)
+    finally:
+        box.clean_up()
+        limits.close()
+
+
+def _started(box: Box, limits: Limits, limit: Callable[[Limits, int], None] | None) -> Peer:
+    """The daemon of the ends, in training. Its child hosts the only block stage."""
+    file = box.root / "swarm.toml"
+    words = ["swarm", "init", str(file)]
+    for key, value in SETTINGS.items():
+        words += ["--set", f"{key}={value}"]
+    done = box.tutti(*words, home="solo", timeout=WAIT_S)
+    if done.returncode:
+        raise Hang(f"no manifest: {done.stderr}")
+    solo = box.bare("solo", "start", str(file), "--name", "solo").start()
+    process = psutil.Process(solo.pid)
+    box.wait("the stop", lambda: process.status() == psutil.STATUS_STOPPED, 60.0, (solo,))
+    try:
+        if limit is not None:
+            limit(limits, solo.pid)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    box.wait(
+        "two epochs",
+        lambda: solo.status().state in WORKING and solo.status().epoch >= 2,
+        WAIT_S,
+        (solo,),
+    )
+    return solo
+
+
+def _status(box: Box, home: Path) -> dict[str, Any]:
+    done = box.tutti("status", "--json", home=home, timeout=WAIT_S)
+    if done.returncode:
+        raise Hang(f"no status: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def _memory(report: Report, name: str, box: Box, solo: Peer) -> None:
+    """The limit divided between the stages, and the bytes of each daemon."""
+    homes = {"the ends": solo.home, "stage 1": solo.home / "local" / "stage-1"}
+    found = {what: _status(box, home) for what, home in homes.items()}
+    most = sum(int(s["memory_limit"]) + int(s["memory_process"]) for s in found.values())
+    report.add(
+        f"8 {name}: limits that two daemons show together",
+        most / GIB,
+        "GiB",
+        f"the machine has {psutil.virtual_memory().total / GIB:.1f}",
+        f"at most {SHARE * MEMORY / GIB:g}",
+        holds=most <= SHARE * MEMORY,
+    )
+    for what, s in found.items():
+        family = _family(solo, homes[what])
+        resident = sum(p.memory_info().rss for p in family)
+        shown, planned = int(s["memory_used"]), int(s["memory_process"]) + int(s["memory_planned"])
+        ratio = shown / resident
+        report.add(
+            f"8 {name}: memory that {what} shows",
+            ratio,
+            f"of {resident >> 20} MiB resident in {len(family)} processes; planned at most "
+            f"{planned >> 20} MiB",
+            "psutil",
+            f"within {CLOSE:g} of 1, and no more resident than planned",
+            holds=abs(ratio - 1) <= CLOSE and resident <= planned * (1 + CLOSE),
+        )
+
+
+def _threads(few: int) -> Callable[[Report, str, Box, Peer], None]:
+    """Judge of the threads of the ends, where ``few`` cores may be used."""
+
+    def judge(report: Report, name: str, box: Box, solo: Peer) -> None:
+        device = _status(box, solo.home)["device"]
+        threads = int(re.findall(r"(\d+) threads?", device)[0])
+        own = _family(solo, solo.home)
+        go = next(p.environ().get("GOMAXPROCS", "") for p in own if p.name() == "p2pd")
+        before = _processor_s(own)
+        began = time.monotonic()
+        time.sleep(COUNTED_S)
+        busy = (_processor_s(own) - before) / (time.monotonic() - began)
+        report.add(
+            f"8 {name}: threads that compute at the ends",
+            threads,
+            f"of {psutil.Process(solo.pid).num_threads()} in the process; p2pd has {go or 'all'}; "
+            f"{busy:.2f} cores busy",
+            "psutil",
+            f"{few}, and p2pd as many",
+            holds=threads == few and go == str(few) and busy <= few + CLOSE,
+        )
+
+    return judge
+
+
+def _family(solo: Peer, home: Path) -> list[psutil.Process]:
+    """The daemon of a home, and its p2pd."""
+    root = psutil.Process(solo.pid)
+    others = root.children(recursive=True)
+    daemons = [p for p in (root, *others) if ["--home", str(home)] in _pairs(p.cmdline())]
+    p2pd = [p for p in others if p.name() == "p2pd" and p.parent() in daemons]
+    return [*daemons, *p2pd]
+
+
+def _pairs(words: list[str]) -> list[list[str]]:
+    """Each word with the one behind it."""
+    return [list(pair) for pair in itertools.pairwise(words)]
+
+
+def _processor_s(family: list[psutil.Process]) -> float:
+    return sum(sum(p.cpu_times()[:2]) for p in family)
