@@ -246,12 +246,15 @@ class OperatorService(SnapshotBuilder, Window):
         return pb.SwitchReply(revision=rules.revision)
 
     def invite(self) -> pb.InviteReply:
-        """The line another machine needs: how to reach this peer, and others of the run for when it
-        is not there."""
+        """The line another machine needs: how to reach this peer, and for when it is not there
+        others of the run, and the peers that its operator named to begin with, a rendezvous for
+        instance."""
         d, m = self._d, self._d.manifest
         if m is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
-        addresses = fitting_addresses(d.transport.reachable.multiaddrs() + d.open_peers())
+        named = [place for place in d.config.node.join if place.startswith("/")]
+        known = d.transport.reachable.multiaddrs() + d.open_peers() + named
+        addresses = fitting_addresses(known)
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         closed = d.transport.reachable.standing is Standing.CLOSED
         limit = only_on(addresses, d.identity.peer_id if closed else None)

@@ -11,10 +11,13 @@ import pytest
 from benchmarks.lab.canned_window import training_snapshot
 from node.app import snapshot as module
 from node.app.daemon import Daemon, fault_line
+from node.app.operator_service import OperatorService
 from node.app.snapshot import SnapshotBuilder
 from node.core.errors import NetworkFault
 from node.core.journey import UNKNOWN
-from node.manifest import Manifest
+from node.identity.keys import Identity
+from node.manifest import Manifest, amended
+from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
 from protos.control_pb2 import Snapshot
 
@@ -160,3 +163,22 @@ def test_the_fault_that_ends_a_daemon_is_a_line_of_its_log():
     line = json.loads(fault_line(NetworkFault("the port is taken", "choose another")))
     assert (line["level"], line["kind"], line["text"]) == ("error", "fault", "the port is taken")
     assert line["fields"] == {"next_step": "choose another", "exit_code": 4}
+
+
+def test_an_invite_names_the_rendezvous_before_its_record_is_seen():
+    """A founder behind a router that starts with ``--join`` is asked for an invite at once."""
+    me, other = Identity.ephemeral().peer_id, Identity.ephemeral().peer_id
+    mine, rendezvous = f"/ip4/192.168.1.2/tcp/1/p2p/{me}", f"/ip4/11.0.0.7/tcp/1/p2p/{other}"
+    reachable = SimpleNamespace(multiaddrs=lambda: [mine], standing=Standing.CLOSED)
+    daemon: Any = SimpleNamespace(
+        manifest=amended(Manifest.default_demo(), {"swarm.owner": me}),
+        identity=SimpleNamespace(peer_id=me),
+        config=SimpleNamespace(
+            admission=b"", node=SimpleNamespace(join=(rendezvous, "tutti2ofanother"))
+        ),
+        transport=SimpleNamespace(reachable=reachable),
+        open_peers=list,
+    )
+    reply = OperatorService.invite(SimpleNamespace(_d=daemon))
+    assert list(reply.addresses) == [rendezvous, mine]
+    assert reply.only_on == ""
