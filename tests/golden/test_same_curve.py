@@ -95,6 +95,7 @@ class Peer:
             text = Text(corpus, SampleOrder(corpus.windows, m.data.seed), m.pipeline.micro_batch)
         view = SimpleNamespace(
             ends={p: Sighting(0) for p in everybody[:1] if p != identity.peer_id},
+            everybody=dict.fromkeys(everybody, 0),
             hosts=dict.fromkeys(everybody, 0),
             follows={},
             coming={},
