@@ -9,15 +9,14 @@ import peft
 import torch
 import transformers
 
+from benchmarks.actual.generated import STAGES, WAIT_S, made
 from benchmarks.lab.fleet import Box, Hang, named
 from benchmarks.lab.real import smollm2
 from benchmarks.report import Report
 from node.identity.keys import Identity
-from node.manifest import read_manifest
 from node.model.files import GGUF
 from node.reach.interfaces import free_port
 
-STAGES = 2
 SETTINGS = {
     "model.seq_len": 64,
     "training.target_batch": 4,
@@ -31,7 +30,6 @@ SETTINGS = {
     "optimizer.warmup": 0,
 }
 ADAPTERS = {"model.adapter": 8, "optimizer.adam_lr": 1e-2}
-WAIT_S = 900.0
 CLOSE = 1e-3
 """Largest difference of a logit, or of a log-probability, that is the order of additions."""
 DRAWN = 24
@@ -164,16 +162,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
 
 def _swarm(root: Path, there: Path, settings: Mapping[str, Any]) -> Box:
     """Daemons of the ends and of each block stage, up to the end of their run."""
-    root.mkdir(parents=True)
-    box = Box(root)
-    file = root / "swarm.toml"
-    words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
-    for key, value in settings.items():
-        words += ["--set", f"{key}={value}"]
-    done = box.tutti(*words, home="ends-0", timeout=WAIT_S)
-    if done.returncode:
-        raise Hang(f"no manifest: {done.stderr}")
-    box.manifest = read_manifest(file)
+    box = made(root, there, settings)
     key = Identity.load(root / "ends-0" / "identity.key").peer_id
     box.doors[named(0, "0")] = f"/ip4/127.0.0.1/tcp/{free_port(['127.0.0.1'])}/p2p/{key}"
     peers = [box.member(stage, "0") for stage in range(STAGES + 1)]

@@ -5,6 +5,7 @@ anything else is refused before memory is set aside for it, and a stream that is
 than its heads is refused too. Numbers are little endian, rows outermost first.
 """
 
+import contextlib
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,11 +94,16 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not tensor.is_cuda:
         return tensor.cpu()
-    try:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    except RuntimeError:  # the system locks no more pages
-        return tensor.cpu()
-    return host.copy_(tensor)
+    return _on_host(tensor.shape, tensor.dtype, locked=True).copy_(tensor)
+
+
+def _on_host(shape: Shape, dtype: torch.dtype, *, locked: bool) -> torch.Tensor:
+    """A tensor on the CPU that is not filled yet; in page-locked memory if ``locked`` and if the
+    system locks more pages."""
+    if locked:
+        with contextlib.suppress(RuntimeError):
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+    return torch.empty(tuple(shape), dtype=dtype)
 
 
 def chunks(buffer: Buffer, size: int) -> Iterator[bytes]:
@@ -192,8 +198,8 @@ class TensorReader(BytesReader):
 
     def _open(self) -> memoryview:
         self._widen()
-        shape = tuple(self._wanted[len(self._parts)].shape)
-        tensor = torch.empty(shape, dtype=self._dtype, pin_memory=self._locked)
+        shape = self._wanted[len(self._parts)].shape
+        tensor = _on_host(shape, self._dtype, locked=self._locked)
         self._parts.append(tensor)
         return tensor.reshape(-1).view(torch.uint8).numpy().data
 

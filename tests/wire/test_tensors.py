@@ -4,6 +4,7 @@ import struct
 from functools import partial
 from itertools import chain
 from math import prod
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -157,9 +158,28 @@ def test_memory_waits_for_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> Non
     receiver = reader(given_tensors, "fp32")
     assert not made.called
     receiver.feed(b"\0" * 12)
-    made.assert_called_once_with((3,), dtype=torch.float32, pin_memory=False)
+    made.assert_called_once_with((3,), dtype=torch.float32)
     receiver.feed(b"\0")
     assert [call.args[0] for call in made.call_args_list] == [(3,), (4,)]
+
+
+def test_memory_that_cannot_be_locked_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[bool]()
+    real = torch.empty
+
+    def empty(*shape: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return real(*shape, **more)
+
+    monkeypatch.setattr(tensors.torch, "empty", empty)
+    x = torch.arange(3.0)
+    head = expected_head("", x.shape, "fp32")
+    receiver = TensorReader([head], [("", x.shape)], "fp32", locked=True)
+    receiver.feed(encode(x, "fp32"))
+    assert torch.equal(receiver.raw()[0], x)
+    assert asked == [True, False]
 
 
 def test_too_much_is_refused_whole_and_too_little_at_the_end() -> None:
