@@ -110,8 +110,8 @@ def advice(optimizer: OptimSettings) -> str:
 
 
 def worse(manifest: Manifest, epoch: int, held_out: float, reference: Losses) -> str:
-    """A sentence about a run at ``epoch`` whose last evaluation after the warm-up says that the
-    model got worse; empty for any other run."""
+    """A warning for a run at ``epoch``, if its last evaluation came after the warm-up and says that
+    the model got worse; else an empty string."""
     t = manifest.training
     measured = epoch if epoch >= t.epochs else epoch - epoch % max(1, t.eval_every)
     if not is_worse(held_out, reference, measured, manifest.optimizer.warmup):

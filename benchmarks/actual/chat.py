@@ -1,7 +1,7 @@
 """Conversations: losses and masks beside a reference, and a format that SmolLM2 is taught.
 
-The model answers in sentences. Adapters are trained on questions whose answers have one form
-(:data:`FORM`) that it never gives by itself; then it is asked others.
+The model answers in sentences. Adapters are trained on questions and short answers of one form
+(:data:`FORM`), which the model never uses by itself. Then it answers other questions.
 """
 
 import json

@@ -38,8 +38,8 @@ def run_parts(
     named: Collection[str],
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Run the modules of ``package`` of each number of ``parts`` that is ``named``, ``more`` given
-    to those of a number. What does not come to its end is a row that does not hold."""
+    """Run the modules of ``package`` for each number in ``named``. ``more``: arguments for the
+    modules of a number. A module that fails is a row that does not hold."""
     for number, name in ((number, name) for number, names in parts.items() for name in names):
         if number not in named:
             continue

@@ -28,7 +28,7 @@ FOUR = Setup(
     eval_every=3,
     work=WorkTimes(ends_s=0.06, forward_s=0.2, step_s=0.06),
 )
-"""Epochs of about two seconds. What is waited for takes longer, and epochs are what it costs."""
+"""Epochs of about two seconds. Faults last longer, and each epoch costs processor time."""
 SHAPES = {
     "four": FOUR,
     "seven": replace(FOUR, ends=3, stages=2, parts=toy_parts(2, 3), work=SHORT),

@@ -115,8 +115,8 @@ def interface_addresses() -> list[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=1)
 def _looked(_: int) -> tuple[dict[str, InterfaceKind], frozenset[str]]:
-    """:func:`address_kinds`, and the addresses among them whose interface runs; again at each new
-    number."""
+    """The kinds of :func:`address_kinds`, and the addresses of running interfaces; looked up again
+    at each new number."""
     kinds: dict[str, InterfaceKind] = {}
     running = set[str]()
     for name, address, up in every_address():

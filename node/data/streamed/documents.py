@@ -51,8 +51,8 @@ def made_anew(kind: FileKind, form: RowFormat) -> bool:
 
 
 def kind_in(files: Files, shard: Shard, form: RowFormat) -> FileKind:
-    """The format of a shard. A shard whose name ends in .json has lines of JSON unless it begins
-    with an array. Raises as :func:`documents_of`."""
+    """The format of a shard. A name ending in .json stands for lines of JSON, unless the shard
+    begins with an array. Raises as :func:`documents_of`."""
     kind = kind_of(shard.name)
     if kind == FileKind("json"):
         start = Ranges(files, shard).read(0, _FIRST).decode(form.encoding, "replace")

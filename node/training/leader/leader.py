@@ -656,8 +656,8 @@ class Leader:
         return [*done, *said, self._sends(plan), words]
 
     def _with_reference(self, base: Version, past: PlanContext) -> PlanContext:
-        """The context with the losses before the first step, as far as they are known: the first
-        epoch measures the training loss of the parameters that it starts from."""
+        """Add the losses before the first step to the context, once they are known. The first epoch
+        measures the training loss of its initial parameters."""
         if not self.facts.reference:
             return past
         known = past.reference
