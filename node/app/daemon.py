@@ -73,6 +73,9 @@ from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
+GARBAGE = (10_000, 20, 20)
+"""Thresholds of the garbage collector. With the modules set aside, the few objects that are left
+would be searched whole after every few hundred new ones: a seventh of a busy daemon's time."""
 RETRY_S = 1.0
 KEEP_S, KEEP_PEERS = 10.0, 8
 """Between two looks at which peers to remember for the next start, and how many."""
@@ -701,6 +704,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     # Modules stay: searching half a million objects of torch for garbage, again and again, took a
     # tenth of the processor time of a daemon.
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
     # Calls may end before grpc reads their messages, and tasks be cancelled before they begin. A
     # person at the terminal could not act on that.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)

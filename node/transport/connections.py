@@ -11,10 +11,9 @@ share the other half by address block and by key, as with calls.
 
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-import psutil
 
 from node.core.ids import PeerId
 from node.core.newest import Newest
@@ -107,19 +106,47 @@ def remote_of(where: str) -> Remote | None:
     return _plain(host.replace("%5B", "").replace("%5D", "")), int(port)
 
 
+def descriptors() -> list[int]:
+    """Open descriptors of this process. Some may be closed by the time they are looked at."""
+    return [int(name) for name in os.listdir("/dev/fd") if name.isdigit()]
+
+
 def incoming(port: int) -> list[Connection]:
     """The connections to a TCP port of this process, from elsewhere: those that this process opened
-    to itself are not among them. Reads the kernel's tables, which takes milliseconds."""
-    found = [
-        c
-        for c in psutil.Process().net_connections("tcp")
-        if c.status == psutil.CONN_ESTABLISHED and c.raddr and c.fd >= 0
-    ]
-    own = {(_plain(c.laddr.ip), c.laddr.port) for c in found if c.laddr.port != port}
-    there = [
-        Connection(c.fd, (_plain(c.raddr.ip), c.raddr.port)) for c in found if c.laddr.port == port
-    ]
+    to itself are not among them.
+
+    Asks each descriptor for its ends. The kernel's tables would name them too, but hold the
+    connections of every process of the machine.
+    """
+    there = list[Connection]()
+    own = set[Remote]()
+    for fd in descriptors():
+        ends = _ends_of(fd)
+        if ends is None:
+            continue
+        local, remote = ends
+        if local[1] == port:
+            there.append(Connection(fd, remote))
+        else:
+            own.add(local)
     return [c for c in there if c.remote not in own]
+
+
+def _ends_of(fd: int) -> tuple[Remote, Remote] | None:
+    """This end and the other end of a TCP connection; None for another kind of descriptor."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return None
+        with socket.socket(fileno=os.dup(fd)) as its:
+            if its.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            if its.type != socket.SOCK_STREAM:
+                return None
+            here = its.getsockname()
+            there = its.getpeername()
+    except OSError:
+        return None
+    return (_plain(here[0]), here[1]), (_plain(there[0]), there[1])
 
 
 def hang_up(connection: Connection) -> bool:

@@ -779,6 +779,8 @@ def _watching_parent(
                 # Go's collector works harder, and gives memory back, from so many bytes on.
                 "/usr/bin/env",
                 f"GOMEMLIMIT={round(HANG_UP * memory)}",
+                # Below that it may let the heap of a few MiB triple before it looks for garbage.
+                "GOGC=200",
                 *P2P._make_process_args(*args, **kwargs),
                 "-f",
                 str(runtime / CONFIGURATION),

@@ -18,7 +18,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import psutil
 
 from node.core.contention import Contention
 from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault, WireError
@@ -42,7 +41,7 @@ from node.transport.addresses import grpc_target, join_host, multiaddr, split_mu
 from node.transport.ask import Asking
 from node.transport.auth import AuthInterceptor, Callers
 from node.transport.clocks import PeerClocks
-from node.transport.connections import Connections, hang_up, incoming
+from node.transport.connections import Connections, descriptors, hang_up, incoming
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
 from node.transport.limits import Limit
@@ -518,7 +517,7 @@ class Transport:
         """End the incoming connections that nobody needs, and those beyond a stranger's share."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if await asyncio.to_thread(_descriptors) <= FEW:
+            if len(descriptors()) <= FEW:
                 continue
             present = await asyncio.to_thread(incoming, self._port)
             for connection in self._connections.look(present, time.monotonic()):
@@ -723,11 +722,6 @@ class Transport:
             outgrown = self.p2p.outgrown - self._outgrown
             self._metrics.p2pd_outgrown_total.inc(outgrown)
             self._outgrown = self.p2p.outgrown
-
-
-def _descriptors() -> int:
-    """The number of open files and sockets of this process."""
-    return psutil.Process().num_fds()
 
 
 async def _echo(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

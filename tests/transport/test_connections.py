@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -89,6 +91,35 @@ def test_what_is_closed_makes_room() -> None:
 )
 def test_names_that_grpc_gives(where: str, remote) -> None:
     assert remote_of(where) == remote
+
+
+CALLER = """
+import socket, sys
+there = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print(there.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_only_connections_from_elsewhere_are_incoming() -> None:
+    with contextlib.ExitStack() as all_of_them:
+        server = all_of_them.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = server.getsockname()[1]
+        datagrams = all_of_them.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+        datagrams.connect(("127.0.0.1", port))
+        for one in socket.socketpair():
+            all_of_them.enter_context(one)
+        caller = all_of_them.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", CALLER, str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+        accepted = all_of_them.enter_context(server.accept()[0])
+        assert caller.stdout is not None
+        remote = ("127.0.0.1", int(caller.stdout.readline()))
+        assert incoming(port) == [Connection(accepted.fileno(), remote)]
 
 
 async def test_the_kernel_knows_connections_and_they_can_be_hung_up() -> None:
