@@ -119,6 +119,8 @@ class SnapshotBuilder:
         """Peers of which the journal has said that they are silent."""
         self._disk = ""
         """A sentence about the disk of the home, while it is full."""
+        self._told_last: pb.Snapshot | None = None
+        """The snapshot of the last look for news."""
 
     # ----------------------------------------------------------- status
 
@@ -425,7 +427,8 @@ class SnapshotBuilder:
         news, told = "", 0.0
         while True:
             self._tell_silence()
-            word, text = doing(self.snapshot())
+            self._told_last = self.snapshot()
+            word, text = doing(self._told_last)
             now = time.monotonic()
             if word != news or (now - told >= TELL_S and word != "finished"):
                 news, told = word, now
@@ -464,16 +467,17 @@ class SnapshotBuilder:
                 self._troubles = await asyncio.to_thread(
                     self._d.assembled.work.local_checkpoints.troubles
                 )
-            self.measure()
+            self.measure(self._told_last)
             await asyncio.sleep(MEASURE_S)
 
     def collect(self) -> Sequence[Metric]:
         """The numbers of the last look. A scrape calls this, on a thread of its own."""
         return self._page
 
-    def measure(self) -> None:
-        """Look at every number of the metrics page that the screen shows as well."""
-        s = self.snapshot()
+    def measure(self, snapshot: pb.Snapshot | None = None) -> None:
+        """Look at every number of the metrics page that the screen shows as well. ``snapshot``: a
+        recent one, where there is one: beside many peers they cost milliseconds each."""
+        s = self.snapshot() if snapshot is None else snapshot
         tasks = GaugeMetricFamily(
             "tutti_tasks", "Tasks of the event loop, by what they do", labels=["kind"]
         )

@@ -23,7 +23,7 @@ TRIES = 64
 LISTENING = range(20_000, 32_768)
 """Ports for servers: below those that kernels give to outgoing connections (RFC 6056; Linux begins
 at 32,768)."""
-LOOK_S = 2.0
+LOOK_S = 5.0
 """Seconds for which the interfaces are taken as they were: every dial and every list of addresses
 asks for them, and looking takes 2 ms, beside a hundred containers 10 ms."""
 NETWORKS = Path("/sys/class/net")
