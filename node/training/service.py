@@ -32,7 +32,7 @@ from node.training.protocol.pace import (
     ACCUSE_EVERY_S,
     BEAT_AT_MOST_S,
     CALM_AFTER_S,
-    CALM_BEAT_S,
+    COMPANY,
     HEARTBEAT_S,
     PROBE_AGAIN_S,
     PROBE_FAILED_S,
@@ -44,6 +44,7 @@ from node.training.protocol.pace import (
     TICK_S,
     WAY_TIMEOUT_S,
     WAYS_AT_ONCE,
+    beat_s,
     whom_to_measure,
 )
 from node.training.protocol.rules import ChangeStatus, Rules
@@ -229,7 +230,7 @@ class Training(rpc.TrainingServicer):
                         peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now()
                     )
                 self.vitals.alive(peer, self.clock.now())
-                if not known:
+                if not known and len(there) <= COMPANY:
                     self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):
                 timing.unanswered(peer, self.clock.now())
@@ -491,7 +492,8 @@ class Training(rpc.TrainingServicer):
         )
         if says != self._said or m.busy:
             self._said, self._said_at = says, now
-        return CALM_BEAT_S if now - max(self._said_at, self._moved) > CALM_AFTER_S else HEARTBEAT_S
+        calm = now - max(self._said_at, self._moved) > CALM_AFTER_S
+        return beat_s(len(self._view().hosts), calm)
 
     async def _say_ready(self) -> None:
         asked: set[PeerId] = set()

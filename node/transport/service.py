@@ -61,7 +61,7 @@ from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
 CONNECTIONS = 512
 """Incoming gRPC connections that stay open. gRPC accepts twice as many, so that newcomers get in
 between two looks at them."""
-LOOK_EVERY_S = 2.0
+LOOK_EVERY_S = 4.0
 """Seconds between two looks at the incoming connections while there are many."""
 FEW = 128
 """Descriptors of this process up to which nobody looks."""

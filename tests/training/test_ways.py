@@ -1,9 +1,16 @@
-"""Whom a peer measures its way to, in runs with more peers than it can tell of."""
+"""Whom a peer measures its way to, and how often it sends heartbeats, in large runs."""
 
 import pytest
 
 from node.core.ids import PeerId
-from node.training.protocol.pace import MOST_WAYS, whom_to_measure
+from node.training.protocol.pace import (
+    CALM_BEAT_S,
+    COMPANY,
+    HEARTBEAT_S,
+    MOST_WAYS,
+    beat_s,
+    whom_to_measure,
+)
 
 LEADER = PeerId("e000")
 
@@ -49,3 +56,9 @@ def test_in_a_large_run_leader_replicas_and_neighbours_pair_up(replicas: int) ->
 def test_a_leader_that_nobody_sees_yet_is_left_out() -> None:
     for leader in (None, LEADER):
         assert whom_to_measure(PeerId("s1001"), 1, {PeerId("s1000"): 1}, leader) == ["s1000"]
+
+
+def test_a_leader_of_many_hears_about_as_many_heartbeats_as_one_of_few() -> None:
+    assert beat_s(1, False) == beat_s(COMPANY, False) == HEARTBEAT_S
+    assert beat_s(3 * COMPANY, False) == 3 * HEARTBEAT_S
+    assert beat_s(1000, False) == beat_s(1, True) == CALM_BEAT_S

@@ -20,6 +20,9 @@ process that is alive, however busy it is, and end the connection of one that is
 CALM_AFTER_S, CALM_BEAT_S = 10.0, 4.0
 """After so many seconds in which nothing happened and nothing is new: the time between two
 heartbeats then."""
+COMPANY = 24
+"""With more peers in a cell the time between two heartbeats is longer in proportion to their
+number, up to :data:`CALM_BEAT_S`: one leader takes them all."""
 BEAT_AT_MOST_S = 0.1
 """The shortest time between two heartbeats, however urgent the next one is."""
 TICK_S = 0.25
@@ -55,6 +58,14 @@ SEARCH_S = 0.3
 """CPU that the leader may spend on better paths for the next epoch, in a thread."""
 ACCUSE_EVERY_S = 0.5
 """One peer is accused at most so often."""
+
+
+def beat_s(peers: int, calm: bool) -> float:
+    """Seconds until the next heartbeat. ``peers``: others in the cell; ``calm``: nothing has
+    happened for long, and nothing is new."""
+    if calm:
+        return CALM_BEAT_S
+    return min(CALM_BEAT_S, HEARTBEAT_S * max(1.0, peers / COMPANY))
 
 
 def whom_to_measure(
