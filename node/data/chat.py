@@ -2,8 +2,8 @@
 assistant wrote. Enters: templates and rows of strangers. Never: a file, torch.
 
 A template is a program of somebody else. It runs in Jinja's sandbox, and its output is bounded. The
-sandbox bounds neither time nor memory: rows are rendered in a confined process
-(``node/data/confined``).
+sandbox bounds neither time nor memory: only confined processes (``node/data/confined``) compile and
+render templates.
 """
 
 import datetime
@@ -27,11 +27,9 @@ MOST_MESSAGES = 1000
 """Messages of one conversation."""
 MOST_RENDERED = 128 << 20
 """Characters that are rendered to find the turns of one conversation."""
-MOST_TEMPLATE = 1 << 20
-"""Characters of a template."""
-MOST_WORK = 100_000
-"""Bound of :func:`_work`, for which jinja2's compiler takes a sixth of a second. SmolLM2's template
-has 219."""
+MOST_TEMPLATE = 128 << 10
+"""Characters of a template. The largest that models come with have some tens of KiB. Compiling
+takes up to 4 KB of memory for each character: half a gigabyte for the longest template."""
 ROLES = {
     "human": "user",
     "user": "user",
