@@ -75,12 +75,15 @@ from protos import (
 
 class Parser(NamedTuple):
     """``read`` takes bytes of a stranger; ``allowed`` are the only errors that it may raise;
-    ``calls`` of functions, those of C included, that it may make, and more for each byte."""
+    ``calls`` of functions, those of C included, that it may make, and more for each byte;
+    ``bytes_per_byte``: bytes that it may allocate for each byte, beside those for any message."""
 
     read: Callable[[bytes], object]
     allowed: tuple[type[Exception], ...] = (WireError,)
     calls: int = 20_000
     calls_per_byte: int = 4
+    bytes_per_byte: int = 64
+    """JSON makes a list of 56 bytes of two brackets."""
 
 
 ME = Identity(Ed25519PrivateKey.from_private_bytes(b"m" * 32), None)
@@ -387,6 +390,7 @@ _TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content | trim }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
+_CONSTANTS = "{{ 'ab' * 10 ** 8 }}{% if 'a' | center(10 ** 8) %}{% endif %}"
 _CHAT_ROWS = (
     {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
     {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
@@ -501,9 +505,15 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
             lambda: [json.dumps(row).encode() for row in _CHAT_ROWS],
         ),
         "chat template": (
-            # jinja2 makes a dozen calls for each word, and more for nested ones (MOST_WORK).
-            Parser(partial(_text, lambda text: Template(text, {})), (BadTemplate,), 600_000, 16),
-            lambda: [_TEMPLATE.encode()],
+            # Names that are compared in a row take 4,080 bytes and 145 calls for each byte, most
+            # templates half of that.
+            Parser(
+                partial(_text, lambda text: Template(text, {})),
+                (BadTemplate,),
+                calls_per_byte=200,
+                bytes_per_byte=5000,
+            ),
+            lambda: [_TEMPLATE.encode(), _CONSTANTS.encode()],
         ),
         "rows of JSON": (
             Parser(lambda raw: len(list(rows._json_rows(rows._decoded([raw]), "x"))), (Unfit,)),

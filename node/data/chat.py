@@ -2,8 +2,8 @@
 assistant wrote. Enters: templates and rows of strangers. Never: a file, torch.
 
 A template is a program of somebody else. It runs in Jinja's sandbox, and its output is bounded. The
-sandbox bounds neither time nor memory: rows are rendered in a confined process
-(``node/data/confined``).
+sandbox bounds neither time nor memory: only confined processes (``node/data/confined``) compile and
+render templates.
 """
 
 import datetime
@@ -27,11 +27,9 @@ MOST_MESSAGES = 1000
 """Messages of one conversation."""
 MOST_RENDERED = 128 << 20
 """Characters that are rendered to find the turns of one conversation."""
-MOST_TEMPLATE = 1 << 20
-"""Characters of a template."""
-MOST_WORK = 100_000
-"""Bound of :func:`_work`, for which jinja2's compiler takes a sixth of a second. SmolLM2's template
-has 219."""
+MOST_TEMPLATE = 128 << 10
+"""Characters of a template. The largest that models come with have some tens of KiB. Compiling
+takes up to 4 KB of memory for each character: half a gigabyte for the longest template."""
 ROLES = {
     "human": "user",
     "user": "user",
@@ -79,18 +77,10 @@ class _Generation(Extension):
         return f"{_BEGIN}{caller()}{_STOP}"
 
 
-def _work(node: nodes.Node) -> tuple[int, int]:
-    """Height of the expression at this node, 0 for a statement; and the sum of the squares of the
-    heights of all expressions below, with which the time of jinja2's compiler grows."""
-    height = work = 0
-    for child in node.iter_child_nodes():
-        below, done = _work(child)
-        height = max(height, below)
-        work += done
-    if not isinstance(node, nodes.Expr):
-        return 0, work
-    height += 1
-    return height, work + height * height
+@jinja2.pass_context
+def _unchanged(context: object, value: Any) -> Any:
+    """The value of an expression as the template writes it: ``value`` itself."""
+    return value
 
 
 class Template:
@@ -102,16 +92,21 @@ class Template:
         if len(source) > MOST_TEMPLATE:
             raise BadTemplate(f"the chat template has more than {MOST_TEMPLATE} characters")
         extensions = [_Generation, loopcontrols]
+        # jinja2 computes constants when it compiles, such as 9**(9**9). ``optimized`` keeps it from
+        # that inside statements, and a ``finalize`` that needs the context in what is written.
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=extensions
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            finalize=_unchanged,
+            extensions=extensions,
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _DATE.strftime
         try:
             tree = environment.parse(source)
-            if _work(tree)[1] > MOST_WORK:
-                raise BadTemplate("the chat template nests its expressions too deeply")
+            _check_escaping(tree)
             self._template = environment.from_string(tree)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as e:
             raise BadTemplate(f"the chat template cannot be read: {_said(e)}") from e
@@ -147,7 +142,7 @@ class Template:
                     raise Misfit(f"the template writes more than {MOST_TEXT} characters")
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as e:
             raise Misfit(f"the template refuses it: {_said(e)}") from e
-        except (AttributeError, RecursionError) as e:
+        except (AttributeError, NameError, RecursionError) as e:  # jinja2 writes 1e999 as a name
             raise Misfit(f"the template fails: {_said(e)}") from e
         return "".join(parts)
 
@@ -296,6 +291,14 @@ def _parsed(text: str, what: str) -> Any:
 def _fields(row: Mapping[str, Any]) -> str:
     names = ", ".join(str(name)[:40] for name in list(row)[:8])
     return f"; its fields are {names}" if names else ""
+
+
+def _check_escaping(tree: nodes.Template) -> None:
+    """Raise BadTemplate where ``{% autoescape %}`` has more than a constant behind it: jinja2
+    computes it when it compiles."""
+    for block in tree.find_all(nodes.EvalContextModifier):
+        if not all(isinstance(option.value, nodes.Const) for option in block.options):
+            raise BadTemplate("the chat template computes whether it escapes its text")
 
 
 def _by_blocks(marked: str) -> Conversation:

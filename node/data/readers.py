@@ -23,6 +23,7 @@ from node.data.kinds import FileKind
 from node.data.library import check_installed, library
 from node.data.marks import Conversation
 from node.data.places import open_regular
+from node.data.prompts import load_template
 from node.data.token_file import TokenFile
 
 PIECE = 1 << 22
@@ -125,10 +126,7 @@ class RowFormat:
 
     def _prepare(self, process: Confined) -> None:
         if self.chat and self.template is not None:
-            head = {"op": "template", "special": dict(self.special)}
-            step = "the run needs a tokenizer with another chat template"
-            said = process.call(head, self.template.encode("utf-8", "replace"))
-            list(explained(said, "cannot read the chat template", step))
+            load_template(process, self.template, dict(self.special))
 
 
 TEXTS = RowFormat()

@@ -2,7 +2,8 @@
 
 Enters: a model directory, or the names and hashes of a manifest with a reader of files by hash.
 Leaves: the files to the byte, and their meaning. Never: a file that is larger than its limit, that
-has another hash than the manifest names, or that is no text of its kind; a template is not run.
+has another hash than the manifest names, or that is no text of its kind. A template does not run in
+this process.
 
 Ids of the roles come from generation_config.json, else config.json, else tokenizer_config.json.
 Without such files in the manifest the roles are found by the usual words of tokenizer.json.
@@ -18,6 +19,7 @@ from typing import Any
 
 from node.core.errors import Refused, UsageFault, refuse
 from node.data.places import read_regular
+from node.data.prompts import PromptRenderer
 from node.data.settings import DataSettings
 from node.data.tokenizer import ByteTokenizer, read_tokenizer
 from node.model.files import LIMITS, MODEL_FILES, TOKENIZER, TOKENIZER_FILES, check_pointer
@@ -143,6 +145,13 @@ class TokenizerFiles:
             if isinstance(found, str):
                 return found
         return None
+
+    @cached_property
+    def prompts(self) -> PromptRenderer | None:
+        """Renderer of prompts by the chat template, None for a model without one."""
+        if self.chat_template is None:
+            return None
+        return PromptRenderer(self.chat_template, self.special_tokens)
 
     @cached_property
     def special_tokens(self) -> Mapping[str, str]:

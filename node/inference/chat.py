@@ -14,25 +14,17 @@ MAX_CHAT = 1 << 16
 
 def chat_prompt(files: TokenizerFiles, messages: Sequence[tuple[str, str]]) -> str:
     """The text from which the model goes on with the assistant's next answer, as its chat template
-    writes it. ``messages``: (role, content). Raises UsageFault where the model has no template, or
-    where it refuses the messages."""
-    from node.data.chat import BadTemplate, Misfit, Template
-
+    writes it. Blocks. ``messages``: (role, content). Raises UsageFault where the model has no
+    template, where the template refuses the messages, and where it fails or takes too much."""
     check_messages(messages)
-    if files.chat_template is None:
+    prompts = files.prompts
+    if prompts is None:
         raise UsageFault(
             "this model has no chat template",
             "ask for a text that goes on from a prompt:  tutti generate , or /v1/completions",
         )
     listed = [{"role": role, "content": content} for role, content in messages]
-    try:
-        template = Template(files.chat_template, files.special_tokens)
-        return template.render(listed, add_generation_prompt=True)
-    except (BadTemplate, Misfit) as e:
-        raise UsageFault(
-            f"the chat template does not take these messages: {e}",
-            "most templates want an optional system message, then user and assistant by turns",
-        ) from e
+    return prompts.render(listed)
 
 
 def check_messages(messages: Sequence[tuple[str, str]]) -> None:

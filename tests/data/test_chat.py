@@ -1,6 +1,7 @@
 """Conversations, as five published formats write them, against their text written out by hand."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 
@@ -261,13 +262,45 @@ def test_what_looks_like_chat():
         ("{% include '/etc/passwd' %}", Misfit),
         ("{% endfor %}", BadTemplate),
         ("x" * (chat.MOST_TEMPLATE + 1), BadTemplate),
-        ("{{ m" + "|trim" * 70 + " }}", BadTemplate),
-        (("{{ m" + "|trim" * 60 + " }}") * 2, BadTemplate),
+        ("{{ m" + "|trim" * 200 + " }}", BadTemplate),
+        ("{% autoescape 1 + 1 %}{% endautoescape %}", BadTemplate),
+        ("{{ 1e999 }}", Misfit),
     ],
 )
 def test_a_template_of_a_stranger_is_kept_in(template, fault):
     with pytest.raises(fault):
         chat.render(template, {}, TALK)
+
+
+CONSTANTS = (
+    "{{{{ {} }}}}",
+    "{{% if {} %}}{{% endif %}}",
+    "{{% for i in [{}] %}}{{% endfor %}}",
+    "{{% set a = {} %}}",
+    "{{% macro a(b={}) %}}{{% endmacro %}}",
+    "{{{{ messages[{}] | trim }}}}",
+)
+"""Places of a template where jinja2 can compute a constant while it compiles."""
+
+
+@pytest.mark.parametrize("place", CONSTANTS)
+@pytest.mark.parametrize("large", ["'a' * 10 ** 7", "'a' | center(10 ** 7)", "'%9999999d' % 1"])
+def test_a_large_constant_takes_no_memory_before_it_is_rendered(place, large):
+    tracemalloc.start()
+    try:
+        Template(place.format(large), {})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10**7
+
+
+@pytest.mark.parametrize("place", CONSTANTS)
+def test_a_constant_that_nobody_can_compute_is_no_work_before_it_is_rendered(monkeypatch, place):
+    monkeypatch.setattr(process, "CPU_S", 1)
+    left = LeftOut("a.jsonl")
+    assert rendered(place.format("9 ** (9 ** 9)"), b"{}", left) == []
+    assert "no messages" in left.said
 
 
 def test_a_format_of_a_stranger_names_no_type():

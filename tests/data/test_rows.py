@@ -257,7 +257,7 @@ def test_one_process_reads_all_files_of_a_directory(tmp_path, monkeypatch):
         (base / f"{i}.csv.gz").write_bytes(gzip.compress(as_csv()))
     began = list[None]()
     begin = Confined.__init__
-    monkeypatch.setattr(Confined, "__init__", lambda self: (began.append(None), begin(self))[1])
+    monkeypatch.setattr(Confined, "__init__", lambda *given: (began.append(None), begin(*given))[1])
     settings = DataSettings(source="file:mine/", holdout=0.0)
     places = Places(data=str(base), own=True)
     open_source(settings, 4, tmp_path / "home", places)

@@ -26,7 +26,7 @@ ROOT = Path(program.__file__).parents[3]
 MEMORY = 2 << 30
 """Bytes of address space of a process, where the system keeps such a limit."""
 CPU_S = 30
-"""Seconds of processor time for one part of an answer."""
+"""Seconds of processor time for one part of an answer, unless the parent allows less."""
 MOST_FRAME = 1 << 30
 """Bytes of one part of an answer."""
 WAIT_S = 600.0
@@ -59,8 +59,11 @@ Read = Callable[[int, int], bytes]
 class Confined:
     """One process; of one thread at a time."""
 
-    def __init__(self) -> None:
-        limits = (str(MEMORY), str(CPU_S))
+    def __init__(self, cpu_s: int | None = None) -> None:
+        """``cpu_s``: seconds of processor time for one part of an answer; None for
+        :data:`CPU_S`."""
+        self._cpu_s = CPU_S if cpu_s is None else cpu_s
+        limits = (str(MEMORY), str(self._cpu_s))
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         # An editable installation finds this program by a hook, and the process has none.
         entries = [str(ROOT), *sys.path]
@@ -109,7 +112,7 @@ class Confined:
                     self._send(BYTES, read(max(0, start), min(size, BUFFER)))
                 elif kind == FAULT:
                     why, step = json.loads(content)
-                    raise ParseFault(_printable(why), _printable(step))
+                    raise ParseFault(printable(why), printable(step))
                 elif kind == END:
                     return
                 else:
@@ -117,7 +120,7 @@ class Confined:
         except (BrokenPipeError, EOFError) as e:
             raise ParseFault(
                 f"the process that reads it has ended: more than {MEMORY >> 20} MiB of memory, "
-                f"more than {CPU_S} s of processor time, or a crash of a library"
+                f"more than {self._cpu_s} s of processor time, or a crash of a library"
             ) from e
         finally:
             self.used = time.monotonic()
@@ -168,8 +171,8 @@ def explained(parts: Iterator[bytes], what: str, next_step: str) -> Iterator[byt
         yield part
 
 
-def _printable(text: str) -> str:
-    """Words of a library, which may repeat the data."""
+def printable(text: str) -> str:
+    """Printable characters of words of a library, which may repeat the data; at most 1,000."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:1000])
 
 
@@ -185,9 +188,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 class Pool:
     """Confined processes that know the same, such as one tokenizer. Any thread may use it."""
 
-    def __init__(self, prepare: Callable[[Confined], None] = lambda process: None) -> None:
-        """``prepare`` is called once with each new process."""
+    def __init__(
+        self,
+        prepare: Callable[[Confined], None] = lambda process: None,
+        cpu_s: int | None = None,
+    ) -> None:
+        """``prepare`` is called once with each new process. ``cpu_s``: as of
+        :class:`Confined`."""
         self._prepare = prepare
+        self._cpu_s = cpu_s
         self._lock = threading.Lock()
         self._idle = list[Confined]()
         self._busy = set[Confined]()
@@ -239,7 +248,7 @@ class Pool:
             one.end()
         if process is not None:
             return process, False
-        process = Confined()
+        process = Confined(self._cpu_s)
         with self._lock:
             self._busy.add(process)
         return process, True

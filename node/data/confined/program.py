@@ -186,6 +186,7 @@ def serve(cpu_s: int) -> None:
     tokenizer, reader = Tokenizer(), Reader(Source)
     operations: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
         "template": reader.load,
+        "prompt": reader.prompt,
         "parquet": reader.parquet,
         "lines": reader.lines,
         "rows": reader.rows,

@@ -49,6 +49,17 @@ class Reader:
             raise Unfit(str(e), "the run needs a tokenizer with another template") from e
         yield from ()
 
+    def prompt(self, _: dict[str, Any], body: bytes) -> Answer:
+        """Prompt of the next answer to messages in JSON, by the template: "+" and its text, or "-"
+        and the reason for which there is none."""
+        from node.data.chat import Misfit
+
+        try:
+            text = self._template.render(json.loads(body), add_generation_prompt=True)
+            yield b"+" + text.encode("utf-8", "replace")
+        except Misfit as e:
+            yield b"-" + str(e).encode("utf-8", "replace")
+
     def parquet(self, head: dict[str, Any], _: bytes) -> Answer:
         """Documents of the rows from ``start`` / ``parts`` of all to ``stop`` / ``parts``. Of texts
         that are not ``strict``, strings that are no UTF-8 are taken as they are."""
