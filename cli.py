@@ -1834,6 +1834,9 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Read by grpc when it is first imported: its own log lines would land between ours.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # grpc's own handlers of a fork crash the child where other threads are inside grpc, and the
+    # child is p2pd, which is started again while this process serves.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.excepthook = _crashed
     terminal.prepare()
     HOME.clear()

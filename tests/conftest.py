@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is loaded; it tells of every end
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as cli.main: its handlers crash children
 import grpc.aio
 import pytest
 from hypothesis import settings

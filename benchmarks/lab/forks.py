@@ -232,7 +232,9 @@ def _become(asked: Asked, ends: list[int], server: int) -> None:
 
 def main() -> int:
     """Fork daemons until the process that asks for them ends. In a daemon: its exit code."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as cli.main, before grpc is loaded
+    # As cli.main, before grpc is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # What every daemon begins with, and what torch loads with its first backward. No thread has
     # been started.
     import torch.fx.experimental.symbolic_shapes
