@@ -8,7 +8,7 @@ with them costs.
 published notebook of Moshpit SGD, then 10,000 peers. 4: what a round of four comes to when one is
 late, frozen, killed at every phase, or lies. codecs: gigabytes of fp32 a second, one thread. 5:
 four replicas of a small decoder on the same text under each strategy, about ten seconds of
-processor time for 1000 steps of one of the fifteen (``--steps``, ``--strategies``).
+processor time for 1000 steps of one of the fourteen (``--steps``, ``--strategies``).
 """
 
 import argparse
