@@ -1467,14 +1467,6 @@ def schedule(
         Path | None,
         Option("--gantt", metavar="FILE", help="Draw a Gantt chart: .svg, or .png."),
     ] = None,
-    replan: Annotated[
-        Path | None,
-        Option(
-            "--replan",
-            metavar="EVENTS.json",
-            help="What happens during the epoch; plan again at each.",
-        ),
-    ] = None,
     limit: Annotated[
         float,
         Option("--limit", min=0, help="Seconds of one core to plan in; 0: 4, more for many paths."),
@@ -1504,11 +1496,6 @@ def schedule(
     max_swap_distance, max_jump, equal_visits, owed ({"ends peer": [stages it must train]} or
     "all"); for --assign: may_host ({"peer": [stages it can host]}), sync_ratio (weight of the worst
     link inside a stage).
-
-    EVENTS.json: {"events": [{"at_s": 3.0, "what": "death", "peer": 7}, {"what": "busy", "peer": 7,
-    "for_s": 2.0, ...}, {"what": "drift", "compute_factor": 1.1, "delays_factor": 1.1, "peer": 7 or
-    none for all, ...}, {"what": "join", "stage": 2, "compute_s": 0.4, "delays_s": [to each peer],
-    "slots": 3, ...}], "paths": a plan to keep; without it one is made}.
     """
     from node.tools import schedule as command
 
@@ -1516,7 +1503,6 @@ def schedule(
         file,
         as_json=as_json,
         chart=gantt,
-        events=replan,
         limit=limit,
         moves=moves,
         slots_ends=slots_ends,

@@ -7,8 +7,8 @@
 Rows are named after what was asked for: 1 one cell beside an earlier commit, 2 live cells over a
 wide-area network, and what cells lose beside one, 3 independence of cells, 4 rounds of Moshpit
 until cells agree, 5 what grows with the number of cells (simulated for an hour), 6 strangers
-that mean harm, 7 the mass of push-sum and the ages of pushes without a barrier, 8 bytes of an outer
-step and their price in loss, 9 faults between cells, 10 statements of node/ beside the last commit
+that mean harm, 7 the ages of pushes without a barrier, 8 bytes of an outer step and their price in
+loss, 9 faults between cells, 10 statements of node/ beside the last commit
 without cells, and what is left of it.
 """
 
@@ -27,7 +27,7 @@ PARTS = {
     "4": ("rounds",),
     "5": ("scale",),
     "6": ("hostile", "guest", "revoked", "hostile_cells"),
-    "7": ("mass", "ages"),
+    "7": ("ages",),
     "8": ("bytes",),
     "9": ("faults",),
     "10": ("size",),

@@ -1,15 +1,12 @@
-"""The planner of paths beside SkipPipe's published plans and simple planners; how it grows;
-planning again while peers die.
+"""The planner of paths beside SkipPipe's published plans and simple planners; how it grows; live
+swarms on its paths.
 
-    python -m benchmarks.scheduler [--json -] [--quick] [--only 1,3]
+    python -m benchmarks.scheduler [--json -] [--quick] [--only 1,2]
 
   1  two published settings: makespan by exact replay, time of the first plan, distance to the lower
      bound; six slots at the ends; peers assigned to stages anew; made-up swarms beside round robin,
      greedy and insertion
   2  20 to 1,000 peers: seconds of one core
-  3  a tenth of the peers dies at random during an epoch: time to plan again, makespan over a plan
-     that knew; costs drift by 10%; one peer dies or becomes slow: members by themselves beside a
-     leader that plans again a second later (benchmarks/rerouting.py)
   4  eight daemons on shaped links: epochs with planned paths beside round robin
      (benchmarks/live_paths.py; needs root)
   5  thirty-two hours of preemptions: share of the best possible throughput with and without
@@ -27,14 +24,11 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Report, chosen
-from benchmarks.rerouting import an_event, by_leader, by_members
 from benchmarks.trace import rebalancing
-from node.pipeline.settings import PipelineLimits
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion, origins_in_turns, round_robin
 from node.scheduler.planning.planner import PathPlan, make_plan
@@ -42,7 +36,6 @@ from node.scheduler.planning.problem import PathProblem, Route, parse
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken
 from node.tools.assignment import assign, worst_link
-from node.tools.replan import ReplanEvent, play
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "paths"
 PUBLISHED = {"A": (33.354, 502.0), "B": (17.753, 90.0)}
@@ -91,12 +84,6 @@ def item_2(report: Report, quick: bool) -> None:
     growth(report, (20, 50, 100) if quick else (20, 50, 100, 200, 500, 1000))
 
 
-def item_3(report: Report, quick: bool) -> None:
-    deaths(report, 4 if quick else 20)
-    drift(report, 2 if quick else 8)
-    rerouting(report, 4 if quick else 20)
-
-
 def item_4(report: Report, quick: bool) -> None:
     from benchmarks import live_paths
 
@@ -116,7 +103,6 @@ def item_6(report: Report, quick: bool) -> None:
 ITEMS: dict[str, Callable[[Report, bool], None]] = {
     "1": item_1,
     "2": item_2,
-    "3": item_3,
     "4": item_4,
     "5": item_5,
     "6": item_6,
@@ -384,125 +370,6 @@ def growth(report: Report, sizes: Sequence[int]) -> None:
             "60",
             took < 60 and plan.makespan <= simple,
         )
-
-
-def without(problem: PathProblem, dead: set[int]) -> PathProblem:
-    """What a planner knows who knew beforehand: these peers are not there, their micro-batches are
-    the others'."""
-    ends = [o for o in problem.stages[0] if o not in dead]
-    counts = {
-        o: problem.total // len(ends) + (k < problem.total % len(ends)) for k, o in enumerate(ends)
-    }
-    return replace(
-        problem,
-        stages=tuple(tuple(n for n in s if n not in dead) for s in problem.stages),
-        counts=counts,
-    )
-
-
-def deaths(report: Report, draws: int) -> None:
-    """The first rows of item 3: the plan that knew has the dead from the beginning not, ours loses
-    them on the way."""
-    took: list[float] = []
-    later: list[float] = []
-    for name in PUBLISHED:
-        problem, over = load(name), []
-        plan = timed(problem, 2.0)
-        for draw in range(draws):
-            dice = random.Random(draw)
-            dead = set(dice.sample(range(20), 2))
-            while not all(set(stage) - dead for stage in problem.stages):
-                dead = set(dice.sample(range(20), 2))
-            events = [ReplanEvent(dice.random() * plan.makespan, "death", n) for n in sorted(dead)]
-            running, strikes = play(problem, plan.routes, events, time.process_time, draw)
-            if len(running.done) != problem.total:
-                raise AssertionError("a micro-batch was lost")
-            took += [s.took for s in strikes]
-            later += [s.later for s in strikes]
-            knew = make_plan(without(problem, dead), clock=time.process_time, limit_s=1.0)
-            over.append(running.makespan / knew.makespan)
-        spread = f"median {median(over):.3f}, {draws} draws of 2 of 20 peers, ends peers too"
-        holds = median(over) <= 1.25
-        report.add(
-            f"3 setting {name}, deaths: over a plan that knew, worst",
-            max(over),
-            "ratio",
-            spread,
-            "median 1.25",
-            holds,
-        )
-    report.add(
-        "3 a death, planned again in",
-        median(took) * 1000,
-        "ms",
-        f"worst {max(took) * 1000:.1f} ms",
-        "10",
-        median(took) < 0.01,
-    )
-
-
-def drift(report: Report, draws: int) -> None:
-    """The last rows of item 3: every cost is another by up to 10%, the plan is kept and improved
-    for a moment, or made afresh."""
-    for name in PUBLISHED:
-        problem, kept, mended, took = load(name), [], [], []
-        plan = timed(problem, 2.0)
-        for draw in range(draws):
-            now = drifted_by(problem, random.Random(draw))
-            fresh = timed(now, 2.0, draw).makespan
-            event = ReplanEvent(0.0, "drift", problem=lambda _, now=now: now)
-            running, strikes = play(problem, plan.routes, [event], time.process_time, draw)
-            kept.append(makespan(now, plan.routes) / fresh)
-            mended.append(running.makespan / fresh)
-            took += [s.took for s in strikes]
-        text = (
-            f"worst {max(mended):.3f}; kept as it was {median(kept):.3f}; planned again in "
-            f"{median(took) * 1000:.1f} ms"
-        )
-        value = median(mended)
-        report.add(
-            f"3 setting {name}, drift of 10%: over a fresh plan",
-            value,
-            "ratio",
-            text,
-            "1.05",
-            value <= 1.05,
-        )
-
-
-def rerouting(report: Report, draws: int) -> None:
-    """More rows of item 3: why no leader plans again while an epoch runs. ``8``: with as many
-    micro-batches at every peer as a daemon's ends peer launches at once."""
-    for name in PUBLISHED:
-        published = load(name)
-        for slots in (0, PipelineLimits().in_flight):
-            problem = (
-                replace(published, slots=(slots,) * len(published.slots)) if slots else published
-            )
-            plan = timed(problem, 2.0)
-            for what in ("death", "slow"):
-                cost, gain = [], []
-                for draw in range(draws):
-                    event = an_event(problem, what, plan.makespan, draw)
-                    members = by_members(problem, plan.routes, event)
-                    cost.append(members / plan.makespan)
-                    gain.append(by_leader(problem, plan.routes, event, 1.0, draw) / members)
-                report.add(
-                    f"3 setting {name}, {slots or 'published'} slots, {what}: leader over members",
-                    median(gain),
-                    "ratio",
-                    f"{min(gain):.3f} to {max(gain):.3f}, {draws} draws; members over the plan "
-                    f"without it {median(cost):.3f}",
-                )
-
-
-def drifted_by(problem: PathProblem, dice: random.Random) -> PathProblem:
-    """Every delay and every compute time times 0.9 to 1.1."""
-    return replace(
-        problem,
-        delays=tuple(tuple(x * dice.uniform(0.9, 1.1) for x in row) for row in problem.delays),
-        compute=tuple(x * dice.uniform(0.9, 1.1) for x in problem.compute),
-    )
 
 
 if __name__ == "__main__":

@@ -24,8 +24,15 @@ from typing import Any
 
 from node.averaging.coding.formats import FORMATS
 from node.averaging.settings import AveragingSettings
-from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
-from node.core.errors import Refused, TooNew, UsageFault, WireError, refuse
+from node.averaging.strategies.outer import (
+    CARRIES,
+    OPTIMIZERS,
+    REMOVED,
+    STRATEGIES,
+    OuterSettings,
+    carried,
+)
+from node.core.errors import Refused, Removed, TooNew, UsageFault, WireError, refuse
 from node.core.ids import PeerId, RunId
 from node.core.tables import (
     FieldRule,
@@ -108,6 +115,7 @@ GONE: dict[str, tuple[Any, str, str]] = {
     "outer.reducer": ("mean", "outer.grid", "leave it out: a cell far from others counts for less"),
     "outer.overlap": (0, "outer.mixing", _BY_THE_CLOCK),
     "outer.grace_s": (30.0, "outer.window_s", "leave it out: a quorum waits for most of a window"),
+    "outer.fanout": (1, "outer.shards", f"leave it out; instead of push-sum {REMOVED['push-sum']}"),
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
@@ -184,14 +192,13 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "averaging.trim": FieldRule(0.0, 0.49),
     "averaging.clip": FieldRule(0.1, 1000.0),
     "averaging.clip_iterations": FieldRule(1, 100),
-    "outer.strategy": FieldRule(choices=tuple(STRATEGIES)),
+    "outer.strategy": FieldRule(choices=tuple(STRATEGIES), removed=REMOVED),
     "outer.carries": FieldRule(choices=tuple(CARRIES)),
     "outer.optimizer": FieldRule(choices=OPTIMIZERS),
     "outer.codec": FieldRule(choices=tuple(FORMATS)),
     "outer.window_s": FieldRule(0.0, 10**6),
     "outer.lr": FieldRule(0.0, 1000.0),
     "outer.momentum": FieldRule(0.0, 0.9999),
-    "outer.fanout": FieldRule(1),
     "outer.shards": FieldRule(1),
     "outer.fragments": FieldRule(1),
     "outer.mixing": _SHARE,
@@ -637,12 +644,13 @@ def _read(raw: bytes) -> tuple[int, dict[str, Any]]:
         section, _, key = name.partition(".")
         body = table.get(section)
         if isinstance(body, dict) and key in body and (body.pop(key) != usual or number > 1):
-            raise _gone(name)
+            raise gone(name)
     return number, table
 
 
-def _gone(name: str) -> UsageFault:
-    return UsageFault(f"{name} is not a setting any more", GONE[name][2])
+def gone(name: str) -> Removed:
+    """The complaint about one of the settings in :data:`GONE`."""
+    return Removed(f"{name} is not a setting any more", GONE[name][2])
 
 
 def _signature(table: Any) -> Signature | None:
@@ -686,7 +694,7 @@ def typed(changes: Mapping[str, Any]) -> dict[str, Any]:
     found = dict[str, Any]()
     for name, value in changes.items():
         if name in GONE:
-            raise _gone(name)
+            raise gone(name)
         if name not in known:
             raise unknown(name, [*known])
         rule = MANIFEST_RULES.get(name)

@@ -24,45 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/cells.proto\x12\x08tutti.v1\"\xb6\x01\n\x08TakeNote\x12\x0e\n\x06window\x18\x01 \x01(\x04\x12\r\n\x05giver\x18\x02 \x01(\t\x12\r\n\x05taker\x18\x03 \x01(\t\x12\r\n\x05since\x18\x04 \x01(\x04\x12,\n\x05units\x18\x05 \x03(\x0b\x32\x1d.tutti.v1.TakeNote.UnitsEntry\x12\x11\n\tsignature\x18\x06 \x01(\x0c\x1a,\n\nUnitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf6\x01\n\tGrantNote\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05since\x18\x03 \x01(\x04\x12-\n\x05units\x18\x04 \x03(\x0b\x32\x1e.tutti.v1.GrantNote.UnitsEntry\x12/\n\x06\x61greed\x18\x05 \x03(\x0b\x32\x1f.tutti.v1.GrantNote.AgreedEntry\x1a,\n\nUnitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0b\x41greedEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xb6\x01\n\tCellsNote\x12\x0e\n\x06window\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12$\n\x05offer\x18\n \x01(\x0b\x32\x13.tutti.v1.OfferNoteH\x00\x12$\n\x05named\x18\x0b \x01(\x0b\x32\x13.tutti.v1.GroupNoteH\x00\x12)\n\x08released\x18\x0c \x01(\x0b\x32\x15.tutti.v1.ReleaseNoteH\x00\x42\x05\n\x03say\"\x0b\n\tOfferNote\"6\n\tGroupNote\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.tutti.v1.AcceptanceNote\"\r\n\x0bReleaseNote\"[\n\nCellsReply\x12\x0f\n\x07\x61\x63\x63\x65pts\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12,\n\nacceptance\x18\x03 \x01(\x0b\x32\x18.tutti.v1.AcceptanceNote\"f\n\x0e\x41\x63\x63\x65ptanceNote\x12\x0c\n\x04\x63\x65ll\x18\x01 \x01(\t\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12#\n\x05hosts\x18\x03 \x03(\x0b\x32\x14.tutti.v1.StageHosts\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"?\n\nStageHosts\x12\r\n\x05stage\x18\x01 \x01(\r\x12\"\n\x05peers\x18\x02 \x03(\x0b\x32\x13.tutti.v1.StageHost\")\n\tStageHost\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06maddrs\x18\x02 \x03(\t2k\n\x05\x43\x65lls\x12\x31\n\x04Tell\x12\x13.tutti.v1.CellsNote\x1a\x14.tutti.v1.CellsReply\x12/\n\x04Take\x12\x12.tutti.v1.TakeNote\x1a\x13.tutti.v1.GrantNoteb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/cells.proto\x12\x08tutti.v1\"\xb6\x01\n\tCellsNote\x12\x0e\n\x06window\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12$\n\x05offer\x18\n \x01(\x0b\x32\x13.tutti.v1.OfferNoteH\x00\x12$\n\x05named\x18\x0b \x01(\x0b\x32\x13.tutti.v1.GroupNoteH\x00\x12)\n\x08released\x18\x0c \x01(\x0b\x32\x15.tutti.v1.ReleaseNoteH\x00\x42\x05\n\x03say\"\x0b\n\tOfferNote\"6\n\tGroupNote\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.tutti.v1.AcceptanceNote\"\r\n\x0bReleaseNote\"[\n\nCellsReply\x12\x0f\n\x07\x61\x63\x63\x65pts\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12,\n\nacceptance\x18\x03 \x01(\x0b\x32\x18.tutti.v1.AcceptanceNote\"f\n\x0e\x41\x63\x63\x65ptanceNote\x12\x0c\n\x04\x63\x65ll\x18\x01 \x01(\t\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12#\n\x05hosts\x18\x03 \x03(\x0b\x32\x14.tutti.v1.StageHosts\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"?\n\nStageHosts\x12\r\n\x05stage\x18\x01 \x01(\r\x12\"\n\x05peers\x18\x02 \x03(\x0b\x32\x13.tutti.v1.StageHost\")\n\tStageHost\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06maddrs\x18\x02 \x03(\t2:\n\x05\x43\x65lls\x12\x31\n\x04Tell\x12\x13.tutti.v1.CellsNote\x1a\x14.tutti.v1.CellsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.cells_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TAKENOTE_UNITSENTRY']._loaded_options = None
-  _globals['_TAKENOTE_UNITSENTRY']._serialized_options = b'8\001'
-  _globals['_GRANTNOTE_UNITSENTRY']._loaded_options = None
-  _globals['_GRANTNOTE_UNITSENTRY']._serialized_options = b'8\001'
-  _globals['_GRANTNOTE_AGREEDENTRY']._loaded_options = None
-  _globals['_GRANTNOTE_AGREEDENTRY']._serialized_options = b'8\001'
-  _globals['_TAKENOTE']._serialized_start=33
-  _globals['_TAKENOTE']._serialized_end=215
-  _globals['_TAKENOTE_UNITSENTRY']._serialized_start=171
-  _globals['_TAKENOTE_UNITSENTRY']._serialized_end=215
-  _globals['_GRANTNOTE']._serialized_start=218
-  _globals['_GRANTNOTE']._serialized_end=464
-  _globals['_GRANTNOTE_UNITSENTRY']._serialized_start=171
-  _globals['_GRANTNOTE_UNITSENTRY']._serialized_end=215
-  _globals['_GRANTNOTE_AGREEDENTRY']._serialized_start=419
-  _globals['_GRANTNOTE_AGREEDENTRY']._serialized_end=464
-  _globals['_CELLSNOTE']._serialized_start=467
-  _globals['_CELLSNOTE']._serialized_end=649
-  _globals['_OFFERNOTE']._serialized_start=651
-  _globals['_OFFERNOTE']._serialized_end=662
-  _globals['_GROUPNOTE']._serialized_start=664
-  _globals['_GROUPNOTE']._serialized_end=718
-  _globals['_RELEASENOTE']._serialized_start=720
-  _globals['_RELEASENOTE']._serialized_end=733
-  _globals['_CELLSREPLY']._serialized_start=735
-  _globals['_CELLSREPLY']._serialized_end=826
-  _globals['_ACCEPTANCENOTE']._serialized_start=828
-  _globals['_ACCEPTANCENOTE']._serialized_end=930
-  _globals['_STAGEHOSTS']._serialized_start=932
-  _globals['_STAGEHOSTS']._serialized_end=995
-  _globals['_STAGEHOST']._serialized_start=997
-  _globals['_STAGEHOST']._serialized_end=1038
-  _globals['_CELLS']._serialized_start=1040
-  _globals['_CELLS']._serialized_end=1147
+  _globals['_CELLSNOTE']._serialized_start=33
+  _globals['_CELLSNOTE']._serialized_end=215
+  _globals['_OFFERNOTE']._serialized_start=217
+  _globals['_OFFERNOTE']._serialized_end=228
+  _globals['_GROUPNOTE']._serialized_start=230
+  _globals['_GROUPNOTE']._serialized_end=284
+  _globals['_RELEASENOTE']._serialized_start=286
+  _globals['_RELEASENOTE']._serialized_end=299
+  _globals['_CELLSREPLY']._serialized_start=301
+  _globals['_CELLSREPLY']._serialized_end=392
+  _globals['_ACCEPTANCENOTE']._serialized_start=394
+  _globals['_ACCEPTANCENOTE']._serialized_end=496
+  _globals['_STAGEHOSTS']._serialized_start=498
+  _globals['_STAGEHOSTS']._serialized_end=561
+  _globals['_STAGEHOST']._serialized_start=563
+  _globals['_STAGEHOST']._serialized_end=604
+  _globals['_CELLS']._serialized_start=606
+  _globals['_CELLS']._serialized_end=664
 # @@protoc_insertion_point(module_scope)

@@ -6,57 +6,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class TakeNote(_message.Message):
-    __slots__ = ("window", "giver", "taker", "since", "units", "signature")
-    class UnitsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: int
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
-    GIVER_FIELD_NUMBER: _ClassVar[int]
-    TAKER_FIELD_NUMBER: _ClassVar[int]
-    SINCE_FIELD_NUMBER: _ClassVar[int]
-    UNITS_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    window: int
-    giver: str
-    taker: str
-    since: int
-    units: _containers.ScalarMap[int, int]
-    signature: bytes
-    def __init__(self, window: _Optional[int] = ..., giver: _Optional[str] = ..., taker: _Optional[str] = ..., since: _Optional[int] = ..., units: _Optional[_Mapping[int, int]] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
-class GrantNote(_message.Message):
-    __slots__ = ("ready", "reason", "since", "units", "agreed")
-    class UnitsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: int
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
-    class AgreedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: int
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
-    READY_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    SINCE_FIELD_NUMBER: _ClassVar[int]
-    UNITS_FIELD_NUMBER: _ClassVar[int]
-    AGREED_FIELD_NUMBER: _ClassVar[int]
-    ready: bool
-    reason: str
-    since: int
-    units: _containers.ScalarMap[int, int]
-    agreed: _containers.ScalarMap[int, int]
-    def __init__(self, ready: _Optional[bool] = ..., reason: _Optional[str] = ..., since: _Optional[int] = ..., units: _Optional[_Mapping[int, int]] = ..., agreed: _Optional[_Mapping[int, int]] = ...) -> None: ...
-
 class CellsNote(_message.Message):
     __slots__ = ("window", "caller", "key", "offer", "named", "released")
     WINDOW_FIELD_NUMBER: _ClassVar[int]

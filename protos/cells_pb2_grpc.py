@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class CellsStub:
-    """Missing associated documentation comment in .proto file."""
+    """Take, TakeNote and GrantNote are the names of a call that was removed: they are not used again.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -39,23 +40,13 @@ class CellsStub:
                 request_serializer=protos_dot_cells__pb2.CellsNote.SerializeToString,
                 response_deserializer=protos_dot_cells__pb2.CellsReply.FromString,
                 _registered_method=True)
-        self.Take = channel.unary_unary(
-                '/tutti.v1.Cells/Take',
-                request_serializer=protos_dot_cells__pb2.TakeNote.SerializeToString,
-                response_deserializer=protos_dot_cells__pb2.GrantNote.FromString,
-                _registered_method=True)
 
 
 class CellsServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Take, TakeNote and GrantNote are the names of a call that was removed: they are not used again.
+    """
 
     def Tell(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Take(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,11 +60,6 @@ def add_CellsServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_cells__pb2.CellsNote.FromString,
                     response_serializer=protos_dot_cells__pb2.CellsReply.SerializeToString,
             ),
-            'Take': grpc.unary_unary_rpc_method_handler(
-                    servicer.Take,
-                    request_deserializer=protos_dot_cells__pb2.TakeNote.FromString,
-                    response_serializer=protos_dot_cells__pb2.GrantNote.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tutti.v1.Cells', rpc_method_handlers)
@@ -83,7 +69,8 @@ def add_CellsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Cells:
-    """Missing associated documentation comment in .proto file."""
+    """Take, TakeNote and GrantNote are the names of a call that was removed: they are not used again.
+    """
 
     @staticmethod
     def Tell(request,
@@ -102,33 +89,6 @@ class Cells:
             '/tutti.v1.Cells/Tell',
             protos_dot_cells__pb2.CellsNote.SerializeToString,
             protos_dot_cells__pb2.CellsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Take(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tutti.v1.Cells/Take',
-            protos_dot_cells__pb2.TakeNote.SerializeToString,
-            protos_dot_cells__pb2.GrantNote.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,7 +31,6 @@ RUNS: dict[str, Run] = {
     "local SGD, butterfly, every 50": of(OuterSettings()),
     "local SGD, Moshpit 2 x 2, every 50": of(MOSHPIT),
     "local SGD, random pairs, every 50": of(OuterSettings("gossip")),
-    "local SGD, push-sum, every 50": of(OuterSettings("push-sum")),
     PLAIN: of(DILOCO),
     INT8: of(replace(DILOCO, codec="int8")),
     "DiLoCo, H 50, int4": of(replace(DILOCO, codec="int4")),

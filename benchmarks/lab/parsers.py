@@ -21,7 +21,6 @@ from node.averaging.coding import parcel
 from node.averaging.strategies.outer import OuterSettings
 from node.cells import census, postings
 from node.cells import notes as cell_notes
-from node.cells.mass import _units
 from node.core.errors import LocalFault, Refused, UsageFault, WireError
 from node.core.ids import RunId, first_cell
 from node.core.journey import (
@@ -35,7 +34,6 @@ from node.core.journey import (
     Version,
     Window,
 )
-from node.core.mass import Books
 from node.data.chat import BadTemplate, Misfit, Template, conversations
 from node.data.confined import rows
 from node.data.confined.rows import Unfit
@@ -245,10 +243,6 @@ def _cells_reply(raw: bytes) -> None:
     cell_notes.parse_acceptance(bounds.parse(cells_pb2.CellsReply, raw).acceptance)
 
 
-def _take(raw: bytes) -> None:
-    _units(bounds.parse(cells_pb2.TakeNote, raw).units)
-
-
 def _punch(raw: bytes) -> None:
     punch.candidates(bounds.parse(reach_pb2.PunchAsk, raw).addresses)
 
@@ -284,7 +278,6 @@ def _special() -> Mapping[str, Parser]:
         "averaging.v1.Fresh": Parser(_fresh),
         "v1.CellsNote": Parser(_cells_note),
         "v1.CellsReply": Parser(_cells_reply),
-        "v1.TakeNote": Parser(_take),
         "v1.PunchAsk": Parser(_punch),
         "v1.HandshakeFrame": Parser(_hello, (WireError, LocalFault)),
     }
@@ -351,8 +344,6 @@ def plan() -> Plan:
             (Partner(CELL, PEER, hosts),),
             3.0,
             {1: DIGEST},
-            books=Books.begin(1, 1 << 20).grants(CELL, 3, {1: 1 << 10}),
-            shares={1: {CELL: 5}},
         ),
         electorate=Electorate((PEER, OTHER), (PEER,)),
     )
@@ -464,7 +455,7 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         ),
         "cell posting": (
             Parser(postings.parse_posting),
-            lambda: [postings.pack_posting(_facts()), postings.pack_hosts(_facts())],
+            lambda: [postings.pack_posting(_facts())],
         ),
         "sealed record": (
             Parser(_record),

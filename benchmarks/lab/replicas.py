@@ -24,8 +24,6 @@ from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_grad
 from node.averaging.strategies.outer import OuterSettings, check, pieces
 from node.averaging.strategies.strategy import (
     Butterfly,
-    Edges,
-    Exponential,
     Groups,
     Moshpit,
     Pairs,
@@ -302,7 +300,6 @@ def strategy_of(s: OuterSettings) -> Strategy:
         "butterfly": Butterfly,
         "gossip": Pairs,
         "moshpit": lambda: Moshpit(s.grid),
-        "push-sum": lambda: Exponential(s.fanout),
     }
     return made[s.strategy]()
 
@@ -311,16 +308,13 @@ def _parameters(
     r: Replicas, s: OuterSettings, line: Line, every: int, slow: int
 ) -> Callable[[int], None]:
     strategy, alive = strategy_of(s), np.ones(r.task.replicas, bool)
-    weights = torch.ones(r.task.replicas, 1)
 
     def after(step: int) -> None:
-        nonlocal weights
         if step % every:
             return
         meeting = strategy.meet(len(alive), step // every - 1, r.task.seed)
         matrix = torch.from_numpy(mixing(meeting, alive)).float()
-        mass, weights = matrix @ (r.rows * weights), matrix @ weights
-        r.rows.copy_(mass / weights)
+        r.rows.copy_(matrix @ r.rows)
         _charge(r, line, s, meeting, r.numbers)
 
     return after
@@ -402,10 +396,7 @@ def _charge(r: Replicas, line: Line, s: OuterSettings, meeting: object, numbers:
     """Bytes and time of one round of ``numbers`` numbers: everybody pulls what each of its group
     gives."""
     whole = nbytes_of(numbers, s.codec)
-    if isinstance(meeting, Edges):
-        sent = whole * len(meeting.source) / r.task.replicas
-    else:
-        assert isinstance(meeting, Groups)
-        sent = whole * (int(np.bincount(meeting.labels).max()) - 1)
+    assert isinstance(meeting, Groups)
+    sent = whole * (int(np.bincount(meeting.labels).max()) - 1)
     r.curve.sent += sent
     r.curve.seconds += 2 * line.latency + sent / line.rate

@@ -10,26 +10,19 @@ def mixing(meeting: Meeting, alive: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The round as a matrix [n, n]: new values are ``mixing @ values``. Members that are not alive
     keep theirs.
 
-    Rows sum to 1, columns too for groups; with ``mass``, columns only: values and weights both go
-    through it (push-sum). Raises ValueError for pushes, which depend on their order.
+    Rows and columns sum to 1. Raises ValueError for pushes, which depend on their order.
     """
     if isinstance(meeting, Pushes):
         raise ValueError("pushes without a barrier are no matrix")
-    count = len(alive)
-    if isinstance(meeting, Groups):
-        together = (
-            (meeting.labels[:, None] == meeting.labels[None, :]) & alive[:, None] & alive[None, :]
-        )
-        if not _owned(meeting, alive):
-            together[:] = False
-        elif meeting.whole:
-            together &= ~np.isin(meeting.labels, meeting.labels[~alive])[:, None]
-        together |= np.eye(count, dtype=bool)
-        return together / together.sum(1, keepdims=True)
-    kept = alive[meeting.source] & alive[meeting.target]
-    matrix = np.eye(count)
-    matrix[meeting.target[kept], meeting.source[kept]] = 1.0
-    return matrix / matrix.sum(0 if meeting.mass else 1, keepdims=True)
+    together = (
+        (meeting.labels[:, None] == meeting.labels[None, :]) & alive[:, None] & alive[None, :]
+    )
+    if not _owned(meeting, alive):
+        together[:] = False
+    elif meeting.whole:
+        together &= ~np.isin(meeting.labels, meeting.labels[~alive])[:, None]
+    together |= np.eye(len(alive), dtype=bool)
+    return together / together.sum(1, keepdims=True)
 
 
 def _owned(meeting: Groups, alive: NDArray[np.bool_]) -> bool:

@@ -35,12 +35,9 @@ from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
-from node.averaging.strategies.outer import DIRECTED
-from node.averaging.strategies.push_sum import PushSum
-from node.cells.board import EdgeFinder, WindowBoard
+from node.cells.board import WindowBoard
 from node.cells.census import CellRecord
 from node.cells.forming import GroupFinder
-from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.errors import NoDonor
@@ -514,11 +511,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     """How the cell meets others, while this peer leads it."""
     pace = min(1.0, manifest.outer.window_s / USUAL_S)
     board = WindowBoard(o.presence.directory, o.clock, o.journal, TIMES.scaled(pace))
-    finder = (
-        EdgeFinder(board, o.learn)
-        if manifest.outer.strategy in DIRECTED
-        else GroupFinder(o.identity, manifest.run_id, o.transport, board, o.learn, o.on_error)
-    )
+    finder = GroupFinder(o.identity, manifest.run_id, o.transport, board, o.learn, o.on_error)
 
     def record() -> CellRecord | None:
         plan = training.work.plan
@@ -537,9 +530,6 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         pace,
     )
 
-    def mass() -> PushSum | None:
-        return training.leader.windows.mass if training.leader is not None else None
-
     return CellMeetings(
         finder,
         training,
@@ -548,11 +538,6 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         register=register,
         addresses=o.presence.addresses,
         learn=o.learn,
-        mass=MassExchange(
-            o.identity, manifest.run_id, o.transport, o.clock, o.journal, mass, o.on_error
-        )
-        if manifest.outer.strategy == "push-sum"
-        else None,
         on_error=o.on_error,
     )
 

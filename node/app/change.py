@@ -13,16 +13,14 @@ from collections.abc import Collection
 from typing import Any
 
 from node.averaging.strategies.outer import OuterSettings
-from node.core.errors import Refused, UsageFault
+from node.core.errors import Refused, Removed, UsageFault
 from node.core.tables import build, check
 from node.identity.keys import Identity, verify
-from node.manifest import MANIFEST_RULES, Manifest, named
+from node.manifest import GONE, MANIFEST_RULES, Manifest, gone, named
 from node.training.protocol.rules import MAX_CHANGE, Rules
 
 DOMAIN = "tutti/change/1"
 MAX_REVISION = 1 << 53
-IN_GROUPS = {"butterfly", "gossip", "moshpit", "parameter-server", "hogwild"}
-"""Strategies by which cells find each other in the same way, so that one can follow another."""
 _AGAIN = "only the owner of the run can change it:  tutti swarm switch FILE"
 
 
@@ -118,11 +116,18 @@ def read(manifest: Manifest, change: str) -> Rules:
         revision = check("revision", table["revision"], int, None)
         if not 0 < revision < MAX_REVISION:
             raise Refused(f"a change with the number {revision}", _AGAIN)
+        for key in table["outer"]:
+            if f"outer.{key}" in GONE:
+                raise gone(f"outer.{key}")
         cell = check("averaging.cell", table["cell"], int | str, MANIFEST_RULES["averaging.cell"])
         changed = _amended(
             manifest, cell, build(OuterSettings, table["outer"], "outer", MANIFEST_RULES)
         )
         revoked = frozenset(map(_marked, table.get("revoked", ())))
+    except Removed as e:
+        raise Refused(
+            f"the owner's change cannot be followed: {e}", f"{e.next_step}; {_AGAIN}"
+        ) from e
     except (UsageFault, ValueError, TypeError, RecursionError) as e:
         raise Refused(
             f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
@@ -148,16 +153,10 @@ def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manif
         manifest, averaging=dataclasses.replace(manifest.averaging, cell=cell), outer=outer
     )
     changed.check()
-    _lasts("outer.window_s", manifest.outer.window_s, outer.window_s)
-    _lasts("outer.fanout", manifest.outer.fanout, outer.fanout)
-    if not {manifest.outer.strategy, outer.strategy} <= IN_GROUPS:
-        _lasts("outer.strategy", manifest.outer.strategy, outer.strategy)
-    return changed
-
-
-def _lasts(name: str, value: object, wanted: object) -> None:
-    if value != wanted:
+    was, asked = manifest.outer.window_s, outer.window_s
+    if asked != was:
         raise UsageFault(
-            f"{name} is {value!r} and cannot change during a run (asked for: {wanted!r})",
+            f"outer.window_s is {was!r} and cannot change during a run (asked for: {asked!r})",
             "another value makes another run:  tutti swarm init --from FILE",
         )
+    return changed

@@ -1,6 +1,6 @@
 """What a cell posts for a window: compact JSON, checked field by field when it comes from outside.
-Its leader is the writer of the record. Where edges lead to it, it also says where what it gives
-can be fetched."""
+Its leader is the writer of the record. Also the hosts of a cell, as its leader tells them to those
+who ask it."""
 
 import json
 import re
@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from node.core.errors import WireError
-from node.core.ids import CellId, PeerId
+from node.core.ids import CellId
 from node.core.journey import Host, Version, lineage
 from node.core.numbers import cell_name
 from node.dht.record import MAX_MADDR, json_object, parse_maddrs
-from node.dht.topics import MAX_POSTING
 
 MAX_BODY = 1024
-"""Bytes of a packed posting without hosts; with them it has the room of any posting."""
+"""Bytes of a packed posting."""
 MAX_MADDRS = 4
 """Addresses at which the leader of a cell can be dialled."""
-MAX_HOSTS, HOST_MADDRS = 4, 2
-"""Hosts of a stage that a posting names, and addresses of each."""
 MAX_STAGE = 1 << 16
 PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
 """What a PeerId looks like; whether it is a key shows where its signature is checked, or when it is
@@ -52,34 +49,19 @@ class CellFacts:
 
 
 def pack_posting(about: CellFacts) -> bytes:
-    """What is posted where leaders talk to each other, which are asked for the hosts: JSON, with as
-    many addresses of the leader as fit. Raises WireError when others would refuse it."""
-    told = replace(about, hosts={}, maddrs=about.maddrs[:MAX_MADDRS])
+    """What is posted: JSON, with as many addresses of the leader as fit, which is asked for the
+    hosts. Raises WireError when others would refuse it."""
+    told = replace(about, maddrs=about.maddrs[:MAX_MADDRS])
     while len(raw := _json(told)) > MAX_BODY and told.maddrs:
         told = replace(told, maddrs=told.maddrs[:-1])
     parse_posting(raw)
     return raw
 
 
-def pack_hosts(about: CellFacts) -> bytes:
-    """What is posted where nobody asks the leader: with as many hosts and addresses of every stage
-    as there is room for. Raises WireError where there is none for one of each, or when others would
-    refuse it."""
-    bare = replace(about, maddrs=about.maddrs[:HOST_MADDRS])
-    for hosts in cut(about.hosts, (MAX_HOSTS, HOST_MADDRS), (2, 2), (2, 1), (1, 1), (1, 0)):
-        raw = _json(replace(bare, hosts=hosts))
-        if len(raw) <= MAX_POSTING:
-            parse_posting(raw)
-            return raw
-    raise WireError(f"a posting has no room for a host of each of {len(about.hosts)} stages")
-
-
 def parse_posting(raw: bytes) -> CellFacts:
-    """What a cell has posted; ``hosts`` are empty where its leader is asked for them. Raises
-    WireError for anything that is not a whole and plausible posting."""
-    body = json_object(raw, MAX_POSTING, "a cell's posting")
-    if "hosts" not in body and len(raw) > MAX_BODY:
-        raise WireError(f"a cell's posting has at most {MAX_BODY} bytes, not {len(raw)}")
+    """What a cell has posted, without ``hosts``. Raises WireError for anything that is not a whole
+    and plausible posting."""
+    body = json_object(raw, MAX_BODY, "a cell's posting")
     version = parse_version(body, "a cell's posting")
     anchor = body.get("anchor")
     if not isinstance(anchor, str) or not _ANCHOR.fullmatch(anchor):
@@ -87,11 +69,11 @@ def parse_posting(raw: bytes) -> CellFacts:
     maddrs = parse_maddrs(body.get("maddrs"), MAX_MADDRS)
     cell = cell_name(body.get("cell"))
     change = natural(body.get("change"), 2**53, "change in a cell's posting")
-    return CellFacts(cell, version, _hosts(body.get("hosts", {})), anchor, change, maddrs)
+    return CellFacts(cell, version, {}, anchor, change, maddrs)
 
 
 def _json(p: CellFacts) -> bytes:
-    body: dict[str, Any] = {
+    body = {
         "cell": p.cell,
         "epoch": p.version.epoch,
         "lineage": p.version.lineage,
@@ -99,10 +81,6 @@ def _json(p: CellFacts) -> bytes:
         "change": p.change,
         "maddrs": list(p.maddrs),
     }
-    if p.hosts:
-        body["hosts"] = {
-            str(stage): [[h.peer, list(h.maddrs)] for h in each] for stage, each in p.hosts.items()
-        }
     return json.dumps(body, separators=(",", ":")).encode("utf-8", "replace")
 
 
@@ -137,20 +115,6 @@ def checked_hosts(hosts: Hosts, most: int, maddrs: int) -> Hosts:
             "each"
         )
     return hosts
-
-
-def _hosts(body: Any) -> Hosts:
-    """By stage. Raises WireError."""
-    try:
-        told = {
-            int(stage): tuple(Host(PeerId(peer), tuple(maddrs)) for peer, maddrs in each)
-            for stage, each in body.items()
-        }
-        if not all(str(stage) in body for stage in told):
-            raise ValueError("a stage is no number as others write it")
-        return checked_hosts(told, MAX_HOSTS, HOST_MADDRS)
-    except (AttributeError, TypeError, ValueError) as e:
-        raise WireError("hosts in a cell's posting are no hosts") from e
 
 
 def parse_version(body: Mapping[str, Any], what: str) -> Version:

@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil, floor
 
-from node.averaging.strategies.keys import edge_keys, meeting_keys
+from node.averaging.strategies.keys import meeting_keys
 from node.averaging.strategies.outer import OuterSettings
-from node.cells.board import EdgeFinder
 from node.cells.forming import GroupFinder
-from node.cells.mass import MassExchange
 from node.cells.postings import CellFacts
 from node.cells.register import LIVES, CellRegister
 from node.core.clock import Clock, begins
 from node.core.errors import Refused
 from node.core.ids import NO_CELL, CellId, PeerId, short_cell
 from node.core.journey import Host, Partner, Plan, Window
-from node.core.mass import Shares
 from node.core.tasks import Tasks
 from node.dht.topics import CHANGES
 from node.telemetry.events import Journal
@@ -30,8 +27,6 @@ from protos import control_pb2 as pb
 USUAL_S = 240.0
 """A window of so many seconds has time for two attempts to find a group, and for averaging after
 that. In shorter windows all times are scaled down."""
-ASK_SHARE = 0.25
-"""Of a window, in which the shares of a push-sum are asked for before the cell gives."""
 OPEN_SHARE = 0.5
 """Of a window: what has not come by then is left out."""
 NO_ANCHOR = 64 * "0"
@@ -48,7 +43,7 @@ class CellMeetings:
 
     def __init__(
         self,
-        finder: GroupFinder | EdgeFinder,
+        finder: GroupFinder,
         training: Training,
         clock: Clock,
         journal: Journal,
@@ -56,13 +51,11 @@ class CellMeetings:
         register: CellRegister,
         addresses: Callable[[PeerId], Sequence[str]],
         learn: Callable[[PeerId, Sequence[str]], None],
-        mass: MassExchange | None = None,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self._finder, self._training = finder, training
         self._clock, self._journal = clock, journal
         self.register, self._addresses, self._learn = register, addresses, learn
-        self._mass = mass
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
 
@@ -80,10 +73,7 @@ class CellMeetings:
     async def close(self) -> None:
         """Look for nobody any more."""
         await self._tasks.close()
-        if isinstance(self._finder, GroupFinder):
-            await self._finder.close()
-        if self._mass is not None:
-            await self._mass.close()
+        await self._finder.close()
 
     async def _look(self) -> None:
         every, post_s = self._settings.window_s, self._finder.board.times.post
@@ -141,21 +131,10 @@ class CellMeetings:
             await directory.post(CHANGES, newest.encode(), life_s)
 
     async def _partners(self, about: CellFacts, window: int) -> Window | None:
-        """The cells whose values this one takes, whether it only copies, and the mass that goes
-        with them; None for a window in which nobody takes its own either."""
+        """The cells whose values this one takes, and whether it only copies; None without a
+        group."""
         start, s = window * self._settings.window_s, self._settings
         number, cells = self.register.standing()
-        if isinstance(self._finder, EdgeFinder):
-            keys = edge_keys(s, number, cells, window)
-            near = await self._finder.find(about, window, keys, start)
-            if near is None or not (near.sources or near.targets):
-                return None
-            shares: Shares = {}
-            if self._mass is not None:
-                ends = start + ASK_SHARE * s.window_s
-                within = max(0.0, ends - self._clock.wall())
-                shares = await self._mass.shares(about.cell, window, near, within)
-            return Window(window, _others(near.sources, about.cell), shares=shares)
         keys, most = meeting_keys(s, about.cell, number, cells, window)
         group = await self._finder.find(about, window, keys, most, start)
         if group is None:

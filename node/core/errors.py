@@ -109,6 +109,11 @@ class TooNew(UsageFault):
     code = ExitCode.PROTOCOL
 
 
+class Removed(UsageFault):
+    """What the user gave names something that tutti had once. ``next_step`` says what to use
+    instead."""
+
+
 class NotRunning(LocalFault):
     """The command needs a daemon and none answers on the control socket."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from node.core.errors import WireError
 from node.core.ids import CELL_DIGITS, ENDS, NO_CELL, CellId, PeerId, is_cell
-from node.core.mass import MOST, MOST_STAGES, Books, Shares, parse_books, parse_units
 from node.core.numbers import cell_name, few, peer_name, short_text, whole
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
@@ -101,9 +100,6 @@ class Window:
     ``within_s`` seconds. ``means``: in an outer round (``outer`` is the window), by stage the
     digest of the mean that its members put in place; a stage that is not in it keeps what it has.
     ``copies``: the cell gives nothing; it takes what its partners make, whose anchor it lacks.
-    ``books``: of push-sum's mass, where the run averages so, at the version the plan starts from.
-    ``shares``: the mass that goes with the partners' values, by stage and cell: it weighs them, and
-    is the cell's own once a plan that names ``means`` is committed.
     """
 
     number: int = 0
@@ -111,17 +107,12 @@ class Window:
     within_s: float = 0.0
     means: Mapping[int, str] = field(default_factory=dict)
     copies: bool = False
-    books: Books | None = None
-    shares: Shares = field(default_factory=dict)
-
-    @property
-    def books_after(self) -> Books | None:
-        """Push-sum's books at the version that the plan makes."""
-        taken = {stage: of for stage, of in self.shares.items() if stage in self.means}
-        return self.books.took(taken) if self.books is not None and taken else self.books
 
 
 NO_WINDOW = Window()
+_NO_SUMS: tuple[None, dict[str, Any]] = (None, {})
+"""A field of every plan of a cell, which a strategy used that is no more. The hash of a plan, and
+with it every lineage, covers it."""
 
 MOST_PEERS, MOST_PARTS, MOST_PATHS = 2048, 1 << 16, 1 << 18
 """Peers, parts and paths that a plan names: twice the members of the largest cell that a directory
@@ -339,10 +330,7 @@ class Plan:
         return {
             "cell": [self.cell_id, self.parent, self.founds],
             "window": [w.number, partners, w.within_s, means, w.copies],
-            "sums": [
-                None if w.books is None else w.books.rows(),
-                {str(stage): dict(of) for stage, of in w.shares.items()},
-            ],
+            "sums": _NO_SUMS,
         }
 
     @cached_property
@@ -413,7 +401,7 @@ class Plan:
                 cell_id=CellId(cell),
                 parent=CellId(parent),
                 founds=CellId(founds),
-                window=_window(body["window"], *body["sums"]) if cell else NO_WINDOW,
+                window=_window(body["window"]) if cell else NO_WINDOW,
                 electorate=Electorate(
                     _once(map(name, few(voters, MOST_PEERS, "voters"))),
                     _once(map(name, few(elders, MOST_PEERS, "voters before"))),
@@ -446,7 +434,7 @@ def lineage(value: Any) -> str:
 _LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
 
 
-def _window(body: Any, books: Any, shares: Any) -> Window:
+def _window(body: Any) -> Window:
     number, partners, within_s, means, copies = body
     return Window(
         whole(number),
@@ -457,8 +445,6 @@ def _window(body: Any, books: Any, shares: Any) -> Window:
         _finite(within_s),
         _digests(means),
         copies is True,
-        None if books is None else parse_books(books),
-        _shares(shares),
     )
 
 
@@ -469,18 +455,6 @@ def _hosts(body: Any) -> dict[int, tuple[Host, ...]]:
             for peer, maddrs in few(of, MOST_HOSTS, "hosts of a stage")
         )
         for stage, of in few(body, MOST_STAGES_TOLD, "stages of a partner").items()
-    }
-
-
-def _shares(body: Any) -> dict[int, dict[CellId, int]]:
-    if len(body) > MOST_STAGES or any(len(of) > 2 * MOST for of in body.values()):
-        raise ValueError("shares of more stages or cells than there are")
-    return {
-        int(stage): {
-            cell_name(cell): parse_units({stage: units})[int(stage)]
-            for cell, units in sorted(of.items())
-        }
-        for stage, of in sorted(body.items())
     }
 
 

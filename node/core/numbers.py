@@ -13,10 +13,10 @@ PEER_NAME = 128
 """Characters of a peer's name."""
 
 
-def whole(value: Any, least: int = 0, below: int = 2**63) -> int:
-    """The value itself. Raises ValueError for anything but an integer of this range."""
-    if type(value) is not int or not least <= value < below:
-        raise ValueError(f"expected a whole number from {least} to {below - 1}")
+def whole(value: Any) -> int:
+    """The value itself. Raises ValueError for anything but an integer from 0 to 2^63 - 1."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"expected a whole number from 0 to {2**63 - 1}")
     return value
 
 

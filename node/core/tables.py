@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from node.core.errors import UsageFault
+from node.core.errors import Removed, UsageFault
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ class FieldRule:
     matching ``pattern``.
 
     ``says`` is the sentence shown when a value breaks the rule; made up from the bounds when empty.
+    ``removed``: choices that were, and what to use instead.
     """
 
     low: float = -math.inf
@@ -33,6 +34,7 @@ class FieldRule:
     choices: tuple[Any, ...] = ()
     pattern: str = ""
     says: str = ""
+    removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def allows(self, value: Any) -> bool:
         if self.choices:
@@ -91,13 +93,16 @@ def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str 
 
 def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str = "") -> Any:
     """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str, int or float, or one
-    of several of these) if ``rule`` allows it, else UsageFault."""
+    of several of these) if ``rule`` allows it. Raises Removed for a choice that was, UsageFault for
+    anything else."""
     value = _typed(raw, hint)
     if value is None:
         raise UsageFault(
             f"{name} = {show(raw)}{_where(source)}",
             f"expected {_type_sentence(hint)}" + (f", {rule.sentence}" if rule else ""),
         )
+    if rule is not None and value in rule.removed:
+        raise Removed(f"{name} = {show(raw)} was removed{_where(source)}", rule.removed[value])
     if rule is not None and not rule.allows(value):
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"allowed: {rule.sentence}")
     return value

@@ -18,15 +18,12 @@ from node.averaging.coding.formats import nbytes_of
 from node.averaging.strategies.strategy import (
     Barrierless,
     Butterfly,
-    Edges,
-    Exponential,
     Groups,
     Moshpit,
     Pairs,
     ParameterServer,
     Pushes,
     RandomGroups,
-    Ring,
     Strategy,
     advance,
     first_keys,
@@ -50,13 +47,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class AveragingTrial:
-    """What is simulated. ``loss``: chance that one push-sum message is lost, then sent again in the
-    same direction. ``parameters`` and ``codec``: what each peer averages."""
+    """What is simulated. ``parameters`` and ``codec``: what each peer averages."""
 
     peers: int = 512
     grid: tuple[int, ...] = ()
     failure: float = 0.0
-    loss: float = 0.0
     seeds: int = 20
     seed: int = 0
     cap: int = CAP
@@ -130,9 +125,9 @@ def _check(name: str, t: AveragingTrial) -> None:
             "give at least two peers and one of the rest",
         ),
         (
-            not (0 <= t.failure < 1 and 0 <= t.loss < 1),
-            f"failure {t.failure} and loss {t.loss} are chances",
-            "give numbers from 0 to below 1",
+            not 0 <= t.failure < 1,
+            f"failure {t.failure} is a chance",
+            "give a number from 0 to below 1",
         ),
         (
             any(axis < 2 for axis in t.grid) or (t.grid and room < t.peers),
@@ -157,11 +152,8 @@ def _strategy(name: str, t: AveragingTrial) -> Strategy:
         "moshpit-keys": Moshpit(grid),  # for its traffic; groups come from keys
         "random-groups": RandomGroups(min(grid[0], t.peers)),
         "gossip": Pairs(),
-        "ring": Ring(),
-        "exponential": Exponential(),
         "diloco": Butterfly(),
         "streaming": Butterfly(),
-        "push-sum": Exponential(2 if t.peers > 3 else 1),
         "parameter-server": ParameterServer(),
         "sharded": ParameterServer(min(grid[0], t.peers)),
         "stale": Barrierless(t.peers),
@@ -221,7 +213,8 @@ def _run(name: str, t: AveragingTrial, seed: int) -> tuple[list[float], float]:
     # each.
     width = {"sharded": min(t.shape()[0], t.peers), "hogwild": 4, **OUTER}.get(name, 1)
     values = world_dice.normal(size=(t.peers, width))
-    wanted, world = values.mean(0), _world(name, strategy, t, values, seed, world_dice)
+    wanted = values.mean(0)
+    world = _world(name, strategy, t, values, seed)
     history = [float(values.var(0).mean())]
     for number in range(t.cap):
         values = world.round(number, world_dice.uniform(size=t.peers) >= t.failure)
@@ -237,7 +230,6 @@ def _world(
     t: AveragingTrial,
     values: Values,
     seed: int,
-    dice: np.random.RandomState,
 ) -> "World":
     if name == "moshpit-keys":
         return Keyed(t.shape(), values, seed)
@@ -245,8 +237,6 @@ def _world(
         return Outer(Butterfly(), values, seed, OUTER[name])
     if isinstance(s, Barrierless):
         return Pushed(s, values, seed)
-    if isinstance(s, Exponential):
-        return PushSum(s, values, seed, t.loss, dice)
     return Direct(s, values, seed)
 
 
@@ -254,7 +244,7 @@ def _reached(history: Sequence[float], target: float, cap: int) -> int:
     return next((i for i, v in enumerate(history) if v < target), cap)
 
 
-def _traffic(meeting: Groups | Edges | Pushes, t: AveragingTrial) -> tuple[float, float]:
+def _traffic(meeting: Groups | Pushes, t: AveragingTrial) -> tuple[float, float]:
     """(bytes sent by the average peer, sent and received by the busiest) in a round without
     failures.
 
@@ -262,11 +252,6 @@ def _traffic(meeting: Groups | Edges | Pushes, t: AveragingTrial) -> tuple[float
     (m-1)/m of the whole.
     """
     whole = float(nbytes_of(t.parameters, t.codec))
-    if isinstance(meeting, Edges):
-        out = np.bincount(meeting.source, minlength=t.peers) + np.bincount(
-            meeting.target, minlength=t.peers
-        )
-        return whole * len(meeting.source) / t.peers, whole * float(out.max())
     if isinstance(meeting, Pushes) or meeting.owners:
         owners = len(meeting.owners)
         # Everybody else pushes and pulls all; an owner does so for the shares that are not its own.
@@ -284,7 +269,7 @@ def _traffic(meeting: Groups | Edges | Pushes, t: AveragingTrial) -> tuple[float
 
 @dataclass
 class Direct:
-    """Groups, and edges that mix: nothing is carried from round to round but the values."""
+    """Groups: nothing is carried from round to round but the values."""
 
     strategy: Strategy
     values: Values
@@ -294,8 +279,6 @@ class Direct:
         meeting = self.strategy.meet(len(alive), number, self.seed)
         if isinstance(meeting, Groups):
             self.values = grouped(meeting, self.values, alive)
-        elif isinstance(meeting, Edges):
-            self.values = neighbourly(meeting, self.values, alive)
         return self.values
 
 
@@ -318,40 +301,6 @@ class Keyed:
         self.values = grouped(groups, self.values, alive)
         self.keys = advance(self.keys, groups, alive, length, number, self.seed)
         return self.values
-
-
-class PushSum:
-    """Mass over directed edges. What a lost message carried stays owed on its edge and comes with
-    the next one there."""
-
-    def __init__(
-        self,
-        strategy: Exponential,
-        values: Values,
-        seed: int,
-        loss: float,
-        dice: np.random.RandomState,
-    ) -> None:
-        self.strategy, self.seed, self.loss, self.dice = strategy, seed, loss, dice
-        count = len(values)
-        self.mass = np.concatenate((values, np.ones((count, 1))), axis=1)
-        self.owed = np.zeros((strategy.period(count), strategy.fanout * count, self.mass.shape[1]))
-
-    def round(self, number: int, alive: Flags) -> Values:
-        count = len(alive)
-        edges = self.strategy.meet(count, number, self.seed)
-        open_ = alive[edges.source] & alive[edges.target]
-        share = self.mass / (1 + np.bincount(edges.source[open_], minlength=count))[:, None]
-        carried = np.where(open_[:, None], share[edges.source], 0.0)
-        if self.loss:
-            owed = self.owed[number % len(self.owed)]
-            owed += carried
-            arrives = open_ & (self.dice.uniform(size=len(open_)) >= self.loss)
-            carried = np.where(arrives[:, None], owed, 0.0)
-            owed[arrives] = 0.0
-        self.mass = share.copy()
-        np.add.at(self.mass, edges.target, carried)
-        return self.mass[:, :-1] / self.mass[:, -1:]
 
 
 class Pushed:
@@ -422,7 +371,7 @@ class Outer:
         return self.values
 
 
-World = Direct | Keyed | PushSum | Pushed | Outer
+World = Direct | Keyed | Pushed | Outer
 """``round(number, alive)`` plays one round; the values [n, c] that the peers have then."""
 
 
@@ -441,13 +390,3 @@ def grouped(groups: Groups, values: Values, alive: Flags) -> Values:
         sums = np.bincount(labels, weights=values[alive, c])
         new[alive, c] = sums[labels] / sizes[labels]
     return new
-
-
-def neighbourly(edges: Edges, values: Values, alive: Flags) -> Values:
-    """Means over oneself and who sends to one, of those alive."""
-    kept = alive[edges.source] & alive[edges.target]
-    source, target = edges.source[kept], edges.target[kept]
-    heard = 1 + np.bincount(target, minlength=len(values))
-    sums = values.copy()
-    np.add.at(sums, target, values[source])
-    return sums / heard[:, None]

@@ -6,22 +6,21 @@ below it does not.
 """
 
 import json
-import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from node.core.errors import UsageFault
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.planner import PathPlan, make_plan
-from node.scheduler.planning.problem import PathProblem, Route, parse
+from node.scheduler.planning.problem import parse
 from node.scheduler.planning.replay import replay
-from node.scheduler.planning.rules import broken, safe
+from node.scheduler.planning.rules import safe
 from node.telemetry import pictures
-from node.tools import assignment, gantt, replan
+from node.tools import assignment, gantt
 from node.tools.document import read as read_document
 
 MOST_BYTES = 512 << 20
@@ -38,7 +37,6 @@ def run_command(
     *,
     as_json: bool,
     chart: Path | None,
-    events: Path | None,
     limit: float,
     moves: int,
     slots_ends: int,
@@ -63,19 +61,10 @@ def run_command(
         half = max(1, moves // 2) if moves else None
         found = assignment.assign(problem, clock=_clock(), limit_s=limit_s, moves=half, seed=seed)
         problem = found.problem
-    given = read(str(events)) if events else {"events": []}
-    strikes = replan.parse_events(given, problem)
-    routes, plan = _given(given, problem), None
-    if routes is None:
-        plan = make_plan(problem, clock=_clock(), limit_s=limit_s, moves=moves or None, seed=seed)
-        routes = plan.routes
-    tasks = replay(problem, routes)
-    said = (
-        document(plan)
-        if plan
-        else {"paths": _paths(routes), "makespan_s": round(tasks.makespan, 6)}
-    )
-    lines = picture(plan) if plan else []
+    plan = make_plan(problem, clock=_clock(), limit_s=limit_s, moves=moves or None, seed=seed)
+    tasks = replay(problem, plan.routes).tasks
+    said = document(plan)
+    lines = picture(plan)
     if found:
         said["stages"] = [list(peers) for peers in problem.stages]
         said["assignment"] = {
@@ -89,22 +78,17 @@ def run_command(
             f"{found.tried} tried",
             "stages       " + json.dumps(said["stages"]),
         ]
-    if events is not None:
-        more, text = again(problem, routes, strikes, seed)
-        said, lines = said | more, lines + text
     if chart is not None:
-        bound = f", lower bound {plan.bound:.3f} s" if plan else ""
-        title = f"{problem.name}: {tasks.makespan:.3f} s{bound}"
+        title = f"{problem.name}: {plan.makespan:.3f} s, lower bound {plan.bound:.3f} s"
         pictures.write(
             chart,
-            lambda: gantt.svg(problem, tasks.tasks, title),
-            lambda: gantt.figure(problem, tasks.tasks, title),
+            lambda: gantt.svg(problem, tasks, title),
+            lambda: gantt.figure(problem, tasks, title),
         )
     if as_json:
         print(json.dumps(said))
     else:
-        if events is None:
-            lines += ["", *gantt.terminal(problem, tasks.tasks, sys.stdout.isatty())]
+        lines += ["", *gantt.terminal(problem, tasks, sys.stdout.isatty())]
         print("\n".join(lines))
     return 0
 
@@ -121,39 +105,10 @@ def _clock() -> Callable[[], float]:
     return lambda: max(time.process_time() - cpu, (time.monotonic() - wall) / WALL)
 
 
-def _given(document: dict[str, Any], problem: PathProblem) -> tuple[Route, ...] | None:
-    """The plan in a document of events, checked; None: there is none, so one is made."""
-    if "paths" not in document:
-        return None
-    rows = document["paths"]
-    routes: list[Route] = []
-    for k, row in enumerate(rows if isinstance(rows, list) else [rows]):
-        hops: list[Any] = [None]
-        if isinstance(row, dict) and isinstance(row.get("hops"), list):
-            hops = [row.get("origin"), *row["hops"]]
-        if not all(
-            isinstance(n, int) and not isinstance(n, bool) and n in problem.stage_of for n in hops
-        ):
-            raise UsageFault(
-                f"path {k} is not a path",
-                'give {"origin": 0, "hops": [5, 9, 13]}, as `tutti schedule --json` does',
-            )
-        routes.append(tuple(hops))
-    if why := broken(problem, routes):
-        raise UsageFault(
-            f"the plan breaks a rule: {why}", "plan again:  tutti schedule PROBLEM.json --json"
-        )
-    return tuple(routes)
-
-
-def _paths(routes: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    return [{"origin": route[0], "hops": list(route[1:])} for route in routes]
-
-
 def document(plan: PathPlan) -> dict[str, Any]:
     """For programs."""
     return {
-        "paths": _paths(plan.routes),
+        "paths": [{"origin": route[0], "hops": list(route[1:])} for route in plan.routes],
         "makespan_s": round(plan.makespan, 6),
         "lower_bound_s": round(plan.bound, 6),
         "planning_s": round(plan.planning_s, 3),
@@ -218,51 +173,3 @@ def _saving(share: float) -> str:
     if share < LEAST_SAVED:
         return "no other paths can be faster"
     return f"other paths save at most {share:.1%} of the makespan"
-
-
-def again(
-    problem: PathProblem,
-    routes: tuple[Route, ...],
-    events: tuple[replan.ReplanEvent, ...],
-    seed: int,
-) -> tuple[dict[str, Any], list[str]]:
-    """An epoch of the plan with these events: for programs, and for people."""
-    running, strikes = replan.play(problem, routes, events, time.process_time, seed)
-    rows = [
-        {
-            "at_s": s.event.at,
-            "what": s.event.what,
-            "peer": s.event.peer,
-            "affected": s.affected,
-            "replan_s": round(s.took, 5),
-            "afterthought_s": round(s.later, 5),
-            "makespan_s": round(s.makespan, 3) if s.makespan < math.inf else None,
-        }
-        for s in strikes
-    ]
-    dropped = [i for i in range(len(routes)) if i not in running.done]
-    lines = [
-        "",
-        f"{'at':>9}  {'what':<6} {'peer':>5} {'paths changed':>13} {'planned in':>11} "
-        f"{'makespan then':>14}",
-    ]
-    lines += [
-        f"{r['at_s']:>7.2f} s  {r['what']:<6} {r['peer'] if r['peer'] >= 0 else 'all':>5} "
-        f"{r['affected']:>13} "
-        f"{r['replan_s'] * 1000:>8.1f} ms "
-        f"{r['makespan_s'] if r['makespan_s'] is not None else 'never':>12} s"
-        for r in rows
-    ]
-    lines.append(
-        f"makespan with events {running.makespan:.3f} s; {running.again} started again, "
-        f"{len(dropped)} dropped"
-    )
-    return {
-        "replanned": {
-            "paths": _paths(running.routes),
-            "makespan_s": round(running.makespan, 6),
-            "dropped": dropped,
-            "started_again": running.again,
-            "events": rows,
-        }
-    }, lines

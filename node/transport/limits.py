@@ -63,7 +63,6 @@ RPCS: Mapping[str, Limit] = {
     "/tutti.v1.Ends/Generate": Limit(256 * KIB, at_once=32, per_s=2, burst=40),
     "/tutti.v1.Ends/Evaluate": Limit(256 * KIB, at_once=2, per_s=1, burst=5),
     "/tutti.v1.Cells/Tell": Limit(LARGEST, at_once=8, per_s=5, burst=60),
-    "/tutti.v1.Cells/Take": Limit(64 * KIB, at_once=8, per_s=5, burst=60),
     "/tutti.v1.Link/Ping": Limit(KIB, at_once=8, per_s=5, burst=60),
     "/tutti.v1.Link/Punch": Limit(4 * KIB, at_once=2, per_s=1, burst=5),
 }

@@ -30,8 +30,6 @@ PROOFS = 8
 """Proofs of double votes in one message, the newest ones."""
 CELLS, CELL_STAGES, CELL_HOSTS, CELL_ADDRESSES = 32, 256, 8, 4
 """Cells of a group; stages of a cell there, hosts of a stage, addresses of a host."""
-MASS_STAGES = 1024
-"""Stages in a message about mass."""
 NAME = 512
 """Bytes of one name or address in a list."""
 TEXT = 4 * KIB
@@ -63,7 +61,6 @@ _TENSORS = Limit(PARTS, NAME + 128)
 _SHAPE = Limit(8)
 _PROOFS = Limit(PROOFS, 2 * KIB)
 _SKIPPED = Limit(STAGES)
-_MASS = Limit(MASS_STAGES, 32)
 
 SIZES: Mapping[str, int] = {
     "v1.Ask": 16 * KIB,
@@ -94,8 +91,6 @@ SIZES: Mapping[str, int] = {
     "v1.ListRequest": KIB,
     "v1.StateList": PLAN + 64 * KIB,
     "v1.FileRequest": KIB,
-    "v1.TakeNote": 32 * KIB,
-    "v1.GrantNote": 64 * KIB,
     "v1.CellsNote": CELLS * CELL_HOSTS_BYTES + 64 * KIB,
     "v1.CellsReply": CELL_HOSTS_BYTES + 8 * KIB,
     "v1.GenerateRequest": 160 * KIB,
@@ -167,9 +162,6 @@ LIMITS: Mapping[str, Limit] = {
     "v1.StateChunk.data": Limit(nbytes=MIB),
     "v1.StateList.parts": Limit(PARTS, NAME + 128),
     # Cells.
-    "v1.TakeNote.units": _MASS,
-    "v1.GrantNote.units": _MASS,
-    "v1.GrantNote.agreed": _MASS,
     "v1.CellsNote.named": Limit(nbytes=CELLS * CELL_HOSTS_BYTES + 32 * KIB),
     "v1.GroupNote.members": Limit(CELLS, CELL_HOSTS_BYTES + KIB),
     "v1.AcceptanceNote.hosts": Limit(CELL_STAGES, CELL_HOSTS * (CELL_ADDRESSES + 1) * NAME),

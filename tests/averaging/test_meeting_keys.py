@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.between.rounds import Trial, Window, cell_id, play, rounds_to, standings
-from node.averaging.strategies.keys import EVERYBODY, EdgeKeys, edge_keys, meeting_keys
+from node.averaging.strategies.keys import EVERYBODY, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
 from node.dht.topics import WRITERS, kind_of
@@ -117,24 +117,3 @@ def test_a_cell_whose_line_is_absent_finds_another_in_its_plane() -> None:
     looking = {cell: keys_of(GRID, cell, cells(64), 1) for cell in there}
     found = Window(looking, 1, random.Random(0)).run()
     assert {frozenset(g) for g in found.values()} == {frozenset(there)}
-
-
-def test_a_cell_reads_the_places_of_those_that_edges_lead_from() -> None:
-    ring = OuterSettings("ring", window_s=60.0)
-    first, last = (edge_keys(ring, n, 5, 3) for n in (0, 4))
-    assert (first.own, set(first.sources)) == ("0", {"1", "4"})
-    assert (last.own, set(last.sources)) == ("4", {"0", "3"})
-    assert set(first.targets) == set(first.sources)
-    assert edge_keys(ring, 0, 2, 3).sources == ("1",), "one neighbour, once"
-    assert edge_keys(ring, 0, 1, 3) == EdgeKeys("0", (), ())
-
-
-def test_along_push_sum_every_source_has_its_reader_as_target() -> None:
-    s = OuterSettings("push-sum", fanout=2, window_s=60.0)
-    for window in range(6):
-        keys = {k.own: k for k in (edge_keys(s, n, 11, window) for n in range(11))}
-        edges = {(source, k.own) for k in keys.values() for source in k.sources}
-        assert edges == {(k.own, target) for k in keys.values() for target in k.targets}
-        assert all(len(k.sources) == len(k.targets) == 2 for k in keys.values())
-        for key in keys:
-            assert kind_of(f"outer/{window}/{key}") == "outer"

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from node.averaging.strategies.outer import (
-    IN_WINDOWS,
+    CARRIES,
+    STRATEGIES,
     OuterSettings,
     carried,
     check,
@@ -19,8 +20,6 @@ HELD: dict[str, OuterSettings] = {
     "parameters": OuterSettings(),
     "moshpit": OuterSettings("moshpit", grid=(8, 8)),
     "gossip": OuterSettings("gossip"),
-    "ring": OuterSettings("ring"),
-    "push-sum": OuterSettings("push-sum", fanout=2),
     "diloco": DILOCO,
     "diloco in int8": replace(DILOCO, codec="int8"),
     "diloco in top-k": replace(DILOCO, codec="top-k", feedback=True),
@@ -39,7 +38,7 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
         "rounded again in every round",
     ),
     "deltas over gossip": (replace(DILOCO, strategy="gossip"), "anchors differ"),
-    "deltas over push-sum": (replace(DILOCO, strategy="push-sum"), "anchors differ"),
+    "deltas over moshpit": (replace(DILOCO, strategy="moshpit", grid=(8, 8)), "anchors differ"),
     "deltas unstepped": (OuterSettings(carries="deltas"), "need an outer optimizer"),
     "stepped parameters": (OuterSettings(optimizer="sgd"), "steps pseudo-gradients"),
     "state over a butterfly": (replace(DILOCO, carries="state"), "buy nothing"),
@@ -50,7 +49,6 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "no grid": (OuterSettings("moshpit"), "grid"),
     "thin grid": (OuterSettings("moshpit", grid=(1, 8)), "grid"),
     "a grid for gossip": (OuterSettings("gossip", grid=(4, 4)), "for moshpit"),
-    "a fanout for gossip": (OuterSettings("gossip", fanout=2), "for push-sum"),
     "shards for a butterfly": (OuterSettings(shards=2), "for parameter-server"),
     "staleness for a butterfly": (OuterSettings(staleness=2), "for parameter-server"),
     "mixed parameters": (OuterSettings(mixing=0.5), "not parameters"),
@@ -87,15 +85,24 @@ def test_outer_settings_describe_what_is_averaged_and_when() -> None:
     )
 
 
-def test_windows_carry_some_of_each_strategy_and_say_which() -> None:
-    with pytest.raises(UsageFault, match="cells do not carry push-sum of state") as refused:
-        carried(OuterSettings("push-sum", "state", "nesterov", window_s=60.0), 2)
-    assert 'use "parameters"' in refused.value.next_step
-    for name, able in IN_WINDOWS.items():
-        for each in able:
-            steps = "none" if each == "parameters" else "sgd" if name == "hogwild" else "nesterov"
-            grid = (4, 4) if name == "moshpit" else ()
-            carried(OuterSettings(name, each, optimizer=steps, window_s=60.0, grid=grid), 2)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("carries", CARRIES)
+def test_windows_carry_what_a_strategy_can_average(strategy: str, carries: str) -> None:
+    able = {
+        "butterfly": ("parameters", "deltas"),
+        "moshpit": ("parameters", "state"),
+        "gossip": ("parameters", "state"),
+        "parameter-server": ("parameters", "deltas"),
+        "hogwild": ("deltas",),
+    }
+    optimizer = "none" if carries == "parameters" else "sgd"
+    grid = (4, 4) if strategy == "moshpit" else ()
+    asked = OuterSettings(strategy, carries, optimizer, window_s=60.0, grid=grid)
+    if carries in able[strategy]:
+        carried(asked, 2)
+        return
+    with pytest.raises(UsageFault):
+        carried(asked, 2)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +120,6 @@ def test_cells_meet_in_windows_and_windows_need_cells(
     with pytest.raises(UsageFault) as refused:
         carried(asked, cell)
     assert says in refused.value.what
-    with pytest.raises(UsageFault, match="stages = 25 while"):
-        carried(OuterSettings("ring", "parameters", window_s=60.0), 2, 25)
     with pytest.raises(UsageFault, match="stages = 256 while"):
         carried(DILOCO, cell or 2, 256)
     carried(OuterSettings(), 0)

@@ -115,6 +115,8 @@ def test_postings_come_back_and_are_checked():
     raw = pack_posting(replace(about, hosts=HOSTS))
     assert parse_posting(raw) == about, "without the hosts"
     body = json.loads(raw)
+    older = {**body, "hosts": {"0": [["p", ["/ip4/1.2.3.4/tcp/1"]]]}}
+    assert parse_posting(json.dumps(older).encode()) == about, "a field that was is read over"
     for name, wrong in {
         "cell": ["", "A" * 16, 3, None],
         "epoch": [-1, 1.0, True, 2**53, "7"],

@@ -63,10 +63,6 @@ def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) 
             "anchors",
         ),
         (DILOCO.replace(b"20.0", b"30.0"), "outer.window_s is 20.0 and cannot change"),
-        (
-            b'[averaging]\ncell = 1\n[outer]\nstrategy = "ring"\nwindow_s = 20\n',
-            "outer.strategy is 'gossip' and cannot change",
-        ),
         (b'[averaging]\ncell = "all"\n', "outer.window_s is 20.0 and cannot change"),
         (b"[outer]\nevery = 4\n", "not a setting any more"),
         (b"[outer]\nlearning = 1\n", "not a setting"),

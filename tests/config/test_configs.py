@@ -13,8 +13,6 @@ WANTED = {
     "data-parallel": (0, ("butterfly", "parameters", 0, "none")),
     "gossip": (1, ("gossip", "parameters", 20, "none")),
     "moshpit": (1, ("moshpit", "parameters", 20, "none")),
-    "ring": (1, ("ring", "parameters", 20, "none")),
-    "push-sum": (1, ("push-sum", "parameters", 20, "none")),
     "parameter-server": (1, ("parameter-server", "parameters", 20, "none")),
     "parameter-server-stale": (1, ("parameter-server", "deltas", 20, "sgd")),
     "hogwild": (1, ("hogwild", "deltas", 10, "sgd")),

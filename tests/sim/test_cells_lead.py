@@ -95,3 +95,24 @@ def test_cells_that_give_differences_keep_equal_anchors(codec: str) -> None:
     assert rounds >= 6, "every cell steps in most windows"
     equal = {min(a) for a in anchors if len(a) == 1 and a != {""}}
     assert len(equal) >= 3, "window after window all cells come to one anchor"
+
+
+@pytest.mark.usefixtures("silence")
+def test_cells_that_average_parameters_stay_together() -> None:
+    """Beside cells that never meet, whose values walk away from each other."""
+    slow = replace(NEAR, work=WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05))
+    apart: list[float] = []
+    for outer in (
+        OuterSettings("gossip", window_s=20.0),
+        OuterSettings("moshpit", grid=(2, 2), window_s=20.0),
+        OuterSettings("gossip", window_s=100_000.0),
+    ):
+        swarm = SimSwarm(replace(slow, ends=3, replicas=3, epochs=100_000, outer=outer), 1)
+        swarm.world.run(220.0, None)
+        stages = {p.training.cell: p.work.stage for p in swarm.live(1)}
+        assert len(stages) == 3
+        met = any(not commit.tokens for commit in swarm.watch.commits)
+        assert met == (outer.window_s == 20.0)
+        values = [float(min(s.parameters().items())[1].flatten()[0]) for s in stages.values()]
+        apart.append(max(values) - min(values))
+    assert max(apart[:2]) < apart[2] / 2

@@ -59,8 +59,6 @@ CELLS = {
     "mixing": replace(DELTAS, mixing=0.5),
     "moshpit": OuterSettings("moshpit", grid=(2, 2), window_s=10.0),
     "gossip": OuterSettings("gossip", window_s=10.0),
-    "ring": OuterSettings("ring", window_s=10.0),
-    "push-sum": OuterSettings("push-sum", window_s=10.0),
     "parameter-server": OuterSettings("parameter-server", window_s=10.0, shards=2),
     "server of steps": replace(DELTAS, strategy="parameter-server"),
     "stale": OuterSettings(

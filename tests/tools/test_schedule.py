@@ -1,5 +1,4 @@
-"""``tutti schedule``: the document, the picture, the events, and every way to ask for the
-impossible."""
+"""``tutti schedule``: the document, the picture, and every way to ask for the impossible."""
 
 import io
 import json
@@ -96,34 +95,9 @@ def test_the_problem_may_come_by_stdin(capsys, monkeypatch):
     assert len(planned(capsys, "-", "--moves", "50")["paths"]) == 30
 
 
-def test_events_keep_a_given_plan_or_make_one(capsys, tmp_path):
-    paths = planned(capsys, B, "--moves", "100")["paths"]
-    events = tmp_path / "events.json"
-    strikes = [
-        {"at_s": 2.0, "what": "death", "peer": 12},
-        {"at_s": 4.0, "what": "busy", "peer": 9, "for_s": 1.0},
-    ]
-    events.write_text(json.dumps({"events": strikes, "paths": paths}))
-    again = planned(capsys, B, "--replan", str(events))["replanned"]
-    assert [e["what"] for e in again["events"]] == ["death", "busy"]
-    assert again["dropped"] == []
-    assert len(again["paths"]) == 30
-    events.write_text(json.dumps({"events": strikes}))
-    code, out, _ = ask(capsys, B, "--moves", "100", "--replan", str(events))
-    assert code == 0
-    assert "makespan with events" in out
-
-
 def test_other_refusals(capsys, tmp_path):
     assert ask(capsys, str(tmp_path / "none.json"))[0] == 2
     assert ask(capsys, B, "--moves", "50", "--gantt", str(tmp_path / "no" / "plan.svg"))[0] == 1
-    events = tmp_path / "events.json"
-    events.write_text(json.dumps({"events": [], "paths": [{"origin": 0, "hops": [1]}]}))
-    code, _, err = ask(capsys, B, "--replan", str(events))
-    assert code == 2
-    assert "rule" in err or "path" in err
-    events.write_text("null")
-    assert ask(capsys, B, "--replan", str(events))[0] == 2
     assert ask(capsys, B, "--assign", "--limit", "99999")[0] == 2
 
 

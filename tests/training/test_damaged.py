@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from node.averaging.strategies.outer import REMOVED
 from node.checkpoint import files
 from node.core.clock import SystemClock
+from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.training.member import MemberState
 from node.training.presence import View
@@ -69,6 +71,18 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     assert await t.happens(ev.PlanArrived(back)) is None
     assert (t.member.at, t.member.state, a.work.stage.version) == (two, MemberState.RUN, two)
     await t.close()
+
+
+async def test_a_checkpoint_of_a_run_by_push_sum_is_refused_by_name(rig: Any) -> None:
+    a, _ = await written(rig, 2)
+    *_, newest = a.work.local_checkpoints.versions()
+    found = a.store.load(1, newest.epoch)
+    books = [1, 0, 0, {"1": 5}, [], []]
+    a.store.save(1, newest.epoch, found.parameters, found.optimizer, {**found.meta, "books": books})
+    with pytest.raises(Refused, match="is of a run by push-sum, which was removed") as refusal:
+        await a.work.local_checkpoints.load(newest, rig.shapes)
+    assert REMOVED["push-sum"] in refusal.value.next_step
+    assert newest not in a.work.local_checkpoints.versions(), "nobody is told that it could be used"
 
 
 async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeypatch: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Path, Plan, PlanMember, Version, _shares
+from node.core.journey import Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
 from node.training.leader.leader import SETTLES, UNANSWERED_S
 from node.training.leader.roster import Roster
@@ -40,14 +40,6 @@ def test_a_bound_of_nothing_casts_no_doubt() -> None:
     ):
         r.hear(e, 0.0)
     assert S1 not in r.doubts()
-
-
-def test_shares_of_more_cells_than_a_window_has_are_refused() -> None:
-    cell = "ab" * 8
-    assert _shares({"1": {cell: 3}}) == {1: {cell: 3}}
-    for wide in ({str(i): {} for i in range(1025)}, {"1": {f"{i:016x}": 1 for i in range(257)}}):
-        with pytest.raises(ValueError, match="than there are"):
-            _shares(wide)
 
 
 @pytest.mark.parametrize("dropped", [(), (0,)])

@@ -66,6 +66,17 @@ def test_a_plan_comes_back_the_same_with_the_same_hash() -> None:
     assert back.hash == PLAN.hash
 
 
+def test_a_cells_plan_is_the_same_bytes_as_before_sums_were_gone() -> None:
+    window = Window(7, (PARTNER,), 2.5, {1: "d3"}, copies=True)
+    plan = dataclasses.replace(IN_A_CELL, parent=CellId("cd" * 8), window=window)
+    assert plan.hash == "283a49fe62456274451b750a2f8a7e4f9c043a29794bc8c1748d1f748179a7c0"
+    body = json.loads(plan.canonical())
+    assert body["sums"] == [None, {}]
+    for sums in ([[1, 0, 0, {"0": 5}, [], []], {"0": {}}], "anything"):
+        raw = json.dumps(body | {"sums": sums}).encode()
+        assert notes.parse_plan(pb.PlanNote(plan=raw)) == plan, "read over"
+
+
 def test_every_field_of_a_plan_is_in_its_hash() -> None:
     changes = {
         "epoch": 4,

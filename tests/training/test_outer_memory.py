@@ -68,7 +68,6 @@ def under_way(p: Peer) -> int:
         replace(DILOCO, codec="top-k", feedback=True),
         replace(DILOCO, codec="int8", feedback=True, fragments=2),
         STATE,
-        replace(STATE, strategy="ring"),
     ],
     ids=lambda s: f"{s.strategy}-{s.carries}-{s.codec}-{s.fragments}",
 )
@@ -78,7 +77,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(
     monkeypatch.setattr(window, "AGAIN_S", 0.01)
     rig.outer, rig.deadline_s = settings, WITHIN_S
     # As many as are counted: two, or the most that are together.
-    names = {"gossip": "ab", "ring": "abc"}.get(settings.strategy, "abcd")
+    names = "ab" if settings.strategy == "gossip" else "abcd"
     monkeypatch.setattr("node.training.rounds.memory.MOST_TOGETHER", len(names))
     counted = outer_bytes(settings, SIZES)
     peers = await rig.add(*names)
@@ -129,7 +128,7 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
     assert (state.anchor, state.served) == (4 * STAGE, 4 * STAGE)
 
 
-@pytest.mark.parametrize("name", ["diloco-top-k", "ring", "diloco-streaming"])
+@pytest.mark.parametrize("name", ["diloco-top-k", "gossip", "diloco-streaming"])
 def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path: Path) -> None:
     config = NodeConfig(tmp_path, limits=PipelineLimits(recompute="off"))
     manifest = Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())

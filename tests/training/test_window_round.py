@@ -13,7 +13,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Version
-from node.training.rounds.merging import ByMass, Giver, Merge, mean_of
+from node.training.rounds.merging import Giver, Merge, mean_of
 from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
@@ -78,12 +78,6 @@ def test_one_that_is_far_away_pulls_as_a_usual_one() -> None:
     after = made.after(own, b=own + 0.4)
     assert float((after - own).norm() / own.norm()) == pytest.approx(0.1 / 2, rel=1e-3)
     assert made.said == ["partner-clipped"]
-
-
-def test_mass_of_one_that_is_left_out_comes_with_nothing() -> None:
-    merge = ByMass(Giver(), OuterSettings(), {}, {CellId(name * 16): 0.25 for name in "bc"})
-    near = merge.makes(A, {"w": torch.ones(4)}, {B: {"w": 2 * torch.ones(4)}})
-    assert torch.equal(near["w"], torch.full((4,), 1.25))
 
 
 @pytest.mark.parametrize("count", [1, 2])

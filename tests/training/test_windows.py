@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Version, Window
 from node.training.leader.roster import Roster
@@ -28,19 +27,19 @@ HELD = {"ends": (7, "m0"), "stage1": (7, "m1"), "stage2": (7, "m2")}
 
 def given() -> Windows:
     """The group was found, and what the cell gives is on its way."""
-    w = Windows(OuterSettings())
+    w = Windows()
     w.grouped(GROUP)
     w.next(roster(), BASE, 40.0)
     return w
 
 
 def test_without_a_group_a_plan_says_nothing_of_windows() -> None:
-    window = Windows(OuterSettings()).next(roster(), BASE, 0.0)
+    window = Windows().next(roster(), BASE, 0.0)
     assert (window.number, window.means) == (0, {})
 
 
 def test_the_first_plan_after_the_group_gives_its_start() -> None:
-    w = Windows(OuterSettings())
+    w = Windows()
     w.grouped(GROUP)
     first = w.next(roster(), BASE, 40.0)
     assert (first.number, first.partners, first.within_s) == (7, (PARTNER,), 60.0)
@@ -77,7 +76,7 @@ def test_outer_rounds_that_fail_are_given_up() -> None:
 
 
 def test_a_later_group_takes_the_place_of_an_earlier_one() -> None:
-    w = Windows(OuterSettings())
+    w = Windows()
     w.grouped(GROUP)
     w.grouped(replace(GROUP, window=Window(6, (PARTNER,))))
     assert w.next(roster(), BASE, 40.0).number == 7

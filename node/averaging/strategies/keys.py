@@ -2,9 +2,6 @@
 number and how many there are, the window. Leaves: keys, the most cells of a group. Never: a
 message, a clock.
 
-Along edges (ring, push-sum) a cell posts under the key of its own place, and a cell that an edge
-leads to reads that key alone: no agreement is needed.
-
 Every cell has a place in the Moshpit grid, and the window chooses the axis along which it averages:
 those meet that differ in this index only. The place is the cell's number among all, which it knows
 without having read of all (:mod:`node.cells.census`), so a grid that can be full is full. Cells
@@ -18,7 +15,6 @@ that has no room for it: with one cell of a hundred absent they take a fifth mor
 import hashlib
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
@@ -78,39 +74,6 @@ def server_of(stage: int, cells: Collection[CellId], shards: int) -> CellId:
         cells, key=lambda cell: hashlib.sha256(f"tutti/server/{cell}".encode()).digest()
     )
     return ranked[stage % min(max(1, shards), len(ranked))]
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeKeys:
-    """Keys of cells. ``own``: what this cell posts under; ``sources``: of the cells whose values it
-    takes; ``targets``: of the cells that take its own."""
-
-    own: str
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-
-
-def edge_keys(s: OuterSettings, place: int, count: int, window: int) -> EdgeKeys:
-    """The keys of a cell and of those that edges lead to and from in ``window``. ``place``: the
-    cell's number among ``count`` cells, from 0.
-
-    On a ring these are both neighbours in every window; of push-sum those 2^k places before and
-    behind, another k in every window.
-    """
-    if s.strategy == "push-sum":
-        from node.averaging.strategies.strategy import Exponential  # numpy takes a while to load
-
-        ahead = Exponential(s.fanout).steps(count, window)
-        behind = tuple(-step for step in ahead)
-    else:
-        ahead = behind = (1, -1)
-    return EdgeKeys(str(place), _places(place, behind, count), _places(place, ahead, count))
-
-
-def _places(place: int, steps: Collection[int], count: int) -> tuple[str, ...]:
-    """Each once, without the own."""
-    found = dict.fromkeys((place + step) % count for step in steps)
-    return tuple(str(other) for other in found if other != place)
 
 
 def _shape(grid: tuple[int, ...], cells: int) -> tuple[int, ...]:

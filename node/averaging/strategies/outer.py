@@ -18,20 +18,18 @@ STRATEGIES: dict[str, str] = {
     "moshpit": "one axis of a grid a round; exact after as many rounds as it has axes when it is "
     "full",
     "gossip": "random pairs",
-    "ring": "the two neighbours on a ring",
-    "push-sum": "directed edges to members 1, 2, 4, .. further on, mass conserved",
     "parameter-server": "all shares with one member, or a few; a push may be late by at most the "
     "bound",
     "hogwild": "as the parameter server, with neither barrier nor lock",
 }
-DIRECTED = ("ring", "push-sum")
-"""Those along edges: each member makes a mean of its own."""
-MOST_EDGE_STAGES, MOST_STAGES = 24, 255
-"""For how many block stages cells can name a host to each other: in a posting, which is how edges
-are found, and in an answer."""
+_INSTEAD = 'use "gossip" (random pairs), or "moshpit" with outer.grid'
+REMOVED: dict[str, str] = {"ring": _INSTEAD, "push-sum": _INSTEAD}
+"""Strategies that tutti had once, and what to use instead."""
+MOST_STAGES = 255
+"""Block stages for which a cell can name hosts in an answer."""
 MOST_MEMBERS = 32
 """Cells of a group."""
-PARTIAL = (*DIRECTED, "gossip", "moshpit")
+PARTIAL = ("gossip", "moshpit")
 """Those after whose rounds members may hold different values."""
 CARRIES: dict[str, str] = {
     "parameters": "themselves, in fp32",
@@ -40,16 +38,6 @@ CARRIES: dict[str, str] = {
     "state": "parameters after a local outer step and its momentum, in fp32: DiLoCo where anchors "
     "differ",
 }
-IN_WINDOWS = {
-    "butterfly": ("parameters", "deltas"),
-    "gossip": ("parameters", "state"),
-    "moshpit": ("parameters", "state"),
-    "ring": ("parameters", "state"),
-    "push-sum": ("parameters",),
-    "parameter-server": ("parameters", "deltas"),
-    "hogwild": ("deltas",),
-}
-"""What cells carry, by strategy."""
 OPTIMIZERS = ("none", "sgd", "nesterov")
 
 
@@ -58,7 +46,7 @@ class OuterSettings:
     """How cells average with each other, in windows of the wall clock."""
 
     strategy: str = "butterfly"
-    """butterfly | moshpit | gossip | ring | push-sum | parameter-server | hogwild."""
+    """butterfly | moshpit | gossip | parameter-server | hogwild."""
     carries: str = "parameters"
     """parameters | deltas (DiLoCo) | state (DiLoCo over a partial strategy)."""
     optimizer: str = "none"
@@ -74,8 +62,6 @@ class OuterSettings:
     """Error feedback: what rounding lost is added to the next round."""
     grid: tuple[int, ...] = ()
     """Axes of the Moshpit grid."""
-    fanout: int = 1
-    """Neighbours a push-sum sends to."""
     shards: int = 1
     """Cells that serve, each some of the stages."""
     staleness: int | None = None
@@ -135,11 +121,6 @@ def check(s: OuterSettings) -> None:
         (
             s.grid and s.strategy != "moshpit",
             f"outer.grid is for moshpit, not {s.strategy}",
-            "leave it out",
-        ),
-        (
-            s.fanout > 1 and s.strategy != "push-sum",
-            f"outer.fanout is for push-sum, not {s.strategy}",
             "leave it out",
         ),
         (
@@ -249,8 +230,6 @@ def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
             ),
         )
     check(s)
-    able = IN_WINDOWS[s.strategy]
-    most = MOST_EDGE_STAGES if s.strategy in DIRECTED else MOST_STAGES
     refuse(
         (
             not cell,
@@ -263,20 +242,14 @@ def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
             f"no axis longer than {MOST_MEMBERS}, because so many cells make one group",
         ),
         (
-            stages > most,
+            stages > MOST_STAGES,
             f"pipeline.stages = {stages} while outer.strategy = {s.strategy!r}",
-            f"at most {most}, because what a cell tells others names a host of each"
-            + ("; or another strategy" if s.strategy in DIRECTED else ""),
+            f"at most {MOST_STAGES}, because what a cell tells others names a host of each",
         ),
         (
             s.pushes and s.feedback,
             f"{s.strategy} leaves out pushes that come too late, and what coding lost of them",
             'use "int8" without outer.feedback',
-        ),
-        (
-            s.carries not in able,
-            f"cells do not carry {s.strategy} of {s.carries}",
-            "use " + " or ".join(f'"{name}"' for name in able),
         ),
     )
 

@@ -1,12 +1,9 @@
 """Who averages with whom in a round: a pure function of (members, round, seed), computed and never
-negotiated. Enters: how many members, round, seed. Leaves: groups, or directed edges, by the
+negotiated. Enters: how many members, round, seed. Leaves: groups, or an order of pushes, by the
 members' places in sorted order. Never: a tensor, a value, a clock, chance that two machines would
 see differently.
 
-Gossip is pairs, a ring, or directed edges: everybody averages with a neighbour or two, nobody waits
-for all. Random pairs are groups of two, exchanged as a butterfly is. Directed edges need push-sum
-(Kempe et al. 2003; SGP, Assran et al. 2019), which is right only while the sum of (value, weight)
-over members and messages stays the same: :mod:`node.averaging.strategies.push_sum`.
+Gossip is random pairs: groups of two, exchanged as a butterfly is. Nobody waits for all.
 
 A synchronous parameter server is a butterfly whose shares all lie with one owner; sharded, with a
 few. Without a barrier, pushes older than a bound are refused (stale-synchronous, Ho et al. 2013);
@@ -47,17 +44,6 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
-    """``source`` and ``target`` [m]: who sends to whom. ``mass``: what is sent is a share of the
-    sender's sum and weight (push-sum); otherwise the receiver takes the mean of its own value and
-    those that came."""
-
-    source: Places
-    target: Places
-    mass: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Pushes:
     """Every member pushes to the ``owners`` and pulls when it likes, here in ``order``. A push is
     refused when more than ``bound`` others were applied since its sender last pulled (None: never).
@@ -69,7 +55,7 @@ class Pushes:
     locked: bool = True
 
 
-Meeting = Groups | Edges | Pushes
+Meeting = Groups | Pushes
 
 
 class Strategy(Protocol):
@@ -117,46 +103,6 @@ class Pairs:
         pairs = 1 if self.single else count // 2
         labels[drawn[:pairs]] = labels[drawn[pairs : 2 * pairs]]
         return Groups(labels)
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """Everybody takes the mean of itself and its two neighbours on a ring: the slow baseline,
-    second eigenvalue near 1."""
-
-    def meet(self, count: int, round: int, seed: int) -> Edges:
-        here = np.arange(count)
-        if count < 3:  # both neighbours are the same
-            return Edges(here[: count // 2 * 2], here[::-1][: count // 2 * 2])
-        return Edges(
-            np.concatenate((here, here)), np.concatenate(((here + 1) % count, (here - 1) % count))
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Exponential:
-    """Round t sends to the members 2^t, .. 2^(t + fanout - 1) further on; exponents begin again
-    when the ring is spanned.
-
-    With one neighbour and 2^k members the average is exact after k rounds. Two neighbours are the
-    published SGP experiment. What is sent is a share of the mass, so links may be one-way.
-    """
-
-    fanout: int = 1
-
-    def period(self, count: int) -> int:
-        """Rounds after which the edges repeat."""
-        return max(1, (count - 1).bit_length() - (self.fanout - 1))
-
-    def steps(self, count: int, round: int) -> tuple[int, ...]:
-        """How many places further on the members are that each sends to."""
-        first = round % self.period(count)
-        return tuple((1 << (first + i)) % count for i in range(self.fanout))
-
-    def meet(self, count: int, round: int, seed: int) -> Edges:
-        here = np.arange(count)
-        targets = [(here + step) % count for step in self.steps(count, round)]
-        return Edges(np.tile(here, self.fanout), np.concatenate(targets), mass=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import (
+    NO_WINDOW,
     UNKNOWN,
     Electorate,
     Hop,
@@ -29,7 +30,6 @@ from node.core.journey import (
     Plan,
     PlanMember,
     Version,
-    Window,
     is_worse,
 )
 from node.core.patience import GAP_S
@@ -138,7 +138,7 @@ class Leader:
         self.planning = Planning(
             me, facts, self.routing, self.deadlines, rules or facts.make.read(""), cell
         )
-        self.windows = Windows(self.planning.rules.outer)
+        self.windows = Windows()
         self._voting = Voting(me)
         self._heard_from = 0.0
         """From this time on a voter counts as present only once it was heard again. It is when a
@@ -601,31 +601,23 @@ class Leader:
         rules = self.planning.in_force(past)
         if rules.change != past.change:
             self.windows.forget()
-        self.windows.recalls(past.books, base, self.facts.stages, now)
         founds = self.planning.founds(self.roster, base, past, term, losses, rules, now)
-        roster, founded, child, mass = self.roster, None, NO_CELL, self.windows.mass
-        whole = mass.books if mass is not None else None
+        roster = self.roster
+        founded = None
+        child = NO_CELL
         if founds is not None:
             past, founded = founds
             away, child = {m.peer for m in founded.members}, founded.cell_id
             votes, roster, term = without(votes, away), roster.without(away), founded.term + 1
-            founded = replace(founded, window=self.windows.divides(self._cell, child))
             for peer in away:
                 self.planning.departed(peer, now)
-        window = (
-            Window(books=mass.books if mass is not None else None)
-            if base.epoch >= self.facts.epochs
-            else self.windows.next(roster, base, now)
-        )
+        window = NO_WINDOW
+        if base.epoch < self.facts.epochs:
+            window = self.windows.next(roster, base, now)
         outer = self.windows.number() if window.means else 0
-        try:
-            plan, said, words = self.planning.plan(
-                roster, base, past, term, losses, now, window, outer, child, votes
-            )
-        except (NoWay, OutOfResources):
-            if mass is not None:
-                mass.books = whole
-            raise
+        plan, said, words = self.planning.plan(
+            roster, base, past, term, losses, now, window, outer, child, votes
+        )
         if founded is not None:
             done += self._divide(founded, now)
         if votes.orphan and (before is None or not before.electorate.orphan):
@@ -889,7 +881,7 @@ class Leader:
         for m in epoch.plan.members:
             if m.current and m.peer in epoch.committed and (m.stage, m.peer) not in strays:
                 self.conduct.good(m.peer)
-        self.windows.committed(epoch.plan, now)
+        self.windows.committed(epoch.plan)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
                 1, epoch.tokens

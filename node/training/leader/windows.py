@@ -5,25 +5,18 @@ window in the next plan. Never: the choice of partners, a tensor."""
 from collections import Counter
 from dataclasses import replace
 
-from node.averaging.strategies.outer import OuterSettings
-from node.averaging.strategies.push_sum import BooksCommitted, BooksRead, PushSum
-from node.core.ids import CellId
 from node.core.journey import NO_WINDOW, Plan, Version, Window
-from node.core.mass import WHOLE_MASS, Books
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
-from node.training.protocol.plan_context import GENESIS
 
 TRIES = 3
 """A window is given up after so many outer rounds that failed."""
 
 
 class Windows:
-    """Of one leader, one window at a time. ``mass``: where the run averages by push-sum, what the
-    cell holds and gives."""
+    """Of one leader, one window at a time."""
 
-    def __init__(self, settings: OuterSettings) -> None:
-        self.mass = PushSum(settings.fanout) if settings.strategy == "push-sum" else None
+    def __init__(self) -> None:
         self._group: ev.Grouped | None = None
         self._given: Version | None = None
         self._tries = 0
@@ -37,24 +30,9 @@ class Windows:
         """The settings have changed: drop the group, which was found under the old ones."""
         self._group = None
 
-    def recalls(self, books: Books | None, base: Version, stages: int, now: float) -> None:
-        """What goes with ``base``, from which the next plan starts. A cell whose books nobody
-        remembers holds nothing."""
-        if self.mass is not None and (books is not None or self.mass.books is None):
-            begin = Books.begin(stages, WHOLE_MASS if base == GENESIS else 0)
-            self.mass.handle(BooksRead(books or begin), now)
-
-    def divides(self, me: CellId, child: CellId) -> Window:
-        """What the plan says that founds ``child``."""
-        return NO_WINDOW if self.mass is None else Window(books=self.mass.divided(me, child))
-
     def next(self, roster: Roster, base: Version, now: float) -> Window:
         """What the plan that starts from ``base`` says: that the cell gives this version, or the
         means that its stages put in place, or neither."""
-        said = self._next(roster, base, now)
-        return said if self.mass is None else replace(said, books=self.mass.books)
-
-    def _next(self, roster: Roster, base: Version, now: float) -> Window:
         g = self._group
         if g is None:
             return NO_WINDOW
@@ -69,19 +47,14 @@ class Windows:
             self._group = None
             return NO_WINDOW
         self._tries += 1
-        shares = {stage: of for stage, of in g.window.shares.items() if stage in means}
-        return Window(0, g.window.partners, means=means, shares=shares)
+        return Window(0, g.window.partners, means=means)
 
     def number(self) -> int:
         """The window whose round is not over, 0 for none."""
         return self._group.window.number if self._group is not None else 0
 
-    def committed(self, plan: Plan, now: float) -> None:
+    def committed(self, plan: Plan) -> None:
         """A plan has been committed."""
-        books = plan.window.books
-        if self.mass is not None and books is not None:
-            shares = plan.window.shares if plan.outer else {}
-            self.mass.handle(BooksCommitted(books, shares), now)
         if self._group is not None and plan.outer == self._group.window.number:
             self._group = None
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from node.core.ids import PeerId
 from node.core.journey import UNKNOWN, Losses, Plan, Version, lineage_after
-from node.core.mass import Books
 from node.core.samples import WHOLE, Cursor, SampleClass
 from node.data.order import Sampler
 
@@ -23,15 +22,13 @@ GENESIS = Version(0)
 class PlanContext:
     """What goes with a version: the sampler, who owned what, tokens counted until then; the change
     to how cells average that was in force. ``founded``: a cell begins here, and the owners are
-    those of the cell it comes from. ``books``: of push-sum's mass, where the run averages so.
-    ``reference``: losses before the first step."""
+    those of the cell it comes from. ``reference``: losses before the first step."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
     tokens: int
     change: str = ""
     founded: bool = False
-    books: Books | None = None
     reference: Losses = UNKNOWN
 
     @classmethod
@@ -43,7 +40,6 @@ class PlanContext:
             plan.tokens,
             plan.change,
             founded=bool(plan.parent),
-            books=plan.window.books,
             reference=plan.reference,
         )
 
@@ -63,7 +59,6 @@ class PlanContext:
             dict(owners),
             tokens,
             plan.change,
-            books=plan.window.books_after,
             reference=plan.reference,
         )
 

@@ -35,10 +35,11 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int]) -> OuterBytes:
     if not s.windows:
         return OuterBytes()
     stage = sum(sizes.values())
-    groups = {"moshpit": max(s.grid, default=2), "butterfly": MOST_TOGETHER, "ring": 3}
-    if s.served:
-        groups[s.strategy] = MOST_TOGETHER
-    most = {**groups, "push-sum": s.fanout + 1}.get(s.strategy, 2)
+    most = 2
+    if s.strategy == "moshpit":
+        most = max(s.grid, default=2)
+    elif s.strategy == "butterfly" or s.served:
+        most = MOST_TOGETHER
     state = s.carries in ("state", "deltas")
     tensors = stage * (2 if state else 1)
     return OuterBytes(

@@ -23,7 +23,6 @@ from node.averaging.coding.formats import FORMATS, nbytes_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
-from node.core.ids import CellId
 
 Named = Mapping[str, Tensor]
 WORDS = "words"
@@ -252,47 +251,16 @@ class Pushes(OuterSteps):
         return _short(cell) not in made[TAKEN].tolist()
 
 
-class ByMass(Merge):
-    """Push-sum: what a cell gives, moved towards each other cell's by its weight, the share of the
-    mass that comes with it; mass of a cell that is left out comes with what is here."""
-
-    def __init__(
-        self,
-        giver: Giver,
-        settings: OuterSettings,
-        shapes: Mapping[str, tuple[int, ...]],
-        weights: Mapping[CellId, float],
-    ) -> None:
-        super().__init__(giver, settings, shapes)
-        self._weights = weights
-
-    @torch.no_grad()
-    def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
-        """The mean of all by their mass."""
-        found: dict[str, Tensor] = {}
-        for name, tensor in own.items():
-            here = tensor.to("cpu", torch.float64)
-            total = here.clone()
-            for other, share in sorted(self._weights.items()):
-                if other in came:
-                    total += share * (came[other][name].to("cpu") - here)
-            found[name] = total.to(torch.float32)
-        return found
-
-
 def merge_of(
     settings: OuterSettings,
     giver: Giver,
     shapes: Mapping[str, tuple[int, ...]],
-    mass: Mapping[CellId, float] | None,
     members: int,
 ) -> Merge:
-    """What these settings ask for, of the parts that a window carries. ``mass``: of push-sum, how
-    far to move towards each other cell; ``members``: cells of the group."""
+    """What these settings ask for, of the parts that a window carries. ``members``: cells of the
+    group."""
     if settings.pushes:
         return Pushes(giver, settings, shapes, members)
-    if mass is not None:
-        return ByMass(giver, settings, shapes, mass)
     return (OuterSteps if settings.carries == "deltas" else Merge)(giver, settings, shapes)
 
 

@@ -25,7 +25,6 @@ from torch import Tensor
 from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
-from node.averaging.strategies.push_sum import weights
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -170,15 +169,13 @@ class WindowRound:
         began = self._began()
         self._drop()
         self._first = None
-        books = window.books
-        mass = None if books is None else weights(books, window.shares, self._rounds.stage)
         carried = self._rounds.carried(window.number, settings.fragments)
         m = self._meeting = _Meeting(
             window.number,
             plan.cell_id,
             plan.base,
             anchor.stage.parameters(),
-            merge_of(settings, anchor, carried, mass, 1 + len(window.partners)),
+            merge_of(settings, anchor, carried, 1 + len(window.partners)),
             window.copies,
             self._server(settings, plan),
         )
@@ -234,9 +231,7 @@ class WindowRound:
             if m.given is None:
                 return
             m.own = await self._engines.aside(m.merge.opens, m.given)
-        # Mass is taken whole, or offered again in another window.
-        sums, shares = plan.window.books is not None, plan.window.shares.get(stage, {})
-        partners = [p for p in plan.window.partners if not sums or p.cell in shares]
+        partners = plan.window.partners
         if not partners and not m.merge.shared:
             return
         while m.mean is None and (now := loop.time() - began) < within_s:
@@ -249,7 +244,7 @@ class WindowRound:
                         await self._result(m, [h.peer for h in hosts], stage)
             else:
                 await self._pull(m, partners, stage)
-            late = loop.time() - began >= SOME_SHARE * within_s and not sums
+            late = loop.time() - began >= SOME_SHARE * within_s
             makes = m.mean is None and m.server is None
             if makes and m.own is not None and _enough(m, len(partners), late):
                 if m.merge.near:

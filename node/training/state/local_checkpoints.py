@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from node.averaging.strategies.outer import REMOVED
 from node.checkpoint.files import Interrupted
 from node.checkpoint.schedule import CheckpointSchedule
 from node.checkpoint.store import Checkpoint
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import UNKNOWN, Losses, Version, lineage
-from node.core.mass import parse_books
 from node.core.samples import parse_cursor, rows
 from node.core.tasks import Tasks
 from node.optim.state_replica import StateReplica
@@ -84,8 +84,6 @@ class StageSnapshot:
         }
         if context.reference.known:
             meta["reference"] = context.reference.row()
-        if context.books is not None:
-            meta["books"] = context.books.rows()
         if self.outer_step:
             meta["outer_step"] = self.outer_step
         return meta
@@ -193,7 +191,6 @@ class LocalCheckpoints:
                 {str(k): PeerId(v) for k, v in owners.items()},
                 self.tokens(version.epoch, meta),
                 str(meta.get("change", "")),
-                books=parse_books(meta["books"]) if "books" in meta else None,
                 reference=Losses.parse(meta.get("reference", UNKNOWN.row())),
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
@@ -207,10 +204,16 @@ class LocalCheckpoints:
 
     async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
         """The checkpoint of ``version``, verified. Raises Refused when there is none, or it is of
-        another model."""
+        another model, or of a run that averaged by push-sum."""
         try:
             found = await self._engines.aside(self._store.load, self._stage, version.epoch)
             copies_of(found.meta)
+            if "books" in found.meta:  # of the mass that its cell had
+                raise Refused(
+                    f"the checkpoint of epoch {version.epoch} is of a run by push-sum, which was "
+                    "removed",
+                    f"begin another run, and for outer.strategy {REMOVED['push-sum']}",
+                )
             if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(shapes) or {
                 name.partition("#")[0] for name in found.optimizer
             } - shapes.keys():
