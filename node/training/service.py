@@ -230,7 +230,7 @@ class Training(rpc.TrainingServicer):
                         peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now()
                     )
                 self.vitals.alive(peer, self.clock.now())
-                if not known and len(there) <= COMPANY:
+                if not known and self._company() <= COMPANY:
                     self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):
                 timing.unanswered(peer, self.clock.now())
@@ -493,7 +493,11 @@ class Training(rpc.TrainingServicer):
         if says != self._said or m.busy:
             self._said, self._said_at = says, now
         calm = now - max(self._said_at, self._moved) > CALM_AFTER_S
-        return beat_s(len(self._view().hosts), calm)
+        return beat_s(self._company(), calm)
+
+    def _company(self) -> int:
+        """Peers that answered lately. The directory may name many that strangers made up."""
+        return len(self.work.engines.pipeline.timing.ways(self.clock.now()))
 
     async def _say_ready(self) -> None:
         asked: set[PeerId] = set()

@@ -21,8 +21,8 @@ CALM_AFTER_S, CALM_BEAT_S = 10.0, 4.0
 """After so many seconds in which nothing happened and nothing is new: the time between two
 heartbeats then."""
 COMPANY = 24
-"""With more peers in a cell the time between two heartbeats is longer in proportion to their
-number, up to :data:`CALM_BEAT_S`: one leader takes them all."""
+"""With more peers that answer each other the time between two heartbeats is longer in proportion to
+their number, up to :data:`CALM_BEAT_S`: one leader takes them all."""
 BEAT_AT_MOST_S = 0.1
 """The shortest time between two heartbeats, however urgent the next one is."""
 TICK_S = 0.25
@@ -61,7 +61,7 @@ ACCUSE_EVERY_S = 0.5
 
 
 def beat_s(peers: int, calm: bool) -> float:
-    """Seconds until the next heartbeat. ``peers``: others in the cell; ``calm``: nothing has
+    """Seconds until the next heartbeat. ``peers``: others that answer; ``calm``: nothing has
     happened for long, and nothing is new."""
     if calm:
         return CALM_BEAT_S
