@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -380,17 +381,15 @@ class Box:
         )
 
     def digests_equal(self) -> None:
-        """Wait until two replicas of every stage say the same digest at one epoch, and fail when
-        any two ever differ."""
+        """Wait until two replicas of every stage that has two say the same digest at one epoch, and
+        fail when any two ever differ. Peers may change their stages meanwhile."""
         seen: dict[tuple[int, int], dict[str, str]] = {}
-        cells = {
-            stage: [p for p in self.live if p.status().stage == stage]
-            for stage in range(self.manifest.pipeline.stages + 1)
-        }
 
         def compared() -> bool:
+            replicas = Counter[int]()
             for peer in self.live:
                 s = peer.status()
+                replicas[s.stage] += 1
                 if s.digest and s.state in (*WORKING, "ready"):
                     seen.setdefault((s.stage, s.epoch), {})[peer.label] = s.digest
             for (stage, epoch), said in seen.items():
@@ -399,7 +398,7 @@ class Box:
                 if len(set(said.values())) > 1:
                     raise Hang(f"replicas differ: stage {stage}, epoch {epoch}: {said}")
             met = {stage for (stage, _), said in seen.items() if len(said) > 1}
-            return met >= {stage for stage, peers in cells.items() if len(peers) > 1}
+            return met >= {stage for stage, count in replicas.items() if count > 1}
 
         self.wait("replicas to be compared", compared)
         if found := [p.label for p in self.live if p.status().digest_mismatches]:

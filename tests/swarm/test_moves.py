@@ -40,11 +40,14 @@ def test_three_and_one_become_two_and_two(box) -> None:
     # It may own nothing when it is asked to move: the others may have been faster.
     assert "not-handed-over" not in kinds
     assert kinds.index("moving") < len(kinds) - 1 - kinds[::-1].index("hosting")
-    assert [e["fields"]["stage"] for e in mover.events("hosting")] == [1, 2]
+    assert [e["fields"]["stage"] for e in mover.events("hosting")][:2] == [1, 2]
     box.goes_on(3)
-    assert [sum(p.status().stage == s for p in peers) for s in (1, 2)] == [2, 2]
+    # On a busy machine speeds are measured unequal, and another may have moved by now.
+    box.wait(
+        "two and two", lambda: [sum(p.status().stage == s for p in peers) for s in (1, 2)] == [2, 2]
+    )
     box.digests_equal()
-    for peer in stays:
+    for peer in (p for p in stays if not p.events("moving")):
         assert not peer.events("state-lost")
         assert peer.status().momentum_lost == 0
     # Nobody whose operator named a stage, and said no more, was moved.
