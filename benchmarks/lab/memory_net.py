@@ -150,6 +150,9 @@ class MemoryTransport:
         if channel is not None:
             self._retired.append(channel)
 
+    def has_met(self, peer: PeerId) -> bool:
+        return peer in self._channels
+
     def doubt(self, peer: PeerId) -> None:
         """Nothing is dialled here."""
 

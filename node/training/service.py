@@ -6,7 +6,7 @@ leader; the work itself (pipeline, round, optimizer, state) is done by
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -44,6 +44,7 @@ from node.training.protocol.pace import (
     TICK_S,
     WAY_TIMEOUT_S,
     WAYS_AT_ONCE,
+    StrangerTurns,
     beat_s,
     whom_to_measure,
 )
@@ -217,10 +218,14 @@ class Training(rpc.TrainingServicer):
 
     async def _measure_ways(self) -> None:
         """A small message to other peers of the run, at once to new ones: a plan uses no pair of
-        peers that is not proven so."""
+        peers that is not proven so. Strangers have turns of their own, for anybody may write their
+        records."""
         timing = self.work.engines.pipeline.timing
         measuring: set[PeerId] = set()
-        there, seen = list[PeerId](), None
+        turns = StrangerTurns()
+        strangers: set[PeerId] = set()
+        chosen: list[PeerId] = []
+        seen: tuple[Mapping[PeerId, int], PeerId | None] | None = None
 
         async def measure(peer: PeerId) -> None:
             try:
@@ -240,16 +245,24 @@ class Training(rpc.TrainingServicer):
 
         while True:
             await asyncio.sleep(self.facts.waits.probe_every_s)
-            if (about := (self._view().hosts, self.leader_id())) != seen:
-                seen, there = about, whom_to_measure(self.me, self.stage, *about)
-            timing.keep(there)
-            due = timing.due(
-                [p for p in there if p not in measuring],
-                self.clock.now(),
-                PROBE_AGAIN_S,
-                PROBE_FAILED_S,
-            )
-            for peer in due[: WAYS_AT_ONCE - len(measuring)]:
+            now = self.clock.now()
+            hosts = self._view().hosts
+            about = (hosts, self.leader_id())
+            if about != seen:
+                strangers = set(hosts)
+            met = {peer for peer in strangers if self._has_met(peer)}
+            if about != seen or met:
+                seen = about
+                strangers -= met
+                company = {peer: at for peer, at in hosts.items() if peer not in strangers}
+                chosen = whom_to_measure(self.me, self.stage, company, self.leader_id())
+            timing.keep({*chosen, *measuring})
+            free = [peer for peer in chosen if peer not in measuring]
+            due = timing.due(free, now, PROBE_AGAIN_S, PROBE_FAILED_S)
+            due = due[: WAYS_AT_ONCE - len(measuring)]
+            left = WAYS_AT_ONCE - len(measuring) - len(due)
+            due += turns.next(strangers - measuring, left, now)
+            for peer in due:
                 measuring.add(peer)
                 self.tasks.spawn(measure(peer), f"way {short(peer)}")
 
@@ -327,6 +340,10 @@ class Training(rpc.TrainingServicer):
         """Return True for a peer that this one works with, as opposed to a stranger: a colleague, a
         member of the plan in force, or one of a cell that it averages with."""
         return peer in self.work.colleagues.all or peer in self._planned()
+
+    def _has_met(self, peer: PeerId) -> bool:
+        """Return True for a peer that exists: established, or met by one side's call."""
+        return self.is_established(peer) or self.transport.has_met(peer)
 
     def _planned(self) -> frozenset[PeerId]:
         """The peers that the plan in force names."""

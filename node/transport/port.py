@@ -89,6 +89,10 @@ class TransportPort(Protocol):
         are left to finish."""
         ...
 
+    def has_met(self, peer: PeerId) -> bool:
+        """Return True for a peer whose address was reached, or that reached this one."""
+        ...
+
     def doubt(self, peer: PeerId) -> None:
         """The leader says that the peer is dead: end a dial that is under way; later dials are
         short."""

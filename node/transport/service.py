@@ -71,8 +71,17 @@ systems begin with 1,024."""
 CALLS = 1024
 """Calls of others that are served at once, half of them those of strangers."""
 METADATA_BYTES = 8192
-HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 0.5, 10.0
-TOO_OFTEN = "you greet too often; one greeting in two seconds is answered"
+HANDSHAKES_PER_S = 0.5
+HANDSHAKES_AT_ONCE = 10.0
+"""Handshakes of an established peer that are answered: sustained rate, and burst."""
+STRANGERS_PER_S = 0.1
+STRANGERS_AT_ONCE = 6.0
+"""The same for a stranger. A handshake costs about 4 ms of processor time here, and less at a
+caller that does nothing else."""
+TOO_OFTEN_S = 2.0
+"""Seconds until a caller that greets too often is told so. One that greets again at once waits, and
+each of its refusals would cost milliseconds here."""
+TOO_OFTEN = "you greet too often; wait ten seconds between two greetings"
 CLIMB_EVERY_S = 1.0
 """Between two looks whether a better way to some peer is worth a try."""
 PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
@@ -165,6 +174,7 @@ class Transport:
         )
         self._incompatible: Newest[PeerId, tuple[Protocols, float]] = Newest(PEERS_KEPT)
         self._rate = TokenBucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        self._strangers = TokenBucket(STRANGERS_PER_S, STRANGERS_AT_ONCE)
         self.relay = Relay(
             self.p2p,
             self.reach_settings,
@@ -647,11 +657,13 @@ class Transport:
         )
 
     async def _welcome(self, peer: PeerId, reader: Any, writer: Any) -> None:
-        allowed = self._rate.allow(peer, time.monotonic())
+        rate = self._rate if self.established(peer) else self._strangers
+        allowed = rate.allow(peer, time.monotonic())
         try:
             async with asyncio.timeout(self._handshake_s()):
                 if not allowed:
                     self._limited(peer)
+                    await asyncio.sleep(TOO_OFTEN_S)
                     await self._handshake.turn_away(reader, writer, TOO_OFTEN)
                     return
                 met = await self._handshake.answer(peer, reader, writer)

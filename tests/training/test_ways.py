@@ -8,6 +8,10 @@ from node.training.protocol.pace import (
     COMPANY,
     HEARTBEAT_S,
     MOST_WAYS,
+    PROBE_FAILED_S,
+    STRANGERS_AT_ONCE,
+    STRANGERS_PER_S,
+    StrangerTurns,
     beat_s,
     whom_to_measure,
 )
@@ -62,3 +66,23 @@ def test_a_leader_of_many_hears_about_as_many_heartbeats_as_one_of_few() -> None
     assert beat_s(1, False) == beat_s(COMPANY, False) == HEARTBEAT_S
     assert beat_s(3 * COMPANY, False) == 3 * HEARTBEAT_S
     assert beat_s(1000, False) == beat_s(1, True) == CALM_BEAT_S
+
+
+def test_strangers_have_turns_one_after_the_other() -> None:
+    turns = StrangerTurns()
+    strangers = {PeerId(f"n{i}") for i in range(6)}
+    first = turns.next(strangers, 4, 0.0)
+    second = turns.next(strangers, 4, 0.5)
+    assert sorted(first + second) == sorted(strangers)
+    assert turns.next(strangers, 4, 1.0) == []
+    assert turns.next(strangers, 4, PROBE_FAILED_S) == first
+
+
+def test_however_many_strangers_there_are_few_have_turns() -> None:
+    turns = StrangerTurns()
+    seconds = 60
+    tried = 0
+    for second in range(seconds):
+        made_up = {PeerId(f"{second // 2}-{i}") for i in range(500)}
+        tried += len(turns.next(made_up, 500, float(second)))
+    assert tried <= STRANGERS_AT_ONCE + STRANGERS_PER_S * seconds

@@ -171,11 +171,13 @@ async def test_runs_protocols_and_admission_are_checked_on_both_sides(swarm):
 
 async def test_who_greets_too_often_hears_so(swarm):
     a, b = introduce(await swarm(), await swarm())
-    b._rate = TokenBucket(0.0, 1.0)
+    b._strangers = TokenBucket(0.0, 1.0)
     await a.channel(b.peer_id)
     a.forget(b.peer_id)
     with pytest.raises(PeerFault, match="says farewell: you greet too often"):
         await a.channel(b.peer_id)
+    b.established = lambda peer: peer == a.peer_id
+    assert await a.channel(b.peer_id)
 
 
 async def test_a_rendezvous_only_answers_questions(swarm):

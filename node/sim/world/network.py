@@ -255,6 +255,9 @@ class SimTransport:
         if dial is not None and not dial.done():
             dial.set_exception(PeerFault(peer, "the leader says that it is dead"))
 
+    def has_met(self, peer: PeerId) -> bool:
+        return peer in self.lines or peer in self.heard
+
     def path(self, peer: PeerId) -> str:
         return "direct" if peer in self.lines else ""
 

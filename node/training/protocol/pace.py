@@ -5,9 +5,11 @@ How much longer a wait is follows from measurements: :mod:`node.core.patience` f
 :mod:`node.training.leader.deadlines` for work.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 
 from node.core.ids import PeerId
+from node.identity.faults import TokenBucket
 
 HEARTBEAT_S = 1.0
 """Between two heartbeats to the leader. A peer that misses some (Waits.late_s) is probed, and
@@ -54,6 +56,10 @@ WAY_TIMEOUT_S, WAYS_AT_ONCE = 15.0, 4
 the same time."""
 MOST_WAYS = 64
 """Peers to which a way is measured and told."""
+STRANGERS_PER_S = 2.0
+STRANGERS_AT_ONCE = 64.0
+"""Sustained rate and burst of the strangers to which a way is measured. A record of the directory
+costs its writer one signature, and a way that does not exist costs milliseconds here."""
 SEARCH_S = 0.3
 """CPU that the leader may spend on better paths for the next epoch, in a thread."""
 ACCUSE_EVERY_S = 0.5
@@ -66,6 +72,34 @@ def beat_s(peers: int, calm: bool) -> float:
     if calm:
         return CALM_BEAT_S
     return min(CALM_BEAT_S, HEARTBEAT_S * max(1.0, peers / COMPANY))
+
+
+class StrangerTurns:
+    """Turns of the strangers to which a way is measured: peers in the directory that this one
+    neither works with nor has met. Pure."""
+
+    def __init__(self) -> None:
+        self._rate = TokenBucket(STRANGERS_PER_S, STRANGERS_AT_ONCE)
+        self._tried: dict[PeerId, float] = {}
+
+    def next(self, strangers: Collection[PeerId], most: int, now: float) -> list[PeerId]:
+        """At most ``most`` of ``strangers`` whose turn it is at monotonic second ``now``: the one
+        tried longest ago first."""
+        self._tried = {p: at for p, at in self._tried.items() if p in strangers}
+        waiting = sorted(strangers, key=lambda p: (self._tried.get(p, -math.inf), p))
+        found: list[PeerId] = []
+        for peer in waiting:
+            if len(found) >= most or now - self._tried.get(peer, -math.inf) < PROBE_FAILED_S:
+                break
+            if not self._rate.allow(_ALL, now):
+                break
+            self._tried[peer] = now
+            found.append(peer)
+        return found
+
+
+_ALL = PeerId("")
+"""The name under which all strangers share one bucket."""
 
 
 def whom_to_measure(
