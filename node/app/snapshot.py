@@ -311,7 +311,8 @@ class SnapshotBuilder:
         leader = plan.leader if plan is not None and training.member.busy else training.leader_id()
         told, waits_for = training.leader_waits
         voters = plan.electorate.voters if plan is not None else ()
-        about = {*view.hosts, *voters, *([leader] if leader is not None else ())}
+        hosts = {peer: at for peer, at in view.hosts.items() if training.exists(peer)}
+        about = {*hosts, *voters, *([leader] if leader is not None else ())}
         standing = {peer: training.standing_of(peer) for peer in about - {training.me}}
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         busy = 0.0 < a.thread.busy_for < JOB_S
@@ -320,7 +321,7 @@ class SnapshotBuilder:
         if training.leader is not None:
             # A peer that has just published its record reports with its next heartbeat.
             known = {*view.follows, *training.leader.roster.candidates, *unreached}
-            reporting = {p: stage for p, stage in view.hosts.items() if p not in known}
+            reporting = {p: stage for p, stage in hosts.items() if p not in known}
         return replace(
             general,
             awaits_weights=a.work.stage.empty and a.work.fetching >= 1.0,
@@ -443,7 +444,8 @@ class SnapshotBuilder:
         if a is None or d.presence is None or a.training.leader is not None:
             return
         view = d.presence.view
-        hosts = {p for p in view.hosts if view.others[p].body.state not in LEAVING}
+        here = (p for p in view.hosts if a.training.exists(p))
+        hosts = {p for p in here if view.others[p].body.state not in LEAVING}
         silent = {p: s for p in hosts if (s := a.training.standing_of(p))[0] is Life.SILENT}
         for peer, (_, seconds) in silent.items():
             if peer not in self._silent and seconds >= NEWS_S:

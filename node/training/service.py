@@ -33,6 +33,7 @@ from node.training.protocol.pace import (
     BEAT_AT_MOST_S,
     CALM_AFTER_S,
     COMPANY,
+    FEW_STRANGERS,
     HEARTBEAT_S,
     PROBE_AGAIN_S,
     PROBE_FAILED_S,
@@ -250,7 +251,7 @@ class Training(rpc.TrainingServicer):
             about = (hosts, self.leader_id())
             if about != seen:
                 strangers = set(hosts)
-            met = {peer for peer in strangers if self._has_met(peer)}
+            met = {peer for peer in strangers if self.exists(peer)}
             if about != seen or met:
                 seen = about
                 strangers -= met
@@ -341,8 +342,9 @@ class Training(rpc.TrainingServicer):
         member of the plan in force, or one of a cell that it averages with."""
         return peer in self.work.colleagues.all or peer in self._planned()
 
-    def _has_met(self, peer: PeerId) -> bool:
-        """Return True for a peer that exists: established, or met by one side's call."""
+    def exists(self, peer: PeerId) -> bool:
+        """Return True for a peer that is established or was met by one side's call. The directory
+        may name others that somebody made up."""
         return self.is_established(peer) or self.transport.has_met(peer)
 
     def _planned(self) -> frozenset[PeerId]:
@@ -1158,9 +1160,11 @@ class Training(rpc.TrainingServicer):
         return done
 
     def unproven(self) -> list[PeerId]:
-        """Peers of the run that do not answer this one, on any way."""
-        silent = self.work.engines.pipeline.timing.silent()
-        return sorted(silent & self._view().hosts.keys() - {self.me})
+        """Peers of the run that do not answer this one, on any way. Strangers are among them while
+        they are few: many are made up."""
+        silent = self.work.engines.pipeline.timing.silent() & self._view().hosts.keys() - {self.me}
+        strangers = {peer for peer in silent if not self.exists(peer)}
+        return sorted(silent - strangers if len(strangers) > FEW_STRANGERS else silent)
 
     @property
     def seeks(self) -> bool:

@@ -39,7 +39,12 @@ class Daemon:
             vitals=self.vitals,
         )
         leader = None if silent is None else object()
-        training = SimpleNamespace(leader=leader, standing_of=self.standing_of)
+        self.made_up = set[PeerId]()
+        training = SimpleNamespace(
+            leader=leader,
+            standing_of=self.standing_of,
+            exists=lambda peer: peer not in self.made_up,
+        )
         self.silent = silent or {}
         self.assembled = SimpleNamespace(
             training=training,
@@ -124,6 +129,15 @@ def test_the_log_says_who_falls_silent_and_is_heard_again():
     assert silence(daemon, builder) == []
     daemon.vitals.alive(A, now)
     assert silence(daemon, builder) == ["brisk-otter (AAAAAA) is heard again"]
+
+
+def test_the_log_says_nothing_of_peers_that_only_the_directory_names():
+    daemon = Daemon()
+    daemon.made_up = {B}
+    for peer in (A, B):
+        daemon.vitals.doubt(peer, time.monotonic() - 8.0)
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    assert silence(daemon, builder) == ["AAAAAA has been silent for 8 s"]
 
 
 def test_a_leader_says_what_it_decides_instead():

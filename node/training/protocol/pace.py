@@ -60,6 +60,8 @@ STRANGERS_PER_S = 2.0
 STRANGERS_AT_ONCE = 64.0
 """Sustained rate and burst of the strangers to which a way is measured. A record of the directory
 costs its writer one signature, and a way that does not exist costs milliseconds here."""
+FEW_STRANGERS = 8
+"""Strangers that do not answer, up to which they are shown as peers without a way."""
 SEARCH_S = 0.3
 """CPU that the leader may spend on better paths for the next epoch, in a thread."""
 ACCUSE_EVERY_S = 0.5
