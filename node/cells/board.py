@@ -1,5 +1,6 @@
-"""The postings of one window: written until the directory has them, read as far as they may be
-averaged with. Enters: keys, the directory. Leaves: postings, leaders. Never: a parameter."""
+"""Postings of one window: writes the own posting until the directory has it, and reads the postings
+of cells that this one may average with. Enters: keys, the directory. Leaves: postings, leaders.
+Never: a parameter."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from node.telemetry.events import Journal
 
 @dataclass(frozen=True, slots=True)
 class WindowBoard:
-    """Of one peer. ``times`` are the same in all cells of a run. ``start``, in every method: the
-    wall-clock time from which they count under the key."""
+    """One peer's access to the postings of a window. ``times`` are the same in all cells of a run.
+    In every method ``start`` is the wall-clock time from which the times under the key are
+    counted."""
 
     directory: DirectoryPort
     clock: Clock
@@ -26,12 +28,13 @@ class WindowBoard:
     times: Times
 
     def latest(self, start: float) -> float:
-        """When a posting must have been written, by anybody's wall clock."""
+        """The latest time at which a posting may be written, by any peer's wall clock."""
         return start + self.times.post + self.times.clocks
 
     async def post(self, window: int, key: str, body: bytes, life_s: float, start: float) -> None:
-        """Again, when no storage took it, for as long as others do not call it late; then the
-        journal says that it is not there."""
+        """Post ``body`` under ``key`` for ``life_s`` seconds. While no storage takes it, try again
+        until other cells would call it late; then report in the journal that the posting is
+        missing."""
         while self.clock.wall() <= self.latest(start):
             if await self.directory.post(outer_topic(window, key), body, life_s):
                 return
@@ -42,7 +45,8 @@ class WindowBoard:
     async def read(
         self, window: int, key: str, change: int, start: float
     ) -> list[tuple[PeerId, CellFacts]]:
-        """Who posted a key in time, by settings of the owner's ``change``; in PeerId order."""
+        """The postings under a key that came in time and go by the owner's ``change``, as pairs of
+        leader and facts in PeerId order. Empty if the directory does not answer."""
         try:
             async with asyncio.timeout(self.times.turn):
                 found = await self.directory.look(outer_topic(window, key))
@@ -61,5 +65,5 @@ class WindowBoard:
         return told
 
     def say(self, kind: str, text: str, window: int, level: str = "info", **fields: Any) -> None:
-        """Tell the journal of something in a window."""
+        """Emit a journal event about a window."""
         self.journal.emit("cells", kind, text, level, window=window, **fields)

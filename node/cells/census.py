@@ -1,17 +1,18 @@
-"""What the leader of a cell posts of it for everybody; how many cells there are, and which number a
-cell has among them, when each cell reads a few of the others' records only. Pure. Enters: the cells
-of one prefix, the numbers of cells of all prefixes. Leaves: numbers. Never: a record of a cell in
-another prefix.
+"""The record that a cell's leader posts for everybody, the number of cells in the run, and the
+number of a cell among them, when each cell reads only a few of the others' records. Pure. Enters:
+the cells of one prefix, the numbers of cells of all prefixes. Leaves: numbers. Never: a record of a
+cell in another prefix.
 
-Cells are ordered by prefix, then by id. Those of a prefix read each other's records, so each knows
-its number among them; how many cells come before the prefix is a sum over the counts of others. The
-first cell of each prefix, its *scribe*, posts the count of its own prefix to those of its region;
-the first scribe of a region posts the counts of the region to all. Every scribe puts what all
-regions say into its record, where the cells of its prefix find it. So a cell's number is the same
-as if it had read every record, and no answer has more than 32 records. A scribe that lies moves
-cells to other lines of the grid: it costs rounds, and no mean is wrong.
+Cells are ordered by prefix, then by id. The cells of a prefix read each other's records, so each
+knows its number among them; the number of cells before the prefix is a sum over the counts of other
+prefixes. The first cell of each prefix, its *scribe*, posts the count of its own prefix to the
+scribes of its region; the first scribe of a region posts the counts of the region to all. Every
+scribe copies the counts of all regions into its record, where the cells of its prefix find them. So
+a cell gets the same number as if it had read every record, and no answer has more than 32 records.
+A scribe that lies moves cells to other lines of the grid: that costs rounds, but no mean becomes
+wrong.
 
-Records and counts are compact JSON, checked field by field when it comes from outside. A cell's
+Records and counts are compact JSON, checked field by field when they come from outside. A cell's
 leader is the writer of its record.
 """
 
@@ -31,28 +32,32 @@ from node.dht.record import json_object
 from node.dht.topics import MAX_POSTING, PREFIXES, REGIONS, WRITERS, prefix_of, region_of
 
 MOST = WRITERS["cells"]
-"""Cells of a prefix that are counted: no more are posted."""
+"""Cells of a prefix that are counted; the directory keeps no more of their records."""
 _EACH = PREFIXES // REGIONS
-MAX_STAGES, MAX_REPLICAS = 512, 512
-"""Of a cell that a record tells."""
+MAX_STAGES = 512
+"""Stages of a cell that a record may list, the ends included."""
+MAX_REPLICAS = 512
+"""Bound on the replicas of a stage in a record; it lists fewer than this."""
 MAX_PEERS = 2048
-"""Peers of one cell that a record tells of: twice as many as the topic of a cell has places for."""
+"""Peers of one cell that a record may report: twice the number of places under the topic of a
+cell."""
 Counts = tuple[int, ...]
-"""Cells of every prefix, 0 to MOST each; empty where they are not known."""
+"""Number of cells of every prefix, 0 to MOST each; empty if they are not known."""
 
 
 def scribe_of(near: Collection[CellId]) -> CellId | None:
-    """Of the cells of a prefix the one that counts them."""
+    """The cell that counts the cells of its prefix: the first in order. None without cells."""
     return min(near, default=None)
 
 
 def standing(me: CellId, near: Collection[CellId], counts: Counts) -> tuple[int, int]:
-    """The number of cell ``me`` among all, from 0, and how many there are.
+    """The number of cell ``me`` among all cells, from 0, and the total number of cells.
 
-    ``near``: cells of its prefix that it sees, with or without ``me``; ``counts`` as its scribe
-    told them. Cells that read the same have different numbers.
+    ``near``: the cells of its prefix that it sees, with or without ``me``; ``counts``: the counts
+    that its scribe reported. Cells that read the same records get different numbers.
     """
-    prefix, order = prefix_of(me), sorted({me, *near})
+    prefix = prefix_of(me)
+    order = sorted({me, *near})
     counts = counts or (0,) * PREFIXES
     here = max(counts[prefix], 1) if any(counts) else len(order)
     total = sum(counts) - counts[prefix] + here
@@ -60,7 +65,7 @@ def standing(me: CellId, near: Collection[CellId], counts: Counts) -> tuple[int,
 
 
 def draw(text: str, prefixes: Sequence[int], count: int) -> list[int]:
-    """``count`` of the prefixes, or all where there are fewer, as a hash of ``text`` says."""
+    """``count`` of the prefixes, or all if there are fewer, chosen by a hash of ``text``."""
 
     def drawn(prefix: int) -> bytes:
         return hashlib.sha256(f"{text}/{prefix}".encode()).digest()
@@ -69,12 +74,12 @@ def draw(text: str, prefixes: Sequence[int], count: int) -> list[int]:
 
 
 def pack_counts(counts: Counts) -> str:
-    """Base 64 of a byte a prefix."""
+    """Base 64 of one byte for each prefix."""
     return base64.b64encode(bytes(min(c, MOST) for c in counts)).decode()
 
 
 def parse_counts(text: object, size: int = PREFIXES) -> Counts:
-    """The inverse of :func:`pack_counts`, of ``size`` counts or none. Raises WireError."""
+    """The inverse of :func:`pack_counts`: ``size`` counts, or none. Raises WireError."""
     if not isinstance(text, str) or len(text) not in (0, -(-size // 3) * 4):
         raise WireError(f"the counts of cells are {size} bytes in base 64")
     try:
@@ -101,12 +106,12 @@ class CellRecord:
 
     @property
     def stages(self) -> list[int]:
-        """Where its peers are: stage s as often as it has replicas."""
+        """The stages at which its peers are: each stage appears once for every replica."""
         return [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
 
     def pack(self) -> bytes:
-        """At most ``MAX_POSTING`` bytes of JSON; of more replicas than others read, as many as they
-        do. Raises WireError when others would refuse it."""
+        """At most ``MAX_POSTING`` bytes of JSON. Replicas beyond the number that others read are
+        left out. Raises WireError if others would refuse the record."""
         body = {
             "cell": self.cell,
             "epoch": self.version.epoch,
@@ -123,11 +128,12 @@ class CellRecord:
 
     @classmethod
     def parse(cls, raw: bytes) -> "CellRecord":
-        """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
-        plausible record."""
+        """The inverse of :meth:`pack`. Raises WireError if the record is not complete and
+        plausible."""
         body = json_object(raw, MAX_POSTING, "a cell's record")
         version = parse_version(body, "a cell's record")
-        replicas, speed = body.get("replicas"), body.get("tokens_per_s")
+        replicas = body.get("replicas")
+        speed = body.get("tokens_per_s")
         if not isinstance(replicas, list) or not 2 <= len(replicas) <= MAX_STAGES:
             raise WireError("a cell's record tells the replicas of the ends and of every stage")
         counts = [natural(count, MAX_REPLICAS, "a count in a cell's record") for count in replicas]
@@ -147,13 +153,14 @@ class CellRecord:
 
 
 def pack_count(prefix: int, count: int) -> bytes:
-    """What a scribe posts in its region: how many cells its prefix has."""
+    """The count that a scribe posts in its region: cells of its prefix."""
     return json.dumps({"prefix": prefix, "count": min(count, MOST)}).encode()
 
 
 def region_in(region: int, postings: Sequence[bytes]) -> Counts:
-    """Cells of the prefixes of a region, as their scribes say; of two that speak for one prefix the
-    later in ``postings``. What is no count is dropped."""
+    """The number of cells of each prefix of a region, from the scribes' postings. If two postings
+    name the same prefix, the later one in ``postings`` counts. Postings that are no valid count are
+    dropped."""
     counts = [0] * _EACH
     for raw in postings:
         with suppress(WireError):
@@ -167,13 +174,14 @@ def region_in(region: int, postings: Sequence[bytes]) -> Counts:
 
 
 def pack_region(region: int, counts: Counts) -> bytes:
-    """What the first scribe of a region posts: cells of each of its prefixes."""
+    """The counts that the first scribe of a region posts: cells of each prefix of the region."""
     return json.dumps({"region": region, "counts": pack_counts(counts)}).encode()
 
 
 def counts_in(postings: Sequence[bytes]) -> Counts:
-    """Cells of every prefix, as the first scribes of the regions say; of two that speak for one
-    region the later in ``postings``. What is no region's counts is dropped."""
+    """The number of cells of every prefix, from the postings of the first scribes of the regions.
+    If two postings name the same region, the later one in ``postings`` counts. Postings that are no
+    valid counts are dropped."""
     found = [(0,) * _EACH] * REGIONS
     for raw in postings:
         with suppress(WireError):
@@ -184,7 +192,8 @@ def counts_in(postings: Sequence[bytes]) -> Counts:
 
 
 def cells_in(postings: Sequence[bytes]) -> Mapping[CellId, CellRecord]:
-    """By cell its record; of two of one cell the later in ``postings``. What is none is dropped."""
+    """The record of each cell. If two postings name the same cell, the later one in ``postings``
+    counts. Postings that are no valid record are dropped."""
     found: dict[CellId, CellRecord] = {}
     for raw in postings:
         with suppress(WireError):

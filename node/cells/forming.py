@@ -1,10 +1,10 @@
-"""Finds the group that a cell averages with in a window: posts and reads the directory, talks to
-the leaders of other cells, and gives what it hears to
+"""Finds the group that a cell averages with in a window. Posts and reads the directory, talks to
+the leaders of other cells, and passes the events to
 :class:`~node.averaging.strategies.group_forming.GroupForming`, which decides.
 
-The machine counts wall-clock seconds from the window's start, because that is what cells have in
-common. The wall clock is read again at every event, and at least once a turn, so that a clock that
-is set takes effect.
+The machine counts wall-clock seconds from the window's start, because all cells share that clock.
+The wall clock is read again at every event, and at least once a turn, so that a clock that was set
+takes effect.
 """
 
 import asyncio
@@ -28,28 +28,29 @@ from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
 BARRED_WINDOWS = 10
-"""For how many windows the offers of a cell are ignored that bound this one and named no group."""
+"""Windows for which the offers of a cell are ignored after it bound this cell and named no
+group."""
 NAME_TRIES = 3
-"""How often a member that does not answer is told that it is in the group."""
+"""Attempts to tell a member that does not answer that it is in the group."""
 
 LEAST_S = 1e-3
-"""Between two looks at the clock: a difference of two Unix times is not exact, and a timer of less
-would not bring it further."""
+"""Shortest wait before the clock is read again: a difference of two Unix times is not exact, so a
+shorter timer would make no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The cells that average with each other in a window, this one included. ``anchors``: as each
-    has posted its own; empty where that was not seen."""
+    """The cells that average with each other in a window, this one included. ``anchors``: the
+    anchor that each cell has posted; empty if its posting was not seen."""
 
     members: Mapping[CellId, Partner]
     anchors: Mapping[CellId, str]
 
 
 class GroupFinder(rpc.CellsServicer):
-    """Serves ``Cells`` on ``transport`` from the start; while nothing is looked for, everybody is
-    told that this peer is busy. ``learn(peer, addresses)`` is told where leaders of other cells can
-    be dialled."""
+    """Forms a group for this peer's cell. Serves ``Cells`` on ``transport`` from the start; while
+    no search runs, every caller is told that this peer is busy. ``learn(peer, addresses)`` is told
+    at which addresses leaders of other cells can be dialled."""
 
     def __init__(
         self,
@@ -60,7 +61,9 @@ class GroupFinder(rpc.CellsServicer):
         learn: Callable[[PeerId, Sequence[str]], None],
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self.me, self.transport, self.board = identity.peer_id, transport, board
+        self.me = identity.peer_id
+        self.transport = transport
+        self.board = board
         self._learn = learn
         self.tasks = Tasks("cells", on_error)
         self._signing = Accepting(identity, run_id)
@@ -72,11 +75,12 @@ class GroupFinder(rpc.CellsServicer):
         self, about: CellFacts, window: int, keys: Sequence[str], most: int, start_wall: float
     ) -> Group | None:
         """A group of at most ``most`` cells for ``window``, which begins at ``start_wall`` (Unix
-        seconds); None when there is none. Call it ``-times.post`` seconds earlier: cells that post
-        late are left out by others, and a key that it is too late for is not tried.
+        seconds); None if there is none, or if the wall clock is set back meanwhile. Call it at
+        ``start_wall + times.post``, where ``times.post`` is negative: other cells leave out a cell
+        that posts late, and a key is not tried if it is too late to post under it.
 
-        Each of ``keys`` is tried for ``times.attempt`` seconds. No other window is looked for any
-        more. None also when the wall clock is set back meanwhile.
+        Each of ``keys`` is tried for ``times.attempt`` seconds. A search for another window ends
+        when this one begins.
         """
         about = replace(about, hosts=notes.fitted(about.hosts))
         starts = {key: start_wall + n * self.board.times.attempt for n, key in enumerate(keys)}
@@ -97,7 +101,7 @@ class GroupFinder(rpc.CellsServicer):
         )
         search = self._search = Search(about, forming, start_wall, starts)
         try:
-            # Where the clock was set back the window is far off, and others come before it.
+            # If the clock was set back, the window is far off, and other windows come before it.
             while (
                 self._search is search
                 and forming.done is None
@@ -113,14 +117,16 @@ class GroupFinder(rpc.CellsServicer):
         return search.group
 
     async def close(self) -> None:
-        """Stop looking: :meth:`find` returns None. Others are answered that this peer is busy."""
-        search, self._search = self._search, None
+        """Stop the search: :meth:`find` returns None. Other cells are told that this peer is
+        busy."""
+        search = self._search
+        self._search = None
         if search is not None:
             search.changed.set()
         await self.tasks.close()
 
     async def _turn(self, search: "Search") -> None:
-        """Let the clock tick, and wait for the machine's next instant or for news."""
+        """Tell the machine the time, then wait for its next instant or for news."""
         self._happens(search, machine.TimePassed())
         search.changed.clear()
         if (at := search.forming.wakes_at) is None:
@@ -141,8 +147,9 @@ class GroupFinder(rpc.CellsServicer):
         event: machine.Event,
         shown: Mapping[CellId, Acceptance] | None = None,
     ) -> bool:
-        """Feed the machine and carry out what it decides; whether it accepts an offer. ``shown``:
-        the acceptances of a group that another cell names. A search that is over hears nothing."""
+        """Feed the machine and carry out its decisions. Return True if it accepts an offer.
+        ``shown``: the acceptances of a group that another cell names. A search that is over gets no
+        events."""
         accepts = False
         if search is not self._search:
             return accepts
@@ -199,7 +206,8 @@ class GroupFinder(rpc.CellsServicer):
         return Group(partners, anchors)
 
     async def _post(self, search: "Search", key: str) -> None:
-        times, body = self.board.times, pack_posting(search.about)
+        times = self.board.times
+        body = pack_posting(search.about)
         life_s = times.attempt - times.post + times.lock + times.clocks
         await self.board.post(search.window, key, body, life_s, search.starts[key])
 
@@ -210,9 +218,11 @@ class GroupFinder(rpc.CellsServicer):
         self._happens(search, machine.CellsRead(key, seen))
 
     async def _offer(self, search: "Search", cell: CellId, key: str) -> None:
-        """An answer may come as late as the offer binds: who accepted in vain is then released."""
+        """Send an offer. An answer may come as late as the offer binds: a cell that accepted in
+        vain is then released."""
         peer = search.leaders[key][cell]
-        note, accepts = notes.offer_note(search.window, key, search.cell), False
+        note = notes.offer_note(search.window, key, search.cell)
+        accepts = False
         try:
             reply = await self._tell(peer, note, self.board.times.lock)
             if reply.accepts:
@@ -220,7 +230,8 @@ class GroupFinder(rpc.CellsServicer):
                 if (said.cell, said.leader) != (cell, peer):
                     raise WireError("an acceptance of another cell, or by another leader")
                 self._signing.check(said, search.window, key, search.cell)
-                search.answers[cell], accepts = said, True
+                search.answers[cell] = said
+                accepts = True
         except PeerFault as e:
             self.board.say("outer-unanswered", str(e), search.window, "debug", peer=peer)
         except WireError as e:
@@ -230,7 +241,7 @@ class GroupFinder(rpc.CellsServicer):
         self._happens(search, machine.OfferAnswered(cell, key, accepts))
 
     def _release(self, search: "Search", cells: Iterable[CellId]) -> None:
-        """Tell these, all of which accepted the own offer, that they are free."""
+        """Tell ``cells``, all of which accepted this cell's offer, that they are free."""
         note = notes.release_note(search.window, search.cell)
         for cell in cells:
             if cell != search.cell:
@@ -245,7 +256,7 @@ class GroupFinder(rpc.CellsServicer):
                 self.tasks.spawn(self._insist(one.leader, note), f"name {one.cell}")
 
     async def _insist(self, peer: PeerId, note: pb.CellsNote) -> None:
-        """Tell a leader until it has heard it, a few times."""
+        """Send the note until the leader answers, at most :data:`NAME_TRIES` times."""
         for _ in range(NAME_TRIES):
             try:
                 reply = await self._tell(peer, note, self.board.times.answers)
@@ -258,7 +269,7 @@ class GroupFinder(rpc.CellsServicer):
             return
 
     async def _tell(self, peer: PeerId, note: pb.CellsNote, timeout: float) -> pb.CellsReply:
-        """Raises PeerFault when there is no answer in time."""
+        """Send the note and return the reply. Raises PeerFault when there is no answer in time."""
         async with answers(peer, timeout):
             channel = await self.transport.channel(peer)
             return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
@@ -266,11 +277,13 @@ class GroupFinder(rpc.CellsServicer):
     # ----------------------------------------------------------- who posted
 
     async def _look(self, search: "Search", key: str) -> None:
-        """Add to the leaders of ``key`` whom the directory shows."""
-        about, leaders = search.about, search.leaders.setdefault(key, {})
+        """Add the leaders that the directory shows under ``key``."""
+        about = search.about
+        leaders = search.leaders.setdefault(key, {})
         try:
             found = await self.board.read(search.window, key, about.change, search.starts[key])
-        finally:  # also when who made us look has hung up: it must not make us look again at once
+        # Also when the caller that made us look has hung up: it must not make us look again at once
+        finally:
             search.looked[key] = self.board.clock.wall()
         for peer, said in found:
             if not about.anchor or said.anchor:
@@ -282,8 +295,8 @@ class GroupFinder(rpc.CellsServicer):
     def _leads(
         self, search: "Search", leaders: dict[CellId, PeerId], cell: CellId, peer: PeerId
     ) -> None:
-        """``peer`` says that it leads ``cell``. Of two who say so the first in order is asked: what
-        they claim proves nothing. The own cell is led by this peer."""
+        """``peer`` says that it leads ``cell``. If two peers say so, the first in order is asked,
+        because the claim itself proves nothing. This peer leads its own cell."""
         own = cell == search.cell
         other = self.me if own else leaders.setdefault(cell, peer)
         if other == peer:
@@ -299,8 +312,8 @@ class GroupFinder(rpc.CellsServicer):
         )
 
     async def _knows(self, search: "Search", key: str, cells: Iterable[CellId]) -> None:
-        """Look again for cells that were not seen; not sooner than ``times.answers`` after the last
-        look, so that nobody makes this peer ask the directory often."""
+        """Read the directory again for cells that were not seen; not sooner than ``times.answers``
+        seconds after the last look, so that nobody makes this peer ask the directory often."""
         wanted = set(cells)
         if wanted <= search.leaders.get(key, {}).keys():
             return
@@ -312,15 +325,17 @@ class GroupFinder(rpc.CellsServicer):
     # ----------------------------------------------------------- what others say
 
     async def Tell(self, request: pb.CellsNote, context: Any) -> pb.CellsReply:
-        """A note of another cell's leader. One that nobody could mean counts as a fault of its
-        sender."""
+        """Handle a note from another cell's leader. A note that no honest leader would send counts
+        as a fault of its sender."""
         peer = self.transport.caller(context)
         async with blamed(self.transport, peer, context):
             return await self._hear(peer, request)
 
     async def _hear(self, peer: PeerId, note: pb.CellsNote) -> pb.CellsReply:
-        members, search = notes.parse_note(note), self._search
-        key, caller = note.key, CellId(note.caller)
+        members = notes.parse_note(note)
+        search = self._search
+        key = note.key
+        caller = CellId(note.caller)
         if search is None or search.window != note.window:
             return _no("this peer forms no group in that window")
         if note.HasField("offer"):
@@ -354,8 +369,9 @@ class GroupFinder(rpc.CellsServicer):
         caller: CellId,
         told: Mapping[CellId, Acceptance],
     ) -> pb.CellsReply:
-        """Every acceptance must be signed by the leader that a posting names; the caller's was
-        looked up when it offered, and the own one is by this peer."""
+        """Check a named group. Every acceptance must be signed by the leader that a posting names;
+        the caller's posting was looked up when it made its offer, and this peer signed its own
+        acceptance."""
         if search.callers.get(caller, {}).get(key) != peer:
             return _no("this peer accepted no offer of that cell under this key")
         for shown in told.values():
@@ -373,8 +389,8 @@ class GroupFinder(rpc.CellsServicer):
 
 
 class Search:
-    """One window's: the machine and what it is fed from. ``starts``: the wall-clock time at which
-    the attempt under each key begins."""
+    """The search for one window's group: the machine and the state that feeds it. ``starts``: the
+    wall-clock time at which the attempt under each key begins."""
 
     def __init__(
         self,
@@ -383,20 +399,24 @@ class Search:
         start_wall: float,
         starts: Mapping[str, float],
     ) -> None:
-        self.about, self.forming, self.start_wall = about, forming, start_wall
+        self.about = about
+        self.forming = forming
+        self.start_wall = start_wall
         self.starts = starts
-        self.cell, self.window = about.cell, forming.window
+        self.cell = about.cell
+        self.window = forming.window
         self.changed = asyncio.Event()
         self.reading = asyncio.Lock()
         self.looked: dict[str, float] = {}
         self.anchors: dict[PeerId, str] = {}
-        """By leader: the anchor that its cell has posted."""
+        """The anchor that each leader's cell has posted."""
         self.leaders: dict[str, dict[CellId, PeerId]] = {}
-        """By key: who posted, as far as it may be averaged with, and by whom."""
+        """``leaders[key][cell]``: the peer that posted for the cell, for cells that this one may
+        average with."""
         self.callers: dict[CellId, dict[str, PeerId]] = {}
-        """Whose offers were accepted, and who made them under which key."""
+        """``callers[cell][key]``: the peer whose offer for the cell was accepted under the key."""
         self.answers: dict[CellId, Acceptance] = {}
-        """To the last own offer, the own acceptance first."""
+        """Acceptances of this cell's last offer, its own first."""
         self.group: Group | None = None
 
 

@@ -1,5 +1,5 @@
-"""Notes between leaders of cells on the wire, and back; what a leader signs when it accepts. Pure;
-what does not parse raises WireError."""
+"""Notes between leaders of cells, to and from the wire, and the bytes that a leader signs when it
+accepts. Pure. A note that does not parse raises WireError."""
 
 import hashlib
 import json
@@ -17,18 +17,20 @@ from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from protos import cells_pb2 as pb
 
 MAX_STAGES = MOST_STAGES + 1
-MAX_PEERS, MAX_MADDRS = 8, 4
-"""Peers that a cell names for a stage, addresses of each."""
+MAX_PEERS = 8
+"""Peers that a cell names for a stage."""
+MAX_MADDRS = 4
+"""Addresses of each of these peers."""
 MAX_HOSTS = 96 << 10
 """Bytes of the hosts of one cell."""
 MAX_NOTE = MOST_MEMBERS * MAX_HOSTS + (64 << 10)
-"""Bytes of the largest note that is read; gRPC refuses those that are much larger."""
+"""Bytes of the largest note that is read; gRPC refuses notes that are much larger."""
 MAX_WINDOW = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """``cell`` takes part in a group of one caller, says its ``leader``."""
+    """The statement of ``leader`` that ``cell`` takes part in the group of one caller."""
 
     cell: CellId
     leader: PeerId
@@ -37,35 +39,36 @@ class Acceptance:
 
 
 class Accepting:
-    """Signs and checks acceptances of one run. ``signer`` is this peer."""
+    """Signs and checks acceptances of one run. ``signer`` signs for this peer."""
 
     def __init__(self, signer: Signer, run_id: str) -> None:
-        self._signer, self._domain = signer, f"tutti/cells/1/{run_id}"
+        self._signer = signer
+        self._domain = f"tutti/cells/1/{run_id}"
 
     def accept(self, about: CellFacts, window: int, key: str, caller: CellId) -> Acceptance:
-        """That the cell of ``about``, which this peer leads, takes part in a group of
+        """Sign that the cell of ``about``, which this peer leads, takes part in a group of
         ``caller``."""
         said = _said(window, key, caller, about.cell, about.hosts)
         signature = self._signer.sign(said, self._domain)
         return Acceptance(about.cell, self._signer.peer_id, about.hosts, signature)
 
     def check(self, shown: Acceptance, window: int, key: str, caller: CellId) -> None:
-        """Raises WireError unless the leader it names signed it for this window, key and caller."""
+        """Raise WireError unless the leader it names signed it for this window, key and caller."""
         said = _said(window, key, caller, shown.cell, shown.hosts)
         if not is_signed(self._signer, shown.leader, said, shown.signature, self._domain):
             raise WireError(f"an acceptance of cell {shown.cell} whose signature is wrong")
 
 
 def _said(window: int, key: str, caller: CellId, cell: CellId, hosts: Hosts) -> bytes:
-    """The bytes that are signed: JSON, of the hosts a hash."""
+    """The bytes that are signed: JSON, with a hash in place of the hosts."""
     rows = [[s, [[h.peer, h.maddrs] for h in each]] for s, each in sorted(hosts.items())]
     told = hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
     return json.dumps([window, key, caller, cell, told], separators=(",", ":")).encode()
 
 
 def fitted(hosts: Hosts) -> Hosts:
-    """As many peers and addresses of each stage as a note has room for; every stage that has a peer
-    keeps one."""
+    """The hosts, cut step by step to fewer peers and addresses of each stage until they fit a note.
+    Every stage that has a peer keeps one."""
     some: Hosts = {}
     for some in cut(hosts, (MAX_PEERS, MAX_MADDRS), (4, 4), (2, 4), (1, 4), (1, 1)):
         if sum(row.ByteSize() for row in _rows(some)) <= MAX_HOSTS:
@@ -105,8 +108,8 @@ def _rows(hosts: Hosts) -> list[pb.StageHosts]:
 
 
 def parse_note(note: pb.CellsNote) -> Mapping[CellId, Acceptance]:
-    """Look at what a leader says, at its size before anything else. The acceptances of the group
-    that it names, if it names one; none of them is verified yet. Raises WireError."""
+    """Check a leader's note, its size before anything else. Returns the acceptances of the group
+    that it names, not verified yet; empty if it names none. Raises WireError."""
     if (size := note.ByteSize()) > MAX_NOTE:
         raise WireError(f"a note of {size} bytes between cells, at most {MAX_NOTE} are read")
     if note.window > MAX_WINDOW:
@@ -129,12 +132,13 @@ def _members(note: pb.GroupNote) -> Mapping[CellId, Acceptance]:
 
 
 def parse_acceptance(note: pb.AcceptanceNote) -> Acceptance:
-    """What a leader signed; the signature is the caller's to check. Raises WireError."""
+    """The acceptance in a note; the caller checks the signature. Raises WireError."""
     if not 0 < len(note.signature) <= SIGNATURE_BYTES:
         raise WireError(f"a signature has at most {SIGNATURE_BYTES} bytes")
     if not PEER.fullmatch(note.leader):
         raise WireError("the leader of a cell is no peer")
-    cell, leader = cell_name(note.cell), PeerId(note.leader)
+    cell = cell_name(note.cell)
+    leader = PeerId(note.leader)
     return Acceptance(cell, leader, _hosts(note.hosts), note.signature)
 
 

@@ -1,6 +1,6 @@
-"""What a cell posts for a window: compact JSON, checked field by field when it comes from outside.
-Its leader is the writer of the record. Also the hosts of a cell, as its leader tells them to those
-who ask it."""
+"""The posting of a cell for a window: compact JSON, checked field by field when it comes from
+outside. The cell's leader is the writer of the record. Also the hosts of a cell, which its leader
+tells to leaders that ask for them."""
 
 import json
 import re
@@ -20,24 +20,24 @@ MAX_MADDRS = 4
 """Addresses at which the leader of a cell can be dialled."""
 MAX_STAGE = 1 << 16
 PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
-"""What a PeerId looks like; whether it is a key shows where its signature is checked, or when it is
+"""Form of a PeerId. Whether it belongs to a key shows when its signature is checked or when it is
 dialled."""
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
 _MADDR = re.compile(r"/[!-~]+")
 
 
 Hosts = Mapping[int, tuple[Host, ...]]
-"""By stage: who hosts it in a cell."""
+"""The hosts of each stage in a cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellFacts:
-    """What the leader of ``cell`` says of it in a window.
+    """Facts about a cell in a window, as its leader reports them.
 
-    ``version`` is what the cell gives, ``anchor`` the hash of its anchor as at most 64 hex digits
-    (empty where anchors do not matter), ``change`` the number of the owner's change that is in
-    force, ``hosts`` where others can fetch each stage (8 peers with 4 addresses each are told),
-    ``maddrs`` where the leader can be dialled, of which 4 are told.
+    ``version`` is the version that the cell offers; ``anchor`` the hash of its anchor as at most 64
+    hex digits (empty where anchors do not matter); ``change`` the number of the owner's change in
+    force; ``hosts`` the peers from which others can fetch each stage (at most 8 peers with 4
+    addresses each are told); ``maddrs`` the addresses of the leader, at most 4 of which are told.
     """
 
     cell: CellId
@@ -49,8 +49,9 @@ class CellFacts:
 
 
 def pack_posting(about: CellFacts) -> bytes:
-    """What is posted: JSON, with as many addresses of the leader as fit, which is asked for the
-    hosts. Raises WireError when others would refuse it."""
+    """The posting as JSON, with at most 4 addresses of the leader, and fewer if they do not fit.
+    The hosts are not in it: other cells ask the leader for them. Raises WireError if others would
+    refuse the posting."""
     told = replace(about, maddrs=about.maddrs[:MAX_MADDRS])
     while len(raw := _json(told)) > MAX_BODY and told.maddrs:
         told = replace(told, maddrs=told.maddrs[:-1])
@@ -59,8 +60,8 @@ def pack_posting(about: CellFacts) -> bytes:
 
 
 def parse_posting(raw: bytes) -> CellFacts:
-    """What a cell has posted, without ``hosts``. Raises WireError for anything that is not a whole
-    and plausible posting."""
+    """The facts in a cell's posting, without ``hosts``. Raises WireError if the posting is not
+    complete and plausible."""
     body = json_object(raw, MAX_BODY, "a cell's posting")
     version = parse_version(body, "a cell's posting")
     anchor = body.get("anchor")
@@ -85,13 +86,13 @@ def _json(p: CellFacts) -> bytes:
 
 
 def dialable(maddrs: Iterable[str]) -> tuple[str, ...]:
-    """Those that are multiaddrs."""
+    """The addresses that are multiaddrs."""
     return tuple(m for m in maddrs if len(m) <= MAX_MADDR and _MADDR.fullmatch(m))
 
 
 def cut(hosts: Hosts, *most: tuple[int, int]) -> Iterator[Hosts]:
-    """For each of ``most`` (peers of a stage, addresses of a peer) no more than these of every
-    stage that has a peer."""
+    """The hosts cut to each limit of ``most`` (peers of a stage, addresses of a peer) in turn.
+    Stages without peers are left out."""
     for peers, maddrs in most:
         yield {
             stage: tuple(Host(h.peer, dialable(h.maddrs)[:maddrs]) for h in each[:peers])
@@ -101,8 +102,8 @@ def cut(hosts: Hosts, *most: tuple[int, int]) -> Iterator[Hosts]:
 
 
 def checked_hosts(hosts: Hosts, most: int, maddrs: int) -> Hosts:
-    """What others say of the hosts of a cell, with 1 to ``most`` peers of a stage and at most
-    ``maddrs`` addresses each. Raises WireError."""
+    """``hosts``, if each stage has 1 to ``most`` peers and each peer at most ``maddrs`` addresses.
+    Raises WireError otherwise."""
     held = [h for each in hosts.values() for h in each]
     fine = (
         all(0 <= stage < MAX_STAGE and 1 <= len(each) <= most for stage, each in hosts.items())
@@ -118,14 +119,14 @@ def checked_hosts(hosts: Hosts, most: int, maddrs: int) -> Hosts:
 
 
 def parse_version(body: Mapping[str, Any], what: str) -> Version:
-    """The version in ``what`` a cell has posted. Raises WireError."""
+    """The version in the posting ``body``, which errors call ``what``. Raises WireError."""
     epoch = natural(body.get("epoch"), 2**53, f"epoch in {what}")
     return Version(epoch, lineage(body.get("lineage")))
 
 
 def natural(value: Any, below: int, what: str) -> int:
-    """``value``, if it is a number from 0 to ``below - 1``. Raises WireError, which names
-    ``what``."""
+    """``value``, if it is a number from 0 to ``below - 1``. Raises WireError that names ``what``
+    otherwise."""
     if type(value) is not int or not 0 <= value < below:
         raise WireError(f"{what} is not a number from 0 to {below - 1}")
     return value

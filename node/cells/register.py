@@ -1,9 +1,10 @@
-"""The cells of a run, as one peer reads them: a few prefixes now and then. While it leads, it posts
-its own cell's record there.
+"""The cells of a run, as one peer sees them by reading a few prefixes now and then. While the peer
+leads, it posts the record of its own cell.
 
-All peers do the same in the same thirds of a period of wall-clock time: leaders post their records,
-then read those of their prefix and the scribes post how many these are, then the scribes read the
-counts of their region and of all. So cells that read the same records compute with the same counts.
+All peers work in the same thirds of a period of wall-clock time. In the first third leaders post
+their records. In the second they read the records of their prefix, and the scribes post the number
+of cells in it. In the last the scribes read the counts of their region and of all regions. So cells
+that read the same records compute with the same counts.
 """
 
 import asyncio
@@ -27,12 +28,14 @@ from node.core.ids import CellId, PeerId
 from node.dht.record import DirectoryPort
 from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
 
-REFRESH_S, LIVES = 60.0, 3
-"""Seconds between two postings of a cell's record, and for how many of them it lives."""
+REFRESH_S = 60.0
+"""Seconds between two postings of a cell's record."""
+LIVES = 3
+"""Life of a record, in such periods."""
 SAMPLED = 2
-"""Prefixes that who looks for a cell reads."""
+"""Prefixes that a peer reads when it looks for a cell."""
 WINDOW = 4
-"""Periods between two looks of who does not lead."""
+"""Periods between two looks of a peer that does not lead."""
 THIRDS = 3
 
 
@@ -43,23 +46,24 @@ class CellReader:
         self._directory = directory
 
     async def prefix(self, prefix: int) -> Mapping[CellId, CellRecord]:
-        """The cells of a prefix."""
+        """The records of the cells of a prefix."""
         of = cells_in(await self._look(cells_topic(prefix)))
         return {cell: record for cell, record in of.items() if prefix_of(cell) == prefix}
 
     async def region(self, region: int) -> Counts:
-        """Cells of the prefixes of a region."""
+        """The number of cells of each prefix of a region."""
         return region_in(region, await self._look(region_topic(region)))
 
     async def counts(self) -> Counts:
-        """Cells of every prefix."""
+        """The number of cells of every prefix."""
         return counts_in(await self._look(CENSUS))
 
     async def sample(
         self, text: str, counts: Counts = (), most: int = SAMPLED
     ) -> dict[CellId, CellRecord]:
-        """The cells of ``most`` prefixes, which a hash of ``text`` draws; of those that have cells,
-        once that is known. Without ``counts`` it is asked for when not all are found at once."""
+        """The cells of ``most`` prefixes, drawn by a hash of ``text``; only from prefixes that have
+        cells if ``counts`` are given. Without them the counts are read when a drawn prefix is
+        empty."""
         drawn = draw(text, _populated(counts) or range(PREFIXES), most)
         found = await self._prefixes(drawn)
         if not counts and not all(found):
@@ -68,7 +72,7 @@ class CellReader:
         return {cell: record for of in found for cell, record in of.items()}
 
     async def _look(self, topic: str) -> list[bytes]:
-        """What was posted there, the oldest first."""
+        """The postings under the topic, the oldest first."""
         found = await self._directory.look(topic)
         return [p.body for p in sorted(found.values(), key=lambda p: p.seq)]
 
@@ -77,8 +81,8 @@ class CellReader:
 
 
 class CellRegister:
-    """Of one peer. ``about()``: its cell's record while it leads, else None; ``cell()``: which cell
-    that is. ``pace``: everything is so many times as fast, at most 1."""
+    """One peer's view of the cells of a run. ``about()``: its cell's record while it leads, else
+    None; ``cell()``: the id of its cell; ``pace``: factor of the periods, at most 1."""
 
     def __init__(
         self,
@@ -89,28 +93,32 @@ class CellRegister:
         cell: Callable[[], CellId],
         pace: float,
     ) -> None:
-        self.me, self._directory, self._clock = me, directory, clock
-        self._about, self._cell = about, cell
+        self.me = me
+        self._directory = directory
+        self._clock = clock
+        self._about = about
+        self._cell = cell
         self.every = REFRESH_S * pace
         self._reader = CellReader(directory)
         self._counts: Counts = ()
-        """As they were read last, to be told."""
+        """Counts that were read last, to be told in the own record."""
         self._near: Mapping[CellId, CellRecord] = {}
         self.seen: Mapping[CellId, CellRecord] = {}
-        """Of other cells, what the last looks showed: of the own prefix and of two more."""
+        """Other cells that the last looks showed: in the own prefix and in two more."""
 
     @property
     def told(self) -> Counts:
-        """Cells of every prefix as the scribe of the own one says; empty while it has not."""
+        """The number of cells of every prefix, from the record of the own prefix's scribe; empty
+        until it reports them."""
         scribe = scribe_of(self._near)
         return (self._near[scribe].counts or self._counts) if scribe is not None else ()
 
     def standing(self) -> tuple[int, int]:
-        """The number of the own cell among all, and how many there are."""
+        """The number of the own cell among all, and the number of cells."""
         return standing(self._cell(), self._near.keys(), self.told)
 
     async def keep(self) -> None:
-        """Read, and post while this peer leads. What was posted expires."""
+        """Read the records, and post the own one while this peer leads. Postings expire."""
         number = -1
         while True:
             number = await begins(self._clock, self.every / THIRDS, number)
@@ -131,10 +139,11 @@ class CellRegister:
                     await self._sample(number)
 
     async def _post(self, record: CellRecord) -> None:
-        # Those of the scribe are read; the next one's, when that is gone.
+        # Counts are read from the scribe's record, or from the next cell's when the scribe is gone.
         first = sorted({record.cell, *self._near})[:2]
         record = replace(record, counts=self._counts if record.cell in first else ())
-        topic, life = cells_topic(prefix_of(record.cell)), LIVES * self.every
+        topic = cells_topic(prefix_of(record.cell))
+        life = LIVES * self.every
         await self._directory.post(topic, record.pack(), life)
 
     async def _read(self) -> None:
@@ -143,16 +152,17 @@ class CellRegister:
             self._counts = told
 
     async def _count(self, cell: CellId) -> None:
-        """The scribe says how many cells its prefix has."""
+        """As scribe, post the number of cells in the own prefix."""
         if scribe_of(self._near) == cell:
             prefix = prefix_of(cell)
             body = pack_count(prefix, len(self._near))
             await self._directory.post(region_topic(region_of(prefix)), body, LIVES * self.every)
 
     async def _tally(self, prefix: int) -> None:
-        """The scribe of a prefix reads all counts; the first of a region says those of the
-        region."""
-        self._counts, region = await self._reader.counts(), region_of(prefix)
+        """As scribe, read the counts of all regions. The first scribe of a region also posts the
+        counts of that region."""
+        self._counts = await self._reader.counts()
+        region = region_of(prefix)
         here = await self._reader.region(region)
         if any(here) and prefix % len(here) == next(i for i, n in enumerate(here) if n):
             await self._directory.post(CENSUS, pack_region(region, here), LIVES * self.every)

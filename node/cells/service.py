@@ -1,6 +1,6 @@
 """Finds partners for a cell: while this peer leads one, it looks for a group in every window and
 tells its leader which cells it has found. Enters: the wall clock, what the leader knows of its
-cell. Leaves: a group, and what there is to say of the cell's windows. Never: a parameter;
+cell. Leaves: a group, and reports of the cell's windows. Never: a parameter;
 :class:`node.training.rounds.window.WindowRound` moves these."""
 
 from collections import Counter
@@ -25,21 +25,24 @@ from node.training.service import Training
 from protos import control_pb2 as pb
 
 USUAL_S = 240.0
-"""A window of so many seconds has time for two attempts to find a group, and for averaging after
-that. In shorter windows all times are scaled down."""
+"""Seconds of a window that has time for two attempts to find a group and for averaging after that.
+In shorter windows all times are scaled down."""
 OPEN_SHARE = 0.5
-"""Of a window: what has not come by then is left out."""
+"""Share of a window after which contributions that have not arrived are left out."""
 NO_ANCHOR = 64 * "0"
 """Posted in place of its anchor by a cell in which some stage has none."""
-HOSTS, MADDRS = 4, 4
-"""Of a stage, and of a host, that partners are told."""
+HOSTS = 4
+"""Hosts of a stage that partners are told."""
+MADDRS = 4
+"""Addresses of a host that partners are told."""
 POSTERS = 4
 """Cells that post the owner's newest change when all of them know it."""
 
 
 class CellMeetings:
-    """Of one peer, in a run with several cells. ``addresses(peer)``: where a peer can be dialled;
-    ``learn(peer, addresses)`` is told where partners can."""
+    """The windows of one peer, in a run with several cells. ``addresses(peer)`` gives the addresses
+    of a peer; ``learn(peer, addresses)`` is told at which addresses hosts of partners can be
+    dialled."""
 
     def __init__(
         self,
@@ -53,9 +56,13 @@ class CellMeetings:
         learn: Callable[[PeerId, Sequence[str]], None],
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self._finder, self._training = finder, training
-        self._clock, self._journal = clock, journal
-        self.register, self._addresses, self._learn = register, addresses, learn
+        self._finder = finder
+        self._training = training
+        self._clock = clock
+        self._journal = journal
+        self.register = register
+        self._addresses = addresses
+        self._learn = learn
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
 
@@ -65,24 +72,26 @@ class CellMeetings:
         return self._training.standing.in_force.outer
 
     def start(self) -> None:
-        """Begin to look, as long as this peer leads."""
+        """Begin to look for partners whenever this peer leads."""
         self._tasks.spawn(self.register.keep(), "register", eternal=True)
         self._tasks.spawn(self._spread_changes(), "changes", eternal=True)
         self._tasks.spawn(self._look(), "windows", eternal=True)
 
     async def close(self) -> None:
-        """Look for nobody any more."""
+        """Stop looking for partners."""
         await self._tasks.close()
         await self._finder.close()
 
     async def _look(self) -> None:
-        every, post_s = self._settings.window_s, self._finder.board.times.post
+        every = self._settings.window_s
+        post_s = self._finder.board.times.post
         alone = False  # a cell that stays alone says so once
         window = -1
         while True:
-            # The next window whose posting is still to be made.
+            # The next window that this cell can still post for.
             window = await begins(self._clock, every, window, post_s)
-            leader, about = self._training.leader, self._about()
+            leader = self._training.leader
+            about = self._about()
             if leader is None or about is None or leader.windows.number():
                 continue
             if self._training.finished.is_set():
@@ -99,8 +108,8 @@ class CellMeetings:
                 alone = True
                 continue
             alone = False
-            # With no partner of the same anchor this cell steps by itself, and the others of the
-            # group take what comes of it.
+            # Without a partner of the same anchor this cell steps by itself, and the other cells of
+            # the group copy the result.
             names = ", ".join(f"cell {short_cell(p.cell)}" for p in met.partners) or "no other cell"
             does = "takes the anchor of" if met.copies else "averages with"
             text = f"{does} {names} in this window"
@@ -109,18 +118,22 @@ class CellMeetings:
             self._training.lead(ev.Grouped(met, self._clock.now() + until))
 
     async def _spread_changes(self) -> None:
-        """The owner's changes go from cell to cell through the directory, and inside a cell with
-        heartbeats and plans. Leaders look for changes once a period; the first cells in order post
-        the newest one that they know, and so does a cell that finds it nowhere."""
-        number, every = -1, self.register.every
+        """Spread the owner's changes from cell to cell through the directory; inside a cell
+        heartbeats and plans carry them. Leaders look for changes once a period. The first cells in
+        order post the newest change that they know, and so does a cell that does not find it in the
+        directory."""
+        number = -1
+        every = self.register.every
         while True:
             number = await begins(self._clock, every, number)
             if self._training.leader is not None:
                 await self._exchange_changes(LIVES * every)
 
     async def _exchange_changes(self, life_s: float) -> None:
-        """Read what others have posted, and post what they may lack."""
-        directory, told = self._finder.board.directory, list[str]()
+        """Read the changes that other cells have posted, and post the newest known one if they may
+        lack it."""
+        directory = self._finder.board.directory
+        told = list[str]()
         for posting in (await directory.look(CHANGES)).values():
             try:
                 told.append(self._training.change(posting.body.decode()).change)
@@ -131,9 +144,10 @@ class CellMeetings:
             await directory.post(CHANGES, newest.encode(), life_s)
 
     async def _partners(self, about: CellFacts, window: int) -> Window | None:
-        """The cells whose values this one takes, and whether it only copies; None without a
+        """The cells to average with, and whether this cell only copies their result; None without a
         group."""
-        start, s = window * self._settings.window_s, self._settings
+        start = window * self._settings.window_s
+        s = self._settings
         number, cells = self.register.standing()
         keys, most = meeting_keys(s, about.cell, number, cells, window)
         group = await self._finder.find(about, window, keys, most, start)
@@ -144,8 +158,10 @@ class CellMeetings:
         return Window(window, _others(able, about.cell), copies=about.anchor != shared)
 
     def _about(self) -> CellFacts | None:
-        """What others need to know of the cell this peer leads; None before its first plan."""
-        plan, training = self._training.work.plan, self._training
+        """Facts about the cell that this peer leads, for other cells; None before its first
+        plan."""
+        plan = self._training.work.plan
+        training = self._training
         if training.leader is None or plan is None or plan.cell_id != training.cell:
             return None
         anchor = ""
@@ -172,11 +188,12 @@ class CellMeetings:
 
 
 class CellTally:
-    """What there is to tell the operator of one of several cells, and of its windows, since the
-    daemon began. Windows are ``every_s`` seconds long; ``wall`` is Unix time."""
+    """Report to the operator about one of several cells and its windows, since the daemon began.
+    Windows are ``every_s`` seconds long; ``wall`` is Unix time."""
 
     def __init__(self) -> None:
-        self._cell, self._since = NO_CELL, 0.0
+        self._cell = NO_CELL
+        self._since = 0.0
         self._met = (0, 0)
         self._busy: set[int] = set()
         """Windows in which the cell had partners, or an outer round under way."""
@@ -186,7 +203,8 @@ class CellTally:
     def planned(self, plan: Plan, every_s: float, wall: float) -> None:
         """A plan of this peer's cell is in force."""
         if plan.cell_id != self._cell:
-            self._cell, self._since = plan.cell_id, wall
+            self._cell = plan.cell_id
+            self._since = wall
         if plan.window.number:
             self._met = plan.window.number, 1 + len(plan.window.partners)
             self._busy.add(plan.window.number)
@@ -196,8 +214,8 @@ class CellTally:
     def line(
         self, cell: CellId, peers: int, cells: int, news: WindowNews, every_s: float, wall: float
     ) -> pb.CellLine:
-        """``peers`` belong to the cell; about ``cells`` are in sight; ``news`` is of the last mean
-        that came into place."""
+        """The report. ``peers`` belong to the cell; about ``cells`` are in sight; ``news``
+        describes the last mean that was put in place."""
         now = floor(wall / every_s)
         self._close_windows(now, every_s)
         self._averaged += news.number != self._last
@@ -222,8 +240,8 @@ class CellTally:
         )
 
     def _close_windows(self, now: int, every_s: float) -> None:
-        """Count the windows before ``now`` that are over since this was asked last. One that the
-        cell was not there for from its beginning says nothing."""
+        """Count the windows before ``now`` that have ended since the last call. A window that began
+        before the cell existed is not counted."""
         if self._cell and now > self._seen:
             whole = ceil(self._since / every_s)
             first = max(self._seen, whole)
@@ -234,13 +252,13 @@ class CellTally:
 
 
 def common_anchor(anchors: Collection[str]) -> str:
-    """The anchor that a group averages from: the most common one, of equally common ones the last
-    in sort order; NO_ANCHOR only if no member has one. All members choose the same, and a cell with
-    another anchor copies the result."""
+    """The anchor that a group averages from: the most common one, and the last in sort order if
+    several are equally common; NO_ANCHOR only if no member has an anchor. All members choose the
+    same one, and a cell with another anchor copies the result."""
     count = Counter(anchors)
     return max(count, key=lambda anchor: (anchor != NO_ANCHOR, count[anchor], anchor))
 
 
 def _others(cells: Mapping[CellId, Partner], me: CellId) -> tuple[Partner, ...]:
-    """These but ``me``, in order."""
+    """All cells but ``me``, in order."""
     return tuple(p for cell, p in sorted(cells.items()) if cell != me)

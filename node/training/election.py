@@ -1,4 +1,4 @@
-"""Which peer this peer takes for the leader of the epochs, and whom it has worked with. Pure:
+"""Election of the epochs' leader, as one peer sees it, and the peers that it has worked with. Pure:
 sightings, plans and time in, a PeerId out.
 
 A leader stays the leader while it lives, so a newcomer with a smaller PeerId does not cost an
@@ -7,10 +7,11 @@ the list is ordered by how long they have voted. Before the first plan it is the
 colleagues first. When a partition heals there are two leaders: the one with more followers stays;
 with equally many, the one with the smaller PeerId.
 
-A claim to lead costs nothing, and neither does a key or a small PeerId. So followers are counted,
-and strangers among them count for at most as many as colleagues, the peers that this one has worked
-with: a peer that no colleague follows cannot win by making keys. Nor do the claims of strangers
-outweigh those of colleagues about which history goes on (:mod:`node.training.leader.roster`).
+A claim to lead costs nothing, and neither does a key or a small PeerId. So followers are counted.
+Colleagues are the peers that this one has worked with; all others are strangers, and strangers
+never count for more than the colleagues among the same leader's followers. A peer that no colleague
+follows cannot win by making keys. Nor do strangers outweigh colleagues in the choice of the history
+that goes on (:mod:`node.training.leader.roster`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,54 +21,56 @@ from node.core.ids import PeerId
 from node.training.protocol.pace import CLAIM_S
 
 SHUN_S = 10.0
-"""An ends peer that did not answer cannot be the leader for so many seconds, and after that only
-once a newer record of it is seen."""
+"""Seconds for which an ends peer that did not answer cannot be the leader. After that it can be
+only once a newer record of it is seen."""
 DOUBT_S = 3.0
 """Seconds for which a peer that denied that it leads comes after all others."""
 GRACE_S = 2.0
-"""Seconds before the doubt about a peer that has never led: it may not have found out yet that its
-leader is gone."""
+"""Seconds before the doubt about a peer that has never led: it may not know yet that its leader is
+gone."""
 SAID_S = 10.0
 """Seconds for which a peer that said that it leads counts as leading, until its record says so."""
 KEEP_S = 60.0
-"""A peer that accepted our heartbeat as the leader counts as leading for so many seconds, whatever
+"""Seconds for which a peer that accepted our heartbeat as the leader counts as leading, whatever
 the directory shows: on a busy machine records come late."""
 LOOK_S = 2.0
-"""A peer that has just started and sees other ends peers waits so long for one of them to say that
-it leads."""
+"""Seconds that a peer which has just started and sees other ends peers waits for one of them to say
+that it leads."""
 TOLD_S = 60.0
-"""A leader plans with the peers that send it heartbeats. Its plans are followed for so many seconds
-after the last heartbeat that we sent it."""
+"""Seconds for which a leader's plans are followed after the last heartbeat that we sent it. A
+leader plans with the peers that send it heartbeats."""
 
 RIPE_S = 30.0
-"""A peer that has been a current member of the plans followed here for so many seconds is a
-colleague. At the start of a run there are none, and peers that start together may begin as two
-swarms that should not stay strangers. So when the first peer becomes a colleague, all peers met
-until then become colleagues too, even if a partition has separated them meanwhile. That admits no
-stranger who could not have become a colleague by staying."""
+"""Seconds that a peer has to be a current member of the plans followed here to become a colleague.
+At the start of a run there are no colleagues, and peers that start together may begin as two swarms
+that should not stay strangers. So when the first peer becomes a colleague, all peers met until then
+become colleagues too, even if a partition has separated them meanwhile. That admits no stranger who
+could not have become a colleague by staying."""
 KNOWN = 4096
-"""Peers remembered, those seen last."""
+"""Number of colleagues that are remembered: the ones met last."""
 
 
 class Colleagues:
     """The colleagues of one peer, itself not included."""
 
     def __init__(self, me: PeerId, ripe_s: float = RIPE_S, most: int = KNOWN) -> None:
-        self._me, self._ripe_s, self._most = me, ripe_s, most
+        self._me = me
+        self._ripe_s = ripe_s
+        self._most = most
         self._since: dict[PeerId, float] = {}
         self._early: set[PeerId] = set()
-        """Met while nobody was a colleague yet."""
+        """Peers met while nobody was a colleague yet."""
         self._ripe: dict[PeerId, None] = {}
         self.all: frozenset[PeerId] = frozenset()
-        """Those who count."""
+        """The colleagues."""
 
     def recall(self, before: Collection[PeerId]) -> None:
-        """Whom it worked with before it was started again."""
+        """Add the colleagues from before this peer was restarted."""
         self._ripe = {**dict.fromkeys(p for p in before if p != self._me), **self._ripe}
         self._forget(self._most)
 
     def meet(self, peers: Collection[PeerId], now: float) -> None:
-        """These are the current members of a plan that is followed here."""
+        """``peers`` are the current members of a plan that is followed here."""
         if not self._ripe:
             self._early.update(p for p in peers if p != self._me)
         # A peer that is missing from one plan starts from zero again.
@@ -100,16 +103,17 @@ class Sighting:
 
 
 class Election:
-    """``started`` is the clock when this peer began to take part; ``colleagues``: whom it has
-    worked with."""
+    """Election as one peer sees it. ``started``: the clock when this peer began to take part;
+    ``colleagues``: the peers it has worked with."""
 
     def __init__(self, me: PeerId, started: float, colleagues: Colleagues | None = None) -> None:
-        self._me, self._started = me, started
+        self._me = me
+        self._started = started
         self._colleagues = colleagues if colleagues is not None else Colleagues(me)
         self._seen: Mapping[PeerId, Sighting] = {}
         self._follows: Mapping[PeerId, PeerId] | None = None
         self._behind: dict[PeerId, set[PeerId]] = {}
-        """Who says that it follows whom, by the followed."""
+        """Followers of each leader, as they report themselves."""
         self._shunned: dict[PeerId, tuple[float, int]] = {}
         self._doubted: dict[PeerId, tuple[float, float]] = {}
         """Peers that denied that they lead: time of the first denial, and end of the doubt."""
@@ -119,9 +123,10 @@ class Election:
         self._claims: dict[PeerId, float] = {}
         """Last time that each other peer took this one for the leader while it did not lead."""
         self.order: Sequence[PeerId] = ()
-        """Who takes over, one after the other, as the newest plan followed here says."""
+        """Voters of the newest plan followed here, in the order in which they take over the
+        lead."""
         self.following: PeerId | None = None
-        """Whose plan is in force here."""
+        """The leader of the plan in force here."""
         self._answered: tuple[PeerId, float] | None = None
 
     def see(
@@ -131,22 +136,26 @@ class Election:
         following: PeerId | None = None,
         order: Sequence[PeerId] = (),
     ) -> None:
-        """What the directory shows now. ``ends``: other ends peers; ``follows``: by peer, the
-        leader whose plan it says it follows. Sets :attr:`following` and :attr:`order` too."""
-        self._seen, self.following, self.order = ends, following, order
+        """Take a reading of the directory. ``ends``: other ends peers; ``follows``: for each peer,
+        the leader that it says it follows; ``following``: the leader of the plan in force here;
+        ``order``: the voters in the order in which they take over."""
+        self._seen = ends
+        self.following = following
+        self.order = order
         if follows is not self._follows:
-            self._follows, self._behind = follows, {}
+            self._follows = follows
+            self._behind = {}
             for peer, whom in (follows or {}).items():
                 self._behind.setdefault(whom, set()).add(peer)
         self._shunned = {p: (until, seq) for p, (until, seq) in self._shunned.items() if p in ends}
 
     def tells(self, peer: PeerId, now: float) -> None:
-        """This peer sends ``peer`` a heartbeat as to its leader."""
+        """This peer takes ``peer`` for its leader, and sends it a heartbeat."""
         self._told = {p: at for p, at in self._told.items() if now - at < TOLD_S} | {peer: now}
 
     def heeds(self, peer: PeerId, now: float) -> bool:
-        """Whether to follow a plan of ``peer``: this peer sent it a heartbeat, as to its leader,
-        within :data:`TOLD_S`."""
+        """Return True if plans of ``peer`` may be followed: this peer took it for its leader, and
+        sent it a heartbeat, within :data:`TOLD_S`."""
         return now - self._told.get(peer, -TOLD_S) < TOLD_S
 
     def shun(self, peer: PeerId, now: float) -> None:
@@ -162,7 +171,7 @@ class Election:
 
     @property
     def accepted(self) -> bool:
-        """A leader has accepted a heartbeat of this peer, and answered each one since."""
+        """True if a leader has accepted a heartbeat of this peer, and answered each one since."""
         return self._answered is not None
 
     def shunned(self) -> list[PeerId]:
@@ -170,7 +179,7 @@ class Election:
         return sorted(self._shunned.keys() & self._seen.keys())
 
     def claims(self, peer: PeerId, now: float) -> bool:
-        """``peer`` sent this peer, which does not lead, a heartbeat as to its leader.
+        """``peer`` took this peer, which does not lead, for its leader, and sent it a heartbeat.
 
         Return True if more than half of the voters did so in the last :data:`CLAIM_S`, this peer
         included: their leader is gone, and nothing can be committed without them.
@@ -239,15 +248,16 @@ class Election:
         return self._next(others if waits else {*others, self._me})
 
     def _next(self, able: Collection[PeerId]) -> PeerId | None:
-        """Which of ``able`` takes over when nobody leads: the first in the newest plan's order of
-        voters; among peers that are not in it colleagues first, then by PeerId. A peer without
-        colleagues treats all alike, itself too."""
+        """The peer of ``able`` that takes over when nobody leads: the first in the newest plan's
+        order of voters. Peers outside that order come last, colleagues first and then by PeerId. A
+        peer without colleagues treats all alike, itself too."""
         mine = {*self._colleagues.all, self._me} if self._colleagues.all else set[PeerId]()
         place = {p: i for i, p in enumerate(self.order)}
         return min(able, key=lambda p: (place.get(p, len(place)), p not in mine, p), default=None)
 
     def _support(self, leader: PeerId) -> int:
-        """How many say that they follow it, itself included."""
+        """Number of followers that ``leader`` has, itself included. Strangers never count for more
+        than the colleagues among them."""
         followers = {*self._behind.get(leader, ()), leader}
         if self.following == leader:
             followers.add(self._me)

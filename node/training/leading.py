@@ -1,7 +1,7 @@
-"""The leader's side of a peer: carries out what :class:`~node.training.leader.leader.Leader`
-decides, and tells it how that went. Enters: events for the leader. Leaves: notes to members,
-probes, a search for better paths, the record. Never: a decision; the member's side (that is
-:mod:`node.training.service`)."""
+"""The leader's side of a peer: carries out the decisions of
+:class:`~node.training.leader.leader.Leader` and reports the results to it. Enters: events for the
+leader. Leaves: notes to members, probes, a search for better paths, journal events. Never: a
+decision; the member's side (that is :mod:`node.training.service`)."""
 
 import asyncio
 import time
@@ -20,13 +20,15 @@ from node.training.service import Training, Unheard
 from protos import training_pb2 as pb
 
 MOST_SUPPORT = 4096
-"""Signed support that is kept; when there is more, that of peers that do not vote is dropped."""
+"""Number of signed statements of support above which the statements of peers that do not vote are
+dropped."""
 Search = Callable[[SearchJob], Awaitable[tuple[Routes, float]]]
-"""A search for better paths: a job to what :func:`node.scheduler.router.search` gives."""
+"""A search for better paths: takes a job, returns the routes and their makespan like
+:func:`node.scheduler.router.search`."""
 
 
 async def in_thread(job: SearchJob) -> tuple[Routes, float]:
-    """The search in a thread of its own, as long as :data:`SEARCH_S` of CPU last."""
+    """Search in a thread of its own for at most :data:`SEARCH_S` seconds of CPU time."""
     return await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
 
 
@@ -34,16 +36,20 @@ class LeaderService:
     """Carries out the leader's decisions at one peer. Takes the place of ``training.lead``."""
 
     def __init__(self, training: Training, search: Search) -> None:
-        self._training, self._search_paths = training, search
-        self._tasks, self._journal, self._me = training.tasks, training.journal, training.me
+        self._training = training
+        self._search_paths = search
+        self._tasks = training.tasks
+        self._journal = training.journal
+        self._me = training.me
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
         self._support: dict[PeerId, Supporter] = {}
-        """Who has said that this peer leads, those who are not here any more included."""
+        """Support that peers have signed for this peer as leader, including peers that have left
+        since."""
         training.lead = self.lead
 
     def lead(self, event: Any) -> None:
-        """Feed the leader, if this peer leads, and carry out what it decides."""
+        """Feed the leader, if this peer leads, and carry out its actions."""
         t = self._training
         if t.leader is None:
             self._support.clear()
@@ -102,7 +108,8 @@ class LeaderService:
                     self._journal.emit("training", kind, text, level, **facts)
 
     def _supporters(self, plan: Plan) -> tuple[Supporter, ...]:
-        """The support of this plan's voters and elders, and of those who voted last."""
+        """Support signed by the voters and elders of this plan, and by the voters of the last
+        certificate."""
         voters = {*plan.electorate.voters, *plan.electorate.elders, *self._training.trust.voters}
         if len(self._support) > MOST_SUPPORT:
             self._support = {p: s for p, s in self._support.items() if p in voters}
@@ -111,7 +118,8 @@ class LeaderService:
     async def _take_over(self, plan: Plan, note: pb.Note) -> None:
         """Send the first plan of a new leader. Its own member follows the plan only when enough of
         the voters do: the previous leader may live, and the voters may still follow that one."""
-        event, following = ev.PlanArrived(plan), {self._me}
+        event = ev.PlanArrived(plan)
+        following = {self._me}
         others = [
             self._tasks.spawn(self._deliver(m.peer, note, event, plan.deadline_s), "plan")
             for m in plan.members
@@ -130,7 +138,7 @@ class LeaderService:
     async def _deliver(
         self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S
     ) -> PeerId | None:
-        """Deliver a note; the peer if it accepted, else None."""
+        """Deliver a note. Returns the peer if it accepted, else None."""
         t = self._training
         try:
             reason = (
@@ -160,7 +168,8 @@ class LeaderService:
             self._probing.discard(peer)
 
     async def _recall(self, asked: ev.Recall) -> None:
-        t, version = self._training, asked.version
+        t = self._training
+        version = asked.version
         plan, dropped = t.member.remembers(version)
         if plan is not None and not asked.proof:
             self.lead(ev.Recalled(version, plan, dropped))
@@ -196,7 +205,7 @@ class LeaderService:
             self.lead(ev.MoveRefused(peer))
 
     async def _search(self, job: SearchJob) -> None:
-        # one at a time; what changed meanwhile is seen by the next one
+        # one at a time; the next search sees the changes made meanwhile
         if not self._searching.locked():
             async with self._searching:
                 routes, makespan = await self._search_paths(job)

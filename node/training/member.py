@@ -20,7 +20,7 @@ from node.training.protocol.plan_context import makes
 
 
 class MemberState(Enum):
-    """Where this member is in the epoch."""
+    """The stage of the epoch that this member has reached."""
 
     IDLE = "idle"
     RUN = "run"
@@ -42,24 +42,27 @@ class Member:
         checkpoints: tuple[Version, ...] = (),
         tokens: int = 0,
     ) -> None:
-        self.me, self.at, self.checkpoints, self.tokens = me, at, checkpoints, tokens
+        self.me = me
+        self.at = at
+        self.checkpoints = checkpoints
+        self.tokens = tokens
         self.before: Version | None = None
         self.digest = ""
-        """Of the parameters in place; empty: not known here."""
+        """Digest of the parameters in place; empty if it is not known here."""
         self.state = MemberState.IDLE
         self.plan: Plan | None = None
         self.term = 0
         self.attempt = 0
         self.orphan = False
-        """``at`` is of a lineage that went on without a majority of its voters."""
+        """True if the lineage of ``at`` went on without a majority of its voters."""
         self.dropped: tuple[int, ...] = ()
-        """Micro-batches of the plan in force that do not count, as the leader closed it."""
+        """Micro-batches of the plan in force that do not count, from the leader's last round."""
         self._counted = 0
         self._older: list[tuple[Plan, tuple[int, ...]]] = []
 
     @property
     def busy(self) -> bool:
-        """Whether an epoch is under way here."""
+        """True while an epoch is under way here."""
         return self.state in (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
 
     @property
@@ -82,9 +85,9 @@ class Member:
         )
 
     def _remember(self) -> None:
-        """Before a new plan replaces the current one: keep the current one, whose result may still
-        be on its way to the disk, and the newest plan of every version that can be put in
-        place."""
+        """Keep the current plan and the newest plan of every version that can be put in place,
+        before a new plan replaces the current one. The current plan is kept because its result may
+        still be on its way to the disk."""
         kept = {} if self.plan is None else {self.plan.term: (self.plan, self.dropped)}
         for version in (self.at, *self.checkpoints):
             plan, dropped = self.remembers(version)
@@ -96,11 +99,15 @@ class Member:
         """The version in place did not come from the epoch under way: it was read from the disk or
         fetched, or the version of the plan in force could not be put in place. This peer takes no
         part in that plan."""
-        self.at, self.checkpoints, self.tokens, self.before = at, checkpoints, tokens, None
+        self.at = at
+        self.checkpoints = checkpoints
+        self.tokens = tokens
+        self.before = None
         self.state = MemberState.IDLE
 
     def handle(self, event: Any, now: float) -> list[Any]:
-        """One event in, actions out; what is stale or from the wrong term is refused or ignored."""
+        """Handle one event and return the actions. An event that is stale or of the wrong term is
+        refused or ignored."""
         match event:
             case ev.PlanArrived(plan):
                 return self._planned(plan)
@@ -126,8 +133,8 @@ class Member:
         done: list[Any] = []
         stood = (self.at, self.tokens)
         if me.current and plan.base == self.at:
-            # What the leader knows of this peer may be from before it was started again, and
-            # fetched another cell's parameters.
+            # The leader's knowledge of this peer may date from before a restart after which the
+            # peer fetched another cell's parameters.
             if self.digest and self.digest != plan.digests.get(me.stage, self.digest):
                 return [
                     ev.RefuseCaller(
@@ -157,10 +164,14 @@ class Member:
             done.append(ev.GoTo(self.before, "roll-back"))
             self.at = self.before
         if me.current:
-            self.at, self.tokens = plan.base, plan.tokens
+            self.at = plan.base
+            self.tokens = plan.tokens
         self.before = None
         self._remember()
-        self.plan, self.term, self.attempt, self.dropped = plan, plan.term, 0, ()
+        self.plan = plan
+        self.term = plan.term
+        self.attempt = 0
+        self.dropped = ()
         self.orphan = plan.electorate.orphan if me.current else self.orphan
         if plan.parent:
             self.state = MemberState.IDLE
@@ -189,7 +200,8 @@ class Member:
         return done
 
     def _stood(self, held: Version, base: Version) -> list[Any]:
-        """The stage was left out since ``held``: its parameters are those of ``base`` too."""
+        """The stage was left out since ``held``, so ``base`` has the same parameters of this
+        stage."""
         if held != self.at:
             done: list[Any] = [ev.GoTo(held, "roll-back" if held == self.before else "checkpoint")]
         else:
@@ -214,7 +226,9 @@ class Member:
         if self.me in r.dead:
             return [ev.RefuseCaller("the leader counts this peer as dead")]
         me = plan.member(self.me)
-        self.attempt, self.dropped, self._counted = r.attempt, r.dropped, r.tokens
+        self.attempt = r.attempt
+        self.dropped = r.dropped
+        self._counted = r.tokens
         self.state = MemberState.COPY if r.sources else MemberState.AVERAGE
         return [ev.StartRound(plan, r, me is not None and not me.current)]
 
@@ -229,7 +243,8 @@ class Member:
         return [ev.TellIncomplete(plan, e) if e.missing else ev.AdoptParts(plan, e)]
 
     def _adopted(self, e: ev.Adopted) -> list[Any]:
-        plan, ended = self.plan, e.ended
+        plan = self.plan
+        ended = e.ended
         if (
             plan is None
             or (ended.epoch, ended.term) != (plan.epoch, plan.term)

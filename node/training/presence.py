@@ -1,5 +1,5 @@
-"""Who is in the swarm, as this peer's directory shows it: posts the own record, reads those of
-its cell, now and then."""
+"""Peers of the swarm, as this peer's directory shows them: posts the own record, and reads the
+records of its cell from time to time."""
 
 import asyncio
 import contextlib
@@ -18,39 +18,41 @@ from node.training.election import Sighting
 from node.training.vitals import Vitals
 
 LOST_FOR_S = 300.0
-"""A peer whose record has expired is still shown, as lost, for so long."""
-QUIET_AFTER, QUIET_MOST, LOOK_S = 3, 4.0, 1.0
-"""After QUIET_AFTER readings without a change each further one doubles the pause, up to QUIET_MOST
-times the usual one. Newcomers are noticed meanwhile by the number of DHT neighbours, which is
-checked every LOOK_S."""
+"""Seconds for which a peer is still shown, as lost, after its record has expired."""
+QUIET_AFTER = 3
+"""Readings without a change after which each further one doubles the pause."""
+QUIET_MOST = 4.0
+"""Most times the usual pause. Newcomers are noticed meanwhile by the number of DHT neighbours."""
+LOOK_S = 1.0
+"""Seconds between two looks at that number."""
 FEW = 16
-"""With more peers in sight the pauses are longer in proportion to their number, up to QUIET_MOST
-times: each reading brings all records from several peers, so that the work of all peers together
-grows with the square of their number."""
+"""Number of records above which the pauses grow in proportion to the number, up to QUIET_MOST
+times: each reading brings all records from several peers, so the work of all peers together grows
+with the square of their number."""
 SEEK_S = 2.0
-"""Between two readings, at most, while this peer waits for others, who may be in sight again."""
+"""Most seconds between two readings while this peer waits for others, who may be in sight again."""
 HASTE_S = 0.5
-"""Between two readings while nobody else is in sight, or a stage is being chosen."""
+"""Seconds between two readings while nobody else is in sight, or a stage is being chosen."""
 DUE = 0.9
 """Share of the usual time between two posts after which an unchanged record is posted again."""
 REST = 3.0
 """The pause after a reading is at least REST times as long as the reading took: a reading asks
-several peers for all records, and is slow where many peers come at the same time."""
+several peers for all records, and is slow while many peers arrive."""
 COMING = ("choosing", "starting", "joining")
 """States of a peer that does not take part yet."""
 LEAVING = ("draining", "stopping", "finished-leaving")
-"""States of a peer that soon will not be where its record says."""
+"""States of a peer that will soon leave the place that its record names."""
 
 WORKING = ("training", "finished")
-"""States of a leader in whose cell epochs follow each other, or all are done."""
+"""States of a leader while the epochs of its cell follow each other, or after the last one."""
 OUTSIDE_S = 60.0
-"""Who is in a cell looks so often for peers that are in none: those that only help others to find
-each other."""
+"""Seconds between two looks of a member of a cell for peers outside all cells: peers that only help
+others to find each other."""
 
 
 class View:
-    """What one reading of the directory shows of ``everybody`` else, and of the other peers of
-    ``cell``. Answers are computed once, because they are used many times until the next reading."""
+    """One reading of the directory: ``everybody`` else, and the other peers of ``cell``. Answers
+    are computed once, because they are used many times until the next reading."""
 
     def __init__(self, everybody: Mapping[PeerId, PeerEntry], cell: str = "") -> None:
         self.everybody = everybody
@@ -58,7 +60,7 @@ class View:
         self._placed: dict[int, Mapping[PeerId, Placed]] = {}
 
     def stages(self) -> list[int]:
-        """The stages that other peers of the cell host or are about to."""
+        """The stages that other peers of the cell host or are about to host."""
         return [
             s
             for e in self.others.values()
@@ -67,7 +69,7 @@ class View:
         ]
 
     def led(self) -> bool:
-        """Whether somebody else leads in the cell, and does not wait."""
+        """Return True if another peer leads the cell and does not wait."""
         return any(e.body.leads and e.body.state in WORKING for e in self.others.values())
 
     @cached_property
@@ -95,12 +97,13 @@ class View:
 
     @cached_property
     def follows(self) -> Mapping[PeerId, PeerId]:
-        """Of other peers, whose plan each says that it follows."""
+        """For each other peer, the leader that it says it follows."""
         return {p: PeerId(e.body.follows) for p, e in self.others.items() if e.body.follows}
 
     @cached_property
     def hosts(self) -> Mapping[PeerId, int]:
-        """The stages of other peers that host one, also of those who do not take part in it yet."""
+        """The stages of other peers that host one, including peers that do not take part in it
+        yet."""
         return {
             p: e.body.stage
             for p, e in self.others.items()
@@ -116,11 +119,12 @@ class View:
 
     @cached_property
     def coming(self) -> Mapping[PeerId, int | None]:
-        """Who is about to take part, and at which stage; None while it chooses one."""
+        """Peers that are about to take part, with their stage; None while they choose one."""
         return {p: _stage(e.body) for p, e in self.others.items() if e.body.state in COMING}
 
     def placed(self, stages: int) -> Mapping[PeerId, Placed]:
-        """Where others are or will be, in a run of so many block stages; not those who leave."""
+        """Present or future placement of each other peer in a run of ``stages`` block stages; peers
+        that leave are left out."""
         if stages not in self._placed:
             self._placed[stages] = {
                 p: Placed(
@@ -137,8 +141,9 @@ class View:
 
 
 class Presence:
-    """``learn(peer, body)`` is told what everybody says of itself: where it can be dialled, through
-    whom it can be reached."""
+    """Posts the own record and reads the other peers' records. ``learn(peer, body)`` is told each
+    peer's record: the addresses at which it can be dialled, the relays through which it can be
+    reached."""
 
     def __init__(
         self,
@@ -149,30 +154,30 @@ class Presence:
         learn: Callable[[PeerId, PeerBody], None],
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self.me, self.directory, self._clock, self._every, self._learn = (
-            me,
-            directory,
-            clock,
-            every_s,
-            learn,
-        )
+        self.me = me
+        self.directory = directory
+        self._clock = clock
+        self._every = every_s
+        self._learn = learn
         self._tasks = Tasks("presence", on_error)
         self._body: Callable[[], PeerBody] | None = None
         self._own: PeerBody | None = None
         self._changed = asyncio.Event()
         self._seen: dict[PeerId, PeerEntry] = {}
         self.view = View({})
-        """Everybody but this peer, as the last reading shows them."""
+        """All other peers, as the last reading shows them."""
         self.cell = NO_CELL
-        """The cell that this peer belongs to: it posts its record there, and of others reads those
-        of the same cell and of peers that are in none."""
+        """The cell of this peer: it posts its record there, and reads the records of the same cell
+        and of peers outside all cells."""
         self._outside: Mapping[PeerId, PeerEntry] = {}
         self._looked = -OUTSIDE_S
         self.lost: Mapping[PeerId, tuple[PeerEntry, float]] = {}
-        """Peers whose record has gone lately, with the wall-clock time it was first missed."""
+        """Peers that lost their record lately, each with the last record and the wall-clock time at
+        which it was first missed."""
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
-        self._same, self._neighbours = 0, 0
+        self._same = 0
+        self._neighbours = 0
         self._posted = -math.inf
         """Time of the last post of the own record, in seconds of the clock."""
         self.hasty = False
@@ -180,7 +185,8 @@ class Presence:
         self.vitals = Vitals()
         """Signs of life of the peers in the directory."""
         self.seeks: Callable[[], bool] = lambda: False
-        """Whether this peer waits for others, whom it should see as soon as they are back."""
+        """Returns True while this peer waits for others, which it should see as soon as they are
+        back."""
 
     def start(self) -> None:
         """Begin to read; nothing is posted before :meth:`announce`."""
@@ -197,16 +203,17 @@ class Presence:
         await self.directory.close()
 
     def announce(self, body: Callable[[], PeerBody]) -> None:
-        """Post what ``body()`` says from now on, at once and with every refresh."""
+        """Post the result of ``body()`` from now on, at once and with every refresh."""
         self._body = body
         self._changed.set()
 
     def changed(self) -> None:
-        """The own state is another one: post it now rather than with the next refresh."""
+        """Post the record now rather than with the next refresh, because the own state has
+        changed."""
         self._changed.set()
 
     def enter(self, cell: CellId) -> None:
-        """This peer belongs to another cell now: the record says so at once."""
+        """This peer belongs to another cell now: post the record there at once."""
         if cell != self.cell:
             self.lost = {}
         self.cell = cell
@@ -214,7 +221,7 @@ class Presence:
         self.changed()
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
-        """Where a peer, or this one, says that it can be dialled."""
+        """Addresses at which a peer, or this one, says that it can be dialled."""
         if peer == self.me:
             return self._own.maddrs if self._own else ()
         entry = self.view.everybody.get(peer)
@@ -236,14 +243,15 @@ class Presence:
 
     async def _watch(self) -> None:
         while True:
-            self._changed.clear()  # what changes while the directory is asked is posted next
+            self._changed.clear()  # a change during the reading is posted next
             began = self._clock.now()
             await self._post()
-            now, cell = self._clock.wall(), self.cell
+            now = self._clock.wall()
+            cell = self.cell
             seen = await self._read()
             if cell != self.cell:
                 continue  # of the cell that this peer has just left
-            # Who takes its record down while it holds has left, or is in another cell.
+            # A peer that takes down its record before it expires has left, or is in another cell.
             gone = {p: (e, now) for p, e in self._seen.items() if not cell or e.not_after <= now}
             self.lost = {
                 p: (e, t)
@@ -254,10 +262,8 @@ class Presence:
                 p: e.body for p, e in self._seen.items()
             }
             self._same = self._same + 1 if unchanged else 0
-            self._seen, self.view = (
-                seen,
-                View({p: e for p, e in seen.items() if p != self.me}, self.cell),
-            )
+            self._seen = seen
+            self.view = View({p: e for p, e in seen.items() if p != self.me}, self.cell)
             for peer, entry in self.view.everybody.items():
                 self._learn(peer, entry.body)
                 life_s = entry.not_after - entry.refreshed
@@ -295,11 +301,12 @@ class Presence:
         return min(QUIET_MOST, len(self._seen) / FEW)
 
     async def _pause(self, seconds: float) -> None:
-        """So long, but no longer than until something is known to have changed."""
+        """Wait for ``seconds``, or less if something is known to have changed."""
         left = seconds
         while left > 0 and not self._changed.is_set():
             if (neighbours := self.directory.neighbours) != self._neighbours:
-                self._neighbours, self._same = neighbours, 0
+                self._neighbours = neighbours
+                self._same = 0
                 left = min(left, self._every * max(1.0, self._many))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, LOOK_S)):

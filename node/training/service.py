@@ -1,6 +1,6 @@
-"""The conversation of the epoch: who leads, who hears what, who is alive. It feeds the member and
-carries out what it decides, as :class:`~node.training.leading.LeaderService` does for the
-leader; the work itself (pipeline, round, optimizer, state) is done by
+"""The messages of the epoch: election, notes between peers, signs of life. Feeds the member and
+carries out its actions, as :class:`~node.training.leading.LeaderService` does for the leader. The
+work itself (pipeline, round, optimizer, state) is done by
 :class:`~node.training.stage_runtime.StageRuntime`."""
 
 import asyncio
@@ -70,27 +70,27 @@ from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
 BROKEN_S = 60.0
-"""Seconds after which a broken connection is no sign of its peer's death any more."""
+"""Seconds after which a broken connection no longer suggests that its peer is dead."""
 BLIND_S = 10.0
-"""Seconds for which a leader that cannot plan has to see nobody until it lets another peer lead."""
+"""Seconds that a leader that cannot plan has to see nobody before it lets another peer lead."""
 BLIND_FOR_S = 60.0
-"""Seconds for which it does so while it sees nobody. Then it may be alone."""
+"""Seconds for which it lets another peer lead while it sees nobody. Then it may be alone."""
 SUPPORT_S = 30.0
-"""A word of support is signed anew after so long."""
+"""Seconds after which a statement of support is signed anew."""
 CARRIED_OUT = ("plan", "round")
 """Messages that are carried out before they are answered; all others are answered at once."""
 CARRIED_OUT_S = 5.0
 """Seconds that a stopping peer gives to a message that is being carried out."""
 PAUSE_S = 5.0
-"""Seconds between two epochs, evaluation included, before a peer is said to wait."""
+"""Seconds between two epochs, evaluation included, after which a peer is said to wait."""
 BARS = 3.0
 """Weight of a fault that bars a peer at once."""
 ANSWER_S = 3.0
 """Seconds without an answer to a heartbeat after which a leader is shown as silent."""
 HEARD_S = 5.0
-"""A peer that this one heard in the last HEARD_S is not shown as lost, whatever the leader says."""
+"""Seconds for which a peer that this one heard is not shown as lost, whatever the leader says."""
 SAY_AGAIN_S = 60.0
-"""Between two reports of plans that are not followed."""
+"""Seconds between two reports of plans that are not followed."""
 LARGE_PLAN = 256 << 10
 """Bytes from which a plan is parsed and checked beside the event loop."""
 
@@ -98,7 +98,7 @@ R = TypeVar("R")
 
 
 class Unheard(PeerFault):
-    """A peer did not answer, over a new connection either, whose attempt began at ``since`` of the
+    """No answer from a peer, not even over a new connection; the attempt began at ``since`` of the
     own clock."""
 
     def __init__(self, fault: PeerFault, since: float) -> None:
@@ -109,8 +109,8 @@ class Unheard(PeerFault):
 class Training(rpc.TrainingServicer):
     """One peer's part in the epochs of a run.
 
-    ``view()`` is whom the directory sees alive; :class:`~node.training.election.Election` says who
-    of them leads.
+    ``view()`` shows the peers that the directory lists as alive;
+    :class:`~node.training.election.Election` says which of them leads.
     """
 
     def __init__(
@@ -131,14 +131,15 @@ class Training(rpc.TrainingServicer):
         vitals: Vitals | None = None,
     ) -> None:
         self.vitals = vitals if vitals is not None else Vitals()
-        self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
-        self.transport, self.work, self._view, self.clock, self.journal = (
-            transport,
-            work,
-            view,
-            clock,
-            journal,
-        )
+        self.identity = identity
+        self.me = identity.peer_id
+        self.stage = stage
+        self.facts = facts
+        self.transport = transport
+        self.work = work
+        self._view = view
+        self.clock = clock
+        self.journal = journal
         self._make_leader = leader
         self.member = member(
             self.me, work.stage.version, work.local_checkpoints.versions(), work.tokens
@@ -146,11 +147,11 @@ class Training(rpc.TrainingServicer):
         self._ledger = ledger or VoteLedger()
         self.trust = Trust(facts.run_id, partial(is_signed, identity))
         self._leader_knows: tuple[PeerId | None, frozenset[PeerId]] = None, frozenset()
-        """Of whom the leader of the last plan has said that they voted twice."""
+        """A leader, and the peers that its last plan proved to have voted twice."""
         self._said_refused = float("-inf")
         self._parsing = asyncio.Lock()
         self._support: dict[tuple[CellId, PeerId, int], Supporter] = {}
-        """Given last, of which cell, for whom and at which term."""
+        """The support signed last, by cell, leader and term."""
         self._conduct = Conduct()
         """Conduct of the members while this peer led, also before others did."""
         self.past = VersionHistory(transport, journal, facts.bounds)
@@ -186,7 +187,7 @@ class Training(rpc.TrainingServicer):
         """The peer that answered the last heartbeat, and its reason for planning no epoch."""
         self.standing = ChangeStatus(facts.make.read(""))
         self.lead: Callable[[Any], None] = lambda event: None
-        """What feeds the leader, if this peer leads."""
+        """Feeds the leader, if this peer leads."""
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
@@ -197,9 +198,9 @@ class Training(rpc.TrainingServicer):
         self.on_cell: Callable[[CellId], None] = lambda cell: None
         """This peer belongs to another cell from now on."""
         self.on_partners: Callable[[Plan], None] = lambda plan: None
-        """A plan names partners of the cell: how to reach them."""
+        """A plan names partners of the cell, with the addresses of their hosts."""
         self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
-        """Asked to host another stage: "" when it will, else why not."""
+        """Asks this peer to host another stage; returns "" if it will, else the reason against."""
         self.on_change: Callable[[str], None] = lambda change: None
         """A newer change is known: keep it."""
         rpc.add_TrainingServicer_to_server(self, transport.server)
@@ -218,9 +219,9 @@ class Training(rpc.TrainingServicer):
             self.tasks.spawn(self._measure_ways(), "ways", eternal=True)
 
     async def _measure_ways(self) -> None:
-        """A small message to other peers of the run, at once to new ones: a plan uses no pair of
-        peers that is not proven so. Strangers have turns of their own, for anybody may write their
-        records."""
+        """Send a small message to other peers of the run, to new ones at once: a plan uses no pair
+        of peers before both got an answer. Strangers have turns of their own, for anybody may write
+        their records."""
         timing = self.work.engines.pipeline.timing
         measuring: set[PeerId] = set()
         turns = StrangerTurns()
@@ -274,7 +275,7 @@ class Training(rpc.TrainingServicer):
         self._closed = True
         # From now on a broken connection is no news to a leader that stops.
         self.lead = lambda event: None
-        # All are cancelled before any goes on: what ends one may begin another.
+        # All are cancelled before any goes on: the end of one may begin another.
         await asyncio.gather(self.tasks.close(), self._epoch_tasks.close())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CARRIED_OUT_S):
@@ -283,8 +284,8 @@ class Training(rpc.TrainingServicer):
         await asyncio.gather(self.tasks.close(), self._epoch_tasks.close(), self._hearing.close())
 
     async def leave(self, reason: str) -> None:
-        """Finish the epoch under way, let the next one be planned without this peer, hand over what
-        it owned.
+        """Finish the epoch under way, let the next one be planned without this peer, and hand over
+        the optimizer state of its parts.
 
         Bounded by the caller. ``reason`` is for the record.
         """
@@ -310,9 +311,9 @@ class Training(rpc.TrainingServicer):
     # ----------------------------------------------------------- how cells average
 
     def change(self, text: str) -> Rules:
-        """The owner's change to how cells average, from whomever: a newer one is kept, told to who
-        leads until a plan is under it, and comes into force with the next plan. The settings in it.
-        Raises Refused when the owner did not sign it for this run."""
+        """Read the owner's change to how cells average, from any sender, and return the settings in
+        it. A newer change is kept, sent to the leader until a plan is made under it, and comes into
+        force with the next plan. Raises Refused if the owner did not sign it for this run."""
         rules = self.facts.make.read(text)
         if self.standing.learns(rules):
             self._keep_change(rules)
@@ -322,8 +323,8 @@ class Training(rpc.TrainingServicer):
         return rules
 
     def _keep_change(self, rules: Rules) -> None:
-        """Keep a newer change, refuse the peers that it revokes, at once and not only with the next
-        plan, and pass it on to the members of the plan in force."""
+        """Keep a newer change and pass it on to the members of the plan in force. The peers that it
+        revokes are refused at once, not only with the next plan."""
         self.on_change(rules.change)
         self.transport.expel(rules.revokes)
         if rules.revoked:
@@ -359,12 +360,12 @@ class Training(rpc.TrainingServicer):
         return self._named[1]
 
     def has_reported_to(self, peer: PeerId) -> bool:
-        """Return True for a peer whose plans this one may follow: it sent it a heartbeat, as to its
-        leader, a short time ago."""
+        """Return True if plans of ``peer`` may be followed here: this peer took it for its leader,
+        and sent it a heartbeat, a short time ago."""
         return self._election.heeds(peer, self.clock.now())
 
     def leader_id(self) -> PeerId | None:
-        """The leader, as far as this peer can tell; None when it sees no ends peer."""
+        """The leader by this peer's knowledge; None if it sees no ends peer."""
         view = self._view()
         ends = {p: s for p, s in view.ends.items() if self._may_lead(p)}
         plan = self.member.plan
@@ -380,9 +381,9 @@ class Training(rpc.TrainingServicer):
         return able and self.clock.now() >= self._blind_until
 
     def _look_around(self) -> None:
-        """A leader that cannot plan, hears others, and sees none of them in the directory for
-        :data:`BLIND_S` lets another peer lead, because its cell waits for it. Its clock may be
-        wrong, so that all records have expired for it, and its own for all."""
+        """Let another peer lead if this one leads, cannot plan, hears others, and has seen none of
+        them in the directory for :data:`BLIND_S`: its cell waits for it. Its clock may be wrong, so
+        that the records of others have expired for it, and its own for them."""
         now = self.clock.now()
         if self._view().everybody:
             self._blind_until = -math.inf
@@ -411,12 +412,12 @@ class Training(rpc.TrainingServicer):
 
     @property
     def following(self) -> PeerId | None:
-        """Whose plan is in force here, or will be because this peer leads."""
+        """The leader of the plan in force here, or this peer if it leads."""
         plan = self.member.plan
         return self.me if self.leader is not None else plan.leader if plan is not None else None
 
     def _take_or_drop_the_lead(self) -> PeerId | None:
-        """The leader, which may be this peer from now on, or no more."""
+        """Begin or stop to lead as the election says. Returns the leader."""
         self._look_around()
         leader = self.leader_id()
         leads = leader == self.me
@@ -466,8 +467,8 @@ class Training(rpc.TrainingServicer):
                     await self._hurry.wait()
 
     def _look_for_leaders(self) -> None:
-        """While no leader accepts heartbeats of this peer, or it has led for a while and cannot
-        plan, call the ends peers that did not answer: it may have been cut off from all of them.
+        """Call the ends peers that did not answer, while no leader accepts heartbeats of this peer,
+        or while it has led for a moment and cannot plan: it may have been cut off from all of them.
         Otherwise they show by a new record that they are back."""
         if self.leader is None:
             alone = not self._election.accepted
@@ -497,7 +498,8 @@ class Training(rpc.TrainingServicer):
     def _beat_s(self) -> float:
         """Seconds until the next heartbeat: more in a swarm that waits, while this peer has nothing
         new to report."""
-        m, now = self.member, self.clock.now()
+        m = self.member
+        now = self.clock.now()
         says = (
             m.at,
             m.term,
@@ -510,23 +512,25 @@ class Training(rpc.TrainingServicer):
             self.work.anchor.name,
         )
         if says != self._said or m.busy:
-            self._said, self._said_at = says, now
+            self._said = says
+            self._said_at = now
         calm = now - max(self._said_at, self._moved) > CALM_AFTER_S
         return beat_s(self._company(), calm)
 
     def _company(self) -> int:
-        """Peers that answered lately. The directory may name many that strangers made up."""
+        """Number of peers that answered lately. The directory may name many that strangers made
+        up."""
         return len(self.work.engines.pipeline.timing.ways(self.clock.now()))
 
     async def _say_ready(self) -> None:
         asked: set[PeerId] = set()
         while (leader := self._take_or_drop_the_lead()) is not None and leader not in asked:
             asked.add(leader)
-            # One word to a leader at a time: an old heartbeat must not arrive after the news of a
-            # commit.
+            # One message to a leader at a time: an old heartbeat must not arrive after the news of
+            # a commit.
             election = self._election
             async with self._order.setdefault(leader, asyncio.Lock()):
-                # Who enters another cell meanwhile has nothing to say to this leader any more.
+                # A peer that has entered another cell meanwhile does not report to this leader.
                 if election is not self._election:
                     return
                 # The message before this one may have found that the leader does not answer.
@@ -535,10 +539,10 @@ class Training(rpc.TrainingServicer):
                     return
 
     async def _say_ready_to(self, leader: PeerId) -> bool:
-        """Send a heartbeat; False when ``leader`` does not answer or does not lead, so that another
-        peer may be the leader."""
+        """Send a heartbeat. Return False if ``leader`` does not answer or does not lead, so that
+        another peer may be the leader."""
         heard = self._heartbeat(leader)
-        # A new one begins where this peer enters another cell before it is answered.
+        # This peer may enter another cell, with a new election, before the heartbeat is answered.
         election = self._election
         if leader == self.me:
             self.lead(heard)
@@ -559,8 +563,8 @@ class Training(rpc.TrainingServicer):
         return True
 
     async def _word_to_leader(self, leader: PeerId, note: pb.Note) -> str | None:
-        """As :meth:`word`. A leader that does not answer is not taken for the leader for a while.
-        Raises PeerFault."""
+        """Send as :meth:`word` does. A leader that does not answer is not taken for the leader for
+        a while. Raises PeerFault."""
         election = self._election
         try:
             return await self.word(leader, note, 2 * PROBE_TIMEOUT_S)
@@ -577,7 +581,7 @@ class Training(rpc.TrainingServicer):
             raise
 
     def _heartbeat(self, leader: PeerId | None = None) -> ev.Heartbeat:
-        """This peer's heartbeat to ``leader``, None: to itself."""
+        """This peer's heartbeat to ``leader``, or to itself if None."""
         m = self.member
         return ev.Heartbeat(
             self.me,
@@ -587,8 +591,8 @@ class Training(rpc.TrainingServicer):
             self.work.speed(),
             m.reachable,
             m.term,
-            # Who went back to an older version may remember more than that history can have
-            # counted.
+            # A peer that went back to an older version may remember more tokens than that history
+            # can have counted.
             self.facts.bounds.counted(m.at.epoch, m.tokens),
             self.leaving,
             tuple(sorted(self.work.engines.pipeline.timing.rates().items())),
@@ -603,11 +607,13 @@ class Training(rpc.TrainingServicer):
             self.cell,
         )
 
-    # ----------------------------------------------------------- what is signed
+    # ----------------------------------------------------------- signed statements
 
     def support(self, leader: PeerId) -> Supporter:
-        """This peer's word that it takes ``leader`` for the leader, signed anew now and then."""
-        wall, about = max(0, int(self.clock.wall())), (self.cell, leader, self.member.term)
+        """This peer's signed support for ``leader``, signed anew after :data:`SUPPORT_S`
+        seconds."""
+        wall = max(0, int(self.clock.wall()))
+        about = (self.cell, leader, self.member.term)
         signed = self._support.get(about)
         if signed is None or not 0 <= wall - signed.at < SUPPORT_S:
             said = support_said(*about, wall)
@@ -617,19 +623,19 @@ class Training(rpc.TrainingServicer):
         return signed
 
     def _doubles_for(self, leader: PeerId) -> tuple[DoubleVote, ...]:
-        """Proofs that this leader does not know, as far as its last plan tells."""
+        """Proofs of double votes that the last plan of ``leader`` did not carry."""
         knows = self._leader_knows[1] if self._leader_knows[0] == leader else ()
         return tuple(d for d in self.trust.doubles.told() if d.peer not in knows)
 
     def _learn(self, doubles: Sequence[DoubleVote]) -> None:
-        """Raises WireError for one that proves nothing."""
+        """Keep proofs of double votes. Raises WireError if one proves nothing."""
         if not all([self.trust.doubles.shown(d) for d in doubles]):
             raise WireError("two votes that do not prove that their peer has voted twice")
         self._bar()
 
     def _bar(self) -> bool:
-        """Whoever was found to have voted twice is refused for a while, and votes no more; whether
-        there is one."""
+        """Refuse for a while the peers that were newly found to have voted twice; their votes no
+        longer count. Return True if there are any."""
         found = self.trust.doubles.news()
         for d in found:
             self.journal.emit(
@@ -648,9 +654,11 @@ class Training(rpc.TrainingServicer):
         return bool(found)
 
     def _vote(self, action: ev.TellCommitted) -> bytes:
-        """The signature under what was committed; empty where this peer has voted otherwise."""
-        plan, voters = action.plan, names(action.plan.electorate.voters)
-        at, attempt = self.member.at, action.attempt
+        """This peer's signature under the committed version; empty if it has voted otherwise."""
+        plan = action.plan
+        voters = names(action.plan.electorate.voters)
+        at = self.member.at
+        attempt = action.attempt
         vote = Vote(plan.cell_id, plan.term, attempt, at, voters, self.stage, action.digest)
         said = vote.said()
         try:
@@ -691,7 +699,8 @@ class Training(rpc.TrainingServicer):
     # ----------------------------------------------------------- notes in and out
 
     async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
-        """A note from another peer. A note that does not parse counts as a fault of its sender."""
+        """Handle a note from another peer. A note that does not parse counts as a fault of its
+        sender."""
         peer = self.transport.caller(context)
         self._broken.pop(peer, None)
         self.vitals.alive(peer, self.clock.now())
@@ -708,7 +717,7 @@ class Training(rpc.TrainingServicer):
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
         match note.WhichOneof("say"):
-            case None:  # a probe: we live, and do we follow who asks?
+            case None:  # a probe: answers that we live, and whether we follow the sender
                 return None if peer == self.leader_id() else "this peer follows another leader"
             case "plan":
                 return await self._hear_plan(peer, note.plan)
@@ -725,7 +734,7 @@ class Training(rpc.TrainingServicer):
                 return self.hear_of_dead(peer, note.dead)
             case "move":
                 plan = self.member.plan
-                # Who leads may have made no plan yet: it is whom this peer tells that it is here.
+                # The peer that leads may have made no plan yet: then it is the leader by election.
                 if peer not in (plan and plan.leader, self.leader_id()):
                     return "only the leader asks for a change of stage"
                 return self.on_move(note.move.stage) or None
@@ -772,7 +781,7 @@ class Training(rpc.TrainingServicer):
 
     def _claimed(self, peer: PeerId) -> None:
         """``peer`` takes this peer, which does not lead, for the leader. If most voters do, the
-        leader of the plan in force is gone, whatever became of this peer's connection to it."""
+        leader of the plan in force is gone, even if this peer's connection to it stands."""
         now = self.clock.now()
         leader = self.leader_id()
         plan = self.member.plan
@@ -783,8 +792,8 @@ class Training(rpc.TrainingServicer):
         self._hurry.set()
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
-        # A leader knows us because we took it for the leader and told it that we are here; nobody
-        # else's plan is followed, and a large one is not parsed.
+        # A leader knows us because we took it for the leader and sent it a heartbeat. Plans of
+        # other peers are not followed, and large ones are not parsed.
         heeded = self._election.heeds(peer, self.clock.now())
         if not heeded and len(note.plan) > LARGE_PLAN:
             return "this peer follows another leader"
@@ -832,17 +841,20 @@ class Training(rpc.TrainingServicer):
             return await self._beside(len(note.plan), parsed)
 
     async def _beside(self, nbytes: int, work: Callable[..., R], *about: Any) -> R:
-        """What ``work`` on a plan of ``nbytes`` returns. For a large plan it runs beside the event
-        loop, which would stand still for as long."""
+        """Run ``work`` on a plan of ``nbytes`` and return its result. A large plan is worked on in
+        a thread, because the event loop would stand still meanwhile."""
         return await asyncio.to_thread(work, *about) if nbytes > LARGE_PLAN else work(*about)
 
     def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
-        """Why those who voted last do not stand behind this plan, as far as this peer can tell."""
-        m, warrant = self.member, notes.parse_warrant(note)
+        """The reason why the last voters do not support this plan, or "" if they do, by this peer's
+        knowledge."""
+        m = self.member
+        warrant = notes.parse_warrant(note)
         self._learn(warrant.doubles)
         self._leader_knows = plan.leader, frozenset(d.peer for d in warrant.doubles)
         follows = m.plan.leader if m.plan is not None else None
-        now, wall = self.clock.now(), self.clock.wall()
+        now = self.clock.now()
+        wall = self.clock.wall()
         why = self.trust.objection(plan, warrant, follows, m.at, now, wall)
         self._bar()
         if why and now - self._said_refused >= SAY_AGAIN_S:
@@ -857,9 +869,9 @@ class Training(rpc.TrainingServicer):
         return why
 
     def _undoes(self, plan: Plan) -> str:
-        """Why a new leader's plan is refused if it would undo what this peer has reported as
-        committed to the previous leader; "" otherwise. Others may have committed the same version,
-        and together that may be a commit, so the new leader must hear of it first."""
+        """The reason to refuse a new leader's plan if it would undo a version that this peer has
+        reported as committed to the previous leader; "" otherwise. Others may have committed the
+        same version, and together that may be a commit, so the new leader must hear of it first."""
         m = self.member
         if (
             m.plan is None
@@ -872,14 +884,14 @@ class Training(rpc.TrainingServicer):
         return f"epoch {m.at.epoch} is committed here, and the leader does not know it"
 
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
-        """What this peer remembers of a version."""
+        """Answer with the plan that this peer remembers behind a version."""
         peer = self.transport.caller(context)
         async with blamed(self.transport, peer, context):
             remembered = self.member.remembers(notes.parse_version(request.version))
             return notes.history_reply(*remembered, self.past.versions, self.trust.certificate)
 
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
-        """The leader has found members dead; a reason when ``peer`` does not lead here."""
+        """The leader has found members dead. Returns a reason if ``peer`` does not lead here."""
         plan = self.member.plan
         if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
@@ -900,12 +912,13 @@ class Training(rpc.TrainingServicer):
     async def word(
         self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
     ) -> str | None:
-        """As :meth:`tell`, with a time limit that depends on the connection. An open connection
-        shows that the process lives, so over it the answer may take ``stands_s``. Over a new one it
-        has ``floor_s``, or longer if this peer's answers were measured to take longer; where a
-        connection has just broken, at most :meth:`_redial_s`. Raises Unheard when no answer came.
-        """
-        patience, what = self.transport.patience, ("word", peer)
+        """Send as :meth:`tell` does, with a time limit that depends on the connection. An open
+        connection shows that the process lives, so over it the answer may take ``stands_s``. Over a
+        new one it has ``floor_s``, or longer if this peer's answers were measured to take longer;
+        where a connection has just broken, at most :meth:`_redial_s`. Raises Unheard when no answer
+        came."""
+        patience = self.transport.patience
+        what = ("word", peer)
         broken = self.clock.now() - self._broken.get(peer, -BROKEN_S) < BROKEN_S
         if self.transport.path(peer):
             with contextlib.suppress(PeerFault):
@@ -927,7 +940,7 @@ class Training(rpc.TrainingServicer):
 
     def _redial_s(self, peer: PeerId) -> float:
         """Seconds for an answer over a new connection, after the previous one broke. They are
-        bounded: a cell must go on soon also if its leader answered slowly before it died."""
+        bounded: a cell must go on soon even if its leader answered slowly before it died."""
         patience = self.transport.patience
         now = self.clock.now()
         usual = REDIAL_TIMEOUT_S + patience.usual(("dial", peer))
@@ -935,8 +948,8 @@ class Training(rpc.TrainingServicer):
         return min(within, REDIAL_MOST_S + patience.slack(now))
 
     async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
-        """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in
-        time."""
+        """Send a note. Returns None if the peer accepted, else its reason. Raises PeerFault when it
+        did not answer in time."""
         patience = self.transport.patience
         began = patience.running(self.clock.now())
         async with answers(peer, timeout):
@@ -962,8 +975,8 @@ class Training(rpc.TrainingServicer):
             await self.word(peer, note, PROBE_TIMEOUT_S)
 
     async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        """Send something that the leader of this plan must hear. The message is given up if the
-        leader does not answer or, for all that this peer knows, leads no more."""
+        """Send a note that the leader of this plan must hear. It is given up if the leader does not
+        answer, or no longer leads by this peer's knowledge."""
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:
@@ -989,12 +1002,13 @@ class Training(rpc.TrainingServicer):
     def accuse(self, peer: PeerId) -> None:
         """An engine could not get an answer from ``peer``: let the leader find out whether it is
         dead."""
-        plan, now = self.member.plan, self.clock.now()
+        plan = self.member.plan
+        now = self.clock.now()
         if plan is None or now - self._accused.get(peer, -1e9) < ACCUSE_EVERY_S:
             return
         self._accused[peer] = now
         if peer == self.leader_id():
-            self._hurry.set()  # nobody else can be told: the next word to it shows whether it lives
+            self._hurry.set()  # nobody else can be told: the next heartbeat shows whether it lives
             return
         self.tasks.spawn(
             self._tell_leader(
@@ -1007,16 +1021,18 @@ class Training(rpc.TrainingServicer):
     # ----------------------------------------------------------- taking part
 
     async def _told(self, event: Any) -> str | None:
-        """As :meth:`happens`, but completed even if the sender hangs up meanwhile: otherwise a plan
-        that was carried out by half would count as known when it is sent again."""
+        """Handle an event as :meth:`happens` does, but complete it even if the sender hangs up
+        meanwhile: otherwise a half carried out plan would count as known when it is sent again."""
         return await asyncio.shield(self._hearing.spawn(self.happens(event), "told"))
 
     async def happens(self, event: Any) -> str | None:
-        """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
+        """Feed the member and carry out its actions in order. Returns the reason of a refusal, or
+        None."""
         async with self._member_lock:
             if self._closed:
                 return "this peer stops"
-            queue, refused = [event], None
+            queue = [event]
+            refused = None
             self.member.digest = self.work.stage.digest
             while queue:
                 for action in self.member.handle(queue.pop(0), self.clock.now()):
@@ -1103,13 +1119,13 @@ class Training(rpc.TrainingServicer):
         return None
 
     async def _follow(self, plan: Plan, behind: tuple[Version, int] | None = None) -> None:
-        """The plan is in force. ``behind``: where this peer stood, and with how many tokens, when
-        it is of another history."""
+        """The plan is in force. ``behind``: the version that this peer held and its tokens, if the
+        plan is of another history."""
         await self._epoch_tasks.close()
         self.terms.saw(plan.term, self.clock.wall())
         self.work.colleagues.meet([m.peer for m in plan.members if m.current], self.clock.now())
         if self.work.plan is None or plan.leader != self.work.plan.leader:
-            self.on_lead()  # the record says whom this peer follows
+            self.on_lead()  # the record names the leader that this peer follows
         if behind is not None:
             self.tasks.spawn(self.past.give_up(*behind, plan.leader), "give-up")
         else:
@@ -1119,8 +1135,10 @@ class Training(rpc.TrainingServicer):
         """This peer now belongs to the cell that ``plan`` founds. The cell has no leader yet: its
         first ends peer counts as leader until it turns out to be dead."""
         able = [m.peer for m in plan.stage(ENDS) if self._may_lead(m.peer)]
-        now, first = self.clock.now(), min(able, default=self.me)
-        self.cell, self.leader = plan.cell_id, None
+        now = self.clock.now()
+        first = min(able, default=self.me)
+        self.cell = plan.cell_id
+        self.leader = None
         self.trust.forget()
         self._election = Election(self.me, now - LOOK_S, self.work.colleagues)
         if first != self.me:
@@ -1137,13 +1155,13 @@ class Training(rpc.TrainingServicer):
         self._hurry.set()
 
     async def _end(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> None:
-        """The round that ends the epoch, or a copy of what others made of it."""
+        """Run the round that ends the epoch, or copy its result from other members."""
         work = self.work.copy(plan, r) if r.sources else self.work.average(plan, r, listener)
         await self.happens(await work)
 
     def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:
-        """What tells the leader of each result of the plan. What finishes while a note is on its
-        way travels in the next ones."""
+        """A callback that reports each result of the plan to the leader. Results that come while a
+        note is on its way travel in the next notes."""
         results: list[MicroBatchDone] = []
 
         async def tell() -> None:
@@ -1168,23 +1186,23 @@ class Training(rpc.TrainingServicer):
 
     @property
     def seeks(self) -> bool:
-        """This peer has taken part, and waits: others may have gone where it does not see them."""
+        """True if this peer has taken part and now waits: others may have moved out of its
+        sight."""
         return self.member.plan is not None and bool(self.waiting_for())
 
     @property
     def works(self) -> bool:
-        """This peer leads, and does not wait."""
+        """True if this peer leads, and does not wait."""
         return self.leader is not None and not self.waiting_for()
 
     def waiting(self) -> Wait | None:
-        """The reason for which no epoch is under way; None when one is, or has been a moment
-        ago."""
+        """The reason why no epoch is under way; None if one is, or was a moment ago."""
         state = self.member.state
         # A leader's own member may still be in an epoch that its leader has given up.
         if state is MemberState.FINISHED or (self.leader is None and self.member.busy):
             return None
-        # Who is done waits for others in the same epoch: as long as their round is expected to
-        # take, nobody is late.
+        # A member that is done waits for others in the same epoch: for the expected time of their
+        # round nobody is late.
         done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
         if self.clock.now() - self._moved < max(PAUSE_S, done):
             return None

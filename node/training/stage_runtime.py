@@ -1,6 +1,6 @@
-"""What a member does in an epoch, told in order: begin, run, average, adopt, settle. The journey of
-a micro-batch and of its gradient ends here; every engine is called from this file and none of them
-knows another."""
+"""A member's work in an epoch, in order: begin, run, average, adopt, settle. The journey of a
+micro-batch and of its gradient ends here: this file calls every engine, and no engine knows
+another."""
 
 import asyncio
 import time
@@ -63,21 +63,18 @@ class StageRuntime:
         colleagues: Colleagues | None = None,
         scheduler: SchedulerSettings | None = None,
     ) -> None:
-        self.stage, self.engines, self.settings, self.sequence, self.me = (
-            stage,
-            engines,
-            settings,
-            sequence,
-            me,
-        )
+        self.stage = stage
+        self.engines = engines
+        self.settings = settings
+        self.sequence = sequence
+        self.me = me
         self._scheduler = scheduler or SchedulerSettings()
         self._tasks = Tasks("work", on_error)
         self.state_export = StateExport(
             stage, engines, optimizer, settings.buddy_every, me, self._tasks
         )
         self.colleagues = Colleagues(me) if colleagues is None else colleagues
-        """Whom this peer has worked with, before it was started again too as far as its disk
-        tells."""
+        """Peers that this one has worked with, also before a restart if its disk has them."""
         self.anchor = Anchor(stage, outer, engines, self._tasks, me)
         self.rounds = Rounds(stage, engines, optimizer, me, parts)
         size = sum(t.nbytes for t in stage.parameters().values())
@@ -89,37 +86,43 @@ class StageRuntime:
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )
         self.read = read
-        """Settings for how cells average, of the text that a plan has."""
+        """Reads the text of a change in a plan: the settings for how cells average."""
         self._fresh: dict[str, Tensor] = {}
-        """What has come of the version that is made now."""
-        self._made, self._counted, self._copied = self.stage.version, 0, False
-        """That version by the leader's last word, the tokens that count in it, and whether it came
-        whole from others."""
+        """Parts of the version under construction that have arrived."""
+        self._made = self.stage.version
+        """That version, by the leader's last message."""
+        self._counted = 0
+        """Tokens that count in it."""
+        self._copied = False
+        """True if it was copied whole from other peers."""
         self._round: ev.RoundArrived | None = None
         """The leader's last message about that version."""
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
-        self.fetching, self.fetched_at = 1.0, 0.0
-        """Share of the state that has come, 1 while none is fetched; when bytes of it came last,
-        seconds of a steady clock."""
+        self.fetching = 1.0
+        """Share of the state that has arrived; 1 while none is fetched."""
+        self.fetched_at = 0.0
+        """Time of the last bytes that arrived, in seconds of a steady clock."""
         self.tokens = 0
-        """Counted in the history of what is in place, as far as this peer knows it."""
+        """Tokens counted in the history of the version in place; 0 if this peer does not know."""
         self.room = 0
-        """Bytes of optimizer state this peer can keep as an owner; 0: not known."""
+        """Bytes of optimizer state this peer can keep as an owner; 0 if unknown."""
 
-    # ----------------------------------------------------------- what is here
+    # ----------------------------------------------------------- state and costs
 
     def speed(self) -> float:
-        """Micro-batches per second this stage's device does, forward and backward, and no more than
-        the caps on what this peer sends and receives let through; 0 before it was measured."""
+        """Micro-batches per second that this stage's device computes, forward and backward, limited
+        by the caps on the traffic of this peer; 0 before it was measured."""
         p = self.engines.pipeline
         tensor = p.shape.nbytes(p.settings.micro_batch, self.sequence)
         return capped(self.engines.meter.speed, least(*self.engines.transport.caps()), tensor)
 
     def costs(self) -> Measured:
-        """What work and ways cost this peer, as it measures them."""
+        """Costs of this peer's work and connections, as it measures them."""
         p = self.engines.pipeline
-        work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
+        work = p.timing.work
+        loss = p.timing.loss
+        now = p.clock.now()
         up, down = self.engines.transport.caps()
         return Measured(
             *(a.steady(STEADY) for a in (work[Direction.FORWARD], work[Direction.BACKWARD], loss)),
@@ -152,12 +155,12 @@ class StageRuntime:
         return None if held is None else (held.version, held.parameters)
 
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
-        """Parts there is optimizer state of here, each with its version."""
+        """Parts with optimizer state here, each with its version."""
         return self.state_export.listing(kind) if stage == self.stage.stage else {}
 
     def objection(self, plan: Plan) -> str:
-        """Why nobody could work by this plan, whoever signed it; empty for one that holds together
-        here."""
+        """The reason why no peer could work by this plan, whoever signed it; empty if this peer
+        finds the plan consistent."""
         settings = self.engines.pipeline.settings
         return objection(
             plan,
@@ -172,19 +175,21 @@ class StageRuntime:
     # ----------------------------------------------------------- the epoch
 
     async def begin(self, plan: Plan, listener: bool) -> None:
-        """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched
+        """Take part: the pipeline accepts the plan's frames, and state of gained parts is fetched
         meanwhile."""
         if self.plan is not None and self.plan.epoch >= plan.epoch:
             # The swarm begins the epoch anew: no step of the earlier attempt may count.
             self.engines.owner.abort(plan.epoch)
             self.engines.cell.void(plan.epoch)
-        self._fresh, self._copied, self.plan = {}, False, plan
+        self._fresh = {}
+        self._copied = False
+        self.plan = plan
         self._round = None
         self._inner.begin()
         self.windows.begin(plan, self.read(plan.change).outer, listener)
         if listener:
-            # What it holds is not the swarm's, and it settles nothing: rounds before and after this
-            # one are nothing to it.
+            # A listener's state is not the swarm's, and it settles nothing: the rounds before and
+            # after this one do not concern it.
             self.engines.cell.void(plan.epoch)
             self.engines.cell.forget(plan.epoch - 1)
         else:
@@ -201,7 +206,8 @@ class StageRuntime:
         self.state_export.begin(plan, listener)
 
     def enter(self, plan: Plan) -> None:
-        """The plan founds the cell this peer belongs to from now on, which plans by itself."""
+        """The plan founds the cell to which this peer belongs from now on, and which plans for
+        itself."""
         self.plan = plan
         self.engines.pipeline.reset(plan.epoch)
 
@@ -225,9 +231,11 @@ class StageRuntime:
         await self.engines.pipeline.origin.run(mine, lambda path: text.fetch(path.samples), done)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
-        """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
-        came of a window."""
-        self._made, self._counted, self._copied = makes(plan, r.dropped), r.tokens, False
+        """Make one attempt of the round that ends the epoch: the inner round of the cell, or an
+        outer round with the means of a window."""
+        self._made = makes(plan, r.dropped)
+        self._counted = r.tokens
+        self._copied = False
         self._round = r
         rounds = self.windows if plan.outer else self._inner
         ended, self._fresh = await rounds.attempt(plan, r, listener)
@@ -235,7 +243,8 @@ class StageRuntime:
 
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
-        self._made, self._counted = makes(plan, r.dropped), r.tokens
+        self._made = makes(plan, r.dropped)
+        self._counted = r.tokens
         self._round = r
         impossible: tuple[PeerId, ...] = ()
         try:
@@ -245,7 +254,8 @@ class StageRuntime:
                 raise PeerFault(impossible[0], why)
             if plan.outer:
                 await self.windows.copied(plan, r.sources, self._made, sum(found.sources.values()))
-            self._fresh, self._copied = found.tensors, True
+            self._fresh = found.tensors
+            self._copied = True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit(
@@ -256,15 +266,15 @@ class StageRuntime:
         return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, failed, impossible)
 
     async def _objection(self, plan: Plan, copied: Mapping[str, Tensor]) -> str:
-        """The reason for which no step of this plan made the parameters that were copied; empty for
-        none, or where this peer cannot tell."""
+        """The reason why no step of this plan can have made the copied parameters; empty if there
+        is none, or if this peer cannot tell."""
         me = plan.member(self.me)
         if plan.outer or me is None or not me.current or self.stage.version != plan.base:
             return ""
         return await asyncio.to_thread(self._inner.objection, plan, copied)
 
     async def adopt(self, plan: Plan) -> str:
-        """Put the fresh parameters in place as the next version; the digest of it."""
+        """Put the fresh parameters in place as the next version. Returns its digest."""
         if plan.outer and not self._copied:
             await self.windows.takes()
         digest = await self.engines.aside(self.stage.adopt, self._fresh, self._made)
@@ -273,15 +283,15 @@ class StageRuntime:
         return digest
 
     async def settle(self, epoch: int, plan: Plan | None) -> None:
-        """The version in place is the swarm's: optimizer state counts from here, and now and then
-        it is written down."""
+        """The version in place is final: its optimizer state counts from here, and a checkpoint is
+        written when one is due."""
         self.engines.cell.forget(epoch - 1)
         self.stage.settle()
         self.anchor.settled()
         self.state_export.settled(epoch, plan)
         due = self.local_checkpoints.settled(epoch)
-        # Of a stage that was left out it is an older version than the plan's that becomes final,
-        # and nothing to go with it is known.
+        # If the stage was left out, a version older than the plan's becomes final, and its context
+        # is not known here.
         if plan is None or plan.base != self.stage.settled:
             return
         # Where a cell divides, an older checkpoint has the samples of both cells.
@@ -301,10 +311,12 @@ class StageRuntime:
             self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
 
     async def go_to(self, version: Version, how: str) -> None:
-        """Go to another version: undo the last one (``how``: roll-back), load one from the disk
-        (checkpoint; raises Refused when it is unreadable), or take the parameters in place for
-        those of ``version`` too, because the stage was left out meanwhile (left out)."""
-        e, epoch = self.engines, version.epoch
+        """Go to another version. ``how`` is "roll-back" to undo the last one, "checkpoint" to load
+        one from the disk, or "left out" to keep the parameters in place as ``version`` too, because
+        the stage was left out meanwhile. Raises Refused if a checkpoint is missing or
+        unreadable."""
+        e = self.engines
+        epoch = version.epoch
         self.engines.cell.void(epoch)
         if how == "roll-back":
             e.owner.abort(epoch)
@@ -338,8 +350,8 @@ class StageRuntime:
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.state_export.finished(plan)
-        # A peer that was still catching up holds something else, and must not write it down under
-        # this name.
+        # A peer that was still catching up holds another version, and must not save it under this
+        # name.
         if self.local_checkpoints.writes and self.stage.version == plan.base:
             # The last checkpoint is the one that must not be skipped.
             await self.local_checkpoints.saved()
@@ -389,12 +401,13 @@ class StageRuntime:
 
     async def restore(self, version: Version) -> None:
         """Load a checkpoint of this stage: parameters, the optimizer state of the parts this peer
-        owned, and copies of others'.
+        owned, and copies of other owners' state.
 
-        Raises Refused when there is none of that version, or it cannot be read; then nothing has
-        changed.
+        Raises Refused if there is no checkpoint of that version, or it cannot be read; then nothing
+        has changed.
         """
-        e, epoch = self.engines, version.epoch
+        e = self.engines
+        epoch = version.epoch
         found = await self.local_checkpoints.load(version, self.stage.shapes)
         await self.engines.aside(self.stage.adopt, found.parameters, version)
         self.stage.settle()
@@ -425,10 +438,10 @@ class StageRuntime:
         partial: Partial | None = None,
     ) -> bool:
         """Fetch the stage's parameters from members at a version most of them agree on, or at
-        ``epoch``. False when that is an older one than is here, which stays.
+        ``epoch``. Return False if that version is older than the one in place, which stays.
 
-        With ``digest`` only that state is taken. ``partial`` keeps what has come when this raises
-        NoDonor.
+        With ``digest`` only the state with that digest is taken. When this raises NoDonor,
+        ``partial`` keeps the parts that have arrived.
         """
         found = await self._fetch(
             donors, None if epoch is None else Version(epoch), digest, partial
@@ -443,13 +456,14 @@ class StageRuntime:
         return True
 
     async def take_base(self, donors: Sequence[PeerId], digest: str, partial: Partial) -> None:
-        """Fetch what the run begins from and put it in place. Raises NoDonor, OutOfResources."""
+        """Fetch the base that the run begins from and put it in place. Raises NoDonor,
+        OutOfResources."""
         found = await self._fetch(donors, Version(0), digest, partial, StateKind.BASE)
         await self.engines.aside(self.stage.begin, found.tensors)
         self.anchor.begin()
 
     def _holds_nothing(self, version: Version) -> None:
-        """Parameters came from elsewhere: no state here belongs to them."""
+        """Parameters came from elsewhere: no optimizer state here belongs to them."""
         self.state_export.hold_nothing()
         self.state_export.went_to(version)
 
@@ -462,14 +476,17 @@ class StageRuntime:
         kind: StateKind = StateKind.PARAMETERS,
     ) -> StateSnapshot:
         e = self.engines
-        frozen, shapes = self.stage.frozen, self.stage.shapes
+        frozen = self.stage.frozen
+        shapes = self.stage.shapes
         if kind is StateKind.BASE and frozen is not None:
             shapes = {name: tuple(t.shape) for name, t in frozen.items()}
 
         def progress(done: int, total: int) -> None:
-            self.fetching, self.fetched_at = done / total if total else 1.0, time.monotonic()
+            self.fetching = done / total if total else 1.0
+            self.fetched_at = time.monotonic()
 
-        self.fetching, self.fetched_at = 0.0, time.monotonic()
+        self.fetching = 0.0
+        self.fetched_at = time.monotonic()
         try:
             snapshot = await fetch(
                 e.transport,
@@ -486,7 +503,8 @@ class StageRuntime:
             )
         finally:
             self.fetching = 1.0
-        size, epoch = sum(snapshot.sources.values()), snapshot.version.epoch
+        size = sum(snapshot.sources.values())
+        epoch = snapshot.version.epoch
         e.journal.emit(
             "checkpoint",
             "state-fetched",
@@ -498,17 +516,17 @@ class StageRuntime:
         return snapshot
 
     async def handed_over(self, timeout_s: float = 10.0) -> bool:
-        """Wait until somebody has fetched the optimizer state of every part held here.
+        """Wait until other peers have fetched the optimizer state of every part held here.
 
-        False when nobody is there to take it, or nothing more was fetched for ``timeout_s``, or for
-        the longest that a step would have waited for it.
+        Return False if no peer is there to take it, or nothing more was fetched for ``timeout_s``,
+        or for the longest time that a step would have waited for it.
         """
         return await self.state_export.handed_over(
             max(timeout_s, WAIT_SHARE * self.rounds.deadline_s)
         )
 
     async def close(self) -> None:
-        """Let a checkpoint that is being written finish, end the rest."""
+        """Let a checkpoint that is being written finish, end everything else."""
         await self.local_checkpoints.saved()
         await self._tasks.close()
         self.local_checkpoints.close()
@@ -536,7 +554,7 @@ class StageRuntime:
         turn = asyncio.Semaphore(len(pairs) if self.plan is not None else 1)
 
         async def measured(i: int, x: Tensor, y: Tensor) -> tuple[float, int]:
-            # Of every stage one replica, in turn.
+            # One replica of each stage, in turn.
             hops = tuple(Hop(s, peers[i % len(peers)]) for s, peers in cells.items())
             async with turn:
                 return await self.engines.pipeline.evaluate(hops, x, y)

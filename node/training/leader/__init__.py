@@ -1,3 +1,2 @@
-"""The leader: who is there, what the next plan is, when an attempt has failed; and the service that
-carries its decisions out. Never: a member's side.
-"""
+"""The leader: its view of the members, the choice of the next plan, the end of an attempt. Also the
+service that carries its decisions out. Never: a member's side."""

@@ -1,5 +1,5 @@
 """One attempt at an epoch, as its leader tracks it: the result of every micro-batch, dead members,
-what each member holds. Pure."""
+the state of each member. Pure."""
 
 import math
 from collections import Counter
@@ -24,16 +24,16 @@ nothing in this epoch."""
 
 @dataclass
 class EpochAttempt:
-    """``results``: by micro-batch; ``outcomes``: by member; ``attempts``: number of the current
-    round of each stage, from 0; ``owners``: by part, only those that differ from the plan's. Times
-    are by the leader's clock."""
+    """The state of one attempt. ``results``: by micro-batch; ``outcomes``: by member; ``attempts``:
+    number of the current round of each stage, from 0; ``owners``: by part, only owners that differ
+    from the plan's. Times are by the leader's clock."""
 
     plan: Plan
     started: float
     deadline: float
     closed: float = 0.0
     round_s: float = 0.0
-    """The longest deadline that an attempt of its round has had, seconds."""
+    """The longest deadline that an attempt of its round has had, in seconds."""
     late_at: float = math.inf
     """Time from which a few members that have not reported are late."""
     reported: float = 0.0
@@ -41,7 +41,8 @@ class EpochAttempt:
     enough: float = math.inf
     """Time from which the epoch could be committed without the members that have not committed."""
     steady: bool = False
-    """No part has another owner than in the epoch before, so nobody waits for optimizer state."""
+    """True if no part has another owner than in the epoch before, so nobody waits for optimizer
+    state."""
     probation: frozenset[PeerId] = frozenset()
     """Members on probation, which listen."""
     results: dict[int, MicroBatchDone] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class EpochAttempt:
 
     @property
     def tokens(self) -> int:
-        """Of the micro-batches that count."""
+        """Tokens of the micro-batches that count."""
         return sum(r.tokens for r in self.results.values() if r.counted)
 
     @property
@@ -74,7 +75,7 @@ class EpochAttempt:
 
     @property
     def stages(self) -> list[int]:
-        """Those of its members."""
+        """The stages of the plan's members."""
         return sorted({m.stage for m in self.plan.members})
 
     @property
@@ -97,20 +98,20 @@ class EpochAttempt:
 
     @property
     def awaited(self) -> set[PeerId]:
-        """Living members that must commit before the epoch is over: without those on probation
-        where the others can commit it."""
+        """Living members that must commit before the epoch ends. Members on probation are left out
+        if the others can commit it."""
         alive = {m.peer for m in self.alive}
         return alive - self.probation if self.can_spare(self.probation) else alive
 
     @property
     def unreported(self) -> list[PeerId]:
-        """Awaited members that have not reported how their round ended."""
+        """Awaited members that have not reported the end of their round."""
         return sorted(self.awaited - self.outcomes.keys())
 
     @property
     def silent_origins(self) -> list[PeerId]:
-        """Ends peers without a result of any of their micro-batches, where all others have results
-        of all of theirs."""
+        """Ends peers without a result of any of their micro-batches, if all others have reported
+        all of theirs; else empty."""
         paths = [path for path in self.plan.paths if path.origin not in self.dead]
         told = {path.origin for path in paths if path.index in self.results}
         missing = {path.origin for path in paths if path.index not in self.results}
@@ -122,30 +123,32 @@ class EpochAttempt:
 
     @property
     def makes(self) -> Version:
-        """The version this epoch makes when it is closed as it stands."""
+        """The version this epoch makes if it is closed as it stands."""
         return makes(self.plan, self.dropped)
 
     @property
     def committed(self) -> set[PeerId]:
-        """Members that hold what it makes."""
+        """Members that hold the version this epoch makes."""
         return {p for p, o in self.outcomes.items() if isinstance(o, ev.Committed)}
 
     @property
     def uncommitted(self) -> set[PeerId]:
-        """Living members that do not hold what it makes yet."""
+        """Living members that do not hold the version this epoch makes yet."""
         return {m.peer for m in self.alive} - self.committed
 
     def vote(self, e: ev.Committed) -> Vote | None:
-        """What this word has to be the signature of; None for one of another plan."""
-        p, member = self.plan, self.plan.member(e.peer)
+        """The vote that a member must have signed with this message; None if it is of another
+        plan."""
+        p = self.plan
+        member = self.plan.member(e.peer)
         if member is None or e.plan_hash != p.hash:
             return None
         voters = names(p.electorate.voters)
         return Vote(p.cell_id, p.term, e.attempt, self.makes, voters, member.stage, e.digest)
 
     def certificate(self, void: Container[PeerId] = ()) -> Certificate | None:
-        """The votes for what it makes, without those of ``void``; None where nobody has signed
-        one."""
+        """Certificate of the version this epoch makes, without the votes of ``void``; None if
+        nobody has signed one."""
         e = self.plan.electorate
         counts = {*e.voters, *e.elders}
         ballots = tuple(
@@ -175,16 +178,15 @@ class EpochAttempt:
                 self.results.setdefault(result.index, result)
 
     def give_up(self, origin: PeerId | None) -> None:
-        """Drop the unfinished micro-batches of this ends peer, of all with None."""
+        """Drop the unfinished micro-batches of this ends peer, or of all with None."""
         for path in self.plan.paths:
             if origin in (None, path.origin):
                 self.results.setdefault(path.index, MicroBatchDone(path.index, False))
 
     def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
-        """After a round that nobody completed, count it in :attr:`stuck` for each living owner that
-        did not step its parts: its own report lacks some of them, or most of the others report that
-        it gave them nothing.
-        """
+        """Count a round that nobody completed in :attr:`stuck`, for each living owner that did not
+        step its parts: its own report lacks some of them, or most of the others report that it gave
+        them nothing."""
         owners = {**self.plan.owners, **self.owners}
         now: set[PeerId] = set()
         for peer, outcome in ended.items():
@@ -198,9 +200,8 @@ class EpochAttempt:
 
     def reown(self, stage: int, holders: Mapping[str, PeerId], assign: Assign) -> dict[str, PeerId]:
         """Move the parts of dead owners, and of owners stuck for ``STUCK_ROUNDS``, to a peer that
-        holds them fresh, else to the one that ``assign`` chooses. Where all living owners are
-        stuck, only parts of the dead move. Returns the stage's owners that differ from the
-        plan's."""
+        holds them fresh, else to the one that ``assign`` chooses. If all living owners are stuck,
+        only parts of dead owners move. Returns the stage's owners that differ from the plan's."""
         peers = {m.peer for m in self.plan.stage(stage)}
         current = {
             part: self.owners.get(part, owner)
@@ -259,8 +260,8 @@ class EpochAttempt:
         )
 
     def accusations(self, stage: int) -> dict[PeerId, tuple[frozenset[PeerId], int]]:
-        """By owner: the members of its stage that refused parameters of it as impossible, and the
-        number of members that took some of its parts."""
+        """For each owner that was accused of impossible parameters: the members of its stage that
+        refused its parts, and the number of members that took some of them."""
         owners = {**self.plan.owners, **self.owners}
         here = {m.peer: self.outcomes.get(m.peer) for m in self.living(stage) if m.current}
         found: dict[PeerId, tuple[frozenset[PeerId], int]] = {}
@@ -288,15 +289,15 @@ class EpochAttempt:
             self.outcomes.pop(peer, None)
 
     def camps(self, stage: int) -> list[frozenset[PeerId]]:
-        """Members of a stage by the parameters that they made, without copies and without
-        listeners where there are others."""
+        """Members of a stage grouped by the parameters that they made, without copies, and without
+        listeners if there are others."""
         camps: dict[str, set[PeerId]] = {}
         for peer, digest in self._witnesses(stage, self._digests(stage)).items():
             camps.setdefault(digest, set()).add(peer)
         return [frozenset(camps[digest]) for digest in sorted(camps)]
 
     def rounds(self, assign: Assign) -> list[ev.SendRound]:
-        """The word to the living of every stage that they average."""
+        """The notes that tell the living members of every stage to average."""
         return [
             self.round(
                 stage,
@@ -318,7 +319,7 @@ class EpochAttempt:
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         to = tuple(unfinished)
         if said:
-            # Who holds something else would be blamed for not giving this.
+            # A member with another digest would be blamed for not giving this one.
             most = majority(said, "")
             sources = tuple(p for p, digest in said.items() if digest == most)
             return self.round(stage, to, {}, deadline_s, sources, most)
@@ -328,8 +329,9 @@ class EpochAttempt:
         return self.round(stage, to, self.reown(stage, holders, assign), deadline_s)
 
     def digests(self) -> tuple[dict[int, str], list[tuple[int, PeerId]], list[int]]:
-        """When all have committed: what each stage has agreed on, (stage, peer) of those that
-        differ from most, and the stages in which nobody can say whose parameters are right."""
+        """Compare the digests once all have committed. Returns the agreed digest of each stage,
+        (stage, peer) of each member with another digest, and the stages in which no majority shows
+        the right parameters."""
         agreed: dict[int, str] = {}
         strays: list[tuple[int, PeerId]] = []
         disputed: list[int] = []
@@ -341,7 +343,7 @@ class EpochAttempt:
         return agreed, strays, disputed
 
     def _digests(self, stage: int) -> dict[PeerId, str]:
-        """What its members report that have committed."""
+        """Digests that the stage's committed members report."""
         return {
             m.peer: o.digest
             for m in self.plan.stage(stage)
@@ -349,9 +351,11 @@ class EpochAttempt:
         }
 
     def _verdict(self, stage: int, said: Mapping[PeerId, str]) -> tuple[str, bool]:
-        """What most of ``said`` hold who have not copied it, and whether that is more than half of
-        them, or else of those who held the version before."""
-        own, witnesses = self._own(said), self._witnesses(stage, said)
+        """The most common digest of ``said`` among members that have not copied it, and True if
+        more than half of them have it; failing that, the same among members that held the version
+        before."""
+        own = self._own(said)
+        witnesses = self._witnesses(stage, said)
         for words in (own, witnesses):
             most = majority(words, "")
             if 2 * sum(digest == most for digest in words.values()) > len(words):
@@ -363,8 +367,8 @@ class EpochAttempt:
         return {p: digest for p, digest in said.items() if p not in self.copied} or said
 
     def _witnesses(self, stage: int, said: Mapping[PeerId, str]) -> Mapping[PeerId, str]:
-        """Of these digests those that say most about which parameters are right: of members that
-        held the version before, if there are any."""
+        """The digests that say most about the right parameters: from members that held the version
+        before, if there are any."""
         own = self._own(said)
         current = [m.peer for m in self.plan.stage(stage) if m.current]
         return {p: own[p] for p in current if p in own} or own

@@ -1,5 +1,4 @@
-"""When peers should change their stage: the slowest stage gets a peer from one that can spare it.
-Pure.
+"""Moves of peers between stages: the slowest stage gets a peer from one that can spare it. Pure.
 
 The rules are :func:`node.scheduler.placement.choose_moves` while epochs follow each other, and
 :func:`~node.scheduler.placement.level` while a stage has too few peers to begin one. This file adds
@@ -15,36 +14,38 @@ from node.scheduler.placement import Move, choose_moves, level
 from node.training.leader.roster import Roster
 
 SETTLED_MOVES = 10
-"""A peer that was asked to change its stage is left alone for that many times ``every_s``."""
+"""Multiple of ``every_s`` for which a peer that was asked to change its stage is left alone."""
 
 AT_ONCE = 8
-"""One of so many peers may be asked to move at a time, and always two."""
+"""One in AT_ONCE peers may be asked to move at a time, and always two."""
 
 COMING_S = 60.0
-"""Who is on its way to a stage that lacks peers is waited for at most so long."""
+"""Most seconds to wait for a peer on its way to a stage that lacks peers."""
 
 REST_S = 100.0
-"""A peer that was asked to help such a stage is left alone for at least so long."""
+"""Least seconds for which a peer that was asked to help such a stage is left alone."""
 
 
 class Balance:
-    """``every_s``: between two looks, 0 never looks; ``download_s``: what a change costs the
-    mover."""
+    """Moves of one swarm. ``every_s``: seconds between two looks, 0 never looks; ``download_s``:
+    seconds that a move costs the peer that moves."""
 
     def __init__(self, stages: int, every_s: float, download_s: float) -> None:
-        self._stages, self._every, self._download = stages, every_s, download_s
+        self._stages = stages
+        self._every = every_s
+        self._download = download_s
         self._asked: dict[PeerId, tuple[float, int, float]] = {}
-        """When, to which stage, and how fast it was."""
+        """For each peer that was asked to move: the time, the target stage, and its speed."""
         self._behind: dict[PeerId, float] = {}
         self._looked = math.inf
         self._known: set[PeerId] = set()
         self._lacking: dict[int, float] = {}
-        """Stages with too few peers that others could help, and since when."""
+        """Stages with too few peers that others could help, and the time since when."""
         self._changes: list[float] = []
-        """When somebody came or went, those that only changed their stage left out."""
+        """Times at which a peer came or went; peers that only changed their stage are left out."""
 
     def refused(self, peer: PeerId, now: float) -> None:
-        """It stays; it is not asked again soon."""
+        """The peer stays; it is not asked again soon."""
         _, _, speed = self._asked.get(peer, (0.0, 0, 0.0))
         self._asked[peer] = now, 0, speed
 
@@ -131,7 +132,7 @@ class Balance:
         could = {*helped, *(m.target for m in moves)}
         self._lacking = {stage: self._lacking.get(stage, now) for stage in could}
         expected = {to for p, to in coming.items() if to is None or p not in here.get(to, ())}
-        # Who is there and not proven to reach the others yet may be in a moment.
+        # A peer that is here but not proven to reach the others may be so in a moment.
         expected |= {
             stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])
         }
@@ -143,8 +144,8 @@ class Balance:
         return None
 
     def _lasts(self, known: set[PeerId], now: float, settled: float) -> float:
-        """How long what is gained now will last: until somebody else comes or goes, judged by how
-        often that was of late."""
+        """Seconds for which an improvement lasts: until another peer comes or goes, judged by the
+        number of such changes lately."""
         if self._known:
             self._changes += [now] * len(known ^ self._known)
         self._known = known
@@ -153,7 +154,8 @@ class Balance:
 
 
 def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:
-    """Whether it has what its stage goes on from, as far as that is known."""
+    """Return True if a peer holds the version that its stage goes on from; before a version was
+    agreed on, the newest epoch at the stage."""
     if roster.base is not None:
         return roster.can_start(peer, roster.base)
     epochs = {p: roster.candidates[p].at.epoch for p in mates}

@@ -16,8 +16,10 @@ from node.core.newest import Newest
 
 MULTIPLE = 20.0
 """Times the seconds that a peer cost the others for which it is on probation."""
-LEAST_S, MOST_S = 15.0, 3600.0
-"""Shortest and longest probation, in seconds."""
+LEAST_S = 15.0
+"""Shortest probation, in seconds."""
+MOST_S = 3600.0
+"""Longest probation, in seconds."""
 MOST_DOUBLINGS = 10
 """Doublings of a probation, and of the time that a peer is waited for."""
 DELIBERATE = 3
@@ -28,10 +30,10 @@ PEERS_KEPT = 4096
 
 @dataclass(slots=True)
 class Record:
-    """One peer's conduct. ``epochs``: number of epochs that it did in time; ``offences``: number
-    of offences since the last one of them; ``until``: end of its probation; ``missed``: hash of
-    the plan that it did not report on in time; ``excused_until``: time before which it is not
-    excused again."""
+    """One peer's conduct. ``epochs``: number of epochs that it did in time; ``offences``: number of
+    offences since the last such epoch; ``until``: end of its probation; ``missed``: hash of the
+    plan that it did not report on in time; ``excused_until``: time before which it is not excused
+    again."""
 
     epochs: int = 0
     offences: int = 0
@@ -47,7 +49,7 @@ class Conduct:
         self._records: Newest[PeerId, Record] = Newest(PEERS_KEPT)
 
     def on_probation(self, now: float) -> frozenset[PeerId]:
-        """Peers that listen."""
+        """Peers on probation at ``now``: they listen."""
         return frozenset(p for p, record in self._records.items() if now < record.until)
 
     def probation_s(self, peer: PeerId, now: float) -> float:
@@ -61,8 +63,8 @@ class Conduct:
         return record.epochs if record is not None else 0
 
     def patience(self, peers: Iterable[PeerId]) -> float:
-        """Times as long as usual that these peers are waited for: twice as long after each offence,
-        so that an honest peer that has become slow gets through in the end."""
+        """Factor by which these peers are waited for longer than usual. It doubles with each
+        offence, so that an honest peer that has become slow gets through in the end."""
         known = [record.offences for p in peers if (record := self._records.get(p)) is not None]
         return 2.0 ** min(max(known, default=0), MOST_DOUBLINGS)
 
@@ -74,7 +76,7 @@ class Conduct:
 
     def cost(self, peer: PeerId, seconds: float, now: float, missed: str = "") -> float:
         """Record an offence that cost the others ``seconds``. ``missed``: hash of the plan that the
-        peer did not report on in time. Returns the weight of its fault, 0 for what can be an
+        peer did not report on in time. Returns the weight of its fault, 0 if it can be an
         accident."""
         record = self._record(peer)
         probation_s = max(LEAST_S, MULTIPLE * seconds) * 2.0 ** min(record.offences, MOST_DOUBLINGS)
@@ -93,7 +95,8 @@ class Conduct:
         record.missed = ""
         if now < record.excused_until:
             return False
-        record.excused_until, record.until = record.until, -math.inf
+        record.excused_until = record.until
+        record.until = -math.inf
         return True
 
     def _record(self, peer: PeerId) -> Record:

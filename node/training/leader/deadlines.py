@@ -1,16 +1,17 @@
-"""How long the work of an epoch may take: a multiple of what is expected of it, with the manifest's
-numbers as floors. Pure.
+"""Time limits on the work of an epoch: a multiple of the expected time, with the manifest's numbers
+as floors. Pure.
 
-Enters: what peers say of their speed and their lines, how long earlier rounds took, who does what
-in a plan. Leaves: seconds. The leader reckons them and its plan and its notes carry them, so that
-all members wait equally long.
+Enters: the speeds and lines that peers report, the seconds of earlier rounds, the assignments of a
+plan. Leaves: seconds. The leader computes them and its plan and its notes carry them, so that all
+members wait equally long.
 
 run     the busiest peer's micro-batches one after another, and one more on its way through all
         stages
 round   the slowest owner's steps, and the parameters of the stage over the slowest line, there and
         back
-What was measured on these peers counts before what is reckoned from operations, and for a first
-plan there is only the latter.
+
+Measurements on these peers are preferred to estimates from operations; for a first plan there are
+only estimates.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,54 +26,63 @@ from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 
 MARGIN = 4.0
-"""Times what measured speeds lead to expect: peers share machines, and lines with others."""
+"""Multiple of the time expected from measured speeds: peers share machines, and lines with
+others."""
 FIRST = 10.0
-"""Times what is reckoned before anything was measured: a product alone is faster than a stage with
-all that is around its products."""
+"""Multiple of the time estimated before anything was measured: a product alone is faster than a
+stage with everything around its products."""
 MOST_S = 3600.0
-"""Nothing may take longer, whatever is claimed."""
-AGAIN, AGAIN_MOST = 2.0, 4.0
-"""Another attempt of a round has so many times as long as the one before it, up to so many times:
-it may have been too short."""
-LEAST_S, LEAST_RUN_S = 3.0, 5.0
-"""Shortest times, in seconds, after which a round, and the micro-batches of an ends peer, take
-unusually long: machines have other work too."""
+"""Longest time limit in seconds, whatever is claimed."""
+AGAIN = 2.0
+"""Factor by which another attempt of a round has longer than the one before it: that one may have
+been too short."""
+AGAIN_MOST = 4.0
+"""Most of that factor over all attempts."""
+LEAST_S = 3.0
+"""Shortest time, in seconds, after which a round takes unusually long: machines have other work
+too."""
+LEAST_RUN_S = 5.0
+"""The same for the micro-batches of an ends peer."""
 MEASURED = 2
-"""Measurements that say what is usual."""
+"""Number of measurements from which the usual time is known."""
 COPIED_S = 1e-8
-"""Seconds a byte of parameters costs beside its way: it is packed, copied, summed up and digested,
-at 100 MB/s at least."""
+"""Seconds a byte of parameters costs beside its transfer: it is packed, copied, summed up and
+digested, at 100 MB/s at least."""
 TERA = 1e12
 
 
 class Deadlines:
-    """``operations`` of a micro-batch at each stage and ``steps`` of each part are the run's
-    (:class:`RunFacts`)."""
+    """Time limits of one run. ``operations`` of a micro-batch at each stage and ``steps`` of each
+    part are the run's (:class:`RunFacts`)."""
 
     def __init__(self, facts: RunFacts) -> None:
-        self._waits, self._sizes = facts.waits, facts.sizes
-        self._runs, self._rounds, self._outer = Took(), Took(), Took()
+        self._waits = facts.waits
+        self._sizes = facts.sizes
+        self._runs = Took()
+        self._rounds = Took()
+        self._outer = Took()
 
-    # ----------------------------------------------------------- what was
+    # ----------------------------------------------------------- measurements
 
     def took(self, plan: Plan, round_s: float) -> None:
-        """The round of this plan was done by everybody after so long."""
+        """All members have finished the round of this plan after ``round_s`` seconds."""
         (self._outer if plan.outer else self._rounds).add(round_s)
 
     def ran(self, run_s: float) -> None:
-        """All micro-batches of a plan counted after so long."""
+        """All micro-batches of a plan counted after ``run_s`` seconds."""
         self._runs.add(run_s)
 
-    # ----------------------------------------------------------- what may be
+    # ----------------------------------------------------------- limits
 
     def run(self, roster: Roster, paths: tuple[Path, ...], forecast_s: float = 0.0) -> float:
-        """Seconds for these micro-batches. ``forecast_s``: what who laid the paths expects, 0 for
-        unknown."""
+        """Seconds for these micro-batches. ``forecast_s``: the forecast of the router that laid the
+        paths, 0 for unknown."""
         said = _believed(roster)
-        usual = _median(m.tera_s for m in said.values())  # where it is not known of a peer
+        usual = _median(m.tera_s for m in said.values())  # for peers that do not know it
         operations = self._sizes.operations
         busy: dict[PeerId, float] = {}
-        longest, known = 0.0, True
+        longest = 0.0
+        known = True
         for path in paths:
             through = 0.0
             for stage, peer in [(ENDS, path.origin), *((h.stage, h.peer) for h in path.hops)]:
@@ -94,8 +104,8 @@ class Deadlines:
     def usual_round(
         self, roster: Roster, plan: Plan, attempt: int = 0, patience: float = 1.0
     ) -> float:
-        """Seconds after which an attempt of a round takes unusually long, times ``patience``; all
-        that :meth:`round` gives before rounds were measured here."""
+        """Seconds after which an attempt of a round takes unusually long, times ``patience``. The
+        full time of :meth:`round` before rounds were measured here."""
         most = self.round(roster, plan, attempt)
         if (self._outer if plan.outer else self._rounds).count < MEASURED:
             return most
@@ -103,17 +113,17 @@ class Deadlines:
         return min(max(LEAST_S, self._expected(roster, plan)) * longer, most)
 
     def usual_run(self, plan: Plan, patience: float = 1.0) -> float:
-        """Seconds after which the micro-batches of a plan take unusually long, times ``patience``;
-        all that the plan gives before runs were measured here."""
+        """Seconds after which the micro-batches of a plan take unusually long, times ``patience``.
+        The full time of the plan before runs were measured here."""
         if self._runs.count < MEASURED:
             return plan.deadline_s
         expected = max(SPARE * self._runs.expected, MARGIN * plan.forecast[0])
         return min(max(LEAST_RUN_S, expected) * patience, plan.deadline_s)
 
     def _expected(self, roster: Roster, plan: Plan) -> float:
-        """Seconds for a round with a margin: by speeds and sizes, and by earlier rounds."""
+        """Seconds for a round with a margin: from speeds and sizes, and from earlier rounds."""
         said = _believed(roster)
-        usual = _median(m.tera_s for m in said.values())  # where it is not known of a peer
+        usual = _median(m.tera_s for m in said.values())  # for peers that do not know it
         stages = sorted({m.stage for m in plan.members})
         reckoned = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
         measured = self._outer if plan.outer else self._rounds
@@ -124,7 +134,8 @@ class Deadlines:
     def _of_stage(
         self, plan: Plan, stage: int, said: Mapping[PeerId, Measured], usual: float
     ) -> float:
-        members, sizes = plan.stage(stage), self._sizes.parameters
+        members = plan.stage(stage)
+        sizes = self._sizes.parameters
         size = sizes[stage] if stage < len(sizes) else 0
         way = max((_tensor_s(said.get(m.peer, NOTHING)) for m in members), default=0.0)
         others = 1 - 1 / len(members)
@@ -146,8 +157,8 @@ class Deadlines:
 
 
 def _believed(roster: Roster) -> dict[PeerId, Measured]:
-    """What everybody says, where it is not beyond :data:`~node.scheduler.costs.BEYOND` times the
-    median of its kind: nobody makes the others wait by calling itself, or its ways, slow."""
+    """The costs that peers report, each bounded by :data:`~node.scheduler.costs.BEYOND` times the
+    median of its kind: nobody makes the others wait by calling itself, or its connections, slow."""
     said = {p: c.costs for p, c in roster.candidates.items()}
     most = {
         name: BEYOND * _median(getattr(m, name) for m in said.values())
@@ -165,24 +176,24 @@ def _believed(roster: Roster) -> dict[PeerId, Measured]:
 
 
 def _within(m: Measured, tensor_s: float) -> tuple[tuple[PeerId, LinkCost], ...]:
-    """Its ways, none slower than ``tensor_s`` seconds for a tensor."""
+    """The peer's connections, none slower than ``tensor_s`` seconds for a tensor."""
     if _tensor_s(m) <= tensor_s:
         return m.ways
     return tuple((p, replace(way, tensor_s=min(way.tensor_s, tensor_s))) for p, way in m.ways)
 
 
 def _median(claims: Iterable[float]) -> float:
-    """Of what is known; 0 where nothing is."""
+    """The median of the known (positive) numbers; 0 if none is known."""
     known = [seconds for seconds in claims if seconds > 0]
     return median(known) if known else 0.0
 
 
 def _measured(stage: int, m: Measured) -> float:
-    """Of a micro-batch at a stage; 0 where it is not known."""
+    """Seconds of a micro-batch at a stage; 0 if unknown."""
     loss_s = m.loss_s if stage == ENDS else 0.0
     return m.forward_s + m.backward_s + loss_s if m.forward_s and m.backward_s else 0.0
 
 
 def _tensor_s(m: Measured) -> float:
-    """Of the slowest of its ways that carry tensors."""
+    """Seconds of a tensor over the peer's slowest connection that carries tensors."""
     return max((way.tensor_s for _, way in m.ways), default=0.0)

@@ -54,28 +54,29 @@ from node.training.protocol.votes import Certificate, Trust, Vote
 from node.training.protocol.waiting import Lack, Wait
 
 PROOF_AGAIN_S = 60.0
-"""When nobody had a certificate for a claimed version, no other certificate is asked for during so
-many seconds: claims cost nothing, and asking delays the next plan."""
+"""Seconds for which no other certificate is asked for after nobody had one for a claimed version:
+claims cost nothing, and asking delays the next plan."""
 UNANSWERED_S = 3 * STANDS_S
-"""A probe without any result after so many seconds counts as failed."""
+"""Seconds after which a probe without any result counts as failed."""
 ROUNDS = 1.5
-"""The leader waits this many round deadlines for a member, because the member's deadline starts
-only when the note arrives."""
+"""Number of round deadlines that the leader waits for a member, because the member's deadline
+starts only when the note arrives."""
 LATE = 1.25
-"""Times the usual, and times what the others took, after which a member is late with its report.
-Its time begins only when the note arrives."""
+"""Multiple of the usual time, and of the others' time, after which a member is late with its
+report. Its time begins only when the note arrives."""
 NEVER_MADE = "gave parameters that no step of the optimizer makes"
 ALONE = "alone refused the parameters of an owner"
 DIFFERED = "made other parameters than its stage"
 SETTLES = 10
-"""A young swarm whose peers come and go waits at most so many times ``settle_s`` for more peers."""
+"""Multiple of ``settle_s`` after which a young swarm stops waiting for more peers, though peers
+still come and go."""
 RECOUNTS = 2
-"""Times that an epoch is repeated because members of a cell ended with different parameters and no
-majority agrees."""
+"""Number of times that an epoch is repeated because members of a cell ended with different
+parameters and no majority agrees."""
 
 
 class Phase(Enum):
-    """Where the epoch is."""
+    """The phase of the epoch."""
 
     GATHER = "gather"
     EVALUATE = "evaluate"
@@ -86,10 +87,10 @@ class Phase(Enum):
 
 class Leader:
     """The state machine of one leader. ``history``: the newest plan this peer took part in, if any;
-    ``dropped``: its micro-batches that did not count. From these come the cursor and the owners of
-    the next plan. ``rules``: the owner's newest change that this peer knows; ``known``: its
-    colleagues; ``cell``: the cell it leads, where a run has several; ``trust``: the certificates
-    this peer has seen; ``conduct``: conduct of the members, whenever this peer led."""
+    ``dropped``: its micro-batches that did not count. Both give the cursor and the owners of the
+    next plan. ``rules``: the owner's newest change that this peer knows; ``known``: its colleagues;
+    ``cell``: the cell it leads, if the run has several; ``trust``: the certificates this peer has
+    seen; ``conduct``: conduct of the members, whenever this peer led."""
 
     def __init__(
         self,
@@ -105,28 +106,31 @@ class Leader:
         trust: Trust | None = None,
         conduct: Conduct | None = None,
     ) -> None:
-        self.me, self.facts, self.term = me, facts, term
+        self.me = me
+        self.facts = facts
+        self.term = term
         self.conduct = Conduct() if conduct is None else conduct
-        self._cell, self._no_proof_until = cell, float("-inf")
+        self._cell = cell
+        self._no_proof_until = float("-inf")
         self.trust = trust or Trust(facts.run_id, lambda *_: False)
         self._terms = Terms(term)
         self.phase = Phase.GATHER
         self.roster = Roster(facts.stages, me, facts.prove, known)
         self.waiting: Wait | None = Wait(Lack.SETTLING)
-        """The reason for which no epoch is planned; None when one is."""
+        """The reason why no epoch is planned; None when one is."""
         self._lacking = ""
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.reference = history.reference if history else UNKNOWN
         """Losses before the first step, as the newest plan has them."""
         self._measured = False
-        """The held-out loss before the first step was asked for, whatever came of it."""
+        """True once the held-out loss before the first step was asked for, whatever the result."""
         self._evaluating = 0
-        """Epoch of the parameters whose held-out loss is measured."""
+        """Epoch of the parameters that are being evaluated on the held-out text."""
         self._told_worse = history is not None and is_worse(
             history.loss_val, history.reference, history.epoch, facts.warmup
         )
-        """The journal of this leader, or of the one before, has the warning."""
+        """True if the journal of this leader, or of the one before, has the warning."""
         self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
@@ -141,32 +145,34 @@ class Leader:
         self.windows = Windows()
         self._voting = Voting(me)
         self._heard_from = 0.0
-        """From this time on a voter counts as present only once it was heard again. It is when a
-        round was last repeated without members counted as dead, which may live behind a partition
-        and finish the round with others; or when this process went on after it had stood still,
-        because others may have found another leader meanwhile."""
+        """From this time on a voter counts as present only once it was heard again. It is the time
+        of the last repetition of a round without members counted as dead, which may live behind a
+        partition and finish the round with others; or the time when this process went on after it
+        had stood still, because others may have found another leader meanwhile."""
         self._ticked = math.inf
         self._certificate: Certificate | None = None
-        """Of the version that was committed last, here or as somebody has shown it to the leader.
-        One that its own member has seen goes with no plan: newcomers would wait for its voters,
-        most of whom may be gone."""
+        """Certificate of the version that was committed last, made here or shown to the leader by
+        another peer. A certificate that only its own member has seen goes with no plan: newcomers
+        would wait for its voters, and most of these may be gone."""
         self.after = ""
-        """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
+        """Hash of the plan before the newest one, which gave it its voters; empty for the first
+        plan of all."""
         self._left: set[PeerId] = set()
-        """Voters who have said that they leave, and have not been here since."""
+        """Voters that have said that they leave, and have not been here since."""
         self._finished_with: set[PeerId] = set()
         """Members of the last plan that have been here ever since."""
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._changed: float | None = None
         self._complete: float | None = None
-        """Since when every stage has had enough peers."""
+        """Time since when every stage has had enough peers."""
         self._coming: Mapping[PeerId, int | None] = {}
         self._disputed = GENESIS, 0
-        """The last version after which members made different parameters, and how often."""
+        """The last version after which members made different parameters, and the number of
+        times."""
         self._asked: dict[PeerId, float] = {}
-        """Silent peers that are being probed, and since when."""
+        """Silent peers that are being probed, and the time since when."""
         self.resigning = False
-        """Finish the epoch under way and plan no other: somebody else is to lead."""
+        """True to finish the epoch under way and plan no other: another peer is to lead."""
 
     @property
     def plan(self) -> Plan | None:
@@ -180,7 +186,7 @@ class Leader:
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds since the last sign of life of a peer that is silent for longer than usual, 0 for
-        any other."""
+        any other peer."""
         heard = self.roster.heard.get(peer)
         if heard is None or peer == self.me:
             return 0.0
@@ -189,16 +195,16 @@ class Leader:
 
     @property
     def idle(self) -> bool:
-        """No epoch is under way."""
+        """True if no epoch is under way."""
         return self.phase in (Phase.GATHER, Phase.FINISHED)
 
     def vote(self, e: ev.Committed) -> Vote | None:
-        """What a member's word that it has committed has to be the signature of; None where it is
-        not of the epoch under way."""
+        """The vote that a member must have signed with its report of a commit; None if the report
+        is not of the epoch under way."""
         return self._epoch.vote(e) if self._epoch is not None else None
 
     def handle(self, event: Any, now: float) -> list[Any]:
-        """One event in, actions out. Unknown or stale events change nothing."""
+        """Handle one event and return the actions. Unknown or stale events change nothing."""
         if self.phase is Phase.FINISHED and not isinstance(
             event, ev.Heartbeat | ev.Recalled | ev.Unreachable | ev.Declined | ev.ClockTick
         ):
@@ -242,7 +248,8 @@ class Leader:
             case ev.Searched(job, routes, makespan):
                 self.routing.router.improved(job, routes, makespan)
             case ev.ClockTick(coming, known, slack):
-                self._coming, self.roster.known = coming, known
+                self._coming = coming
+                self.roster.known = known
                 if now - self._ticked > self.facts.waits.late_s:
                     self._heard_from = now
                 if (epoch := self._epoch) is not None:
@@ -253,7 +260,7 @@ class Leader:
                 return self._tick(now, slack)
         return []
 
-    # ----------------------------------------------------------- who is there
+    # ----------------------------------------------------------- signs of life
 
     def _heard(self, e: ev.Heartbeat, now: float) -> list[Any]:
         done: list[Any] = []
@@ -344,8 +351,8 @@ class Leader:
         return late if epoch.can_spare({*late, *epoch.probation}) else []
 
     def _late(self, epoch: EpochAttempt, peer: PeerId, now: float) -> list[Any]:
-        """Go on without a member that did not report in time. One that has fallen silent may be
-        frozen, and is not blamed."""
+        """Go on without a member that did not report in time. A member that has fallen silent may
+        be frozen, and is not blamed."""
         if epoch is not self._epoch or peer in epoch.dead:
             return []  # the loss of another member has changed the attempt
         if self.silent_s(peer, now):
@@ -362,7 +369,7 @@ class Leader:
         now: float,
         missed: str = "",
     ) -> list[Any]:
-        """Put peers on probation that cost the others ``seconds``."""
+        """Put on probation the peers that cost the others ``seconds``."""
         done: list[Any] = []
         for peer in sorted(peers):
             weight = self.conduct.cost(peer, seconds, now, missed)
@@ -376,13 +383,14 @@ class Leader:
         return [reports.excused(peer)] if self.conduct.reported(peer, plan_hash, now) else []
 
     def _mind_the_silent(self, now: float, slack: float) -> list[Any]:
-        """Ask those who are silent whether they live. Silence alone is no death: whose machine is
-        busy answers late."""
+        """Ask silent peers whether they live. Silence alone is no death: a peer on a busy machine
+        answers late."""
         done: list[Any] = []
         for peer, heard in list(self.roster.heard.items()):
             if peer not in self.roster.heard:
                 continue  # removed meanwhile: the loss of another peer led to a division
-            silent, most = now - heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
+            silent = now - heard
+            most = self.roster.silence(peer, self.facts.waits.late_s) + slack
             if peer == self.me or silent <= ASK_AFTER * most:
                 continue
             if peer not in self._asked:
@@ -452,13 +460,14 @@ class Leader:
         if not base.epoch and self.facts.reference and self.facts.eval_every and not self._measured:
             return self._measure(base, now)
         self._starting.found()
-        # What is said once must not be lost with a plan that cannot be made.
+        # Facts for the record are said once, and must not be lost with a plan that cannot be made.
         done = [*self._rebalance(now), *self._change_history(base, past)]
         try:
             return done + self._plan(base, past, votes, now)
         except OutOfResources as e:
             self.planning.postpone(now)
-            said, self._lacking = self._lacking, str(e)
+            said = self._lacking
+            self._lacking = str(e)
             self.waiting = Wait(Lack.MEMORY, detail=f"memory for the optimizer's state: {e}")
             return done + ([reports.out_of_room(e)] if said != self._lacking else [])
         except NoWay as e:
@@ -467,8 +476,8 @@ class Leader:
             return done
 
     def _measure(self, base: Version, now: float) -> list[Any]:
-        """Ask for the held-out loss before the first step, over the peers that would take it. It
-        has as long as an epoch over one replica of each stage. Nobody gets the plan."""
+        """Ask for the held-out loss before the first step, over the peers that would take that
+        step. The time limit is an epoch's over one replica of each stage. Nobody gets the plan."""
         self._measured = True
         workers = {s: self.roster.workers(s, base) for s in self.roster.replicas()}
         members = tuple(
@@ -486,7 +495,9 @@ class Leader:
     def _evaluate(self, epoch: EpochAttempt, version: int, now: float) -> ev.Evaluate:
         """Measure the held-out loss of the parameters at epoch ``version`` over the members of an
         attempt."""
-        self.phase, self._epoch, self._evaluating = Phase.EVALUATE, epoch, version
+        self.phase = Phase.EVALUATE
+        self._epoch = epoch
+        self._evaluating = version
         epoch.deadline = now + max(self.facts.waits.epoch_s, epoch.plan.deadline_s)
         return ev.Evaluate(version, epoch.plan)
 
@@ -505,8 +516,8 @@ class Leader:
         return now - self._changed < settle_s and now - self._complete < SETTLES * settle_s
 
     def _not_joined(self, thin: Sequence[int], need: int) -> Wait | None:
-        """The wait for pairs that have not reached each other, where stages have enough peers but
-        not enough that reach the others; None where that is not the reason."""
+        """The wait for pairs that have not reached each other, if stages have enough peers but not
+        enough that reach the others; None if that is not the reason."""
         here = self.roster.present()
         full = [s for s in thin if len(here[s]) >= (need if s != ENDS else 1)]
         pairs = [(a, b) for a, b in self.roster.apart() if self.roster.candidates[a].stage in full]
@@ -529,7 +540,7 @@ class Leader:
             r.unproven.add(base)
 
     def _doubts(self, version: Version, now: float) -> bool:
-        """Whether this version was made elsewhere, and too few of the last voters can have
+        """Return True if this version was made elsewhere, and too few of the last voters can have
         committed it (:meth:`Trust.doubts`)."""
         r = self.roster
         return not r.is_own(version) and self.trust.doubts(
@@ -560,7 +571,8 @@ class Leader:
         if known is None or self.phase is not Phase.GATHER:
             return []
         if known and e.plan is not None:
-            self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
+            self.loss = e.plan.loss
+            self.loss_val = e.plan.loss_val
         guessed = not known and not self.memory.knows(e.version)
         said = [reports.history_lost(e.version)] if guessed else []
         return said + self._try_plan(now)
@@ -568,12 +580,14 @@ class Leader:
     # ----------------------------------------------------------- plan
 
     def _electorate(self, base: Version, now: float) -> Electorate | Wait:
-        """The voters on the next version, or the wait for voters where too few are here."""
-        h, r = self.memory.history, self.roster
+        """The voters on the next version, or the wait for voters if too few are here."""
+        h = self.memory.history
+        r = self.roster
         self.after = h.hash if h is not None else ""
         if h is not None and h.last:
             return h.electorate
-        bare = r.bare(base)  # whose peers a plan leaves out, so they could not follow it
+        # A plan leaves out the peers of these stages, so they could not follow it
+        bare = r.bare(base)
         members: list[PeerId] = []
         current: list[PeerId] = []
         for stage, peers in r.replicas().items():
@@ -597,7 +611,8 @@ class Leader:
         self.roster.agree(base)
         self.tokens = past.tokens
         past = self._with_reference(base, past)
-        losses, term = (self.loss, self.loss_val), self._next_term(now)
+        losses = (self.loss, self.loss_val)
+        term = self._next_term(now)
         rules = self.planning.in_force(past)
         if rules.change != past.change:
             self.windows.forget()
@@ -607,8 +622,11 @@ class Leader:
         child = NO_CELL
         if founds is not None:
             past, founded = founds
-            away, child = {m.peer for m in founded.members}, founded.cell_id
-            votes, roster, term = without(votes, away), roster.without(away), founded.term + 1
+            away = {m.peer for m in founded.members}
+            child = founded.cell_id
+            votes = without(votes, away)
+            roster = roster.without(away)
+            term = founded.term + 1
             for peer in away:
                 self.planning.departed(peer, now)
         window = NO_WINDOW
@@ -622,7 +640,8 @@ class Leader:
             done += self._divide(founded, now)
         if votes.orphan and (before is None or not before.electorate.orphan):
             done.append(reports.orphaned(votes))
-        self.term, self._lacking = plan.term, ""
+        self.term = plan.term
+        self._lacking = ""
         self._terms.saw(plan.term, now)
         self.roster.agreed |= plan.digests
         self.memory.planned(plan)
@@ -631,7 +650,8 @@ class Leader:
             working = {h.peer for p in plan.paths for h in p.journey}
             self.roster.worked({m.peer for m in plan.members if m.current}, working)
         if plan.last:
-            self.phase, self._epoch = Phase.FINISHED, None
+            self.phase = Phase.FINISHED
+            self._epoch = None
             self._finished_with = {m.peer for m in plan.members}
         else:
             self.phase = Phase.RUN
@@ -661,13 +681,14 @@ class Leader:
         return replace(past, reference=known)
 
     def _sends(self, plan: Plan) -> ev.SendPlan:
-        """With the certificate of the version it starts from, where that was made here."""
+        """The action that sends a plan, with the certificate of the version it starts from if the
+        leader has it."""
         c = self._certificate
         return ev.SendPlan(plan, c if c is not None and c.version == plan.base else None)
 
     def _divide(self, founded: Plan, now: float) -> list[Any]:
-        """The members of the new cell have left this one, and for a while still give what they
-        held."""
+        """The members of the new cell have left this one, and for a while they still give the state
+        they held."""
         self.planning.left(founded, now)
         for m in founded.members:
             self._asked.pop(m.peer, None)
@@ -676,17 +697,18 @@ class Leader:
         return [reports.cell_divided(founded), self._sends(founded)]
 
     def _next_term(self, now: float) -> int:
-        """Higher than the terms that members report, as far as the number of plans made since can
-        explain these: one peer's claim must not use up the numbers."""
+        """The term of the next plan: higher than the terms that members report, within the bound
+        that the number of plans made since can explain. One peer's claim must not use up the
+        numbers."""
         said = [c.term for c in self.roster.candidates.values()]
         most = self._terms.most(now, STEP_HEARD)
         if not self.term and said:
-            # No plan was ever followed here: what most say, and a step beyond.
+            # No plan was ever followed here: take the median report, and a step beyond.
             most = median_high(said) + STEP_HEARD
         return max([self.term, *(min(term, most) for term in said)]) + 1
 
     def _change_history(self, base: Version, past: PlanContext) -> list[Any]:
-        """Say so when the swarm does not go on from where it was."""
+        """Report it if the swarm does not go on from the version agreed on."""
         was = self.roster.base
         if was is None or base == was:
             return []
@@ -696,7 +718,7 @@ class Leader:
         return [reports.went_back(base, was)]
 
     def _rebalance(self, now: float) -> list[Any]:
-        """Once in a while, peers from the stages that can spare them to the stage that holds the
+        """At intervals, ask peers of stages that can spare them to move to the stage that holds the
         others up."""
         if (
             self.roster.base is None
@@ -708,8 +730,10 @@ class Leader:
         return [a for m in moves for a in (ev.RequestMove(m.peer, m.target), reports.move_asked(m))]
 
     def _mend(self, thin: Sequence[int], now: float) -> list[Any]:
-        """A peer of a stage that can spare one, for a stage that has too few to plan an epoch."""
-        # A peer from another stage brings no parameters, so those that had them get time to return.
+        """Ask a peer of a stage that can spare one to move to a stage that has too few to plan an
+        epoch."""
+        # A peer from another stage brings no parameters, so the peers that had them get time to
+        # return.
         begun = any(c.at.epoch for c in self.roster.candidates.values())
         patience = LOST_S if begun else self.facts.waits.lacks_s
         m = self._balance.mend(self.roster, self.me, thin, self._coming, patience, now)
@@ -741,7 +765,9 @@ class Leader:
 
     def _open(self, epoch: EpochAttempt, now: float) -> None:
         """The rounds begin."""
-        self.phase, epoch.closed, epoch.reported = Phase.ROUND, now, now
+        self.phase = Phase.ROUND
+        epoch.closed = now
+        epoch.reported = now
         longest = self.deadlines.round(self.roster, epoch.plan)
         usual = self.deadlines.usual_round(self.roster, epoch.plan, patience=self._patience(epoch))
         # A new owner may have to wait for the state of the optimizer, and others wait for it.
@@ -751,7 +777,7 @@ class Leader:
         epoch.attempts = dict.fromkeys(epoch.stages, 0)
 
     def _patience(self, epoch: EpochAttempt) -> float:
-        """Times as long as usual that the members are waited for."""
+        """Factor by which the members are waited for longer than usual."""
         return self.conduct.patience(m.peer for m in epoch.alive if m.current)
 
     # ----------------------------------------------------------- round and commit
@@ -775,7 +801,7 @@ class Leader:
         if epoch.enough > now and epoch.can_spare(epoch.uncommitted):
             epoch.enough = now
         if e.peer in self.roster.candidates:
-            self.roster.alive(e.peer, now)  # its word is a sign of life too
+            self.roster.alive(e.peer, now)  # its report is a sign of life too
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
             self.roster.candidates[e.peer] = replace(
                 c,
@@ -807,9 +833,9 @@ class Leader:
         return self._commit(epoch, now) if epoch.committed >= awaited else []
 
     def _refused(self, epoch: EpochAttempt, stage: int, now: float) -> list[Any] | None:
-        """Go on without an owner that gave impossible parameters, as more members of its stage say
-        than believe it. If one member says so alone, one of the two lies. None where nothing is to
-        be done."""
+        """Go on without an owner that gave impossible parameters, if more members of its stage
+        refused them than took them. If a single member refused them, one of the two lies. None if
+        there is nothing to do."""
         for owner, (by, believers) in epoch.accusations(stage).items():
             liars = {owner} if len(by) > 1 else self._losers([frozenset([owner]), by])
             took = {m.peer for m in epoch.living(stage) if m.peer in epoch.committed}
@@ -873,7 +899,8 @@ class Leader:
                 self.mismatches += len(disputed)
                 self.roster.undo(epoch.makes)
                 return [*done, *self._abandon(now, reports.disputed(disputed))]
-        # Equal digests inside a cell are an invariant; who differs from most has to catch up.
+        # Equal digests inside a cell are an invariant; a member that differs from most has to catch
+        # up.
         self.roster.agreed |= agreed
         self.roster.fallen.clear()
         self.mismatches += len(strays)
@@ -887,31 +914,33 @@ class Leader:
                 1, epoch.tokens
             )
             self.routing.committed(epoch.plan, epoch.dropped, now - epoch.closed)
-        if not epoch.dead:  # who died was waited for, which is no work
+        if not epoch.dead:  # the others waited for a dead member, which is no work
             # Without members that were not needed: one could take a little longer in each epoch.
             self.deadlines.took(epoch.plan, min(epoch.enough, now) - epoch.closed)
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
-        # Who stepped what in the end; in an outer round nobody steps.
+        # The owners that stepped the parts in the end; in an outer round nobody steps.
         owners = epoch.plan.owners | ({} if epoch.plan.outer else epoch.owners)
         self.memory.committed(base, epoch.plan, owners, epoch.dropped, self.tokens)
         void = self.trust.doubles
         if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
             # The version exists but is not committed; it may be, once enough voters are back.
-            self.phase, self._epoch = Phase.GATHER, None
+            self.phase = Phase.GATHER
+            self._epoch = None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
         self._certificate = epoch.certificate(void)
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if every and (base.epoch % every == 0 or base.epoch == self.facts.epochs):
             return [*done, self._evaluate(epoch, base.epoch, now)]
-        self.phase, self._epoch = Phase.GATHER, None
+        self.phase = Phase.GATHER
+        self._epoch = None
         return done + self._try_plan(now)
 
     def _recounted(self, base: Version) -> bool:
-        """Whether to repeat the epoch from ``base``: when no majority agrees on the result, all go
-        back to ``base``, on which they agree. After :data:`RECOUNTS` repetitions the swarm goes on
-        with one of the results."""
+        """Return True to repeat the epoch from ``base``: if no majority agrees on the result, all
+        go back to ``base``, on which they agree. After :data:`RECOUNTS` repetitions the swarm goes
+        on with one of the results."""
         before, times = self._disputed
         self._disputed = base, times + 1 if before == base else 1
         return self._disputed[1] <= RECOUNTS
@@ -927,12 +956,15 @@ class Leader:
             self._told_worse = True
             before = self.reference.held_out
             said.append(reports.worse(epoch, loss, before, self.facts.advice))
-        self.phase, self._epoch = Phase.GATHER, None
+        self.phase = Phase.GATHER
+        self._epoch = None
         return said + self._try_plan(now)
 
     def _abandon(self, now: float, why: str) -> list[Any]:
         """Give this attempt up: nothing of it counts, all its samples go back, the version
         stays."""
         epoch = self._epoch
-        self.phase, self._epoch, self._changed = Phase.GATHER, None, now
+        self.phase = Phase.GATHER
+        self._epoch = None
+        self._changed = now
         return [reports.epoch_abandoned(epoch, why)] if epoch is not None else []

@@ -1,8 +1,8 @@
-"""From a version to the plan that starts from it: who does what, which settings count,
-micro-batches and their paths; and, when the cell divides, to the plan that founds the new cell.
-Pure. Enters: the roster, what goes with the version, the term. Leaves: plans, and what is said
-about them. Never: which version that is (:mod:`node.training.leader.starting_point`), what becomes
-of a plan (the leader's). A peer that does not accept a founding plan stays in the old cell."""
+"""Makes the plan that starts from a version: members and owners, settings, micro-batches and their
+paths. When the cell divides, also the plan that founds the new cell. Pure. Enters: the roster, the
+context of the version, the term. Leaves: plans, and facts about them for the record. Never: the
+choice of the version (:mod:`node.training.leader.starting_point`), the fate of a plan (the
+leader's). A peer that does not accept a founding plan stays in the old cell."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -24,16 +24,18 @@ from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules
 
 DEPART_S = 15.0
-"""Who left still gives what it held for about so long."""
+"""Seconds for which a peer that left is expected to give the state it held."""
 LEFT_S = 5.0
-"""What members of a new cell have said before they knew of it is heard for so long."""
+"""Seconds for which heartbeats of members of a new cell are ignored: they may be from before they
+knew of it."""
 POSTPONED_S = 60.0
-"""A cell whose halves could not have worked looks again after so long."""
+"""Seconds until a cell tries to divide again, after a division whose halves could not have
+worked."""
 
 
 class Planning:
-    """The plans of the cell ``cell``, whose leader is ``me``. ``rules``: the owner's newest change
-    that is known here. Kept from plan to plan: which stages are left out, who has left."""
+    """Plans of the cell ``cell``, made by its leader ``me``. ``rules``: the owner's newest change
+    that is known here. Kept from plan to plan: the stages left out, the peers that have left."""
 
     def __init__(
         self,
@@ -44,21 +46,26 @@ class Planning:
         rules: Rules,
         cell: CellId,
     ) -> None:
-        self._me, self._facts, self._routing, self._deadlines = me, facts, routing, deadlines
-        self.rules, self._cell = rules, cell
+        self._me = me
+        self._facts = facts
+        self._routing = routing
+        self._deadlines = deadlines
+        self.rules = rules
+        self._cell = cell
         self._left_out: tuple[int, ...] = ()
         self._departed: dict[PeerId, float] = {}
         self._divides_from = 0.0
-        """No division is tried before."""
+        """Time before which no division is tried."""
         self._just_left: dict[PeerId, float] = {}
-        """Members of a new cell, and until when what they say may be from before."""
+        """Members of a new cell, each with the time until which its heartbeats may be from
+        before."""
 
     def learns(self, rules: Rules) -> None:
         """The owner has changed how cells average; of two changes the higher revision counts."""
         self.rules = max(self.rules, rules, key=lambda r: r.revision)
 
     def departed(self, peer: PeerId, now: float) -> None:
-        """A peer has left, and for a while still gives what it held."""
+        """A peer has left, and for a while it still gives the state it held."""
         self._departed[peer] = now
 
     def plan(
@@ -74,14 +81,16 @@ class Planning:
         founds: CellId,
         electorate: Electorate,
     ) -> tuple[Plan, list[RecordFact], RecordFact]:
-        """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
-        said before it, and of it. ``losses``: ``loss`` and ``loss_val`` of the plan; ``window`` and
-        ``outer``: of the rounds with other cells; ``outer`` is the window whose means this plan
-        puts in place, 0 for none; ``founds`` and ``electorate``: as in a plan.
+        """Make the plan that starts from ``base``; the roster has agreed on its digests. Returns
+        the plan, the facts to record before it, and the fact that records it. ``losses``: ``loss``
+        and ``loss_val`` of the plan; ``window``: the window in the plan; ``outer``: number of the
+        window that has its means put in place by this plan, 0 for none; ``founds`` and
+        ``electorate``: as in a plan.
 
-        Raises OutOfResources when the members' memory does not hold the optimizer's state.
+        Raises OutOfResources if the members' memory does not hold the optimizer's state.
         """
-        facts, routing = self._facts, self._routing
+        facts = self._facts
+        routing = self._routing
         finished = base.epoch >= facts.epochs
         rules = self.in_force(past)
         members, owners = self._draft(roster, base, past)
@@ -96,7 +105,8 @@ class Planning:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
             paths = routing.lay(roster, by_stage, samples)
-        # Only now nothing can be raised any more: what is said once must not be lost with a plan.
+        # Only now nothing can be raised any more: facts for the record are said once, and must not
+        # be lost with a plan.
         said = self._leave_out(roster, base)
         if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
@@ -138,9 +148,9 @@ class Planning:
 
     def in_force(self, past: PlanContext) -> Rules:
         """The settings of the next plan: a newer change that is known here, else the one in force
-        at ``past``. What was in force belongs to the history, so a change may come into force again
-        after the history in which it first did was undone. A recalled change that the owner did not
-        sign counts as none."""
+        at ``past``. The settings in force belong to the history, so a change may come into force
+        again after the history in which it first did was undone. A recalled change that the owner
+        did not sign counts as none."""
         try:
             before = self._facts.make.read(past.change)
         except Refused:
@@ -152,14 +162,14 @@ class Planning:
     def _draft(
         self, roster: Roster, base: Version, past: PlanContext
     ) -> tuple[tuple[PlanMember, ...], dict[str, PeerId]]:
-        """The members, by PeerId, and who owns which part. Raises OutOfResources when their memory
+        """The members, by PeerId, and the owner of each part. Raises OutOfResources if their memory
         does not hold the optimizer's state."""
         members: list[PlanMember] = []
         owners: dict[str, PeerId] = {}
         for stage, peers in roster.replicas().items():
             able = [(p, roster.speed(p)) for p in roster.workers(stage, base)]
             if not able:
-                # the epoch goes around this stage, and whoever is here has nobody to listen to
+                # the epoch goes around this stage, and a peer that is here has nobody to listen to
                 continue
             current = {p for p, _ in able}
             members += [PlanMember(p, stage, roster.speed(p), p in current) for p in peers]
@@ -168,9 +178,11 @@ class Planning:
         return tuple(sorted(members, key=lambda m: m.peer)), owners
 
     def _leave_out(self, roster: Roster, base: Version) -> list[RecordFact]:
-        """Say it when paths begin to go around a stage, and when they no longer do."""
-        was, self._left_out = self._left_out, tuple(roster.bare(base))
-        gone, back = sorted(set(self._left_out) - set(was)), sorted(set(was) - set(self._left_out))
+        """Report the stages that paths begin to go around, and the stages that they visit again."""
+        was = self._left_out
+        self._left_out = tuple(roster.bare(base))
+        gone = sorted(set(self._left_out) - set(was))
+        back = sorted(set(was) - set(self._left_out))
         return [
             *(reports.stage_left_out(s, base) for s in gone),
             *(reports.stage_back(s, base, roster.held(s, base)) for s in back),
@@ -184,8 +196,8 @@ class Planning:
         past: PlanContext,
         now: float,
     ) -> dict[str, PeerId]:
-        """Who can still give the optimizer state of each part that has another owner than
-        before."""
+        """Donors of optimizer state: for each part with a new owner, the previous one, if it can
+        still give the state."""
         self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
         leaving = {p for p, c in roster.candidates.items() if c.leaving}
         donors = {m.peer for m in members} | leaving | self._departed.keys()
@@ -200,12 +212,12 @@ class Planning:
     # ----------------------------------------------------------- a cell divides
 
     def left(self, founded: Plan, now: float) -> None:
-        """The plan is on its way to its members."""
+        """The founding plan is on its way to its members."""
         self._just_left = {p: until for p, until in self._just_left.items() if now < until}
         self._just_left |= {m.peer: now + LEFT_S for m in founded.members}
 
     def has_left(self, peer: PeerId, now: float) -> bool:
-        """Whether what this peer says comes from before it left, as far as one can tell."""
+        """Return True if a message of this peer probably comes from before it left."""
         return now < self._just_left.get(peer, 0.0)
 
     def postpone(self, now: float) -> None:
@@ -222,10 +234,10 @@ class Planning:
         rules: Rules,
         now: float,
     ) -> tuple[PlanContext, Plan] | None:
-        """Divide the cell: what goes with ``base`` for the peers that stay, and the founding plan
-        for those that leave; None while the cell stays whole. ``losses``: ``loss`` and ``loss_val``
-        of the plan. ``rules``: those in force; a cell divides above ``rules.cell`` replicas of a
-        stage, never with 0."""
+        """Divide the cell. Returns the context of ``base`` for the peers that stay, and the
+        founding plan for the peers that leave; None while the cell stays whole. ``losses``:
+        ``loss`` and ``loss_val`` of the plan. ``rules``: the rules in force; a cell divides above
+        ``rules.cell`` replicas of a stage, never with 0."""
         if not rules.cell or now < self._divides_from:
             return None
         away = self._leavers(roster, base, rules.cell)
@@ -279,7 +291,8 @@ class Planning:
         return leavers(rows, self._me, most, costs.delay)
 
     def _with_a_leader(self, away: dict[PeerId, int], ends: Sequence[PeerId]) -> dict[PeerId, int]:
-        """With an ends peer among those who leave that may lead them; empty where there is none."""
+        """The leavers, changed if necessary so that one of their ends peers may lead; empty if
+        there is none."""
         leave = [p for p in ends if p in away]
         if any(map(self._facts.may_lead, leave)):
             return away
@@ -289,7 +302,7 @@ class Planning:
         return {p: s for p, s in away.items() if p != leave[0]} | {able[0]: ENDS}
 
     def _hold_the_state(self, roster: Roster, half: Mapping[int, Sequence[PeerId]]) -> bool:
-        """Whether these have the memory for the optimizer's state of every stage."""
+        """Return True if these peers have the memory for the optimizer's state of every stage."""
         for stage, peers in half.items():
             room = {p: r for p in peers if (r := roster.candidates[p].room)}
             try:
@@ -302,7 +315,8 @@ class Planning:
 def _half(
     roster: Roster, base: Version, away: Collection[PeerId], leaves: bool
 ) -> dict[int, list[PeerId]]:
-    """By stage, who starts from ``base`` in the cell of those who leave, or of those who stay."""
+    """Peers of each stage that start from ``base`` in the new cell (``leaves``) or in the old
+    one."""
     return {
         stage: [p for p in peers if (p in away) is leaves and roster.can_start(p, base)]
         for stage, peers in roster.replicas().items()

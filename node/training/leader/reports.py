@@ -1,5 +1,5 @@
-"""What the leader says for the record, a function for each sentence. Pure. The kinds are what
-readers of event files look for."""
+"""The leader's facts for the record, a function for each sentence. Pure. Readers of event files
+search for the kinds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,21 +13,21 @@ from node.training.leader.attempt import EpochAttempt
 from node.training.protocol.events import RecordFact
 from node.training.protocol.rules import Rules
 
-# ----------------------------------------------------------- who is there
+# ----------------------------------------------------------- members
 
 
 def peer_left(peer: PeerId) -> RecordFact:
-    """It had said so before."""
+    """A peer left, as it had announced."""
     return RecordFact("peer-left", f"peer {short(peer)} has left", facts={"peer": peer})
 
 
 def peer_lost(peer: PeerId, why: str) -> RecordFact:
-    """It is taken for dead."""
+    """A peer is taken for dead."""
     return RecordFact("peer-lost", f"peer {short(peer)} {why}", "warning", {"peer": peer})
 
 
 def on_probation(peer: PeerId, why: str, seconds: float) -> RecordFact:
-    """It listens for a while."""
+    """A peer is put on probation, and listens for ``seconds``."""
     return RecordFact(
         "peer-on-probation",
         f"peer {short(peer)} {why}: it listens for {seconds:.0f} s, and nobody waits for it",
@@ -37,7 +37,7 @@ def on_probation(peer: PeerId, why: str, seconds: float) -> RecordFact:
 
 
 def excused(peer: PeerId) -> RecordFact:
-    """It has shown that it was only slow."""
+    """A peer's probation ends: it has shown that it was only slow."""
     text = f"peer {short(peer)} was only slow: its probation is over"
     return RecordFact("peer-excused", text, facts={"peer": peer})
 
@@ -72,7 +72,7 @@ def out_of_room(why: OutOfResources) -> RecordFact:
 
 
 def agreement_lost(stages: Sequence[int]) -> RecordFact:
-    """Nobody who would take part holds what these stages had agreed on."""
+    """Nobody who would take part holds the parameters that these stages had agreed on."""
     return RecordFact(
         "agreement-lost",
         "nobody has the parameters that were agreed on at "
@@ -92,7 +92,7 @@ def undone_counted() -> RecordFact:
 
 
 def history_lost(version: Version) -> RecordFact:
-    """Nobody knows what goes with a version."""
+    """Nobody knows the context of a version."""
     return RecordFact(
         "history-lost",
         f"nobody remembers the plan behind epoch {version.epoch}: the order of samples is guessed",
@@ -102,7 +102,8 @@ def history_lost(version: Version) -> RecordFact:
 
 
 def version_unproven(version: Version, holders: Sequence[PeerId]) -> RecordFact:
-    """Peers claim a version that the leader has not made, and nothing shows that it counts."""
+    """Peers claim a version that the leader has not made, and no certificate shows that it
+    counts."""
     who = ", ".join(map(short, holders[:3])) + (" and others" if len(holders) > 3 else "")
     return RecordFact(
         "version-unproven",
@@ -114,7 +115,7 @@ def version_unproven(version: Version, holders: Sequence[PeerId]) -> RecordFact:
 
 
 def history_changed(base: Version, was: Version, tokens: int, here: int) -> RecordFact:
-    """The swarm goes on from another history, one in which more was counted."""
+    """The swarm goes on from another history, one with more counted tokens."""
     return RecordFact(
         "history-changed",
         f"goes on from epoch {base.epoch} of a history with {tokens} tokens, more than the "
@@ -145,7 +146,7 @@ def stage_left_out(stage: int, base: Version) -> RecordFact:
 
 
 def stage_back(stage: int, base: Version, held: Version) -> RecordFact:
-    """Paths lead through a stage again; its parameters are those of ``held``."""
+    """Paths lead through a stage again; its parameters are of version ``held``."""
     return RecordFact(
         "stage-back",
         f"stage {stage} is there again from epoch {base.epoch} on, with the parameters of epoch "
@@ -169,7 +170,8 @@ def cell_divided(founded: Plan) -> RecordFact:
 
 def averaging_changed(rules: Rules, base: Version) -> RecordFact:
     """The owner's change comes into force."""
-    o, cell = rules.outer, rules.cell or "all replicas"
+    o = rules.outer
+    cell = rules.cell or "all replicas"
     every = f", {o.says}" if o.windows else ""
     return RecordFact(
         "averaging-changed",
@@ -180,7 +182,7 @@ def averaging_changed(rules: Rules, base: Version) -> RecordFact:
 
 
 def epoch_planned(plan: Plan, left_out: Sequence[int], paths: Mapping[str, Any]) -> RecordFact:
-    """``paths``: what the router says of them."""
+    """An epoch is planned. ``paths``: the router's facts about them."""
     listeners = sum(not m.current for m in plan.members)
     does = (
         f"puts in place {_means_of(plan)}"
@@ -225,7 +227,7 @@ def round_repaired(stage: int, attempt: int, dead: int) -> RecordFact:
 def epoch_committed(
     a: EpochAttempt, base: Version, epochs: int, loss: float, now: float
 ) -> RecordFact:
-    """The attempt has made ``base``. ``epochs``: of the run."""
+    """The attempt has made ``base``. ``epochs``: number of epochs of the run."""
     came = f"{_means_of(a.plan)} are in place" if a.plan.outer else f"loss {loss:.3f}"
     return RecordFact(
         "epoch-committed",
@@ -252,7 +254,7 @@ def epoch_committed(
 
 
 def _means_of(plan: Plan) -> str:
-    """What an outer round puts in place."""
+    """The means that an outer round puts in place, in words."""
     partners = ", ".join(short_cell(p.cell) for p in plan.window.partners)
     stages = len({m.stage for m in plan.members})
     some = f" at {len(plan.window.means)} of {stages} stages"
@@ -260,7 +262,8 @@ def _means_of(plan: Plan) -> str:
 
 
 def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:
-    """``held``: by stage the version that it goes on from, because no newer one of it is left."""
+    """Stages go on from an older version. ``held``: that version by stage, because no newer one is
+    left."""
     what = ", ".join(f"stage {s} from epoch {v.epoch}" for s, v in held.items())
     return RecordFact(
         "stage-fell-back",
@@ -272,8 +275,10 @@ def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:
 
 
 def epoch_uncertain(a: EpochAttempt) -> RecordFact:
-    """The members that are left have committed, and they are too few to decide that it counts."""
-    e, by = a.plan.electorate, a.committed
+    """The remaining members have committed, and they are too few to decide that the version
+    counts."""
+    e = a.plan.electorate
+    by = a.committed
     count = sum(p in by for p in e.voters)
     return RecordFact(
         "epoch-uncertain",
@@ -290,7 +295,7 @@ def epoch_uncertain(a: EpochAttempt) -> RecordFact:
 
 
 def orphaned(e: Electorate) -> RecordFact:
-    """Too few voters have come back: those who are here go on alone."""
+    """Too few voters have come back: the peers that are here go on alone."""
     return RecordFact(
         "orphaned",
         f"goes on without a majority of the {len(e.elders)} voters: if these have gone on too, "
@@ -301,7 +306,7 @@ def orphaned(e: Electorate) -> RecordFact:
 
 
 def epoch_abandoned(a: EpochAttempt, why: str) -> RecordFact:
-    """Nothing of the attempt counts."""
+    """An attempt is given up: nothing of it counts."""
     return RecordFact(
         "epoch-abandoned",
         f"epoch {a.plan.epoch} starts again: {why}",
@@ -315,7 +320,7 @@ def epoch_abandoned(a: EpochAttempt, why: str) -> RecordFact:
 
 
 def digest_mismatch(peer: PeerId, stage: int) -> RecordFact:
-    """Equal digests inside a cell are an invariant."""
+    """A member has another digest than its stage; equal digests inside a cell are an invariant."""
     return RecordFact(
         "digest-mismatch",
         f"peer {short(peer)} differs from its cell and catches up",
@@ -325,14 +330,14 @@ def digest_mismatch(peer: PeerId, stage: int) -> RecordFact:
 
 
 def disputed(stages: Sequence[int]) -> str:
-    """Members of a cell hold different parameters and no majority the same."""
+    """Members of a cell hold different parameters, and no majority has the same."""
     where = ", ".join(f"stage {s}" for s in stages)
     return f"replicas of {where} computed different parameters, and no majority agrees"
 
 
 def digests_disputed(stages: Sequence[int], again: bool) -> RecordFact:
-    """A mismatch of which nobody knows the right side. ``again``: the epoch is done once more; else
-    that did not help."""
+    """Nobody knows the right side of a mismatch. ``again``: the epoch is repeated; else repetition
+    did not help."""
     kind, text = (
         ("digest-mismatch", "")
         if again
@@ -342,7 +347,7 @@ def digests_disputed(stages: Sequence[int], again: bool) -> RecordFact:
 
 
 def evaluated(epoch: int, loss: float) -> RecordFact:
-    """``loss``: nats per token on the held-out text."""
+    """The held-out loss was measured. ``loss``: nats per token on the held-out text."""
     return RecordFact(
         "evaluated",
         f"held-out loss {loss:.3f} at epoch {epoch}",
@@ -351,7 +356,7 @@ def evaluated(epoch: int, loss: float) -> RecordFact:
 
 
 def worse(epoch: int, loss: float, before: float, advice: str) -> RecordFact:
-    """The held-out loss is above that of the model before training, ``before``."""
+    """The held-out loss is higher than ``before``, the loss of the model before training."""
     return RecordFact(
         "worse-than-before",
         f"the held-out loss {loss:.3f} at epoch {epoch} is above {before:.3f}, that before "

@@ -1,8 +1,8 @@
-"""Who is here and what they hold, as the leader has heard it: which versions every stage could
-start from.
+"""The peers that are here and the versions they hold, as the leader has heard: the versions that
+every stage could start from.
 
-Pure. A *version* is an epoch and its history; two sides of a network that was parted hold different
-ones of the same epoch, so peers are matched by version and never by epoch alone.
+Pure. A *version* is an epoch and its history; two sides of a partitioned network hold different
+versions of the same epoch, so peers are matched by version and never by epoch alone.
 """
 
 import hashlib
@@ -22,20 +22,23 @@ FORGIVE_AFTER = 8
 """Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
 
 CEILING = 2.0
-"""A claimed speed counts for at most so many times what neighbours measure."""
+"""Multiple of the neighbours' measurement that bounds a claimed speed."""
 
-HALF_LIFE_S, PAUSES, MOST_PAUSE_S = 60.0, 2.0, 30.0
-"""A silence is too long beyond so many times the longest one lately, and that counts for at most so
-much."""
+HALF_LIFE_S = 60.0
+"""Seconds after which a remembered silence counts half."""
+PAUSES = 2.0
+"""Multiple of a peer's longest recent silence after which a new one is too long."""
+MOST_PAUSE_S = 30.0
+"""Most seconds of that longest silence that count."""
 
 H = TypeVar("H", bound=Hashable)
 NO_LEADER = PeerId("")
 
 
 class Roster:
-    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each stage at it.
-    ``prove``: only peers take part that are proven to reach the ``leader`` and each other;
-    ``known``: whom it has worked with."""
+    """The roster of one leader. ``base``: the version the swarm last agreed on; ``agreed``: the
+    digest of each stage at it. ``prove``: only peers take part that are proven to reach the
+    ``leader`` and each other; ``known``: peers that the leader has worked with."""
 
     def __init__(
         self,
@@ -44,30 +47,33 @@ class Roster:
         prove: bool = False,
         known: frozenset[PeerId] = frozenset(),
     ) -> None:
-        self._stages, self._leader, self._prove, self.known = stages, leader, prove, known
+        self._stages = stages
+        self._leader = leader
+        self._prove = prove
+        self.known = known
         self._together: dict[int, set[PeerId]] = {}
         self._reach: dict[PeerId, frozenset[PeerId]] = {}
         self.candidates: dict[PeerId, ev.Heartbeat] = {}
-        """Each peer as it was heard last, and what it has committed since."""
+        """The last heartbeat of each peer, updated with its commits since."""
         self.heard: dict[PeerId, float] = {}
-        """When each gave its last sign of life."""
+        """Time of the last sign of life of each peer."""
         self._pauses: dict[PeerId, float] = {}
-        """The longest silence of each lately, which counts half after :data:`HALF_LIFE_S`."""
+        """The longest recent silence of each peer, which counts half after :data:`HALF_LIFE_S`."""
         self.base: Version | None = None
         self.agreed: dict[int, str] = {}
         self.stood: Callable[[Version], Mapping[int, Version]] = lambda version: {}
-        """Stages whose parameters at a version are those of an older one: nobody had them in the
-        epochs between."""
+        """Returns the stages that have an older version's parameters at a version, because nobody
+        had them in the epochs between; with that older version."""
         self.fallen: dict[int, Version] = {}
-        """The same of stages that go on from an older version than they could, because nobody holds
-        that any more."""
+        """The same for stages that go on from an older version than they could, because nobody
+        holds the newer one any more."""
         self.undone: set[Version] = set()
         """Versions that an epoch has made and that do not count, though peers hold them until the
         next plan."""
         self.unproven: set[Version] = set()
         """Versions that were not made here, and that too few of the voters can have committed."""
         self.probation: frozenset[PeerId] = frozenset()
-        """Peers that listen, where their stage can do without them."""
+        """Peers on probation: they listen if their stage can do without them."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -75,18 +81,21 @@ class Roster:
         self._taking: dict[int, list[PeerId]] | None = None
 
     def hear(self, e: ev.Heartbeat, now: float) -> None:
-        """What a peer says of itself."""
-        old, reach = self.candidates.get(e.peer), frozenset(p for p, _ in e.costs.ways)
+        """Take a peer's heartbeat."""
+        old = self.candidates.get(e.peer)
+        reach = frozenset(p for p, _ in e.costs.ways)
         self._table = None
         same = old is not None and (old.stage, old.leaving) == (e.stage, e.leaving)
         if not same or reach != self._reach.get(e.peer):
-            self._reach[e.peer], self._here, self._taking = reach, None, None
+            self._reach[e.peer] = reach
+            self._here = None
+            self._taking = None
         self.candidates[e.peer] = e
         self.alive(e.peer, now)
 
     def anchor(self) -> str:
-        """64 hex digits for the anchors of all stages as most replicas of each have them; empty
-        where one has none."""
+        """64 hex digits for the anchors of all stages, each as most replicas have it; empty if a
+        stage has none."""
         said = []
         for stage, peers in sorted(self.replicas().items()):
             votes = Counter(c for p in peers if (c := self.candidates[p].anchor))
@@ -96,7 +105,7 @@ class Roster:
         return hashlib.sha256("/".join(said).encode()).hexdigest() if said else ""
 
     def gone(self, peer: PeerId) -> ev.Heartbeat | None:
-        """It is here no more; what was known of it, None for a stranger."""
+        """The peer is here no more. Returns its last heartbeat, None for a stranger."""
         self._here = self._taking = self._table = None
         self.heard.pop(peer, None)
         self._pauses.pop(peer, None)
@@ -104,7 +113,8 @@ class Roster:
         return self.candidates.pop(peer, None)
 
     def without(self, away: Collection[PeerId]) -> "Roster":
-        """To plan by: what this would be if these had left. It hears nothing."""
+        """A copy of this roster for planning, as if these peers had left. It takes no
+        heartbeats."""
         rest = copy(self)
         rest.candidates = {p: c for p, c in self.candidates.items() if p not in away}
         rest._together = dict(self._together)
@@ -112,19 +122,19 @@ class Roster:
         return rest
 
     def alive(self, peer: PeerId, now: float) -> None:
-        """A sign of life of a peer that is here."""
+        """Note a sign of life of a peer that is here."""
         silent = now - self.heard.get(peer, now)
         pause = self._pauses.get(peer, 0.0) * 0.5 ** (silent / HALF_LIFE_S)
         self._pauses[peer] = max(silent, pause)
         self.heard[peer] = now
 
     def silence(self, peer: PeerId, least_s: float) -> float:
-        """Seconds of silence that are unusual for this peer, at least ``least_s``: one on a busy
+        """Seconds of silence that are unusual for this peer, at least ``least_s``: a peer on a busy
         machine is heard less regularly."""
         return max(least_s, PAUSES * min(self._pauses[peer], MOST_PAUSE_S))
 
     def replicas(self) -> Mapping[int, Sequence[PeerId]]:
-        """Who would take part, by stage."""
+        """Peers that would take part, by stage."""
         if not self._prove:
             return self.present()
         if self._taking is None:
@@ -132,7 +142,7 @@ class Roster:
         return self._taking
 
     def present(self) -> Mapping[int, Sequence[PeerId]]:
-        """Who is here and does not leave, by stage."""
+        """Peers that are here and do not leave, by stage."""
         if self._here is None:
             stages = self._here = {stage: list[PeerId]() for stage in range(self._stages + 1)}
             for peer in sorted(self.candidates):
@@ -142,7 +152,8 @@ class Roster:
         return self._here
 
     def proven(self, a: PeerId, b: PeerId) -> bool:
-        """Whether two peers reach each other: both say so. Always where that is not asked."""
+        """Return True if two peers reach each other: both say so. Always True if no proof is asked
+        for."""
         return (
             not self._prove
             or a == b
@@ -150,8 +161,8 @@ class Roster:
         )
 
     def apart(self) -> list[tuple[PeerId, PeerId]]:
-        """Pairs whose missing proof keeps the first of them out: with the leader, as soon as it is
-        heard itself, or with a replica of its stage."""
+        """Pairs of peers without proof that they reach each other. Each pair keeps its first peer
+        out; the second is the leader, if it is heard itself, or a replica of the same stage."""
         taking = self.replicas()
         return [
             (peer, other)
@@ -164,7 +175,7 @@ class Roster:
 
     def _joined(self, stage: int, peers: Sequence[PeerId]) -> list[PeerId]:
         """Replicas that reach the leader and each other, so that every one can give to every owner.
-        Who was among them stays as long as that holds, before others come in."""
+        Peers chosen before stay as long as that holds, before others come in."""
         before = self._together.get(stage, set())
         chosen: set[PeerId] = set()
         for peer in sorted(peers, key=lambda p: (p != self._leader, p not in before, p)):
@@ -178,8 +189,8 @@ class Roster:
         return sorted(chosen)
 
     def can_start(self, peer: PeerId, version: Version) -> bool:
-        """Whether it could be current: it holds the version, and, where its stage has agreed on the
-        digest, the very same one; or it can go back to it. Else it is a listener."""
+        """Return True if a peer could be current: it holds the version, with the digest on which
+        its stage has agreed, if it has; or it can go back to it. Else it is a listener."""
         c = self.candidates[peer]
         able = {version, self.held(c.stage, version)}
         if c.at not in able:
@@ -187,20 +198,20 @@ class Roster:
         return version != self.base or self.agreed.get(c.stage, c.digest) == c.digest
 
     def workers(self, stage: int, version: Version) -> list[PeerId]:
-        """Replicas of a stage that work on an epoch from a version. Those on probation only do
-        where no other one could start."""
+        """Replicas of a stage that work on an epoch from a version. Replicas on probation only do
+        if no other could start."""
         able = [p for p in self.replicas()[stage] if self.can_start(p, version)]
         return [p for p in able if p not in self.probation] or able
 
     def held(self, stage: int, version: Version) -> Version:
-        """The version whose parameters a stage has at ``version``: another one where it was left
-        out in between."""
+        """The version that a stage's parameters have at ``version``: an older one if the stage was
+        left out in between."""
         here = self.fallen.get(stage) if version == self.base else None
         return here or self.stood(version).get(stage, version)
 
     def stages_that_stood(self, version: Version) -> dict[int, Version]:
-        """What a plan from ``version`` says of the stages whose parameters are older, those it goes
-        around included."""
+        """The stages that have an older version's parameters at ``version``, with that version, for
+        a plan that starts from it. Stages that the plan goes around are included."""
         here = self.fallen if version == self.base else {}
         return {
             s: self.held(s, version)
@@ -208,7 +219,7 @@ class Roster:
         }
 
     def bare(self, version: Version) -> list[int]:
-        """Stages that nobody could start from ``version`` at."""
+        """Stages at which nobody could start from ``version``."""
         return [
             s
             for s, peers in self.replicas().items()
@@ -216,13 +227,13 @@ class Roster:
         ]
 
     def older(self, stage: int) -> Version | None:
-        """What most peers of a stage hold, of those who hold more than what a run begins with."""
+        """The version of most peers of a stage, among peers with more than the version that a run
+        begins with; None if there are none."""
         held = {p: at for p in self.replicas()[stage] if (at := self.candidates[p].at).epoch}
         return majority(held, None)
 
     def fall_back(self, stage: int) -> Version | None:
-        """Let a stage go on from what most of its peers hold, if that is more than what a run
-        begins with."""
+        """Let a stage go on from the version that :meth:`older` gives, and return it."""
         held = self.older(stage)
         if held is not None:
             self.fallen[stage] = held
@@ -230,12 +241,12 @@ class Roster:
         return held
 
     def startable(self, spare: int = 0) -> list[Version]:
-        """Versions that every stage could start from, the best first: one whose history always had
-        a majority of its voters, then most tokens counted in its history, then the newest.
-        ``spare`` block stages may be missing.
+        """Versions that every stage could start from, the best first: those that always had a
+        majority of their voters, then by tokens counted in the history, then the newest. ``spare``
+        block stages may be missing.
 
-        Some peer of every other stage must be able to start from a version, so one peer's claim
-        makes none.
+        Some peer of every other stage must be able to start from a version, so the claim of a
+        single peer adds none.
         """
         known = {
             v
@@ -254,8 +265,8 @@ class Roster:
         )
 
     def nearest(self) -> tuple[Version | None, list[int]]:
-        """The version that the fewest stages lack, the newest of several, and these stages; (None,
-        []) when nobody holds one."""
+        """The version that the fewest stages lack, the newest if there are several, and these
+        stages; (None, []) if nobody holds one."""
         held = {self.candidates[p].at for p in self._present()}
         known = held - self.undone - self.unproven
         lacking = {v: self.bare(v) for v in known}
@@ -263,13 +274,13 @@ class Roster:
         return best, lacking[best] if best is not None else []
 
     def is_own(self, version: Version) -> bool:
-        """Whether it was agreed on last, or the leader can put it in place itself."""
+        """Return True if it was agreed on last, or the leader can put it in place itself."""
         own = self.candidates.get(self._leader)
         return version == self.base or (own is not None and version in (own.at, *own.reachable))
 
     def _vouched(self, version: Version) -> bool:
-        """Whether this history is more than the word of strangers: it is the leader's own; or
-        wherever peers are that it has worked with, one of them could start from the version too."""
+        """Return True if more than strangers vouch for this history. It is the leader's own; or
+        wherever the leader's colleagues are, one of them could start from the version too."""
         if not self.known or self.is_own(version):
             return True
         return not any(
@@ -280,9 +291,9 @@ class Roster:
         )
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
-        """Peers that claim a better history than that of ``best``: one that always had a majority
-        of its voters where ``best`` has not, or one with more than ``tokens`` tokens. Where the
-        leader has colleagues, only they are listed."""
+        """Peers that claim a better history than ``best`` has: one that always had a majority of
+        its voters if ``best`` had not, or one with more than ``tokens`` tokens. If the leader has
+        colleagues, only they are listed."""
         others = [
             (p, self.candidates[p]) for p in self._present() if not self.known or p in self.known
         ]
@@ -294,22 +305,22 @@ class Roster:
         ]
 
     def certain(self, version: Version) -> bool | None:
-        """Whether a version is of a lineage that always had a majority of its voters, as most of
-        the participants that hold it say; None when nobody holds it. Such a lineage comes before
-        all others, however many tokens these have counted."""
+        """True if the lineage of a version always had a majority of its voters, by the reports of
+        most participants that hold it; None if nobody holds it. Such a lineage comes before all
+        others, however many tokens these have counted."""
         return majority({p: _certain(c) for p, c in self._standing(version)}, None)
 
     def tokens_of(self, version: Version) -> int:
-        """Tokens counted in the history of a version: what most say who take part and stand at its
-        end; -1 when nobody does."""
+        """Tokens counted in the history of a version, by the reports of most participants that hold
+        it; -1 if nobody does."""
         return majority({p: c.tokens for p, c in self._standing(version)}, -1)
 
     def _standing(self, version: Version) -> list[tuple[PeerId, ev.Heartbeat]]:
         return [(p, c) for p in self._present() if (c := self.candidates[p]).at == version]
 
     def holders(self, version: Version) -> tuple[PeerId, ...]:
-        """Who stands at the version or came from it; ends peers first, for they are the likeliest
-        to know its history."""
+        """Peers that hold the version or came from it; ends peers first, because they are the
+        likeliest to know its history."""
         found = [
             (c.stage != ENDS, c.at != version, p)
             for p, c in self.candidates.items()
@@ -318,8 +329,8 @@ class Roster:
         return tuple(p for *_, p in sorted(found))
 
     def agree(self, base: Version) -> None:
-        """What the digest of every stage is at ``base``: what was committed, else what most say who
-        would take part in it."""
+        """Agree on the digest of every stage at ``base``: the committed digest, else the one that
+        most participants report."""
         for stage, peers in self.replicas().items():
             if base == self.base and stage in self.agreed:
                 continue
@@ -331,14 +342,14 @@ class Roster:
         self.base = base
 
     def undo(self, version: Version) -> None:
-        """Nobody starts from this version, whoever holds it. Those of other epochs are forgotten:
-        they are no news any more."""
+        """Nobody starts from this version, whoever holds it. Versions of other epochs that were
+        undone before are forgotten."""
         self.undone = {version, *(v for v in self.undone if v.epoch == version.epoch)}
 
     def drop_agreement(self) -> tuple[int, ...]:
         """Forget the agreed digest of each stage in which peers claim the version but none holds
-        these parameters: going on from what they hold is better than never going on. Returns these
-        stages."""
+        these parameters: to go on from the parameters they hold is better than never to go on.
+        Returns these stages."""
         gone = [
             stage
             for stage, peers in self.replicas().items()
@@ -361,16 +372,17 @@ class Roster:
         return believed
 
     def believed(self, peer: PeerId) -> float:
-        """Micro-batches per second as they are claimed and seen; 0 for unknown."""
-        # Who gets nothing is not measured either: now and then its speed counts as unknown, and it
-        # is tried again.
+        """Micro-batches per second, by the peer's claim and its neighbours' measurements; 0 for
+        unknown."""
+        # A peer without work is not measured either: now and then its speed counts as unknown, and
+        # it is tried again.
         if self._idle.get(peer, 0) >= FORGIVE_AFTER:
             return 0.0
         return min(self.candidates[peer].speed, self._bound(peer))
 
     def measured(self) -> dict[PeerId, Measured]:
         """The costs that each peer reports, without peers that leave; nothing for a peer that got
-        no work for long, whose measurements are no longer believed."""
+        no work for long, because its measurements are out of date."""
         return {
             p: c.costs if self._idle.get(p, 0) < FORGIVE_AFTER else NOTHING
             for p, c in sorted(self.candidates.items())
@@ -378,12 +390,12 @@ class Roster:
         }
 
     def known_cost(self) -> set[PeerId]:
-        """Who has ever said what a micro-batch costs it."""
+        """Peers that have ever reported the cost of a micro-batch."""
         return {p for p, c in self.candidates.items() if c.costs.forward_s}
 
     def doubts(self) -> dict[PeerId, float]:
-        """By peer, how many times slower than it says its neighbours find it, where that is beyond
-        ``CEILING``."""
+        """For each peer that claims more than ``CEILING`` times the speed that its neighbours see:
+        its claim divided by the most that is believed."""
         return {
             p: c.speed / b
             for p, c in self.candidates.items()
@@ -391,8 +403,8 @@ class Roster:
         }
 
     def _bound(self, peer: PeerId) -> float:
-        """The most that is believed of a claim: ``CEILING`` times what neighbours see, in the units
-        of its siblings.
+        """The most that is believed of a peer's claimed speed: ``CEILING`` times the neighbours'
+        measurement, in the units of its siblings.
 
         Neighbours see a peer through its link and its next hop, so their numbers only compare
         replicas of one stage.
@@ -405,8 +417,8 @@ class Roster:
         return CEILING * mine * median(others) if mine > 0 and others else math.inf
 
     def _measured(self) -> tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]]:
-        """What neighbours see of each peer (the median of their words), and for each stage claimed
-        over seen speeds."""
+        """The speed of each peer that its neighbours measure (the median), and for each stage the
+        ratios of claimed to measured speeds."""
         said: dict[PeerId, list[float]] = {}
         for by, c in self.candidates.items():
             for about, rate in c.seen:
@@ -429,13 +441,13 @@ class Roster:
 
 
 def _certain(c: ev.Heartbeat) -> bool:
-    """Whether a peer says that its lineage always had a majority. What a run begins with was made
-    by no vote, so nothing is given up for it."""
+    """Return True if a peer says that its lineage always had a majority. The version that a run
+    begins with was made by no vote, so nothing is given up for it."""
     return not c.orphan and c.at.epoch > 0
 
 
 def majority(said: Mapping[PeerId, H], nobody: H) -> H:
-    """What most peers say; ``nobody`` when none says anything. A tie goes to the value of the
+    """The value that most peers report; ``nobody`` if there is none. A tie goes to the value of the
     smallest PeerId, so every leader decides alike."""
     count = Counter(said.values())
     return max(

@@ -1,8 +1,8 @@
-"""The leader's side of the paths: what peers say of their costs goes to the router, what came of a
-plan comes back. Pure.
+"""The leader's side of the paths: passes the costs that peers report to the router, and the results
+of a plan back to it. Pure.
 
-The router is :mod:`node.scheduler.router`; here is what only a leader knows: who says what, how
-long rounds took, whose plan counted.
+The router is :mod:`node.scheduler.router`. This module adds the leader's own knowledge: the costs
+by peer, the seconds of rounds, the plans that counted.
 """
 
 from collections import Counter
@@ -21,20 +21,22 @@ from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 
 ROUNDS = 0.3
-"""Weight of the newest round in what the next one is expected to take."""
+"""Weight of the newest round in the expected seconds of the next one."""
 
 UNPROVEN_S = 1000.0
-"""What a tensor between two peers that are not proven to reach each other is taken to need."""
+"""Assumed seconds of a tensor between two peers that are not proven to reach each other."""
 
 Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
 
 
 class Routing:
-    """``history``: the newest plan that is known, and ``dropped`` what of it did not count."""
+    """Paths of one leader's plans. ``history``: the newest plan that is known; ``dropped``: its
+    micro-batches that did not count."""
 
     def __init__(self, facts: RunFacts, history: Plan | None, dropped: Sequence[int]) -> None:
         self.router = facts.make.router()
-        self._sizes, self._tensor = facts.sizes.parameters, facts.sizes.tensor
+        self._sizes = facts.sizes.parameters
+        self._tensor = facts.sizes.tensor
         self.laid: Laid | None = None
         self.costs = Costs()
         self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
@@ -50,7 +52,7 @@ class Routing:
         """Paths for the micro-batches of an epoch.
 
         Only pairs of peers that are proven to reach each other are neighbours on a path. Raises
-        NoWay where that cannot be.
+        NoWay if there are no such paths.
         """
         self.laid = None
 
@@ -66,15 +68,15 @@ class Routing:
         return paths
 
     def _believed(self, roster: Roster, ends: set[PeerId], peers: Sequence[PeerId]) -> Costs:
-        """What is known of these peers, with pairs that are not proven so far apart that the search
-        for paths leaves them alone."""
+        """The costs known of these peers. Pairs that are not proven are put so far apart that the
+        search for paths leaves them alone."""
         costs = believe(roster.measured(), ends, roster.doubts(), self._tensor)
         far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
         return replace(costs, ways={**costs.ways, **far}) if far else costs
 
     def _with_a_path(self, by_stage: Stages, roster: Roster) -> Sequence[tuple[PeerId, float]]:
-        """Ends peers from which a path through every stage leads back. Where paths may leave out
-        stages, all of them: which stages a path visits is not known yet."""
+        """Ends peers from which a path through every stage leads back. If paths may leave out
+        stages, all ends peers: the stages that a path visits are not known yet."""
         stages = [s for s in sorted(by_stage) if s != ENDS]
         if self.router.settings.hops(self.router.stages) < len(stages):
             return by_stage[ENDS]
@@ -85,7 +87,7 @@ class Routing:
         return able
 
     def forecast(self, by_stage: Stages) -> tuple[float, float]:
-        """Seconds that the paths laid last and the round after them should take; zeros when too
+        """Seconds that the paths laid last and the round after them should take; zeros if too
         little is known."""
         laid = self.laid
         if laid is None or not self.costs.compute or not laid.run_s:
@@ -96,9 +98,10 @@ class Routing:
         return laid.run_s, self._round_model(by_stage)
 
     def _round_model(self, by_stage: Stages) -> float:
-        """Every member sends gradients to the owners of the other parts and fresh parameters to the
-        others, and gets as much: twice its stage over its line, less what it owns itself; and two
-        ways there and back. Over a line with a cap no faster than that."""
+        """Estimate the seconds of a round. Every member sends gradients to the owners of the other
+        parts and fresh parameters to the others, and receives the same amount: twice its stage over
+        its line, without the parts it owns itself; and two trips there and back. A capped line is
+        no faster than its cap."""
         longest = 0.0
         for stage, row in by_stage.items():
             if len(row) > 1:
@@ -111,8 +114,8 @@ class Routing:
         return longest
 
     def committed(self, plan: Plan, dropped: Sequence[int], round_s: float) -> None:
-        """This epoch counts, without the micro-batches that were dropped; its round took so
-        long."""
+        """This epoch counts, without the micro-batches that were dropped; its round took
+        ``round_s`` seconds."""
         who = frozenset(m.peer for m in plan.members if m.current)
         if self._rounds is None or self._rounds[0] != who:
             self._rounds = who, SecondsPerUnit(ROUNDS)
@@ -121,7 +124,8 @@ class Routing:
         self.router.rotation.counted([p for p in plan.paths if p.index not in dropped])
 
     def search(self, roster: Roster) -> list[Any]:
-        """While others average: is there something worth a search for the next epoch?"""
+        """Search paths for the next epoch while the members average; no action if a search would
+        bring nothing."""
         if self.laid is None or self.laid.task is None:
             return []
         task = self.laid.task
@@ -130,7 +134,7 @@ class Routing:
         return [] if job is None else [ev.SearchPaths(job)]
 
     def about(self, by_stage: Stages) -> dict[str, object]:
-        """What the record says of the paths laid last."""
+        """Facts for the record about the paths laid last."""
         laid = self.laid
         if laid is None:
             return {}
@@ -151,11 +155,11 @@ def with_trials(
     measured: Container[PeerId],
     proven: Callable[[PeerId, PeerId], bool],
 ) -> tuple[Path, ...]:
-    """These paths with one visit at every replica that nobody has measured, where others of its
-    stage are: it takes a visit over from the busiest of them.
+    """These paths with one visit added at every replica without measurements whose stage has
+    measured ones: it takes a visit over from the busiest replica of its stage.
 
     A plan that is shortest without a replica would leave it without work for ever, however fast it
-    is, because only work shows how fast.
+    is, because only work shows its speed.
     """
     done = list(paths)
     for stage, row in by_stage.items():
@@ -173,7 +177,8 @@ def with_trials(
                     proven(a.peer, b.peer) for a, b in pairwise(other.journey)
                 ):
                     used[next(h.peer for h in path.hops if h.stage == stage)] -= 1
-                    used[peer], done[i] = 1, other
+                    used[peer] = 1
+                    done[i] = other
                     break
     return tuple(done)
 

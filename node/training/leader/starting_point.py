@@ -1,12 +1,12 @@
-"""Which version the next plan starts from and who votes on what it makes, or what has to be waited
-for first. Pure. Enters: the roster, the tokens counted so far, the plan before, the time. Leaves: a
-version and an electorate, or a few words on what is missing. Never: what goes with a version
+"""The version that the next plan starts from and the voters on its result, or the reason to wait
+first. Pure. Enters: the roster, the tokens counted so far, the plan before, the time. Leaves: a
+version and an electorate, or the missing things in a few words. Never: the context of a version
 (:mod:`node.training.protocol.plan_context`).
 
-Of the versions that every stage can start from, one whose history always had a majority of its
-voters comes first, then the one with the most counted tokens. Going back costs epochs. So before
-the swarm goes back, or drops what the larger side of a partitioned network did because few peers of
-that side are here yet, the leader waits a while for the missing peers.
+Among the versions that every stage can start from, a version with a majority of its voters
+throughout its history comes first, then the one with the most counted tokens. Going back costs
+epochs. So before the swarm goes back, or drops the work of the larger side of a partitioned network
+because few peers of that side are here yet, the leader waits a while for the missing peers.
 """
 
 import math
@@ -20,41 +20,44 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.votes import decide, is_majority
 from node.training.protocol.waiting import Lack, Wait
 
-COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
-"""Planning waits for peers that claim a better history at most once in so many seconds; the
-interval grows to the second value while such claims come to nothing."""
+COURTESY_S = 60.0
+"""Seconds between two waits for peers that claim a better history."""
+COURTESY_MOST_S = 3600.0
+"""Longest such interval: it doubles while such claims come to nothing."""
 MISSED_S = 3.0
-"""A stage without anybody for so long is left out, where the run allows it: a new leader may not
-have heard of all yet."""
+"""Seconds without any peer after which a stage is left out, where the run allows it: a new leader
+may not have heard of all peers yet."""
 
 LOST_S = 60.0
-"""When the stages have held no version in common for so long, some go on from an older one than the
-others: who had the newer one had time to come back, and its own epochs are all that is lost.
-Nothing else would end the waiting."""
+"""Seconds without a common version of all stages after which some stages go on from an older one
+than the others. The peers with the newer one had time to come back, and only the epochs of these
+stages are lost. Nothing else would end the waiting."""
 RIPE = 10
-"""A peer votes after so many epochs in a row as a current member: keys cost nothing."""
+"""Number of epochs in a row as a current member after which a peer votes: keys cost nothing."""
 FEW = 5
-"""Where fewer than so many vote, all current members do: the next death must not end the run."""
-ALONE_S, ALONE_EPOCHS = 60.0, 5.0
-"""Enough voters are waited for so many seconds, or so many epochs if that is longer. Then the peers
-that are present go on as orphans."""
+"""Number of voters below which all current members vote: the next death must not end the run."""
+ALONE_S = 60.0
+"""Seconds to wait for enough voters. Then the peers that are present go on as orphans."""
+ALONE_EPOCHS = 5.0
+"""Epochs to wait for them, if that is longer."""
 
 
 class StartingPoint:
-    """The choice, and for how long it has been waited for a better one."""
+    """The choice of the version, and the time for which the leader has waited for a better one."""
 
     def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
         self.bare: dict[int, float] = {}
-        """Block stages that nobody holds at the version to start from: since when. Under the
-        negative number of the stage: since when somebody there holds an older version."""
+        """Block stages that nobody holds at the version to start from, with the time since when.
+        Under the negative number of the stage: the time since when a peer there holds an older
+        version."""
         self._stuck_since = math.inf
         self._courtesy = -math.inf
         self._courtesy_every = COURTESY_S / 2
 
     def choose(self, roster: Roster, tokens: int, now: float) -> Version | Wait:
-        """The version to start from, the best of :meth:`Roster.startable`; else the reason for
-        which the leader waits. ``tokens``: counted in our history.
+        """The version to start from, the best of :meth:`Roster.startable`; else the reason to wait.
+        ``tokens``: counted in our history.
 
         Peers that claim a better history get a moment to bring the rest of their side.
         """
@@ -79,49 +82,52 @@ class StartingPoint:
 
     @staticmethod
     def _nothing_in_common(roster: Roster) -> Wait:
-        """Name the stages that lack the version which the fewest stages lack."""
+        """The wait that names the stages without the nearest version, which the fewest stages
+        lack."""
         nearest, lacking = roster.nearest()
         epoch = nearest.epoch if nearest is not None else 0
         return Wait(Lack.COMMON, stages=tuple(lacking), epoch=epoch)
 
     @staticmethod
     def _ends_orphan(roster: Roster, best: Version) -> bool:
-        """Whether this lineage went on without a majority of its voters, and another had one."""
+        """Return True if the version agreed on went on without a majority of its voters, and
+        ``best`` always had one."""
         base = roster.base
         return base is not None and roster.certain(base) is False and roster.certain(best) is True
 
     def found(self) -> None:
-        """What goes with the version is known too: nothing is waited for."""
+        """The context of the version is known too: the leader no longer waits."""
         self._stuck_since = math.inf
 
     def joined(self) -> None:
-        """The swarm goes on from a richer history: who claimed it was right, and the next claim is
-        heard soon again."""
+        """The swarm goes on from a richer history: the peer that claimed it was right, and the next
+        claim is heard soon again."""
         self._courtesy_every = COURTESY_S / 2
 
     def drop_agreement(self, roster: Roster, now: float) -> tuple[int, ...]:
-        """Take what there is where what was agreed on is lost for good, once patience is over. The
-        stages concerned, mostly none."""
+        """Drop agreed digests that are lost for good, once patience is over, so that the swarm goes
+        on from the parameters that are left. Returns the stages concerned, mostly none."""
         if now - self._stuck_since < self._facts.waits.patience_s or roster.startable():
             return ()
         return roster.drop_agreement()
 
     def count_undone(self, roster: Roster, now: float) -> bool:
-        """Let the versions count on which replicas did not agree, once patience is over, where
-        nobody can go back to the one before: one replica's parameters are better than a swarm that
-        never goes on. Whether the swarm can start from one now."""
+        """Let versions count on which replicas did not agree, once patience is over, if nobody can
+        go back to the version before: one replica's parameters are better than a swarm that never
+        goes on. Return True if the swarm can start from one now."""
         if now - self._stuck_since < self._facts.waits.patience_s or roster.startable():
             return False
-        undone, roster.undone = roster.undone, set()
+        undone = roster.undone
+        roster.undone = set()
         if roster.startable():
             return True
         roster.undone = undone
         return False
 
     def fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
-        """Let each stage that nobody holds at the newest version go on from what most of its peers
-        hold, if every such stage has something and nothing else helps. Returns by stage what it
-        goes on from; mostly empty."""
+        """Let each stage that nobody holds at the newest version go on from the version of most of
+        its peers, if every such stage has one and nothing else helps. Returns that version for each
+        stage; mostly empty."""
         base = roster.base
         if base is None or now - self._stuck_since < LOST_S or roster.startable():
             return {}
@@ -134,10 +140,10 @@ class StartingPoint:
 
     def _around(self, roster: Roster, tokens: int, now: float) -> Version | None:
         """The version to start from without the stages that nobody holds it at, if plans may leave
-        out so many.
+        out that many stages.
 
-        Somebody who is there with an older version of such a stage gets a moment to find a newer
-        one; then it goes on from that.
+        A peer that is here with an older version of such a stage gets a moment to find a newer one;
+        then the stage goes on from the older one.
         """
         facts = self._facts
         able = roster.startable(facts.spare) if facts.spare else []
@@ -156,29 +162,28 @@ class StartingPoint:
         return base if base.epoch < facts.epochs or not roster.bare(base) else None
 
     def _richer(self, roster: Roster, best: Version, tokens: int, now: float) -> Wait | None:
-        """The wait for the side of a parted network that claims more tokens; None without one."""
+        """The wait for the side of a partitioned network that claims more tokens; None without
+        one."""
         claims = roster.richer(max(counted(roster, best, tokens), tokens), best)
         if not claims:
             return None
-        # A claim costs nothing to make: whoever repeats one that comes to nothing is waited for
-        # ever more rarely.
+        # A claim costs nothing to make: a peer that repeats one which comes to nothing is waited
+        # for ever more rarely.
         if now - self._courtesy > self._courtesy_every:
-            self._courtesy, self._courtesy_every = (
-                now,
-                min(2 * self._courtesy_every, COURTESY_MOST_S),
-            )
+            self._courtesy = now
+            self._courtesy_every = min(2 * self._courtesy_every, COURTESY_MOST_S)
         waits = now - self._courtesy < self._facts.waits.patience_s
         return Wait(Lack.SIDE, peers=(claims[0],)) if waits else None
 
 
 def counted(roster: Roster, version: Version, tokens: int) -> int:
-    """Tokens in the history of a version; of the one we have just committed we know it best:
-    ``tokens``."""
+    """Tokens in the history of a version; for the version committed last it is ``tokens``, our own
+    count."""
     return tokens if version == roster.base else max(0, roster.tokens_of(version))
 
 
 def without(e: Electorate, gone: Collection[PeerId]) -> Electorate:
-    """The same without these, who vote elsewhere from now on, or nowhere."""
+    """``e`` without the peers of ``gone``, which vote elsewhere from now on, or nowhere."""
     return replace(
         e,
         voters=tuple(p for p in e.voters if p not in gone),
@@ -193,11 +198,11 @@ class Voting:
         self._me = me
         self._worked: dict[PeerId, int] = {}
         self._decided = ""
-        """Hash of the plan whose version was committed last."""
+        """Hash of the plan that made the version committed last."""
         self._lacking = math.inf
 
     def committed(self, plan: Plan, by: Collection[PeerId]) -> bool:
-        """These members have committed: whether that is enough to count."""
+        """These members have committed. Return True if that is enough for the version to count."""
         if not decide(plan.electorate, by):
             return False
         self._decided = plan.hash
@@ -209,9 +214,9 @@ class Voting:
         self, before: Plan | None, current: Sequence[PeerId], left: Collection[PeerId]
     ) -> Electorate:
         """The electorate of the next plan. ``before``: the plan that made the version which the
-        next plan starts from, or an earlier attempt from the same version; None when it is not
-        known, or the run begins. ``current``: possible current members, in any order; ``left``:
-        peers that leave or were revoked, and do not vote."""
+        next plan starts from, or an earlier attempt from the same version; None if it is not known,
+        or the run begins. ``current``: possible current members, in any order; ``left``: peers that
+        leave or were revoked, and do not vote."""
         order = sorted(current, key=lambda p: (p != self._me, p))
         e = before.electorate if before is not None else Electorate()
         if before is None or not e.voters:
@@ -231,7 +236,7 @@ class Voting:
         return Electorate(tuple(dict.fromkeys([*first, *voters])), after, still)
 
     def planned(self) -> None:
-        """A plan was made: waiting for absent voters starts from zero again."""
+        """A plan was made: the wait for absent voters starts from zero again."""
         self._lacking = math.inf
 
     def lacks(

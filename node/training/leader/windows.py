@@ -1,6 +1,7 @@
-"""When the cell gives its parameters to the partners of a window, and when the result is put in
-place. Pure. Enters: the group that was found, what members hold, what plans were made. Leaves: the
-window in the next plan. Never: the choice of partners, a tensor."""
+"""The time at which the cell gives its parameters to the partners of a window, and at which the
+result is put in place. Pure. Enters: the group that was found, the means that members hold, the
+plans that were made. Leaves: the window in the next plan. Never: the choice of partners, a
+tensor."""
 
 from collections import Counter
 from dataclasses import replace
@@ -10,11 +11,11 @@ from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 
 TRIES = 3
-"""A window is given up after so many outer rounds that failed."""
+"""Number of failed outer rounds after which a window is given up."""
 
 
 class Windows:
-    """Of one leader, one window at a time."""
+    """Windows of one leader, one at a time."""
 
     def __init__(self) -> None:
         self._group: ev.Grouped | None = None
@@ -22,17 +23,19 @@ class Windows:
         self._tries = 0
 
     def grouped(self, e: ev.Grouped) -> None:
-        """The cell has found partners. Of two windows the later one counts."""
+        """The cell has found partners. If two windows overlap, the later one counts."""
         if self._group is None or e.window.number > self._group.window.number:
-            self._group, self._given, self._tries = e, None, 0
+            self._group = e
+            self._given = None
+            self._tries = 0
 
     def forget(self) -> None:
         """The settings have changed: drop the group, which was found under the old ones."""
         self._group = None
 
     def next(self, roster: Roster, base: Version, now: float) -> Window:
-        """What the plan that starts from ``base`` says: that the cell gives this version, or the
-        means that its stages put in place, or neither."""
+        """The window in the plan that starts from ``base``: the cell gives this version, or its
+        stages put their means in place, or neither (NO_WINDOW)."""
         g = self._group
         if g is None:
             return NO_WINDOW
@@ -50,7 +53,7 @@ class Windows:
         return Window(0, g.window.partners, means=means)
 
     def number(self) -> int:
-        """The window whose round is not over, 0 for none."""
+        """Number of the window whose round has not ended, 0 for none."""
         return self._group.window.number if self._group is not None else 0
 
     def committed(self, plan: Plan) -> None:
@@ -59,8 +62,8 @@ class Windows:
             self._group = None
 
     def _means(self, roster: Roster, base: Version, window: int) -> tuple[dict[int, str], bool]:
-        """By stage the digest that most of its replicas hold, of the stages that have any; whether
-        all replicas of all stages hold the same."""
+        """For each stage with a mean of the window, the digest that most of its replicas hold; and
+        True if all replicas of all stages hold the same."""
         means: dict[int, str] = {}
         whole = True
         for stage in roster.replicas():

@@ -1,3 +1,2 @@
-"""What leader and members say to each other, and the rules both follow: values, messages, checks.
-Never: a decision of either, a clock, a task.
-"""
+"""Messages between leader and members, and the rules both follow: values, messages, checks. Never:
+a decision of either, a clock, a task."""

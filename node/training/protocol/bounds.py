@@ -1,7 +1,7 @@
-"""Bounds on the numbers that peers claim: from what the manifest fixes, and from how many plans can
-have been made. Pure. Enters: a claim. Leaves: why no honest peer makes it, "" for none. Never: who
-is to blame; that is the peer that made the claim, not one that hears of it later. So nothing beyond
-these bounds may be kept or passed on.
+"""Bounds on the numbers that peers claim, from the manifest and from the number of plans that can
+have been made. Pure. Enters: a claim. Leaves: the reason why no honest peer makes it, "" if there
+is none. Never: blame; that falls on the peer that made the claim, not on one that hears of it
+later. So nothing beyond these bounds may be kept or passed on.
 
 These are bounds, not proofs: a claim within them can still be false.
 """
@@ -12,24 +12,26 @@ from node.core.journey import MOST_PATHS, Plan
 from node.training.protocol import events as ev
 
 PLANS_PER_S = 10.0
-"""No swarm makes more plans a second than this for long, however often its leader changes."""
-STEP, STEP_HEARD = 1 << 20, 1 << 16
-"""By how much the term of a plan may exceed the last one that was followed, for each plan that can
-have been made since; and by how much a leader lets the words of others raise its own. Two sides of
-a parted network count apart, so it is more than one; the second is smaller, so that no honest
-leader goes beyond what its members accept."""
+"""Plans per second that no swarm exceeds for long, however often its leader changes."""
+STEP = 1 << 20
+"""Amount by which the term of a plan may exceed the last one that was followed, for each plan that
+can have been made since. Two sides of a partitioned network count separately, so it is more than
+one."""
+STEP_HEARD = 1 << 16
+"""The same for a leader that raises its own term to the terms that others report; smaller, so that
+no honest leader goes beyond what its members accept."""
 MOST_TERM = 1 << 48
-"""Of any swarm: at ``PLANS_PER_S`` plans, each by :data:`STEP_HEARD` higher, it takes 13 years to
-come so far."""
+"""Highest term of any swarm: at ``PLANS_PER_S`` plans, each higher by :data:`STEP_HEARD`, it takes
+13 years to come so far."""
 MOST_SAMPLES = 1 << 62
-"""Positions in the sample order. Every plan goes on from the one before, and one more step would
-leave the range of an integer on the wire."""
+"""Highest position in the sample order. Every plan goes on from the previous one, and one more step
+would leave the range of an integer on the wire."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """``epochs`` of the run, ``tokens`` and ``micro_batches`` of one epoch, block ``stages``; 0 is
-    not known, and no bound."""
+    """Bounds of one run: ``epochs`` of the run, ``tokens`` and ``micro_batches`` of one epoch,
+    block ``stages``. 0 means unknown, and sets no bound."""
 
     epochs: int
     tokens: int
@@ -42,11 +44,13 @@ class Bounds:
         return self.micro_batches or MOST_PATHS
 
     def of_results(self, count: int) -> str:
-        """Why no peer has finished so many micro-batches of an epoch."""
+        """The reason why no peer can have finished ``count`` micro-batches of an epoch; "" if there
+        is none."""
         return f"{count} results, and an epoch has {self.paths}" if count > self.paths else ""
 
     def of_history(self, epoch: int, tokens: int) -> str:
-        """Why no history of ``epoch`` epochs counts so many tokens."""
+        """The reason why no history of ``epoch`` epochs can count ``tokens`` tokens; "" if there is
+        none."""
         if epoch > self.epochs:
             return f"epoch {epoch}, and the run has {self.epochs}"
         if self.tokens and tokens > epoch * self.tokens:
@@ -54,7 +58,8 @@ class Bounds:
         return ""
 
     def of_heard(self, e: ev.Heartbeat) -> str:
-        """Why nobody can stand where this heartbeat says."""
+        """The reason why no peer can hold the stage or versions of this heartbeat; "" if there is
+        none."""
         if self.stages and e.stage > self.stages:
             return f"stage {e.stage} of {self.stages}"
         return self.of_history(e.at.epoch, e.tokens) or next(
@@ -62,7 +67,7 @@ class Bounds:
         )
 
     def of_plan(self, plan: Plan) -> str:
-        """Why no leader of this run makes such a plan."""
+        """The reason why no leader of this run makes such a plan; "" if there is none."""
         if why := self.of_history(plan.epoch, plan.tokens):
             return why
         if any(c.next > MOST_SAMPLES for c in plan.cursor):
@@ -72,7 +77,8 @@ class Bounds:
         return "" if fits else f"it {does} at epoch {plan.epoch} of {self.epochs}"
 
     def of_round(self, r: ev.RoundArrived) -> str:
-        """Why no epoch can have counted what this round does."""
+        """The reason why no epoch can have counted the tokens or dropped micro-batches of this
+        round; "" if there is none."""
         if self.tokens and r.tokens > self.tokens:
             return f"{r.tokens} tokens in one epoch, at most {self.tokens}"
         if len(r.dropped) > self.paths:
@@ -80,13 +86,14 @@ class Bounds:
         return ""
 
     def counted(self, epoch: int, tokens: int) -> int:
-        """What is believed of a number of tokens that was written down: a file may be anybody's."""
+        """The number of tokens that is believed: ``tokens``, at most the bound of ``epoch``. It
+        comes from a file, and anybody may have written that."""
         return min(tokens, epoch * self.tokens) if self.tokens else tokens
 
 
 class Terms:
-    """The term of the last plan that was followed or made here, and when. ``term`` 0: none was, and
-    any believable one may come."""
+    """The term of the last plan that was followed or made here, and its time. ``term`` 0: there was
+    none, so any believable term may come."""
 
     def __init__(self, term: int = 0) -> None:
         self.term = term
@@ -94,11 +101,12 @@ class Terms:
 
     def saw(self, term: int, now: float) -> None:
         """A plan of this term is in force here."""
-        self.term, self._at = max(self.term, term), now
+        self.term = max(self.term, term)
+        self._at = now
 
     def most(self, now: float, step: int = STEP) -> int:
-        """The highest term that can have been reached: every plan since the last one here may have
-        come from another side."""
+        """The highest term that can have been reached at ``now``: every plan since the last one
+        here may have come from another side of a partition."""
         if not self.term:
             return MOST_TERM
         since = 0.0 if self._at is None else max(0.0, now - self._at)

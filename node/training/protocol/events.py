@@ -1,5 +1,4 @@
-"""What happens in an epoch and what is done about it: inputs and outputs of the leader and the
-member."""
+"""Events and actions of an epoch: inputs and outputs of the leader and the member."""
 
 import math
 from collections.abc import Mapping
@@ -13,12 +12,12 @@ from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
 from node.training.protocol.votes import Certificate, DoubleVote, Supporter
 
-# ------------------------------------------------------------ what the leader hears
+# ------------------------------------------------------------ events of the leader
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A peer says that it is alive and what it holds.
+    """A peer's report that it is alive, with the state it holds.
 
     ``at``, ``digest``   version and digest of its parameters; ``tokens``: counted in that history
     ``reachable``   other versions that it can put in place
@@ -28,13 +27,13 @@ class Heartbeat:
                     micro-batches per second
     ``room``        bytes of optimizer state that it can keep as an owner, 0: unknown
     ``costs``       measured costs of its work and its connections
-    ``mean``        the newest window whose mean is here, and its digest
-    ``anchor``      digest of anchor and momentum, where those of all cells must be equal
+    ``mean``        the newest window for which it has the mean, and the mean's digest
+    ``anchor``      digest of anchor and momentum, if they must be equal in all cells
     ``orphan``      ``at`` is of a lineage that went on without a majority of its voters
 
     For the service that receives it, not for the leader's state machine: ``change``, the owner's
-    newest change, which is still to be checked; ``support`` for the receiver as leader;
-    ``doubles``: proofs that peers voted twice; ``cell``: the sender's, empty if it does not say.
+    newest change, not checked yet; ``support`` for the receiver as leader; ``doubles``: proofs that
+    peers voted twice; ``cell``: the sender's cell, empty if it does not say.
     """
 
     peer: PeerId
@@ -58,16 +57,16 @@ class Heartbeat:
     cell: CellId = NO_CELL
 
     def stands(self) -> "Heartbeat":
-        """The same without what is measured, which differs from one word to the next, and what is
-        for the service that hears it."""
+        """The heartbeat without its measurements, which differ from one to the next, and without
+        the fields for the receiving service."""
         own = replace(self, speed=0.0, seen=(), costs=NOTHING)
         return replace(own, change="", support=None, doubles=(), cell=NO_CELL)
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """The cell averages with the partners of ``window``. What is not there at ``until``, seconds of
-    the own clock, is left out."""
+    """The cell averages with the partners of ``window``. Contributions that have not arrived by
+    ``until``, seconds of the own clock, are left out."""
 
     window: Window
     until: float
@@ -75,8 +74,9 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Recalled:
-    """The plan behind a version, and what of it did not count, as a peer remembers it; None when
-    nobody does. ``certificate``: the newest that this peer has, of whichever version."""
+    """A peer's memory of the plan behind a version, and of the micro-batches that did not count in
+    it; None if nobody remembers it. ``certificate``: the newest that this peer has, of any
+    version."""
 
     version: Version
     plan: Plan | None = None
@@ -86,8 +86,8 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Changed:
-    """The owner's change to how cells average, checked: it comes into force with the next plan if
-    it is newer than what is."""
+    """The owner's change to how cells average, checked. It comes into force with the next plan if
+    it is newer than the change in force."""
 
     rules: Rules
 
@@ -120,7 +120,7 @@ class ProbeAnswered:
 
 @dataclass(frozen=True)
 class Declined:
-    """The leader's own member cannot follow this plan; of others that counts as
+    """The leader's own member cannot follow this plan. A refusal of another member counts as
     :class:`Unreachable`."""
 
     plan_hash: str
@@ -129,8 +129,8 @@ class Declined:
 
 @dataclass(frozen=True)
 class Accused:
-    """``by`` could not get an answer from ``about``. One word against another: it is probed before
-    it counts."""
+    """``by`` could not get an answer from ``about``. This is one peer's claim: ``about`` is probed
+    before it counts as dead."""
 
     about: PeerId
     by: PeerId
@@ -147,8 +147,8 @@ class MicroBatchesReported:
 
 @dataclass(frozen=True)
 class Committed:
-    """A member holds every fresh part of its stage; ``digest`` names them. ``vote``: its signature
-    under that."""
+    """A member holds every fresh part of its stage; ``digest`` is their digest. ``vote``: its
+    signature under that."""
 
     peer: PeerId
     plan_hash: str
@@ -160,8 +160,9 @@ class Committed:
 
 @dataclass(frozen=True)
 class Incomplete:
-    """A member's round ended and parts are missing: ``holds`` it has, ``failed`` owners did not
-    serve it, ``impossible`` ones served parameters that no step of the optimizer makes."""
+    """A member's round ended and parts are missing. ``holds``: the parts it has; ``failed``: owners
+    that did not serve it; ``impossible``: owners that served parameters which no step of the
+    optimizer makes."""
 
     peer: PeerId
     plan_hash: str
@@ -191,22 +192,22 @@ class Searched:
 
 @dataclass(frozen=True)
 class ClockTick:
-    """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses.
-    ``known``: whom the leader has worked with. ``slack``: seconds by which the timers of this
-    process ran late lately, so that what others said in time is heard late."""
+    """Time has passed. ``coming``: peers that are about to take part, with their stage; None while
+    they choose one. ``known``: peers that the leader has worked with. ``slack``: seconds by which
+    the timers of this process ran late lately, so that timely messages of others are heard late."""
 
     coming: Mapping[PeerId, int | None] = field(default_factory=dict)
     known: frozenset[PeerId] = frozenset()
     slack: float = 0.0
 
 
-# ------------------------------------------------------------ what the leader does
+# ------------------------------------------------------------ actions of the leader
 
 
 @dataclass(frozen=True)
 class SendPlan:
-    """Sign the plan and tell every member. ``certificate``: of the version it starts from, where
-    that was made under this leader."""
+    """Sign the plan and send it to every member. ``certificate``: certificate of the version it
+    starts from, if that was made under this leader."""
 
     plan: Plan
     certificate: Certificate | None = None
@@ -214,7 +215,7 @@ class SendPlan:
 
 @dataclass(frozen=True)
 class SendRound:
-    """Tell ``to`` to average, or to copy where ``round`` names sources."""
+    """Tell ``to`` to average, or to copy if ``round`` names sources."""
 
     to: tuple[PeerId, ...]
     plan: Plan
@@ -223,7 +224,8 @@ class SendRound:
 
 @dataclass(frozen=True)
 class SendLost:
-    """Tell the living members of the epoch under way who is dead, so that nobody waits for them."""
+    """Tell the living members of the epoch under way which members are dead, so that nobody waits
+    for these."""
 
     to: tuple[PeerId, ...]
     plan: Plan
@@ -233,7 +235,7 @@ class SendLost:
 @dataclass(frozen=True)
 class Recall:
     """Ask ``holders``, one after the other, for the plan behind ``version``; the answer comes back
-    as Recalled. ``proof``: the first answer that has a certificate of it comes before others."""
+    as Recalled. ``proof``: prefer the first answer that has a certificate of the version."""
 
     version: Version
     holders: tuple[PeerId, ...]
@@ -242,7 +244,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class RequestMove:
-    """Ask a peer to host another stage; it may say no."""
+    """Ask a peer to host another stage; it may refuse."""
 
     peer: PeerId
     stage: int
@@ -257,8 +259,8 @@ class ProbePeer:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure the held-out loss of the parameters at ``epoch`` over these members, then say
-    Evaluated."""
+    """Measure the held-out loss of the parameters at ``epoch`` over these members; the result comes
+    back as Evaluated."""
 
     epoch: int
     plan: Plan
@@ -266,14 +268,14 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class SearchPaths:
-    """Look for better paths, somewhere where it holds up nobody, then say Searched."""
+    """Look for better paths in the background; the result comes back as Searched."""
 
     job: SearchJob
 
 
 @dataclass(frozen=True)
 class CountFault:
-    """Count a fault of a peer whose conduct can be no accident."""
+    """Count a fault of a peer for conduct that can be no accident."""
 
     peer: PeerId
     reason: str
@@ -291,7 +293,7 @@ class RecordFact:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-# ------------------------------------------------------------ what a member hears and does
+# ------------------------------------------------------------ events and actions of a member
 
 
 @dataclass(frozen=True)
@@ -310,8 +312,8 @@ class EnterCell:
 
 @dataclass(frozen=True)
 class RoundArrived:
-    """The leader closes the epoch (attempt 0) or repairs it. ``digest``: what ``sources`` have
-    committed; ``tokens``: counted in this epoch."""
+    """The leader closes the epoch (attempt 0) or repairs it. ``digest``: digest of the state that
+    ``sources`` have committed; ``tokens``: tokens counted in this epoch."""
 
     leader: PeerId
     epoch: int
@@ -329,8 +331,9 @@ class RoundArrived:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """The exchange of (epoch, term, attempt) returned. ``missing`` parts did not come, ``failed``
-    owners are why; ``impossible`` owners gave parameters that no step of the optimizer makes."""
+    """The exchange of (epoch, term, attempt) returned. ``missing``: parts that did not come;
+    ``failed``: the owners responsible; ``impossible``: owners that gave parameters which no step of
+    the optimizer makes."""
 
     epoch: int
     term: int
@@ -343,7 +346,7 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class Adopted:
-    """What this round brought is in place; ``digest`` names it."""
+    """The result of this round is in place; ``digest`` is its digest."""
 
     ended: RoundEnded
     digest: str
@@ -360,17 +363,17 @@ class GoTo:
 
 @dataclass(frozen=True)
 class Settle:
-    """The update that made ``epoch`` is final: optimizer state of it counts, what was kept to undo
-    it may go."""
+    """The update that made ``epoch`` is final: its optimizer state counts, and the copies kept to
+    undo it may be dropped."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class BeginEpoch:
-    """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start
-    own micro-batches. ``behind``: of a listener, where it stood until now, and the tokens counted
-    in that history; None for a current member."""
+    """Take part in this plan: tell the pipeline, fetch the optimizer state of gained parts, start
+    own micro-batches. ``behind``: for a listener, the version that it held until now and the tokens
+    counted in that history; None for a current member."""
 
     plan: Plan
     behind: tuple[Version, int] | None
@@ -378,8 +381,8 @@ class BeginEpoch:
 
 @dataclass(frozen=True)
 class StartRound:
-    """Leave the pipeline phase and run this round; where it has ``sources``, fetch from them what
-    they have committed."""
+    """Leave the pipeline phase and run this round; if it has ``sources``, fetch the committed state
+    from them."""
 
     plan: Plan
     round: RoundArrived
@@ -396,7 +399,7 @@ class AdoptParts:
 
 @dataclass(frozen=True)
 class TellCommitted:
-    """Tell the leader."""
+    """Tell the leader that this member has committed."""
 
     plan: Plan
     attempt: int
@@ -405,7 +408,7 @@ class TellCommitted:
 
 @dataclass(frozen=True)
 class TellIncomplete:
-    """Tell the leader."""
+    """Tell the leader that parts are missing."""
 
     plan: Plan
     ended: RoundEnded
@@ -413,7 +416,7 @@ class TellIncomplete:
 
 @dataclass(frozen=True)
 class RefuseCaller:
-    """Answer the caller with no, and why."""
+    """Refuse the caller's message, with a reason."""
 
     reason: str
 

@@ -1,5 +1,5 @@
-"""What a run fixes for its leader: numbers of the manifest, and the pure functions that plans are
-made of."""
+"""Facts of a run that its leader needs: numbers of the manifest, and the pure functions that plans
+are made of."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from node.training.protocol.rules import Read, Rules
 
 @dataclass(frozen=True)
 class Waits:
-    """How long a leader waits, in seconds.
+    """Waiting times of a leader, in seconds.
 
-    ``epoch_s`` and ``round_s``: the least an epoch and a round are given, whatever was measured.
-    ``settle_s``: a young swarm waits so long for company. ``late_s``: silence that means death.
-    ``lacks_s``: a swarm without peers at a stage waits so long for some before it asks another peer
-    to change its stage. ``patience_s``: for a lost version before an older one is taken.
-    ``recall_s``: for peers' answers about a version. ``probe_every_s``: between two small
-    messages that only measure a way, 0 for none. ``rebalance_every_s``: between two changes of
-    stage, 0 for none; ``download_s``: what a change costs.
+    ``epoch_s`` and ``round_s``: the least time that an epoch and a round are given, whatever was
+    measured. ``settle_s``: wait of a young swarm for more peers. ``late_s``: silence that means
+    death. ``lacks_s``: wait of a swarm without peers at a stage, before another peer is asked to
+    change its stage. ``patience_s``: wait for a lost version before an older one is taken.
+    ``recall_s``: wait for peers' answers about a version. ``probe_every_s``: time between two small
+    messages that only measure a connection, 0 for none. ``rebalance_every_s``: time between two
+    changes of stage, 0 for none. ``download_s``: time that a change of stage costs.
     """
 
     epoch_s: float
@@ -40,12 +40,12 @@ class Waits:
 
 @dataclass(frozen=True)
 class WorkSizes:
-    """What there is to compute and to send, by stage; empty or 0 where it is not known.
+    """Amounts of computation and traffic of a run, by stage; empty or 0 if unknown.
 
     ``parameters``: bytes of a stage's parameters. ``tensor``: bytes of a micro-batch between two
     stages. ``operations``: floating-point operations of a micro-batch, forward and backward.
-    ``steps``: those of a step of the optimizer, by part. ``sequence``: tokens of a sample, which
-    bounds the tokens that a peer may report.
+    ``steps``: floating-point operations of an optimizer step, by part. ``sequence``: tokens of a
+    sample, which bounds the tokens that a peer may report.
     """
 
     parameters: tuple[int, ...] = ()
@@ -65,11 +65,11 @@ Assign = Callable[
 class PlanFunctions:
     """The pure functions that a plan is made of.
 
-    ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the
-    parts of one stage; the room is of those of whom it is known. Raises OutOfResources when the
-    state does not fit. ``router()`` makes what lays the paths. ``recall(version)`` is what a
-    checkpoint says goes with it, None without one. ``read(change)``: how cells average by the
-    owner's change, or by the manifest.
+    ``assign(stage, ((peer, speed), …), previous owners, room) -> owners`` places the parts of one
+    stage. ``room[peer]``: bytes of optimizer state that the peer can hold; absent if unknown.
+    Raises OutOfResources if the state does not fit. ``router()`` makes the object that lays the
+    paths. ``recall(version)`` is the context in a checkpoint of the version, None without one.
+    ``read(change)``: the settings of the owner's change, or of the manifest.
     """
 
     assign: Assign
@@ -80,13 +80,13 @@ class PlanFunctions:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the manifest fixes.
+    """Facts that the manifest fixes.
 
-    ``spare``: block stages that a plan may leave out when nobody holds them. ``prove``: only peers
-    that say they reach each other share a path or a cell. ``may_lead(peer)``: whether the run lets
-    that peer lead, as far as is known here. ``reference``: plans carry the losses before the first
-    step; ``warmup``: epochs over which the learning rate rises; ``advice``: to the owner of a run
-    whose held-out loss is above that reference then.
+    ``spare``: number of block stages that a plan may leave out when nobody holds them. ``prove``:
+    only peers that say they reach each other share a path or a cell. ``may_lead(peer)``: returns
+    True if the run lets that peer lead, by this peer's knowledge. ``reference``: plans carry the
+    losses before the first step. ``warmup``: epochs over which the learning rate rises. ``advice``:
+    text for the owner of a run, if the held-out loss is above that reference after the warmup.
     """
 
     stages: int
@@ -108,7 +108,7 @@ class RunFacts:
 
     @property
     def bounds(self) -> Bounds:
-        """How far numbers go that others tell."""
+        """Bounds on the numbers that other peers report."""
         return Bounds(
             self.epochs,
             self.target_batch * self.sizes.sequence,

@@ -1,4 +1,4 @@
-"""Notes on the wire to events and back. Pure; what does not parse raises WireError."""
+"""Converts notes on the wire to events and back. Pure. Notes that do not parse raise WireError."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -27,10 +27,16 @@ from node.wire.limits import MOST_RESULTS, PARTS, PAST, PEERS, PLAN, REACHABLE, 
 from protos import training_pb2 as pb
 
 CODES = 512
-"""Steps of the scale that seconds are told in, and room."""
-MAX_COUNT, MAX_AMOUNT, MAX_DIGEST, LEAST_RATE = 1 << 53, 1e12, 64, 1e-9
-"""What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan
-any more."""
+"""Number of steps of the scale for seconds on the wire."""
+MAX_COUNT = 1 << 53
+"""Largest count that a peer may report. Reports end up in the leader's plan, and beyond these
+bounds nobody could read that plan any more."""
+MAX_AMOUNT = 1e12
+"""Largest number of any other kind."""
+MAX_DIGEST = 64
+"""Letters of the longest digest."""
+LEAST_RATE = 1e-9
+"""Smallest rate above 0."""
 
 
 def plan_note(plan: Plan, signature: bytes, warrant: Warrant = NO_WARRANT) -> pb.Note:
@@ -52,7 +58,7 @@ def plan_note(plan: Plan, signature: bytes, warrant: Warrant = NO_WARRANT) -> pb
 
 
 def double_note(d: DoubleVote) -> pb.DoubleVoteNote:
-    """What proves that a peer has voted twice."""
+    """The proof that a peer has voted twice, as a message."""
     one, other = (
         pb.VoteNote(
             cell=v.cell,
@@ -70,7 +76,8 @@ def double_note(d: DoubleVote) -> pb.DoubleVoteNote:
 
 
 def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
-    """No signature is checked. Raises WireError for more than anybody tells."""
+    """Parse proofs of double votes; no signature is checked. Raises WireError for more proofs than
+    any peer sends."""
     return tuple(
         DoubleVote(
             peer_name(d.peer),
@@ -83,8 +90,10 @@ def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
 
 
 def _vote(v: pb.VoteNote) -> Vote:
-    term, version = _count(v.term, MOST_TERM), parse_version(v.version)
-    named, digest = _digest(v.voters), _digest(v.digest)
+    term = _count(v.term, MOST_TERM)
+    version = parse_version(v.version)
+    named = _digest(v.voters)
+    digest = _digest(v.digest)
     return Vote(_cell(v.cell), term, v.attempt, version, named, v.stage, digest)
 
 
@@ -111,7 +120,7 @@ def certificate_note(c: Certificate | None) -> pb.CertificateNote | None:
 
 
 def parse_warrant(note: pb.PlanNote) -> Warrant:
-    """Why a plan may be followed, as its leader says; no signature is checked. Raises WireError for
+    """Parse the evidence that a plan may be followed; no signature is checked. Raises WireError for
     more votes or supporters than a cell has."""
     supporters = tuple(
         Supporter(
@@ -127,7 +136,8 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
 
 
 def parse_certificate(c: pb.CertificateNote) -> Certificate:
-    """No signature is checked. Raises WireError for more votes than a cell has."""
+    """Parse a certificate; no signature is checked. Raises WireError for more votes than a cell
+    has."""
     return Certificate(
         _cell(c.cell),
         _count(c.term, MOST_TERM),
@@ -247,7 +257,8 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
 
 
 def cost_note(m: Measured) -> pb.CostNote:
-    """Seconds as steps of a logarithmic scale; of the ways those that carry tensors first."""
+    """Measured costs as a message. Seconds are steps of a logarithmic scale; connections that carry
+    tensors come first."""
     ways = sorted(m.ways, key=lambda row: (not row[1].tensor_s, row[0]))[:SEEN]
     return pb.CostNote(
         forward=code(m.forward_s),
@@ -263,7 +274,8 @@ def cost_note(m: Measured) -> pb.CostNote:
 
 
 def parse_costs(note: pb.CostNote) -> Measured:
-    """Raises WireError for seconds that are none, and for more ways than anybody tells of."""
+    """Parse measured costs. Raises WireError for invalid seconds, and for more connections than any
+    peer reports."""
     ways = tuple(
         (
             peer_name(p),
@@ -290,7 +302,7 @@ def version_note(version: Version) -> pb.VersionNote:
 
 
 def parse_version(note: pb.VersionNote) -> Version:
-    """Raises WireError for a lineage that is none or an epoch beyond belief."""
+    """Parse a version. Raises WireError for an invalid lineage or an epoch beyond the limit."""
     return Version(_count(note.epoch), lineage(note.lineage))
 
 
@@ -300,8 +312,8 @@ def history_reply(
     past: Iterable[tuple[Version, int]],
     certificate: Certificate | None = None,
 ) -> pb.HistoryReply:
-    """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
-    each, newest first; ``certificate``: the newest it believes."""
+    """The reply to a question about a version. ``past``: versions this peer held with the tokens
+    counted until each, newest first; ``certificate``: the newest it believes."""
     return pb.HistoryReply(
         plan=plan.canonical() if plan else b"",
         dropped=dropped,
@@ -313,28 +325,26 @@ def history_reply(
 def parse_history(
     version: Version, reply: pb.HistoryReply, most_paths: int = MOST_PATHS
 ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
-    """The inverse; what does not make or start from ``version`` is not believed, and no signature
-    is checked. Raises WireError for nonsense."""
+    """The inverse of :func:`history_reply`; no signature is checked. Raises WireError if a field is
+    invalid, or if the plan neither makes nor starts from ``version``."""
     past = [(parse_version(m.version), _count(m.tokens)) for m in few(reply.past, PAST, "versions")]
     certificate = parse_certificate(reply.certificate) if reply.HasField("certificate") else None
     if not reply.plan:
         return ev.Recalled(version, certificate=certificate), past
-    plan, dropped = (
-        Plan.parse(few(reply.plan, PLAN, "bytes of a plan"), most_paths),
-        tuple(reply.dropped),
-    )
+    plan = Plan.parse(few(reply.plan, PLAN, "bytes of a plan"), most_paths)
+    dropped = tuple(reply.dropped)
     if version not in (plan.base, makes(plan, dropped)):
         raise WireError("a plan that did not make this version")
     return ev.Recalled(version, plan, dropped, certificate), past
 
 
 def parse_plan(note: pb.PlanNote, most_paths: int = MOST_PATHS) -> Plan:
-    """The plan inside; its signature is the caller's to check."""
+    """The plan in a note; the caller checks its signature."""
     return Plan.parse(few(note.plan, PLAN, "bytes of a plan"), most_paths)
 
 
 def leader_event(note: pb.Note, peer: PeerId) -> object | None:
-    """What a member's note means to the leader; None for a note that is not for it."""
+    """A member's note as an event of the leader; None for a note that is not for the leader."""
     match note.WhichOneof("say"):
         case "ready":
             r = note.ready
@@ -393,7 +403,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
 
 
 def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
-    """What the leader's round note means to a member."""
+    """The leader's round note as an event of a member."""
     r = note.round
     return ev.RoundArrived(
         leader,
@@ -422,7 +432,8 @@ def _finite(value: float) -> float:
 
 
 def _rate(value: float) -> float:
-    """0 for unknown. Nobody is as slow as what would make a quotient of two rates infinite."""
+    """``value`` as a rate, 0 for unknown. Rates so small that a quotient of two of them would be
+    infinite are refused."""
     if 0 < _finite(value) < LEAST_RATE:
         raise WireError("a rate that is too small to be one")
     return value

@@ -1,7 +1,7 @@
-"""How often peers send heartbeats to their leader, the shortest times that they wait for each
-other, in seconds, and to whom they measure their ways. Pure.
+"""Times between heartbeats, the shortest times for which peers wait for each other, in seconds, and
+the peers to which connections are measured. Pure.
 
-How much longer a wait is follows from measurements: :mod:`node.core.patience` for answers,
+Measurements make a wait longer: :mod:`node.core.patience` for answers,
 :mod:`node.training.leader.deadlines` for work.
 """
 
@@ -12,30 +12,31 @@ from node.core.ids import PeerId
 from node.identity.faults import TokenBucket
 
 HEARTBEAT_S = 1.0
-"""Between two heartbeats to the leader. A peer that misses some (Waits.late_s) is probed, and
-counts as dead if the probe is not answered either."""
+"""Seconds between two heartbeats to the leader. A peer that misses some (Waits.late_s) is probed,
+and counts as dead if it does not answer the probe either."""
 ASK_AFTER = 0.6
 """Share of the silence that means death after which a silent peer is asked whether it lives."""
 STANDS_S = 30.0
-"""For an answer over a connection that stands: the transport's own probes are answered there by a
-process that is alive, however busy it is, and end the connection of one that is not."""
-CALM_AFTER_S, CALM_BEAT_S = 10.0, 4.0
-"""After so many seconds in which nothing happened and nothing is new: the time between two
-heartbeats then."""
+"""Seconds for an answer over an open connection. The transport's own probes are answered there by a
+living process, however busy it is; they end the connection of a dead one."""
+CALM_AFTER_S = 10.0
+"""Seconds without an event or news after which heartbeats slow down."""
+CALM_BEAT_S = 4.0
+"""Seconds between two heartbeats then."""
 COMPANY = 24
-"""With more peers that answer each other the time between two heartbeats is longer in proportion to
-their number, up to :data:`CALM_BEAT_S`: one leader takes them all."""
+"""Number of peers that answer above which the time between two heartbeats grows in proportion to
+their number, up to :data:`CALM_BEAT_S`: one leader receives them all."""
 BEAT_AT_MOST_S = 0.1
-"""The shortest time between two heartbeats, however urgent the next one is."""
+"""Least seconds between two heartbeats, however urgent the next one is."""
 TICK_S = 0.25
-"""Between two looks at the clock."""
+"""Seconds between two looks at the clock."""
 TELL_TIMEOUT_S = 10.0
-"""For a note whose receiver may have to load a checkpoint first, where there is no connection
+"""Seconds for a note whose receiver may have to load a checkpoint first, if there is no connection
 yet."""
 TELL_TRIES = 3
 """Attempts to tell the leader something that it must hear."""
 PROBE_TIMEOUT_S = 1.5
-"""For a sign of life over a new connection."""
+"""Seconds for a sign of life over a new connection."""
 REDIAL_TIMEOUT_S = 1.0
 """Seconds, beside the usual time of a dial, for an answer over a new connection after the previous
 one broke. The transport closes a connection only after one of its own probes was not answered, so
@@ -43,19 +44,24 @@ the peer is probably dead."""
 REDIAL_MOST_S = 3.0
 """Most seconds for such an answer, the dial included."""
 CLAIM_S = 5.0
-"""A heartbeat to a peer that does not lead shows that its sender has lost its leader. It counts as
-evidence for this time."""
-PROBE_WAYS_S, PROBE_AGAIN_S, PROBE_FAILED_S = 0.5, 120.0, 5.0
-"""Between two checks of which connections to measure, between two measurements of one connection,
-and after a measurement that failed."""
-RECALL_FROM, RECALL_S = 4, 2.0
-"""Peers that are asked, one after another, for the plan behind a version, and for one of them to
-tell what it remembers."""
-WAY_TIMEOUT_S, WAYS_AT_ONCE = 15.0, 4
-"""For a way that may have to be found first (a relay, a punched hole), and how many are measured at
-the same time."""
+"""Seconds for which a heartbeat to a peer that does not lead counts as evidence that its sender has
+lost its leader."""
+PROBE_WAYS_S = 0.5
+"""Seconds between two checks of which connections to measure."""
+PROBE_AGAIN_S = 120.0
+"""Seconds between two measurements of one connection."""
+PROBE_FAILED_S = 5.0
+"""Seconds until the next measurement after one that failed."""
+RECALL_FROM = 4
+"""Peers that are asked, one after another, for the plan behind a version."""
+RECALL_S = 2.0
+"""Seconds that each of them has to answer."""
+WAY_TIMEOUT_S = 15.0
+"""Seconds to measure a connection that may have to be found first (a relay, a punched hole)."""
+WAYS_AT_ONCE = 4
+"""Connections measured at the same time."""
 MOST_WAYS = 64
-"""Peers to which a way is measured and told."""
+"""Peers to which connections are measured and reported."""
 STRANGERS_PER_S = 2.0
 STRANGERS_AT_ONCE = 64.0
 """Sustained rate and burst of the strangers to which a way is measured. A record of the directory
@@ -63,14 +69,14 @@ costs its writer one signature, and a way that does not exist costs milliseconds
 FEW_STRANGERS = 8
 """Strangers that do not answer, up to which they are shown as peers without a way."""
 SEARCH_S = 0.3
-"""CPU that the leader may spend on better paths for the next epoch, in a thread."""
+"""Seconds of CPU time that the leader may spend on better paths for the next epoch, in a thread."""
 ACCUSE_EVERY_S = 0.5
-"""One peer is accused at most so often."""
+"""Least seconds between two accusations of the same peer."""
 
 
 def beat_s(peers: int, calm: bool) -> float:
-    """Seconds until the next heartbeat. ``peers``: others that answer; ``calm``: nothing has
-    happened for long, and nothing is new."""
+    """Seconds until the next heartbeat. ``peers``: number of others that answer; ``calm``: nothing
+    has happened for long, and nothing is new."""
     if calm:
         return CALM_BEAT_S
     return min(CALM_BEAT_S, HEARTBEAT_S * max(1.0, peers / COMPANY))
@@ -107,12 +113,14 @@ _ALL = PeerId("")
 def whom_to_measure(
     me: PeerId, stage: int, company: Mapping[PeerId, int], leader: PeerId | None
 ) -> list[PeerId]:
-    """Whom a peer has to reach for its round and its paths: at most :data:`MOST_WAYS` of
-    ``company`` (peers with their stages). All where they are no more, else the leader, replicas of
-    the own stage, of each other stage as many. The leader itself measures all.
+    """Peers that ``me`` has to reach for its round and its paths: at most :data:`MOST_WAYS` of
+    ``company`` (peers with their stages). All of them if they are no more than that, else the
+    leader, replicas of the own stage, and an equal number of every other stage. The leader itself
+    measures all.
 
-    A pair is of use only if both measure it. So of a larger stage those choose each other that
-    follow each other in the order of PeerIds, and of two stages those at the same place of theirs.
+    A pair is of use only if both peers measure it. So in a large stage the peers form consecutive
+    blocks in PeerId order and measure within their block; between two stages, peers at the same
+    relative place in the order measure each other.
     """
     if me == leader or len(company) <= MOST_WAYS:
         return sorted(company.keys() - {me})
@@ -121,7 +129,8 @@ def whom_to_measure(
     for peer, at in sorted({**company, me: stage}.items()):
         stages.setdefault(at, []).append(peer)
     mates = stages.pop(stage)
-    here, most = mates.index(me), MOST_WAYS * 3 // 4
+    here = mates.index(me)
+    most = MOST_WAYS * 3 // 4
     first = here // most * most
     found |= dict.fromkeys(p for p in mates[first : first + most] if p != me)
     place = (here + 0.5) / len(mates)

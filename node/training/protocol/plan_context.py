@@ -1,9 +1,9 @@
-"""What goes with a version of the parameters: where the sampler is, who owned what, how much was
-counted. Pure.
+"""The context of a version of the parameters: the sampler's position, the owners, the counted
+tokens. Pure.
 
 The leader plans from it. It comes from the plans this peer took part in, from a checkpoint, or from
-another peer that remembers the plan behind the version; a version whose plan nobody remembers goes
-on from a guess, and says so.
+another peer that remembers the plan behind the version. If nobody remembers that plan, the leader
+goes on from a guess, and says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ from node.core.samples import WHOLE, Cursor, SampleClass
 from node.data.order import Sampler
 
 GENESIS = Version(0)
-"""What a run begins with: every peer can make it."""
+"""The version that a run begins with: every peer can make it."""
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What goes with a version: the sampler, who owned what, tokens counted until then; the change
-    to how cells average that was in force. ``founded``: a cell begins here, and the owners are
-    those of the cell it comes from. ``reference``: losses before the first step."""
+    """The context of a version: the sampler's position, the owners of the parts, the tokens counted
+    until then, and the owner's change that was in force. ``founded``: a cell begins here, and the
+    owners are the previous cell's. ``reference``: losses before the first step."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
@@ -64,9 +64,9 @@ class PlanContext:
 
 
 class Memory:
-    """What the leader knows of plans. ``history``: the newest plan known; ``dropped``: its
-    micro-batches that did not count. :meth:`recalled` replaces both by what other peers
-    remember."""
+    """The leader's knowledge of plans. ``history``: the newest plan known; ``dropped``: its
+    micro-batches that did not count. :meth:`recalled` replaces both by the memory of other
+    peers."""
 
     def __init__(
         self,
@@ -75,14 +75,18 @@ class Memory:
         dropped: Sequence[int],
     ) -> None:
         self._from_checkpoint = from_checkpoint
-        self.history, self._dropped = history, tuple(dropped)
+        self.history = history
+        self._dropped = tuple(dropped)
         self._next: tuple[Version, PlanContext] | None = None
         self._asked: tuple[Version, float] | None = None
         self.forgotten: set[Version] = set()
 
     def planned(self, plan: Plan) -> None:
         """This plan was made; nothing of it has been committed yet."""
-        self.history, self._dropped, self._next, self._asked = plan, (), None, None
+        self.history = plan
+        self._dropped = ()
+        self._next = None
+        self._asked = None
 
     def committed(
         self,
@@ -93,13 +97,14 @@ class Memory:
         tokens: int,
     ) -> None:
         """``plan`` made ``version``, with these owners in the end."""
-        self.history, self._dropped = plan, tuple(dropped)
+        self.history = plan
+        self._dropped = tuple(dropped)
         self._next = version, PlanContext.after(plan, dropped, owners, tokens)
 
     def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
-        """What goes with ``base``, None when this peer does not know. ``tokens``: counted, as other
-        peers report (-1: none does). ``batch``: samples of an epoch, to guess the sampler's
-        position when no peer remembers the plan."""
+        """The context of ``base``, None if this peer does not know it. ``tokens``: counted tokens,
+        as other peers report (-1: none does). ``batch``: samples of an epoch, to guess the
+        sampler's position when no peer remembers the plan."""
         if self._next is not None and self._next[0] == base:
             return self._next[1]
         h = self.history
@@ -120,8 +125,8 @@ class Memory:
         return self._from_checkpoint(version) is not None
 
     def stood(self, version: Version) -> dict[int, Version]:
-        """Stages whose parameters at ``version`` are those of an older one, as far as the newest
-        plan tells."""
+        """Stages that have an older version's parameters at ``version``, with that older version,
+        by the newest plan."""
         h = self.history
         if h is None or not h.stood:
             return {}
@@ -135,34 +140,36 @@ class Memory:
         )
 
     def asking(self, base: Version, now: float, patience_s: float) -> str:
-        """What to do about the plan behind ``base``: "ask" the others, "wait" for their answers, or
-        "over", ``patience_s`` after they were asked."""
+        """The next step about the plan behind ``base``: "ask" the others, "wait" for their answers,
+        or "over", ``patience_s`` after they were asked."""
         if self._asked is None or self._asked[0] != base:
             self._asked = (base, now + patience_s)
             return "ask"
         return "wait" if now < self._asked[1] else "over"
 
     def ask_again(self, version: Version) -> bool:
-        """Forget that others were asked for ``version``; whether they had been."""
+        """Forget that other peers were asked for ``version``. Return True if they had been."""
         asked = self._asked is not None and self._asked[0] == version
         if asked:
             self._asked = None
         return asked
 
     def recalled(self, version: Version, plan: Plan | None, dropped: Sequence[int]) -> bool | None:
-        """Others answered: True when they knew, False when nobody does, None when we did not
-        ask."""
+        """Other peers answered. Return True if they knew the plan, False if nobody does, None if
+        they were not asked."""
         if not self.ask_again(version):
             return None
         if plan is None or not self._explains(version, plan, dropped):
             self.forgotten.add(version)
             return False
-        self.history, self._dropped, self._next = plan, tuple(dropped), None
+        self.history = plan
+        self._dropped = tuple(dropped)
+        self._next = None
         return True
 
     def _explains(self, version: Version, plan: Plan, dropped: Sequence[int]) -> bool:
-        """Whether a recalled plan starts from the version or made it, and has exactly the samples
-        that its cursor gives."""
+        """Return True if a recalled plan starts from the version or made it, and has exactly the
+        samples that its cursor gives."""
         samples = [s for path in plan.paths for s in path.samples]
         if sorted(samples) != sorted(Sampler(plan.cursor).take(len(samples))):
             return False

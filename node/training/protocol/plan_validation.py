@@ -1,7 +1,7 @@
-"""Why nobody could work by a plan, whoever signed it: a plan comes from a peer, and is checked
-before anything is done by it. Pure. Enters: a plan, what this peer knows for itself (its stage's
-parts, the manifest). Leaves: a reason, empty for none. Never: the signature and the term: who hears
-the plan has looked at these."""
+"""Checks whether anybody could work by a plan, whoever signed it: a plan comes from a peer, and is
+checked before anything is done by it. Pure. Enters: a plan, and this peer's own knowledge (its
+stage's parts, the manifest). Leaves: a reason against the plan, empty for none. Never: the
+signature and the term; the receiver of the plan has checked these."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -15,8 +15,10 @@ from node.scheduler.promises import broken_promise, unfair_share
 from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.rules import Read
 
-MOST_PARTNERS, MOST_WITHIN_S = 64, 1e6
-"""Of one window."""
+MOST_PARTNERS = 64
+"""Bound on the partners of a window."""
+MOST_WITHIN_S = 1e6
+"""Bound on the length of a window, in seconds."""
 
 
 def objection(
@@ -29,8 +31,9 @@ def objection(
     scheduler: SchedulerSettings,
     micro_batches: int,
 ) -> str:
-    """Asked by ``me``, whose stage has parameters of these ``shapes``; ``scheduler`` and
-    ``micro_batches`` of an epoch are the manifest's."""
+    """The reason why nobody could work by ``plan``; "" if there is none. ``me`` is the peer that
+    checks, and its stage has parameters of these ``shapes``; ``scheduler`` and ``micro_batches`` of
+    an epoch are the manifest's."""
     try:
         read(plan.change)
     except Refused as e:
@@ -45,7 +48,7 @@ def objection(
 
 
 def _of_founding(plan: Plan, stages: int) -> str:
-    """Why no cell can begin so."""
+    """The reason why no cell can begin with this plan; "" if there is none."""
     if plan.paths or plan.outer or plan.cell_id in ("", plan.parent):
         return "a plan that founds a cell and has work in it, or founds no other cell"
     if {m.stage for m in plan.members} != set(range(stages + 1)):
@@ -54,7 +57,7 @@ def _of_founding(plan: Plan, stages: int) -> str:
 
 
 def _of_window(plan: Plan) -> str:
-    """Why a cell cannot meet others so."""
+    """The reason why a cell cannot average with others by this plan; "" if there is none."""
     w = plan.window
     if bool(plan.outer) != bool(w.means) or (plan.outer and (plan.paths or w.number)):
         return "an outer round with work in it, or without a mean"
@@ -75,8 +78,8 @@ def _of_owners(plan: Plan, who: PeerId, shapes: Mapping[str, tuple[int, ...]]) -
 def of_paths(
     plan: Plan, pipeline: PipelineSettings, scheduler: SchedulerSettings, micro_batches: int
 ) -> str:
-    """Why the planner of a run with these settings lays no such paths. Takes time in proportion to
-    the hops of the plan."""
+    """The reason why the planner of a run with these settings lays no such paths; "" if there is
+    none. Takes time in proportion to the hops of the plan."""
     if not plan.paths:
         return ""
     current = {(m.stage, m.peer) for m in plan.members if m.current}
@@ -99,7 +102,8 @@ def _of_micro_batches(
 ) -> str:
     if len(paths) != micro_batches or any(i != path.index for i, path in enumerate(paths)):
         return f"other micro-batches than 0 to {micro_batches - 1}"
-    fewest, stages = fewest_hops(pipeline.stages, pipeline.may_skip), range(1, pipeline.stages + 1)
+    fewest = fewest_hops(pipeline.stages, pipeline.may_skip)
+    stages = range(1, pipeline.stages + 1)
     for path in paths:
         if len(path.samples) != pipeline.micro_batch or (ENDS, path.origin) not in current:
             return "a micro-batch of the wrong size, or without an ends peer"

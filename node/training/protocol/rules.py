@@ -1,6 +1,6 @@
-"""The averaging settings that a plan is made under: the manifest's, or those of the owner's newest
-change. Pure. Enters: changes that were read, plans. Leaves: what this peer passes on, which plans
-it refuses. Never: a signature; the reader of a change has checked it.
+"""The averaging settings of a plan: from the manifest, or from the owner's newest change. Pure.
+Enters: changes that were read, plans. Leaves: changes to pass on, reasons to refuse a plan. Never:
+a signature; the reader of a change has checked it.
 
 A change is in force from the first plan that carries it. Cells average only with cells under the
 same change.
@@ -15,19 +15,20 @@ from node.core.ids import PeerId
 from node.core.journey import Plan
 
 MAX_CHANGE = 2000
-"""Characters of a signed change, which all are ASCII: it has room in a posting."""
+"""Characters of a signed change, all of them ASCII, so that it fits in a posting."""
 
 
 def mark(peer: PeerId) -> str:
-    """The short name of a peer in a change: 16 hex digits, so that many fit."""
+    """The short name of a peer in a change: 16 hex digits, so that a change has room for many."""
     return hashlib.sha256(peer.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """``cell``: most replicas of a stage in a cell, 0 for no bound. ``revoked``: marks of peers
-    that are put out of the run. ``revision`` 0: the manifest's own; else ``change`` is what the
-    owner signed, and of two the higher revision counts."""
+    """Settings of a plan that the owner can change. ``cell``: most replicas of a stage in a cell, 0
+    for no bound. ``revoked``: marks of peers that are put out of the run. ``revision``: 0 for the
+    manifest's own settings, else the number of the owner's signed ``change``; of two changes the
+    one with the higher revision counts."""
 
     cell: int = 0
     outer: OuterSettings = OuterSettings()
@@ -36,37 +37,38 @@ class Rules:
     revoked: frozenset[str] = frozenset()
 
     def revokes(self, peer: PeerId) -> bool:
-        """Whether the owner has put this peer out."""
+        """Return True if the owner has revoked this peer."""
         return bool(self.revoked) and mark(peer) in self.revoked
 
 
 Read = Callable[[str], Rules]
-"""A change, checked; "" for the manifest's own settings. Raises Refused."""
+"""Reads a change and checks it; "" gives the manifest's own settings. Raises Refused."""
 
 
 class ChangeStatus:
-    """What one peer knows of the owner's changes. ``known``: the newest it has heard of;
-    ``in_force``: that of the newest plan it followed. Every heartbeat carries ``known`` until the
-    leader has made a plan under it."""
+    """The owner's changes, as one peer knows them. ``known``: the newest one it has received;
+    ``in_force``: the one of the newest plan it followed. Every heartbeat carries ``known`` until
+    the leader has made a plan under it."""
 
     def __init__(self, own: Rules) -> None:
         self.known = self.in_force = own
         self._shown: PeerId | None = None
 
     def tells(self, leader: PeerId) -> str:
-        """The change to send to this leader; "" when it knows it."""
+        """The change to send to this leader; "" if the leader has it."""
         return "" if leader == self._shown else self.known.change
 
     def learns(self, rules: Rules) -> bool:
-        """Take note of a change; True if it is newer than what was known."""
+        """Take note of a change. Return True if it is newer than the known one."""
         if rules.revision <= self.known.revision:
             return False
-        self.known, self._shown = rules, None
+        self.known = rules
+        self._shown = None
         return True
 
     def refuses(self, plan: Plan, rules: Rules) -> str:
-        """Why a plan under these settings is refused: its change is older than the one in force.
-        "" if it may be followed; the plan that ends the run always may."""
+        """The reason to refuse a plan under these settings: its change is older than the one in
+        force. "" if the plan may be followed; the plan that ends the run always may."""
         if plan.last or rules.revision >= self.in_force.revision:
             return ""
         self._shown = None
@@ -76,8 +78,9 @@ class ChangeStatus:
         )
 
     def follows(self, leader: PeerId, rules: Rules) -> bool:
-        """A plan of this leader under these settings is in force now; True when they are news."""
-        # Of two that the owner gave one number, the one in a plan counts.
+        """A plan of this leader under these settings is in force now. Return True if they are
+        news."""
+        # If the owner gave two changes the same number, the one in a plan counts.
         news = rules.revision >= self.known.revision and rules.change != self.known.change
         self.in_force = rules
         self.known = rules if news else self.known

@@ -1,5 +1,5 @@
-"""The versions from which this peer has begun epochs, the plan behind a version as others remember
-it, and what is lost when one side of a partition gives up its history."""
+"""The versions from which this peer has begun epochs, the plan behind a version as other peers
+remember it, and the loss when one side of a partition gives up its history."""
 
 import asyncio
 from collections import deque
@@ -19,13 +19,15 @@ from protos import training_pb2_grpc as rpc
 
 
 class VersionHistory:
-    """``given_up_epochs`` and ``given_up_tokens``: committed here and undone because another
-    history went on."""
+    """History of one peer. ``given_up_epochs`` and ``given_up_tokens`` were committed here and
+    undone because another history went on."""
 
     def __init__(self, transport: TransportPort, journal: Journal, bounds: Bounds) -> None:
-        self._transport, self._journal, self._bounds = transport, journal, bounds
+        self._transport = transport
+        self._journal = journal
+        self._bounds = bounds
         self.versions: deque[tuple[Version, int]] = deque(maxlen=notes.PAST)
-        """Each with the tokens counted until then, the newest first."""
+        """Versions with the tokens counted until then, the newest first."""
         self.given_up_epochs = self.given_up_tokens = 0
 
     def stood(self, version: Version, tokens: int) -> None:
@@ -54,8 +56,8 @@ class VersionHistory:
         return best
 
     async def give_up(self, at: Version, tokens: int, leader: PeerId) -> None:
-        """The swarm goes on from another version than ``at``, which this peer held: ask the leader
-        where the histories parted, and report what is lost."""
+        """The swarm goes on from another version than ``at``, which this peer held. Ask the leader
+        where the histories parted, and report the lost epochs and tokens."""
         if at.epoch == 0:
             return
         try:
@@ -73,7 +75,7 @@ class VersionHistory:
             return  # only behind: nothing is lost
         common = next(((v, t) for v, t in self.versions if v in known), None)
         if common is None:
-            # Older than all that the leader remembers: behind, as far as anybody can tell.
+            # Older than all versions that the leader remembers: this peer is probably only behind.
             if not theirs or at.epoch > theirs[0][0].epoch + 1:
                 self._journal.emit(
                     "training",
@@ -82,7 +84,8 @@ class VersionHistory:
                     "warning",
                 )
             return
-        epochs, lost = at.epoch - common[0].epoch, max(0, tokens - common[1])
+        epochs = at.epoch - common[0].epoch
+        lost = max(0, tokens - common[1])
         self.given_up_epochs += epochs
         self.given_up_tokens += lost
         self._journal.emit(

@@ -1,15 +1,15 @@
 """Signed statements of members, which anybody may pass on and check: votes on the version that an
 epoch made (enough of them are a certificate), support for a leader, and proofs that a peer voted
 twice. Also: when enough voters agree. Pure. Enters: signed statements, a function that checks a
-signature. Leaves: which of them count, and why a plan is not followed. Never: who votes; that is
-:mod:`node.training.leader.starting_point`.
+signature. Leaves: the statements that count, and the reason why a plan is not followed. Never: the
+choice of voters; that is :mod:`node.training.leader.starting_point`.
 
 Two sides of a partitioned network cannot both have enough voters. Nor can the voters of one plan
-and those of the next decide apart from each other: a plan needs a majority of both.
+and of the next decide apart from each other: a plan needs a majority of both.
 
 A member follows a plan of the leader that it followed before if the plan starts from the version
 that the member made itself, or from one with a certificate. A plan of any other leader needs the
-support of those who voted last.
+support of a majority of the last voters.
 """
 
 import hashlib
@@ -24,41 +24,43 @@ from node.core.journey import Electorate, Plan, Version
 from node.core.newest import Newest
 
 CheckSignature = Callable[[PeerId, bytes, bytes, str], bool]
-"""``(peer, data, signature, domain)``: whether the peer signed that."""
+"""``(peer, data, signature, domain)``: True if the peer signed the data."""
 FRESH_S = 300.0
-"""Support that is older than this, the signer's clock against ours, does not count, unless the
+"""Seconds after which support no longer counts, by the signer's clock against ours, unless the
 signer had followed as new a plan as the member that checks it."""
 FORGET_S = 60.0
-"""After this long without a new certificate a member no longer insists on the voters of its last
-one: it was away or alone, and starts from what others have certified since."""
+"""Seconds without a new certificate after which a member no longer insists on the voters of its
+last one: it was away or alone, and starts from newer certificates of other peers."""
 ALONE_S = 30.0
-"""A member whose last certificate is younger than this follows no plan that goes on without a
-majority: a leader waits longer than this for its voters before it makes such a plan."""
+"""Seconds after its last certificate before a member follows a plan that goes on without a
+majority. A leader waits longer than this for its voters before it makes such a plan."""
 RIPE = 10
-"""Certificates bind a member from this epoch of a history on: peers that start together may begin
-as two swarms, and each may give up its history for the other's."""
+"""Epoch of a history from which certificates bind a member: peers that start together may begin as
+two swarms, and each may give up its history for the other's."""
 TRUSTED_S = 5.0
-"""A certificate for a version that the member made itself, under the leader it follows, is checked
-once in so many seconds: a signature costs about 0.1 ms, and a small epoch takes a few ms."""
+"""Seconds between two checks of a certificate for a version that the member made itself, under the
+leader it follows: a signature costs about 0.1 ms, and a small epoch takes a few ms."""
 
 
 BELIEVED = 2
-"""Of at most so many voters one is enough: if both were needed, losing either would stop the
-cell."""
+"""Number of voters up to which a single one is a majority: if two voters were both needed, losing
+either would stop the cell."""
 MOST_COMPARED = 512
 """Votes of one certificate that are compared with others."""
 KEPT = 4096
-"""Newest votes that later ones are compared with: those of a few epochs where hundreds vote, of
-many where few do. Two contradicting votes that are further apart go unnoticed here."""
+"""Number of newest votes that later ones are compared with. They cover a few epochs in a cell of
+hundreds of voters, and many in a small cell. Two contradicting votes that are further apart go
+unnoticed here."""
 MOST_PROVEN = 256
-"""Peers that are known to have voted twice. A key costs nothing, but to vote takes ten epochs."""
+"""Peers that are remembered to have voted twice. A key costs nothing, but to vote takes ten
+epochs."""
 MOST_TOLD = 8
 """Proofs in one message, the newest."""
 
 
 def is_majority(voters: Sequence[PeerId], among: Collection[PeerId]) -> bool:
-    """Whether ``among`` has a majority of ``voters``: more than half of them, or exactly half with
-    the first one; of at most :data:`BELIEVED` any one. True without voters."""
+    """Return True if ``among`` has a majority of ``voters``: more than half of them, or exactly
+    half with the first one; any one of at most :data:`BELIEVED` voters. True without voters."""
     here = sum(p in among for p in voters)
     if len(voters) <= BELIEVED:
         return here > 0 or not voters
@@ -66,18 +68,18 @@ def is_majority(voters: Sequence[PeerId], among: Collection[PeerId]) -> bool:
 
 
 def decide(e: Electorate, among: Collection[PeerId]) -> bool:
-    """Whether these voters can commit the version that a plan with this electorate makes."""
+    """Return True if these voters can commit the version that a plan with this electorate makes."""
     return is_majority(e.voters, among) and (e.orphan or is_majority(e.elders, among))
 
 
 def signing_domain(what: str, run_id: str) -> str:
-    """What a signature under a plan, a vote or a word of support is for: it means nothing under
-    anything else, or in another run."""
+    """Domain of a signature under a plan, a vote or a statement of support. The signature is not
+    valid in another domain or another run."""
     return f"tutti/{what}/1/{run_id}"
 
 
 def names(voters: Sequence[PeerId]) -> str:
-    """32 hex digits for these voters in this order."""
+    """Hash of these voters in this order, as 32 hex digits."""
     return hashlib.sha256("/".join(voters).encode()).hexdigest()[:32]
 
 
@@ -104,7 +106,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """A vote as a certificate has it: what differs from one voter to the next."""
+    """A vote in a certificate: the fields that differ from one voter to the next."""
 
     peer: PeerId
     stage: int
@@ -115,8 +117,9 @@ class Ballot:
 
 @dataclass(frozen=True)
 class Certificate:
-    """``voters`` of the plan that made ``version``, in their order, and the ballots of those, or of
-    the voters before them, who have committed it."""
+    """Quorum certificate of ``version``. ``voters``: the voters of the plan that made it, in their
+    order; ``ballots``: from members that have committed it, being voters of this plan or of the one
+    before."""
 
     cell: CellId
     term: int
@@ -125,7 +128,7 @@ class Certificate:
     ballots: tuple[Ballot, ...]
 
     def vote(self, b: Ballot) -> Vote:
-        """What a ballot is the signature of."""
+        """The vote under a ballot's signature."""
         return Vote(self.cell, self.term, b.attempt, self.version, self._voters, b.stage, b.digest)
 
     @cached_property
@@ -143,14 +146,14 @@ class Certificate:
 
 
 def support_said(cell: CellId, leader: PeerId, term: int, at: int) -> bytes:
-    """What a peer signs that takes ``leader`` for the leader of its cell. ``term``: of the newest
-    plan it has followed; ``at``: Unix time, whole seconds, by its clock."""
+    """The bytes that a peer signs to support ``leader`` as the leader of its cell. ``term``: term
+    of the newest plan it has followed; ``at``: Unix time, whole seconds, by its clock."""
     return json.dumps([cell, leader, term, at]).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Supporter:
-    """Who has signed :func:`support_said`, and the signature."""
+    """A supporter of a leader, with its signature under :func:`support_said`."""
 
     peer: PeerId
     term: int
@@ -169,15 +172,16 @@ class DoubleVote:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the two are of one attempt, and differ."""
-        a, b = self.one, self.other
+        """True if both votes are of one attempt, and differ."""
+        a = self.one
+        b = self.other
         return (a.cell, a.term, a.attempt) == (b.cell, b.term, b.attempt) and a != b
 
 
 class DoubleVotes:
-    """Peers that voted for two results of one attempt, which no honest peer does; its signatures
-    under both votes are the proof. ``is_signed(vote, peer, signature)`` is called only when two
-    votes differ."""
+    """Peers that voted for two results of one attempt, which no honest peer does (equivocation);
+    the peer's signatures under both votes are the proof. ``is_signed(vote, peer, signature)`` is
+    called only when two votes differ."""
 
     def __init__(self, is_signed: Callable[[Vote, PeerId, bytes], bool]) -> None:
         self._is_signed = is_signed
@@ -186,20 +190,21 @@ class DoubleVotes:
         self._news: list[DoubleVote] = []
 
     def __contains__(self, peer: object) -> bool:
-        """Whether it is proven of this peer, whose votes do not count then."""
+        """Return True if this peer is proven to have voted twice; its votes do not count then."""
         return peer in self._proofs
 
     def told(self) -> tuple[DoubleVote, ...]:
-        """For others: the newest proofs."""
+        """The newest proofs, for other peers."""
         return tuple(self._proofs.values())[-MOST_TOLD:]
 
     def news(self) -> list[DoubleVote]:
-        """What was proven since the last call."""
-        found, self._news = self._news, []
+        """The proofs found since the last call."""
+        found = self._news
+        self._news = []
         return found
 
     def saw(self, vote: Vote, peer: PeerId, signature: bytes) -> None:
-        """Compare a vote, whose signature was not checked yet, with earlier ones."""
+        """Compare a vote with earlier ones. Its signature need not have been checked."""
         if peer in self._proofs:
             return
         key = (peer, vote.cell, vote.term, vote.attempt)
@@ -213,7 +218,7 @@ class DoubleVotes:
                 self._cast[key] = vote, signature
 
     def shown(self, proof: DoubleVote) -> bool:
-        """Whether what somebody shows is a proof; it is kept."""
+        """Return True if ``proof`` proves a double vote; it is kept then."""
         if proof.peer in self._proofs:
             return True
         votes = zip((proof.one, proof.other), proof.signatures, strict=True)
@@ -229,9 +234,9 @@ class DoubleVotes:
 
 @dataclass(frozen=True)
 class Warrant:
-    """What comes with a plan to show that it may be followed. ``certificate``: of the version that
-    the plan starts from, None when the leader has none. ``doubles``: proofs of double votes; the
-    votes of these peers do not count."""
+    """Evidence sent with a plan to show that it may be followed. ``certificate``: certificate of
+    the version that the plan starts from, None if the leader has none. ``doubles``: proofs of
+    double votes; the votes of these peers do not count."""
 
     certificate: Certificate | None = None
     supporters: tuple[Supporter, ...] = ()
@@ -242,42 +247,47 @@ NO_WARRANT = Warrant()
 
 
 class Trust:
-    """The voters of the newest certificate that this peer has seen, and what follows from them.
-    The first certificate is accepted without earlier voters to check it against."""
+    """The voters of the newest certificate that this peer has seen, and the checks that follow from
+    them. The first certificate is accepted without earlier voters to check it against."""
 
     def __init__(self, run_id: str, check: CheckSignature) -> None:
-        self._check, self._run = check, run_id
+        self._check = check
+        self._run = run_id
         self.doubles = DoubleVotes(self.vote_is_signed)
         self.voters: tuple[PeerId, ...] = ()
         self.version = Version(0)
         self.term = 0
         self.certificate: Certificate | None = None
-        """The newest of what was believed, or of what was made here."""
+        """The newest certificate that was believed, or made here."""
         self._at = self._checked = float("-inf")
 
     def forget(self) -> None:
-        """This peer belongs to another cell from now on; who voted twice did so wherever it
-        was."""
+        """This peer belongs to another cell from now on. Proofs of double votes are kept: they
+        count in every cell."""
         doubles = self.doubles
         self.__init__(self._run, self._check)
         self.doubles = doubles
 
     def vote_is_signed(self, vote: Vote, peer: PeerId, signature: bytes) -> bool:
-        """Whether ``peer`` has cast it."""
+        """Return True if ``peer`` has signed this vote."""
         return self._check(peer, vote.said(), signature, signing_domain("vote", self._run))
 
     def holds(self, now: float) -> bool:
-        """Whether plans are held to the voters of the last certificate now: it is recent, and its
+        """Return True if plans need the voters of the last certificate now: it is recent, and its
         history is past the first :data:`RIPE` epochs."""
         return self.version.epoch >= RIPE and now - self._at <= FORGET_S
 
     def learns(self, c: Certificate, now: float) -> None:
-        """Take over a certificate whose votes were checked, or that was made here."""
-        self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
+        """Take over a certificate that was made here, or after its votes were checked."""
+        self.voters = c.voters
+        self.version = c.version
+        self.term = c.term
+        self.certificate = c
         self._at = self._checked = now
 
     def shown(self, certificate: Certificate, cell: CellId, now: float) -> bool:
-        """Whether a certificate that somebody has is believed; what is learned from it is kept."""
+        """Return True if another peer's certificate is believed; its voters and version are kept
+        then."""
         self._compare(certificate)
         believed = certificate.cell == cell and self._believes(certificate, now)
         if believed:
@@ -287,9 +297,9 @@ class Trust:
     def doubts(
         self, version: Version, holders: Collection[PeerId], here: Collection[PeerId], now: float
     ) -> bool:
-        """Whether too few of the last voters can have committed ``version``, for which there is no
-        certificate here. A voter that is ``here`` and no holder has not committed it; an absent one
-        may have."""
+        """Return True if too few of the last voters can have committed ``version``, and there is no
+        certificate of it here. A voter in ``here`` that is no holder has not committed it; an
+        absent one may have."""
         return (
             version != self.version
             and self.holds(now)
@@ -307,9 +317,9 @@ class Trust:
         now: float,
         wall: float,
     ) -> str:
-        """Why this plan is not followed; "" if it may be. ``follows``: the leader of the plan
-        followed last; ``at``: the version in place. A certificate that comes with the plan and is
-        believed is kept, also when the plan is not followed."""
+        """The reason why this plan is not followed; "" if it may be. ``follows``: the leader of the
+        plan followed last; ``at``: the version in place. A certificate that comes with the plan and
+        is believed is kept, also when the plan is not followed."""
         c = warrant.certificate
         if c is not None:
             self._compare(c)
@@ -324,9 +334,11 @@ class Trust:
             )
         same = follows == plan.leader
         if c is not None and same and plan.base == at and self._known(c, now):
-            self._at, self.certificate = now, c
+            self._at = now
+            self.certificate = c
             return ""
-        held, certified = self.holds(now), c is not None and self._believes(c, now)
+        held = self.holds(now)
+        certified = c is not None and self._believes(c, now)
         if certified and c is not None:
             self.learns(c, now)
         if (
@@ -342,23 +354,25 @@ class Trust:
         )
 
     def _compare(self, c: Certificate) -> None:
-        """With the votes seen before, of those who vote here or are said to."""
+        """Compare the ballots of voters, of the last certificate or of this one, with the votes
+        seen before."""
         voters = {*self.voters, *c.voters}
         for b in [b for b in c.ballots if b.peer in voters][:MOST_COMPARED]:
             self.doubles.saw(c.vote(b), b.peer, b.signature)
 
     def _known(self, c: Certificate, now: float) -> bool:
-        """Whether the signatures of a certificate for this peer's own version need no check: the
-        last check was less than :data:`TRUSTED_S` ago, and the voters are the same."""
+        """Return True if the signatures of a certificate for this peer's own version need no check:
+        the last check was less than :data:`TRUSTED_S` ago, and the voters are the same."""
         return c.voters == self.voters and now - self._checked < TRUSTED_S
 
     def _believes(self, c: Certificate, now: float) -> bool:
-        """Whether enough of those who voted last have signed it. Before the first certificate, of
-        those it names itself."""
+        """Return True if a majority of the last voters has signed it. Before the first certificate
+        the voters that it names itself count."""
         if self.holds(now) and (c.version.epoch, c.term) < (self.version.epoch, self.term):
             return False  # outdated: this peer has seen a newer certificate
         voters = self.voters if self.holds(now) else c.voters
-        known, signed = frozenset(voters), set[PeerId]()
+        known = frozenset(voters)
+        signed = set[PeerId]()
         for b in c.agreeing():
             if b.peer in self.doubles:
                 continue
@@ -369,7 +383,8 @@ class Trust:
         return False
 
     def _supporting(self, plan: Plan, supporters: Sequence[Supporter], wall: float) -> set[PeerId]:
-        cell, found = plan.parent or plan.cell_id, set[PeerId]()
+        cell = plan.parent or plan.cell_id
+        found = set[PeerId]()
         for s in supporters:
             fresh = s.term >= self.term or abs(wall - s.at) <= FRESH_S
             if s.peer not in self.voters or s.peer in self.doubles or s.peer in found or not fresh:

@@ -1,7 +1,7 @@
 """Reasons for which no epoch is under way, as leader and members know them. Pure.
 
-A :class:`Wait` carries the reason as data. Its text names peers by their short ids; who shows it to
-people adds names and the next step (:mod:`node.control.causes`).
+A :class:`Wait` carries the reason as data. Its text names peers by their short ids; the code that
+shows it to people adds names and the next step (:mod:`node.control.causes`).
 """
 
 from dataclasses import dataclass
@@ -26,22 +26,23 @@ class Lack(Enum):
     WAYS = "ways"
     """Pairs of peers have not reached each other; ``detail`` names them."""
     EPOCH = "epoch"
-    """Nobody of ``stages`` holds the parameters of ``epoch``."""
+    """No peer of ``stages`` holds the parameters of ``epoch``."""
     COMMON = "common"
-    """No version is held by every stage. ``stages`` lack the nearest one, which is of ``epoch``."""
+    """No version is held by every stage. ``stages`` lack the nearest one, the version of
+    ``epoch``."""
     SIDE = "side"
-    """``peers[0]`` says that its side of a parted network has counted more tokens."""
+    """``peers[0]`` says that its side of a partitioned network has counted more tokens."""
     HISTORY = "history"
-    """The plan behind ``epoch`` is asked for."""
+    """Other peers were asked for the plan behind ``epoch``."""
     VOTERS = "voters"
-    """Too few voters report to this leader: ``here`` of ``of``. ``peers`` are the others."""
+    """Too few voters report to this leader: ``here`` of ``of``. ``peers`` are the absent ones."""
     MEMORY = "memory"
     """The members cannot hold the optimizer's state; ``detail`` has the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A reason for waiting. The other fields are set as ``lack`` says."""
+    """A reason for waiting. The fields that belong to ``lack`` are set."""
 
     lack: Lack
     stages: tuple[int, ...] = ()

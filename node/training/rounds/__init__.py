@@ -1,3 +1,2 @@
-"""Rounds of averaging at one member: inside a cell every epoch, between cells now and then.
-Never: when there is one (that is in the plan).
-"""
+"""Rounds of averaging at one member: inside a cell every epoch, between cells at intervals. Never:
+the decision to hold one (that is in the plan)."""

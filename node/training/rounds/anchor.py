@@ -1,10 +1,11 @@
 """Anchor, outer momentum and error feedback of a stage, where the run has them. Enters: parameters
-in place, the result of a window, versions that are adopted, settled or undone. Leaves: what goes
-with a version. Never: a partner, a file.
+in place, the result of a window, versions that are adopted, settled or undone. Leaves: the anchor
+state of a version. Never: a partner, a file.
 
-What travels between cells depends on ``outer.carries``. parameters: the parameters, and there is no
-anchor. deltas (DiLoCo): the difference of the parameters from the anchor; every cell makes the same
-outer step from the same anchor. state: anchor and momentum after each cell's own outer step.
+The content that travels between cells depends on ``outer.carries``. parameters: the parameters, and
+there is no anchor. deltas (DiLoCo): the difference of the parameters from the anchor; every cell
+makes the same outer step from the same anchor. state: anchor and momentum after each cell's own
+outer step.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ SAVED = "#outer"
 """Suffix of a part's name, under which a checkpoint keeps its anchor, outer momentum and error
 feedback."""
 WAIT_SHARE = 0.3
-"""A window waits for an anchor on its way for so much of its time."""
+"""Share of a window's time for which it waits for an anchor that is being fetched."""
 
 
 class Anchor(Giver):
     """The anchor of one stage. ``state``: None where parameters are averaged, and while a newcomer
-    has not fetched it. ``settings``: those in force. All replicas of a cell have the same error
-    feedback."""
+    has not fetched it. ``settings``: the settings in force. All replicas of a cell have the same
+    error feedback."""
 
     def __init__(
         self,
@@ -45,16 +46,20 @@ class Anchor(Giver):
         tasks: Tasks,
         me: PeerId,
     ) -> None:
-        self.stage, self._engines, self._tasks, self._me = stage, engines, tasks, me
+        self.stage = stage
+        self._engines = engines
+        self._tasks = tasks
+        self._me = me
         self.settings = settings
         super().__init__(OuterState.begin(stage.parameters()) if self.kept else None)
         self._before: tuple[OuterState | None, Named, int] | None = None
-        """State, words and step at the version before, until the one in place is settled."""
+        """State, error feedback and step at the version before, until the one in place is
+        settled."""
         self._named: tuple[OuterState | None, str] = (None, "")
         self._fetching: asyncio.Task[None] | None = None
 
     def follow(self, settings: OuterSettings) -> None:
-        """Go by these settings from now on."""
+        """Use these settings from now on."""
         if settings.codec != self.settings.codec:
             self.words = {}
         self.settings = settings
@@ -64,49 +69,51 @@ class Anchor(Giver):
 
     @property
     def kept(self) -> bool:
-        """Whether this run has anchors at all."""
+        """True if this run has anchors at all."""
         return self.settings.windows and self.settings.carries in ("deltas", "state")
 
     @property
     def name(self) -> str:
-        """Digest of anchor and momentum, where those of all cells must be equal; empty while there
-        are none, or :meth:`names_itself` has not been called since they changed."""
+        """Digest of anchor and momentum, if they must be equal in all cells; empty while there are
+        none, or :meth:`names_itself` has not been called since they changed."""
         state, name = self._named
         return name if state is not None and state is self.state else ""
 
     def names_itself(self) -> None:
-        """Work out :attr:`name`, which reads all of both."""
+        """Compute :attr:`name`, which reads all of anchor and momentum."""
         state = self.state
         if state is not None and self.settings.carries == "deltas":
             self._named = state, digest(_flat(state))
 
     @property
     def lacking(self) -> bool:
-        """This peer should have an anchor and has none."""
+        """True if this peer should have an anchor and has none."""
         return self.kept and self.state is None
 
     # ----------------------------------------------------------- a round
 
     def takes(self, mean: Named, owes: Named | None) -> None:
-        """Take anchor and momentum from the mean, until that is undone; parts that the window did
-        not carry keep theirs. ``owes``: the error feedback from now on, None: it stays as it is."""
+        """Take anchor and momentum from the mean; this can be undone until the next version is
+        settled. Parts that the window did not carry keep theirs. ``owes``: the new error feedback,
+        None to keep it as it is."""
         anchor = {name: mean[name] for name in self.stage.parameters() if name in mean}
         momentum = {
             name: mean.get(name + MOMENTUM, torch.zeros_like(t)) for name, t in anchor.items()
         }
         step = int(mean[STEP]) if STEP in mean else self.step
         if self.state is not None:
-            anchor, momentum = self.state.anchor | anchor, self.state.momentum | momentum
+            anchor = self.state.anchor | anchor
+            momentum = self.state.momentum | momentum
         self._replace(OuterState(anchor, momentum), self.words if owes is None else owes, step)
 
     def begin_with(self, parameters: Mapping[str, Tensor]) -> None:
-        """Nobody in the cell has an anchor: these parameters are one."""
+        """Use these parameters as the anchor, because nobody in the cell has one."""
         self.state = OuterState.begin(parameters)
 
     # ----------------------------------------------------------- versions
 
     def settled(self) -> None:
-        """What is in place is final."""
+        """The version in place is final."""
         self._before = None
 
     def rolled_back(self) -> None:
@@ -116,23 +123,28 @@ class Anchor(Giver):
         self._before = None
 
     def begin(self) -> None:
-        """The parameters in place are those the run begins from."""
+        """The parameters in place are the ones that the run begins from."""
         self.forget()
         self.state = OuterState.begin(self.stage.parameters()) if self.kept else None
 
     def forget(self) -> None:
-        """The parameters in place came from elsewhere."""
-        self.state, self.words, self._before = None, {}, None
+        """Forget anchor and error feedback: the parameters in place came from elsewhere."""
+        self.state = None
+        self.words = {}
+        self._before = None
         self.stop()
 
     def _replace(self, state: OuterState | None, words: Named, step: int) -> None:
         self._before = self._before or (self.state, self.words, self.step)
-        self.state, self.words, self.step = state, words, step
+        self.state = state
+        self.words = words
+        self.step = step
 
     # ----------------------------------------------------------- from and to others, and the disk
 
     def describe(self, epoch: int | None, history: str) -> tuple[Version, dict[str, Tensor]] | None:
-        """Anchor and momentum that go with a version that is here, as "<part>/<which>"."""
+        """Anchor and momentum of a version that is here, named "<part>/<which>"; None for any other
+        version."""
         for version in (self.stage.version, self.stage.settled):
             state, owed, _ = self._at(version)
             if (
@@ -149,7 +161,7 @@ class Anchor(Giver):
         return None
 
     def _at(self, version: Version) -> tuple[OuterState | None, Named, int]:
-        """State, error feedback and step that go with the version in place or the one before."""
+        """State, error feedback and step of the version in place or the one before."""
         now = (self.state, self.words, self.step)
         # The anchor changes before the parameters do. Until they follow, or the change is undone,
         # the anchor before the change belongs to the parameters in place.
@@ -157,8 +169,8 @@ class Anchor(Giver):
         return self._before or now if final else now
 
     def saved(self, version: Version) -> dict[str, dict[str, Tensor]]:
-        """The part of a checkpoint of ``version``, which is in place or the one before: by part;
-        empty where the run has no anchor."""
+        """The part of a checkpoint of ``version``, which is in place or the one before: tensors by
+        part; empty where the run has no anchor."""
         state, words, _ = self._at(version)
         if state is None:
             return {}
@@ -172,12 +184,12 @@ class Anchor(Giver):
         }
 
     def step_at(self, version: Version) -> int:
-        """The server's step that goes with the version in place or the one before."""
+        """The server's step of the version in place or the one before."""
         return self._at(version)[2]
 
     def restored(self, found: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-        """Take what a checkpoint has: anchor, momentum and error feedback by part, and the server's
-        ``step``. Without one of the parts there is no anchor."""
+        """Take anchor, momentum and error feedback of each part from a checkpoint, and the server's
+        ``step``. If one of the parts lacks them, there is no anchor."""
         self.forget()
         self.step = step
         names = self.stage.parameters()
@@ -196,20 +208,20 @@ class Anchor(Giver):
             )
 
     def look_for(self, plan: Plan) -> None:
-        """Fetch it from others of the stage while the epoch runs."""
+        """Fetch the anchor from other replicas of the stage while the epoch runs."""
         here = plan.stage(self.stage.stage)
         donors = [m.peer for m in here if m.current and m.peer != self._me]
         if donors and self.lacking and (self._fetching is None or self._fetching.done()):
             self._fetching = self._tasks.spawn(self._fetch_for(plan, donors), "anchor")
 
     async def arrived(self, deadline_s: float) -> None:
-        """Wait a while for what is on its way."""
+        """Wait for an anchor that is being fetched, for a share of ``deadline_s``."""
         if self._fetching is not None and not self._fetching.done():
             await asyncio.wait([self._fetching], timeout=WAIT_SHARE * deadline_s)
 
     async def copy(self, donors: Sequence[PeerId], version: Version) -> None:
-        """Fetch the anchor that goes with ``version``, whose parameters were copied from
-        ``donors``. If nobody gives it, this peer has none."""
+        """Fetch the anchor of ``version`` from ``donors``, from which its parameters were copied.
+        If nobody gives it, this peer has none."""
         if self.kept:
             state, words = await self._fetch(donors, version)
             self._replace(state, words, self.step)
@@ -217,14 +229,16 @@ class Anchor(Giver):
     async def _fetch_for(self, plan: Plan, donors: Sequence[PeerId]) -> None:
         state, words = await self._fetch(donors, plan.base)
         if self.state is None:
-            self.state, self.words = state, words
+            self.state = state
+            self.words = words
 
     async def _fetch(
         self, donors: Sequence[PeerId], version: Version
     ) -> tuple[OuterState | None, Named]:
-        """Anchor and momentum of all parts at ``version``, None (and a line in the journal) when
-        nobody gave them; and the error feedback that goes with them."""
-        e, shapes = self._engines, self.stage.shapes
+        """Anchor and momentum of all parts at ``version``, None (and a line in the journal) if
+        nobody gave them; and their error feedback."""
+        e = self._engines
+        shapes = self.stage.shapes
         wanted = {
             f"{name}/{which}": shape
             for name, shape in shapes.items()
@@ -255,7 +269,7 @@ class Anchor(Giver):
         return OuterState(of("anchor"), of("momentum")), words
 
     def stop(self) -> None:
-        """Fetch it no more."""
+        """Stop fetching the anchor."""
         if self._fetching is not None:
             self._fetching.cancel()
         self._fetching = None

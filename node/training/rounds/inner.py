@@ -1,7 +1,7 @@
-"""The round of an epoch of micro-batches at one member: gradients to their owners, the owners'
-steps, fresh parameters to all; and what it has in common with the rounds between cells: who owns
-which part, and what an attempt came to. Enters: a plan, the leader's word on each attempt. Leaves:
-the cell's next parameters, what the round came to. Never: another cell (that is
+"""The inner round at one member, which ends an epoch of micro-batches: gradients to their owners,
+the owners' steps, fresh parameters to all. Also the parts shared with the rounds between cells: the
+owner of each part, and the result of an attempt. Enters: a plan, the leader's message on each
+attempt. Leaves: the cell's next parameters, the result of the round. Never: another cell (that is
 :mod:`node.training.rounds.window`), a byte on the wire (:mod:`node.averaging`'s)."""
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,9 +26,9 @@ from node.wire.tensors import to_host
 
 
 class Rounds:
-    """Of one stage at one peer. ``done`` and ``failed`` count attempts; ``seconds``, ``nbytes``
-    (tensor bytes sent and received), ``members`` and ``contributors`` are of the last one,
-    ``deadline_s`` what it had."""
+    """Rounds of one stage at one peer, inner and outer. ``done`` and ``failed`` count attempts;
+    ``seconds``, ``nbytes`` (tensor bytes sent and received), ``members``, ``contributors`` and
+    ``deadline_s`` describe the last attempt."""
 
     def __init__(
         self,
@@ -38,30 +38,33 @@ class Rounds:
         me: PeerId,
         parts: Sequence[ParameterPart] | None = None,
     ) -> None:
-        """``parts``: what can be owned of the stage; None: each parameter."""
+        """``parts``: the parts of the stage that can be owned; None: each parameter."""
         self.shapes = stage.shapes
         self._parts = tuple(parts_of(self.shapes, optimizer) if parts is None else parts)
         self._method = optimizer.name
         self.operations = {part.name: part.cost for part in self._parts}
-        self.stage, self._engines, self._me = stage.stage, engines, me
+        self.stage = stage.stage
+        self._engines = engines
+        self._me = me
         self.done = self.failed = 0
         self.seconds = self.deadline_s = 0.0
         self.nbytes = self.members = self.contributors = 0
 
     def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
-        """Who averages and steps each part of this stage in this attempt: the plan's word, and the
-        leader's where it has changed."""
+        """The owner that averages and steps each part of this stage in this attempt: the plan's, or
+        the one to which the leader has moved the part."""
         return {name: r.owners.get(name, plan.owners[name]) for name in self.shapes}
 
     def hash_of(self, owners: Mapping[str, PeerId]) -> str:
-        """What travels with every exchange, so that nobody averages by other owners."""
+        """A hash of these owners. It travels with every exchange, so that nobody averages by other
+        owners."""
         return ownership_hash(
             [part for part in self._parts if part.name in owners], owners, self._method
         )
 
     def carried(self, window: int, fragments: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parts of this stage that a window carries: all, or a fragment in its
-        turn."""
+        """Shapes of the parts of this stage that a window carries: all of them, or one fragment in
+        its turn."""
         sizes = {part.name: part.bytes for part in self._parts}
         names = pieces(sizes, fragments)[window % fragments]
         return {name: of for name, of in self.shapes.items() if name in names}
@@ -73,11 +76,14 @@ class Rounds:
         outcome: RoundOutcome,
         members: int,
     ) -> ev.RoundEnded:
-        """The attempt has come to this: for the record, and for the leader."""
+        """Record the outcome of an attempt, and return the report for the leader."""
         self.done += not outcome.missing
         self.failed += bool(outcome.missing)
-        self.seconds, self.nbytes, self.deadline_s = outcome.seconds, outcome.nbytes, r.deadline_s
-        self.members, self.contributors = members, len(outcome.contributors)
+        self.seconds = outcome.seconds
+        self.nbytes = outcome.nbytes
+        self.deadline_s = r.deadline_s
+        self.members = members
+        self.contributors = len(outcome.contributors)
         self._engines.metrics.time_spent("round", outcome.seconds)
         for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
             self._engines.journal.emit(
@@ -101,8 +107,8 @@ class Rounds:
 
 
 class InnerRound:
-    """The inner rounds of one stage at one peer. ``sequence``: tokens of a sample; ``limits``: how
-    far a step of the run's optimizer can go."""
+    """The inner rounds of one stage at one peer. ``sequence``: tokens of a sample; ``limits``:
+    bounds on a step of the run's optimizer."""
 
     def __init__(
         self,
@@ -113,22 +119,28 @@ class InnerRound:
         sequence: int,
         limits: StepLimits,
     ) -> None:
-        self._stage, self._engines, self._rounds = stage, engines, rounds
-        self._state_export, self._sequence = state_export, sequence
+        self._stage = stage
+        self._engines = engines
+        self._rounds = rounds
+        self._state_export = state_export
+        self._sequence = sequence
         self._limits = limits
         self._gradients: dict[str, Tensor] | None = None
-        """What this peer gives to every attempt of the plan in force, once it was taken."""
-        self._tokens, self._before_s = 0, 0.0
+        """Gradients that this peer contributes to every attempt of the plan in force, once they
+        were taken."""
+        self._tokens = 0
+        self._before_s = 0.0
 
     def begin(self) -> None:
-        """Gradients of another plan are made from now on."""
-        self._gradients, self._tokens = None, 0
+        """Forget the gradients: the next ones are computed for another plan."""
+        self._gradients = None
+        self._tokens = 0
         self._before_s = self._engines.meter.compute_s
 
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
     ) -> tuple[ev.RoundEnded, dict[str, Tensor]]:
-        """One attempt: what it came to, and the fresh parameters that are here now."""
+        """Make one attempt. Returns its outcome and the fresh parameters that have arrived."""
         if self._gradients is None and not listener:
             await self._take(plan, r)
         owners = self._rounds.owners(plan, r)
@@ -169,13 +181,15 @@ class InnerRound:
         return self._rounds.ended(plan, r, outcome, len(cell)), outcome.fresh
 
     def objection(self, plan: Plan, fresh: Mapping[str, Tensor]) -> str:
-        """The reason for which no step from the version in place, which the plan starts from, made
-        these parameters; empty for none. May run in any thread."""
+        """The reason why no step from the version in place, which the plan starts from, can have
+        made these parameters; empty if there is none. May run in any thread."""
         return self._limits.objection(self._stage.parameters(), fresh, plan.epoch)
 
     async def _take(self, plan: Plan, r: ev.RoundArrived) -> None:
-        """Gradients of this plan, from the pipeline, with the first attempt."""
-        e, meter, paths = self._engines, self._engines.meter, plan.paths
+        """Take the gradients of this plan from the pipeline, with the first attempt."""
+        e = self._engines
+        meter = self._engines.meter
+        paths = plan.paths
         await e.pipeline.receipts(plan.epoch, r.dropped)
         self._gradients, self._tokens = await e.pipeline.take_gradients(plan.epoch)
         if paths and self._tokens:
@@ -204,28 +218,28 @@ class InnerRound:
 
     def _may_go_idle(self) -> bool:
         """Return True if this stage may be left without a token that counts: a block stage that
-        journeys leave out, and any in a run that does not train on all tokens."""
+        journeys leave out, and any stage in a run that does not train on all tokens."""
         p = self._engines.pipeline.settings
         if self._engines.pipeline.shape.loss_mask:
             return True
         return self._stage.stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages
 
     def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:
-        """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's
-        state."""
+        """Keep parameters and optimizer state as they are, because nobody in the cell has
+        gradients."""
         self._engines.owner.hold(names, plan.epoch)
         here = self._stage.parameters()
         return {name: here[name].detach().to("cpu", copy=True) for name in names}
 
 
 def caps_of(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = ()) -> WeightCaps:
-    """What contributions of ``stage`` may weigh, with samples of ``sequence`` tokens; ``dropped``:
-    micro-batches that do not count. Nobody can honestly have more tokens behind its gradients than
-    all micro-batches have, counted or not.
+    """Limits on the weights of contributions to ``stage``, with samples of ``sequence`` tokens.
+    ``dropped``: micro-batches that do not count. Nobody can honestly have more tokens behind its
+    gradients than all micro-batches have, counted or not.
 
-    The same at every member, because it depends on the plan and the leader's note alone. A
-    micro-batch counts for whom the plan names, also when a dead hop was replaced:
-    :func:`node.averaging.reducers.quarantine.weights` leaves room for that.
+    The limits are the same at every member, because they depend on the plan and the leader's note
+    alone. A micro-batch counts for the peers that the plan names, also when a dead hop was
+    replaced: :func:`node.averaging.reducers.quarantine.weights` leaves room for that.
     """
     allowed = {m.peer: 0 for m in plan.stage(stage) if m.current}
     total = most = 0

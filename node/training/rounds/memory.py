@@ -1,7 +1,6 @@
-"""What windows keep of one stage at a peer, in bytes, so that it is known before anything is
-loaded. Pure arithmetic. Enters: [outer], the bytes of every part. Leaves: bytes in main memory and
-on the device. Never: a change that the owner makes later.
-"""
+"""Bytes that the windows of one stage keep at a peer, known before anything is loaded. Pure
+arithmetic. Enters: [outer], the bytes of every part. Leaves: bytes in main memory and on the
+device. Never: a change that the owner makes later."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from node.averaging.strategies.outer import OuterSettings
 
 @dataclass(frozen=True, slots=True)
 class OuterBytes:
-    """Main memory but for ``device``: ``anchor`` with outer momentum, and what takes their place
-    until a version is settled, ``residual``: debts of error feedback, ``sent``: what a cell gives
-    in a window, ``served``: the partners' and the mean. ``device``: the parameters that what is
-    given was taken from."""
+    """Bytes in main memory, except ``device``. ``anchor``: anchor with outer momentum, and their
+    successors until a version is settled; ``residual``: error-feedback residuals; ``sent``: the
+    cell's own contribution to a window; ``served``: the contributions of the partners and the mean;
+    ``device``: the parameters that the own contribution was made from."""
 
     anchor: int = 0
     residual: int = 0
@@ -29,9 +28,9 @@ class OuterBytes:
 
 
 def outer_bytes(s: OuterSettings, sizes: Mapping[str, int]) -> OuterBytes:
-    """The most that a peer keeps of a stage with parts of these ``sizes`` (bytes in fp32): the
-    parameters that are given stay on the device until the window is over; what is given of them,
-    the partners' and the mean are in main memory."""
+    """The most bytes that a peer keeps for the windows of a stage with parts of these ``sizes``
+    (bytes in fp32). The contributed parameters stay on the device until the window is over; the
+    contribution made from them, the partners' contributions and the mean are in main memory."""
     if not s.windows:
         return OuterBytes()
     stage = sum(sizes.values())

@@ -1,14 +1,14 @@
-"""What a stage gives in a window, and how contributions of cells are merged. Pure. Enters:
-parameters, what cells gave. Leaves: what partners may fetch, what replaces the parameters. Never: a
-message, a plan, who the partners are.
+"""Contributions of a stage to a window, and their merge across cells. Pure. Enters: parameters,
+contributions of cells. Leaves: the contribution that partners may fetch, the result that replaces
+the parameters. Never: a message, a plan, the choice of partners.
 
 All arithmetic of rounds between cells is here, so that every cell of a group computes the same bits
 from the same contributions.
 
-Error feedback (Seide et al. 2014): what coding lost of a difference is kept and added to the next
-difference of the same part, so nothing is lost for good. All replicas of a cell keep the same,
-because any of them may be asked for what the cell gives; a newcomer fetches it with the anchor.
-Other cells need not know it.
+Error feedback (Seide et al. 2014): the coding error of a difference is kept and added to the next
+difference of the same part, so nothing is lost for good. All replicas of a cell keep the same error
+feedback, because any of them may be asked for the cell's contribution; a newcomer fetches it with
+the anchor. Other cells need not know it.
 """
 
 import math
@@ -26,30 +26,32 @@ from node.core.errors import WireError
 
 Named = Mapping[str, Tensor]
 WORDS = "words"
-"""Key of a part's error feedback, in checkpoints and in what newcomers fetch."""
+"""Key of a part's error feedback, in checkpoints and in the state that newcomers fetch."""
 FADES = 0.95
 """Share of the error feedback that is kept from one window to the next, in formats that leave
 numbers out: a number is sent once in many rounds, and by then old differences point in a wrong
 direction (SparseLoCo, arXiv 2508.15706)."""
 MOMENTUM = "#momentum"
-"""A part's outer momentum in what cells give and make, behind the part's name."""
+"""Suffix of a part's name for its outer momentum, in contributions and results."""
 WORD = 4
-"""Bytes of a number of state on the wire: coded bytes travel as so many words."""
-STEP, TAKEN = "#step", "#taken"
-"""The server's step that an anchor is of; whose pushes are in what a server made."""
+"""Bytes of a number of state on the wire: coded bytes travel as words of this size."""
+STEP = "#step"
+"""Key of the server's step at which an anchor was made."""
+TAKEN = "#taken"
+"""Key of the cells with a push in a server's result."""
 MOST_STEPS = 1 << 24
-"""Steps are numbered below this, in fp32 without loss."""
+"""Steps are numbered below this bound, in fp32 without loss."""
 MOST_NAMED = 16
-"""Cells whose pushes go into one step: more are in no group."""
+"""Most cells with a push in one step: no group is larger."""
 FAR = 3.0
-"""A difference longer than so many times the group's median length is scaled down."""
+"""Multiple of the group's median length above which a difference is scaled down."""
 
 
 class Giver:
-    """What a stage keeps from window to window. ``state``: anchor and outer momentum, None where
-    there are none; ``words``: the error feedback of each part; ``step``: the server's step at which
-    the anchor was made, as far as this peer knows. A peer that fetched its anchor knows an older
-    step, so what it gives counts as older than it is."""
+    """State that a stage keeps from window to window. ``state``: anchor and outer momentum, None
+    where there are none; ``words``: the error feedback of each part; ``step``: the server's step at
+    which the anchor was made, by this peer's knowledge. A peer that fetched its anchor knows an
+    older step, so its contribution counts as older than it is."""
 
     def __init__(self, state: OuterState | None = None) -> None:
         self.state = state
@@ -58,27 +60,30 @@ class Giver:
 
 
 class Merge:
-    """How the contributions of one window to one stage are merged. This class computes the mean of
-    parameters, or of anchor and momentum after each cell's own outer step. ``shapes``: of the parts
-    that the window carries.
+    """Merge of the contributions of one window to one stage. This class computes the mean of
+    parameters, or of anchor and momentum after each cell's own outer step. ``shapes``: shapes of
+    the parts that the window carries.
 
     ``shared``: all cells of the group must compute the same bits, so every contribution is needed
     and nothing may count that only one cell knows. ``near``: contributions lie near each other, so
-    an outlier can be moved closer. ``owes``: the error feedback once the result is in place; None:
-    it stays as it is.
+    an outlier can be moved closer. ``owes``: the error feedback once the result is in place; None
+    keeps it as it is.
     """
 
-    shared, near = False, True
+    shared = False
+    near = True
     owes: Named | None = None
 
     def __init__(
         self, giver: Giver, settings: OuterSettings, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self._giver, self.settings, self._shapes = giver, settings, shapes
+        self._giver = giver
+        self.settings = settings
+        self._shapes = shapes
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
-        """What partners may fetch, made from the parameters at which the window began here; None
-        when the cell has nothing to give."""
+        """The contribution that partners may fetch, made from the parameters ``local`` at which the
+        window began here; None if the cell has nothing to contribute."""
         here = {name: t.to("cpu", torch.float32) for name, t in local.items()}
         if self.settings.carries == "parameters":
             return here
@@ -88,33 +93,33 @@ class Merge:
         return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
-        """Decode what a cell gave, this one included. Raises WireError for numbers that no honest
-        cell gives."""
+        """Decode a contribution, of this or another cell. Raises WireError for numbers that no
+        honest cell gives."""
         if not finite(came):
             raise WireError("gives numbers that are not finite")
         return dict(came)
 
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
-        """The result of the window: parameters by name, and what goes with them. ``own`` and
-        ``came``: the decoded contributions of this and of other cells. Raises ValueError when an
+        """The result of the window: parameters by name, and the state that belongs to them. ``own``
+        and ``came``: the decoded contributions of this and of other cells. Raises ValueError if an
         anchor is needed and missing."""
         return mean_of({**came, cell: own})
 
     def made(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what :meth:`makes` makes."""
+        """Names and shapes of the result of :meth:`makes`."""
         if self.settings.carries == "parameters":
             return dict(self._shapes)
         return {**self._shapes, **{name + MOMENTUM: of for name, of in self._shapes.items()}}
 
     def since(self, local: Named, told: bool) -> Named:
-        """The parameters that the result replaces: those that were given. For a merge of
-        differences whose result contains nothing of this cell (``told``) it is the anchor, so that
-        everything learned since the anchor stays."""
+        """The parameters that the result replaces: the contributed ones. If a merge of differences
+        has nothing of this cell in its result (``told``), they are the anchor, so that the training
+        since the anchor stays."""
         return local
 
     def lacks(self, cell: str, made: Named) -> bool:
-        """Whether a result that another cell computed contains nothing of ``cell``; False when that
-        cannot be told."""
+        """Return True if a result that another cell computed contains nothing of ``cell``; False if
+        that cannot be told."""
         return False
 
     def _stepped(self, along: Named) -> OuterState:
@@ -124,18 +129,20 @@ class Merge:
 
 
 class OuterSteps(Merge):
-    """DiLoCo where anchors are equal: differences from the anchor travel, coded, and every cell
+    """DiLoCo where anchors are equal: coded differences from the anchor travel, and every cell
     makes the same outer step along the mean of the same differences.
 
-    The own difference counts as others have it, after it was coded; what coding lost is owed.
+    The own difference counts as others decode it; the coding error becomes error feedback.
     """
 
-    shared, near = True, False
+    shared = True
+    near = False
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
-        """Bytes of the differences, as words. None without an anchor, and for differences that
-        cannot be coded: nothing is owed then."""
-        giver, codec = self._giver, self.settings.codec
+        """Bytes of the differences, as words. None without an anchor, or if the differences cannot
+        be coded; then there is no error feedback."""
+        giver = self._giver
+        codec = self.settings.codec
         if giver.state is None:
             return None
         given = pseudo_gradient(giver.state, {name: local[name] for name in self._shapes})
@@ -151,8 +158,8 @@ class OuterSteps(Merge):
         return {name: _words(data) for name, data in coded.items()}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
-        """The differences. Raises WireError for bytes that no encoder writes, and for numbers that
-        are not finite."""
+        """The decoded differences. Raises WireError for bytes that no encoder writes, and for
+        numbers that are not finite."""
         found: dict[str, Tensor] = {}
         for name, shape in self._shapes.items():
             numbers = math.prod(shape)
@@ -174,22 +181,22 @@ class OuterSteps(Merge):
         }
 
     def since(self, local: Named, told: bool) -> Named:
-        """As :meth:`Merge.since`. What was learned since the anchor is in no result yet, and will
-        be in this cell's next difference."""
+        """The parameters that the result replaces, as in :meth:`Merge.since`. Training since the
+        anchor is in no result yet, and will be in this cell's next difference."""
         if told and self._giver.state is not None:
             return {name: self._giver.state.anchor[name] for name in self._shapes}
         return {name: local[name] for name in self._shapes}
 
 
 class Pushes(OuterSteps):
-    """Without a barrier: the server of a stage applies the differences that have come as one step
-    from the server's anchor, though each is a difference from its own cell's anchor. The result
-    names the cells whose differences are in it, so each counts once; a cell that was left out keeps
-    its difference for the next window.
+    """Outer steps without a barrier: the server of a stage applies the differences that have
+    arrived as one step from the server's anchor, though each is a difference from its own cell's
+    anchor. The result names the cells whose differences it contains, so that each counts once; a
+    cell that was left out keeps its difference for the next window.
 
     ``members``: cells of the group. Each difference counts for 1 / ``members``, however many came,
-    as a step of SGD without momentum. A push whose anchor is more than ``outer.staleness`` steps
-    older than the server's is refused; None: none is.
+    as a step of SGD without momentum. A push is refused if its anchor is more than
+    ``outer.staleness`` steps older than the server's; with None no push is refused.
     """
 
     shared = False
@@ -204,23 +211,24 @@ class Pushes(OuterSteps):
         super().__init__(giver, settings, shapes)
         self._members = members
         self.ages: dict[str, int] = {}
-        """Of the pushes that came, in steps of the server, those that were not taken included."""
+        """Age of each push that came, in steps of the server, refused ones included."""
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
-        """As before, with the server's step at which the anchor was made."""
+        """The contribution of :meth:`OuterSteps.gives`, with the server's step at which the anchor
+        was made."""
         given = super().gives(local)
         return None if given is None else {**given, STEP: _number(self._giver.step)}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
-        """As before. Raises WireError for a step that is none, too."""
+        """Decode as :meth:`OuterSteps.opens` does. Raises WireError for an invalid step, too."""
         if not 0 <= float(came[STEP]) < MOST_STEPS:
             raise WireError("gives a difference from a step that nobody made")
         return {**super().opens(came), STEP: came[STEP].detach().to("cpu", torch.float32)}
 
     @torch.no_grad()
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
-        """The next anchor, its step, and whose differences are in it."""
-        # What a stranger says of its step makes nobody else's push older.
+        """The next anchor, its step, and the cells whose differences it contains."""
+        # The step that a stranger claims makes no other cell's push older.
         newest = self._giver.step
         self.ages = {name: max(0, newest - int(of[STEP])) for name, of in sorted(came.items())}
         here = {
@@ -239,15 +247,15 @@ class Pushes(OuterSteps):
         }
 
     def late(self, age: int) -> bool:
-        """Whether a push of this age is not taken."""
+        """Return True if a push of this age is refused."""
         return self.settings.staleness is not None and age > self.settings.staleness
 
     def made(self) -> dict[str, tuple[int, ...]]:
-        """Anchor, step and names."""
+        """Names and shapes of the anchor, the step and the cells."""
         return {**self._shapes, STEP: (1,), TAKEN: (MOST_NAMED,)}
 
     def lacks(self, cell: str, made: Named) -> bool:
-        """Whether the push of this cell is not in it."""
+        """Return True if the push of ``cell`` is not in the result ``made``."""
         return _short(cell) not in made[TAKEN].tolist()
 
 
@@ -257,8 +265,8 @@ def merge_of(
     shapes: Mapping[str, tuple[int, ...]],
     members: int,
 ) -> Merge:
-    """What these settings ask for, of the parts that a window carries. ``members``: cells of the
-    group."""
+    """The merge that these settings ask for, of the parts that a window carries. ``members``: cells
+    of the group."""
     if settings.pushes:
         return Pushes(giver, settings, shapes, members)
     return (OuterSteps if settings.carries == "deltas" else Merge)(giver, settings, shapes)
@@ -269,7 +277,8 @@ def says(
     given: Named, owed: Named, codec: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Code ``given`` with the error feedback ``owed`` added: (the numbers that others decode, their
-    bytes, the new error feedback), fp32 on the CPU. Raises ValueError for what cannot be coded."""
+    bytes, the new error feedback), fp32 on the CPU. Raises ValueError for numbers that cannot be
+    coded."""
     keeps = FADES if FORMATS[codec].biased else 1.0
     said: dict[str, Tensor] = {}
     coded: dict[str, Tensor] = {}
@@ -293,7 +302,7 @@ def _short(cell: str) -> float:
 
 
 def _words(data: Tensor) -> Tensor:
-    """Bytes as words that state travels in, zeros at the end."""
+    """Bytes as the fp32 words in which state travels, padded with zeros."""
     return pad(data, (0, _padded(data.numel()) - data.numel())).view(torch.float32)
 
 
@@ -320,8 +329,8 @@ def _held(given: Mapping[str, Named]) -> dict[str, Named]:
 
 @torch.no_grad()
 def mean_of(given: Mapping[str, Named]) -> dict[str, Tensor]:
-    """The mean of what cells give, in the order of their names: all that have the same come to the
-    same bits."""
+    """The mean of the cells' contributions, summed in the order of the cells' names: all cells that
+    have the same contributions compute the same bits."""
     first, *others = (given[cell] for cell in sorted(given))
     found: dict[str, Tensor] = {}
     for name, tensor in first.items():
@@ -332,7 +341,7 @@ def mean_of(given: Mapping[str, Named]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def moved(here: Named, began: Named, mean: Named, mixing: float = 0.0) -> dict[str, Tensor]:
-    """``here`` + (``mean`` - ``began``) * (1 - ``mixing``): what was learned meanwhile stays."""
+    """``here`` + (``mean`` - ``began``) * (1 - ``mixing``): the training since ``began`` stays."""
     return {
         name: here[name].to("cpu", torch.float32) + (mean[name] - was.to("cpu")) * (1.0 - mixing)
         for name, was in began.items()
@@ -340,7 +349,7 @@ def moved(here: Named, began: Named, mean: Named, mixing: float = 0.0) -> dict[s
 
 
 def distance(a: Named, b: Named) -> float:
-    """Of two cells, relative to the length of the second."""
+    """Euclidean distance of two cells' tensors, relative to the length of the second."""
     apart = sum(
         float((a[n].to("cpu").double() - b[n].to("cpu").double()).square().sum()) for n in b
     )
@@ -354,5 +363,5 @@ def nearer(a: Named, b: Named, share: float) -> dict[str, Tensor]:
 
 
 def finite(tensors: Named) -> bool:
-    """Whether every number is."""
+    """Return True if every number is finite."""
     return all(bool(torch.isfinite(t).all()) for t in tensors.values())

@@ -1,14 +1,14 @@
-"""A window at one member: what the cell gives, what it makes of that and its partners' while
-training goes on, and how that becomes the next version. Enters: plans. Leaves: the next parameters,
-what this peer holds of a mean. Never: who the partners are (:mod:`node.cells`), a plan.
+"""A window at one member: the cell's contribution, the mean with its partners' contributions while
+training goes on, and the next version made from that. Enters: plans. Leaves: the next parameters,
+the mean that this peer holds. Never: the choice of partners (:mod:`node.cells`), a plan.
 
-Each cell pulls what its partners give and computes the mean itself, unless the strategy has a
-server (parameter-server, hogwild): then the others fetch what the server made.
+Each cell pulls the contributions of its partners and computes the mean itself, unless the strategy
+has a server (parameter-server, hogwild): then the others fetch the server's result.
 
 begin    a plan names the window and the partners: the parameters in place are kept and served, and
          fetching the partners' begins
-attempt  a plan without paths names the mean: parameters become x + (mean - given), so that what was
-         learned meanwhile stays
+attempt  a plan without paths names the mean: parameters become x + (mean - given), so that the
+         training meanwhile stays
 copied   or the result was fetched from members that have it
 """
 
@@ -46,28 +46,33 @@ from node.training.state.engines import Engines
 from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
 
-AGAIN_S, AGAIN_SHARE = 1.0, 0.05
-"""Seconds between two attempts to fetch what is not there yet, and their upper bound as a share of
-the window's time."""
+AGAIN_S = 1.0
+"""Seconds between two attempts to fetch a contribution that is not there yet."""
+AGAIN_SHARE = 0.05
+"""Upper bound on these seconds, as a share of the window's time."""
 SOME_SHARE = 0.7
-"""Of the time for a window, after which the partners that have given are enough."""
+"""Share of the window's time after which the contributions that have arrived are enough."""
 OWN_SHARE = 0.5
 """Share of the window's time within which every replica gets its turn to pull by itself, if the
 replicas before it have not succeeded."""
-USUAL, REMEMBERED, FAR = 4, 16, 3.0
-"""The usual distance of partners is the median of the last REMEMBERED, from USUAL partners on; a
-partner may be FAR times as far away. Until then, and as a bound on what is remembered, the measure
-is how far the own training went in a window, which no partner can influence."""
+USUAL = 4
+"""Number of known distances of partners from which their median is the usual distance. Until then
+the measure is the distance that the own training moved in a window, which no partner can influence;
+it also bounds the distances that are remembered."""
+REMEMBERED = 16
+"""Distances that are remembered, the newest."""
+FAR = 3.0
+"""Multiple of the usual distance that a partner may be away."""
 TOO_FAR = 0.5
-"""A partner that is so far away, relative to the length of what is given here, has another model:
-half-way between the two is neither. Parameters drawn anew are 1.4 away."""
+"""Distance of a partner, relative to the length of the own contribution, from which it has another
+model: half-way between the two is neither. Parameters drawn anew are 1.4 away."""
 
 
 @dataclass
 class WindowNews:
-    """Of a window, the last whose mean came into place where a peer tells of it: its number, of how
-    many cells it is, peers of this stage, tensor bytes, seconds. ``apart``: how far the partners
-    were from what was given here, the median, relative to its length; 0: not known."""
+    """Report on the last window with a mean in place at the reporting peer: its number, the number
+    of cells, peers of this stage, tensor bytes, seconds. ``apart``: median distance of the partners
+    from the own contribution, relative to its length; 0 if unknown."""
 
     number: int = 0
     cells: int = 0
@@ -79,11 +84,12 @@ class WindowNews:
 
 @dataclass
 class _Meeting:
-    """The state of one window. ``local``: parameters at its beginning; ``merge``: how contributions
-    are merged; ``given``: what partners may fetch, None without an anchor; ``own``: the same,
-    decoded; ``came``: decoded contributions by cell; ``mean``: the result, with its digest;
-    ``news``: for the operator (0 cells where a replica made the mean); ``told``: nothing of this
-    cell is in the result; ``server``: the cell that computes the mean, None: this one."""
+    """The state of one window. ``local``: parameters at its beginning; ``merge``: the merge of
+    contributions; ``given``: the contribution that partners may fetch, None without an anchor;
+    ``own``: the same, decoded; ``came``: decoded contributions by cell; ``mean``: the result, with
+    its digest; ``news``: for the operator (0 cells where a replica made the mean); ``told``:
+    nothing of this cell is in the result; ``server``: the cell that computes the mean, None: this
+    one."""
 
     number: int
     cell: str
@@ -114,29 +120,36 @@ class WindowRound:
         tasks: Tasks,
         me: PeerId,
     ) -> None:
-        self._anchor, self._engines, self._rounds, self._me = anchor, engines, rounds, me
-        self._state_export, self._tasks = state_export, tasks
+        self._anchor = anchor
+        self._engines = engines
+        self._rounds = rounds
+        self._me = me
+        self._state_export = state_export
+        self._tasks = tasks
         self._meeting: _Meeting | None = None
         self._apart: deque[float] = deque(maxlen=REMEMBERED)
-        """How far the last partners were from what was given here, relative to its length."""
+        """Distances of the last partners from the own contribution, relative to its length."""
         self._went: deque[float] = deque(maxlen=REMEMBERED)
-        """How far the own training went in each of the last windows, in the same measure."""
+        """Distances that the own training moved in each of the last windows, in the same
+        measure."""
         self._first: Mapping[str, Tensor] | None = None
-        """Until the first window: what was in place when this peer's first plan was in force."""
+        """Parameters in place when this peer's first plan was in force, kept until the first
+        window."""
         self.news = WindowNews()
 
-    # ----------------------------------------------------------- what others may have
+    # ----------------------------------------------------------- state for others
 
     @property
     def mean(self) -> tuple[int, str]:
-        """The newest window whose mean is here, and its digest; (0, "") for none."""
+        """The newest window for which the mean is here, with the mean's digest; (0, "") for
+        none."""
         m = self._meeting
         return (0, "") if m is None or m.mean is None else (m.number, m.digest)
 
     def describe(
         self, kind: StateKind, window: int | None
     ) -> tuple[Version, Mapping[str, Tensor]] | None:
-        """What the cell gives in a window, or what it made in it."""
+        """The cell's contribution to a window, or its mean."""
         m = self._meeting
         found = None if m is None else m.given if kind is StateKind.SNAPSHOT else m.mean
         if m is None or found is None or window != m.number:
@@ -147,9 +160,10 @@ class WindowRound:
 
     def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
         """A plan is in force, under these settings."""
-        anchor, window = self._anchor, plan.window
+        anchor = self._anchor
+        window = plan.window
         if settings != anchor.settings:
-            self._drop()  # what it makes of contributions goes by the settings before
+            self._drop()  # its merge goes by the settings before
         anchor.follow(settings)
         if listener:
             anchor.forget()
@@ -182,18 +196,23 @@ class WindowRound:
         m.task = self._tasks.spawn(self._meet(m, plan, began), "window")
 
     def _began(self) -> Callable[[], Mapping[str, Tensor]] | None:
-        """Where this cell's training since the last window began: its anchor, the parameters in
-        place after the last mean, or the first ones; None when that is not known here."""
-        m, state, first = self._meeting, self._anchor.state, self._first
+        """Returns the parameters from which this cell's training since the last window began: its
+        anchor, the parameters in place after the last mean, or the first ones; None if they are not
+        known here."""
+        m = self._meeting
+        state = self._anchor.state
+        first = self._first
         if state is not None:
             return lambda: state.anchor
         if m is None or not m.merge.near:
             return None if first is None else lambda: first
-        local, mean, mixing = m.local, m.mean if m.applied else None, m.merge.settings.mixing
+        local = m.local
+        mean = m.mean if m.applied else None
+        mixing = m.merge.settings.mixing
         return lambda: local if mean is None else moved(local, local, mean, mixing)
 
     def _server(self, s: OuterSettings, plan: Plan) -> Partner | None:
-        """Who makes the mean for this stage; None where this cell does."""
+        """The partner that makes the mean for this stage; None if this cell does."""
         if not s.served or plan.window.copies:
             return None
         cells = {p.cell: p for p in plan.window.partners}
@@ -208,9 +227,10 @@ class WindowRound:
     async def _meet(
         self, m: _Meeting, plan: Plan, began_at: Callable[[], Mapping[str, Tensor]] | None
     ) -> None:
-        """Give, and come to the mean: by pulling, or from a replica whose turn came before.
-        ``began_at``: as :meth:`_began` gives it."""
-        stage, within_s = self._rounds.stage, plan.window.within_s
+        """Contribute, and get the mean: by pulling, or from a replica with an earlier turn.
+        ``began_at``: the result of :meth:`_began`."""
+        stage = self._rounds.stage
+        within_s = plan.window.within_s
         loop = asyncio.get_running_loop()
         began = loop.time()
         mates = [p.peer for p in plan.stage(stage) if p.current]
@@ -218,13 +238,14 @@ class WindowRound:
             went = await self._engines.aside(lambda: distance(began_at(), m.local))
             if went > 0.0 and math.isfinite(went):  # an epoch may be longer than a window
                 self._went.append(went)
-        # Another replica pulls in every window.
+        # In every window another replica pulls first.
         order = mates[m.number % len(mates) :] + mates[: m.number % len(mates)]
         turn = OWN_SHARE * within_s * order.index(self._me) / len(order)
         others = [peer for peer in order if peer != self._me]
         await self._anchor.arrived(within_s)
         if self._anchor.lacking:
-            # Nobody in the cell has one, or it would have come: all begin with what is given here.
+            # Nobody in the cell has one, or it would have come: all begin with the parameters
+            # contributed here.
             self._anchor.begin_with(m.local)
         if not m.told:
             m.given = await self._engines.aside(m.merge.gives, m.local)
@@ -238,7 +259,8 @@ class WindowRound:
             if now < turn:
                 await self._result(m, others, stage)
             elif m.server is not None or m.told:
-                # Of one of the partners, whose anchor this cell does not have.
+                # The result comes from the server, or from a partner: this cell lacks the partners'
+                # anchor.
                 for partner in partners if m.server is None else [m.server]:
                     if m.mean is None and (hosts := partner.hosts.get(stage, ())):
                         await self._result(m, [h.peer for h in hosts], stage)
@@ -261,7 +283,8 @@ class WindowRound:
         m.came.clear()
 
     async def _pull(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
-        """What the partners give that has not come yet, from any of their replicas."""
+        """Fetch the contributions of partners that are still missing, from any of their
+        replicas."""
         shapes = {name: tuple(t.shape) for name, t in (m.given or {}).items()}
         for partner in partners:
             hosts = partner.hosts.get(stage, ())
@@ -279,13 +302,13 @@ class WindowRound:
     def _clip(self, m: _Meeting) -> None:
         """Bound the influence of outliers. A partner more than FAR times as far away as usual is
         moved to the usual distance, and one TOO_FAR away is left out; so noise, or values scaled
-        up, do little harm. While neither the usual distance nor that of the own training is known,
-        nothing is taken."""
+        up, do little harm. While neither the usual distance nor the one of the own training is
+        known, nothing is taken."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
         m.news.apart = median(far.values()) if far else 0.0
         went = max(self._went, default=0.0)
-        # Of as many near ones as far ones, the near ones say what is usual.
+        # Among equally many near and far partners the near ones define the usual distance.
         usual = median_low(self._apart) if len(self._apart) >= USUAL else went
         most = FAR * usual
         for cell, apart in far.items():
@@ -313,7 +336,7 @@ class WindowRound:
         )
 
     def _served(self, m: _Meeting, merge: Pushes) -> None:
-        """How old the pushes were that came to this server."""
+        """Report the ages of the pushes that came to this server."""
         late = sorted(cell for cell, age in merge.ages.items() if merge.late(age))
         pushes = self._engines.metrics.pushes_total
         pushes.labels(result="refused").inc(len(late))
@@ -330,7 +353,7 @@ class WindowRound:
         )
 
     async def _result(self, m: _Meeting, peers: Sequence[PeerId], stage: int) -> None:
-        """What was made of the window, from those who have it."""
+        """Fetch the window's mean from peers that may have it."""
         got = await self._fetch(m, peers, StateKind.MEAN, stage, m.merge.made())
         if got is not None and finite(found := got.tensors):
             m.digest = await self._engines.aside(digest, found)
@@ -357,8 +380,10 @@ class WindowRound:
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
     ) -> tuple[ev.RoundEnded, dict[str, Tensor]]:
-        """One attempt: what it came to, and the next parameters; what is missing is copied."""
-        m, rounds = self._meeting, self._rounds
+        """Make one attempt. Returns its outcome and the next parameters; missing parameters are
+        copied from other members later."""
+        m = self._meeting
+        rounds = self._rounds
         stage = rounds.stage
         wanted = plan.window.means.get(stage, "")
         members = [p for p in plan.stage(stage) if p.peer not in r.dead]
@@ -374,36 +399,39 @@ class WindowRound:
                 and m.mean is not None
                 and (m.number, m.digest) == (plan.outer, wanted)
             ):
-                fresh, m.applied = await self._engines.aside(self._moved, m), True
-                m.news.number, m.news.peers = plan.outer, len(members)
+                fresh = await self._engines.aside(self._moved, m)
+                m.applied = True
+                m.news.number = plan.outer
+                m.news.peers = len(members)
                 m.news.cells = m.news.cells or 1 + len(plan.window.partners)
         missing = tuple(sorted(rounds.shapes.keys() - fresh.keys()))
         outcome = RoundOutcome(fresh, frozenset({self._me}), {}, 0, 0.0, missing=missing)
         return rounds.ended(plan, r, outcome, len(members)), fresh
 
     def _moved(self, m: _Meeting) -> dict[str, Tensor]:
-        """Parameters in place, moved by as much as the mean is from what was given."""
+        """Parameters in place, moved by the difference of the mean from the own contribution."""
         here = self._anchor.stage.parameters()
         rest = {name: t.to("cpu", torch.float32) for name, t in here.items()}
-        began, mixing = m.merge.since(m.local, m.told), m.merge.settings.mixing
+        began = m.merge.since(m.local, m.told)
+        mixing = m.merge.settings.mixing
         return rest | moved(here, began, m.mean or {}, mixing)
 
     async def takes(self) -> None:
-        """What the attempt came to is put in place; where the cell keeps an anchor, the mean is the
-        next one."""
+        """The parameters of the attempt are put in place; if the cell keeps an anchor, the mean
+        becomes the next one."""
         m = self._meeting
         if m is not None and m.applied and m.mean is not None:
             self.news = m.news
             if self._anchor.kept:
                 owes = m.merge.owes if m.merge.shared and not m.told else None
-                self._anchor.stop()  # an anchor that is on its way is from before this round
+                # An anchor that is still being fetched is from before this round
+                self._anchor.stop()
                 await self._engines.aside(self._anchor.takes, m.mean, owes)
 
     async def copied(
         self, plan: Plan, donors: Sequence[PeerId], version: Version, nbytes: int
     ) -> None:
-        """The parameters of ``version`` came from ``donors``: fetch the anchor that goes with
-        them."""
+        """The parameters of ``version`` came from ``donors``: fetch their anchor."""
         await self._anchor.copy(donors, version)
         stage = self._rounds.stage
         if stage in plan.window.means:
@@ -412,9 +440,10 @@ class WindowRound:
 
 
 def _enough(m: _Meeting, partners: int, late: bool) -> bool:
-    """Whether to compute the mean of what has come. Where anchors must stay equal, a cell that
-    lacks a contribution computes none, unless a quorum is enough: then its anchor differs from
-    that of cells that had more, and in the next window the rarer anchor gives way."""
+    """Return True if the mean of the contributions that have arrived is to be computed. Where
+    anchors must stay equal, a cell that lacks a contribution computes none, unless a quorum is
+    enough: then its anchor differs from the anchor of cells that had more, and in the next window
+    the rarer anchor gives way."""
     if len(m.came) == partners:
         return True
     if m.merge.shared:

@@ -1,3 +1,2 @@
-"""What a member holds: the stage and its engines, optimizer state that changes owners, versions on
-disk. Never: a decision about the epoch.
-"""
+"""State of a member: the stage and its engines, optimizer state that changes owners, versions on
+disk. Never: a decision about the epoch."""

@@ -1,6 +1,6 @@
-"""Everything a member works with. Each engine is a stranger to the others; whoever conducts them
-holds all of them. And what the pipeline tells while it works: seconds to the metrics, facts to the
-journal, silent peers to the leader."""
+"""The engines that a member works with. No engine knows another; the code that conducts them holds
+all of them. Also the pipeline's telemetry: seconds to the metrics, facts to the journal, silent
+peers to the leader."""
 
 import asyncio
 import time
@@ -28,25 +28,28 @@ from node.transport.port import TransportPort
 
 TERA = 1e12
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
-"""For fetches from replicas while an epoch or a window goes on: less than a newcomer has for a
-whole stage."""
+"""Timeouts of fetches from replicas while an epoch or a window goes on: shorter than a newcomer's
+for a whole stage."""
 
 
 class PipelineMeter:
     """The pipeline's telemetry port. ``accuse(peer)`` is told of peers that did not answer."""
 
     def __init__(self, journal: Journal, metrics: Metrics, clock: Clock | None = None) -> None:
-        self._journal, self._metrics, self._clock = journal, metrics, clock or SystemClock()
+        self._journal = journal
+        self._metrics = metrics
+        self._clock = clock or SystemClock()
         self.accuse: Callable[[PeerId], None] = lambda peer: None
         self.timer: Callable[[], float] = time.perf_counter
         """Seconds of the clock by which work on the device is timed."""
         self.compute_s = 0.0
         self.micro_batches = 0
         self.last_work = self._clock.now()
-        self._rate, self._tokens = SecondsPerUnit(), SecondsPerUnit()
+        self._rate = SecondsPerUnit()
+        self._tokens = SecondsPerUnit()
         self._steps = RunningAverage()
         self._stepping = (-1, 0.0, 0.0)
-        """The epoch whose steps are made, their operations and seconds so far."""
+        """The epoch under way, with the operations and seconds of its optimizer steps so far."""
         self.product_s = 0.0
         """Seconds of 10^12 operations in a plain product, as measured at the start."""
 
@@ -62,7 +65,7 @@ class PipelineMeter:
         return self._tokens.per_second
 
     def epoch_done(self, micro_batches: int, tokens: int, compute_s: float) -> None:
-        """What this peer did in one epoch."""
+        """Count this peer's work in one epoch."""
         self.micro_batches += micro_batches
         if micro_batches > 0 and compute_s > 0:
             self._rate.observe(micro_batches, compute_s)
@@ -75,8 +78,8 @@ class PipelineMeter:
         return self._steps.steady(STEADY) or self.product_s
 
     def stepped(self, epoch: int, operations: float, seconds: float) -> None:
-        """Some of an epoch's steps of the optimizer took so long. What counts is the whole epoch: a
-        few vectors take next to no operations and long for each of them."""
+        """Some of an epoch's optimizer steps took ``seconds``. Only the whole epoch counts: a few
+        vectors take next to no operations and long for each of them."""
         at, done, took = self._stepping
         if epoch != at:
             if done > 0:
@@ -85,18 +88,18 @@ class PipelineMeter:
         self._stepping = (epoch, done + operations, took + seconds)
 
     def worked(self) -> None:
-        """Something useful was done just now."""
+        """Note the time: useful work was done just now."""
         self.last_work = self._clock.now()
 
     def spent(self, kind: str, seconds: float) -> None:
-        """Seconds of compute, wire or wait."""
+        """Count seconds of ``kind``: compute, wire or wait."""
         if kind == "compute":
             self.compute_s += seconds
             self.worked()
         self._metrics.time_spent(kind, max(0.0, seconds))
 
     def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
-        """One fact; a hop that died is also an accusation."""
+        """Emit one fact; a hop that died is also an accusation."""
         self._journal.emit("pipeline", kind, text, level, **fields)
         if kind == "hop-turned" and fields.get("trouble") == Trouble.FAILED.value:
             self.accuse(PeerId(str(fields["peer"])))
@@ -104,8 +107,8 @@ class PipelineMeter:
 
 @dataclass(frozen=True)
 class Engines:
-    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold
-    up the loop."""
+    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs work that must not
+    hold up the event loop."""
 
     transport: TransportPort
     pipeline: Pipeline
@@ -119,7 +122,7 @@ class Engines:
     text: Samples | None = None
 
     async def aside(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """What ``fn`` gives, called on the thread for what must not hold up the loop."""
+        """Call ``fn`` on the ``heavy`` thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.heavy, fn, *args)
 
     async def fetch(
@@ -131,7 +134,7 @@ class Engines:
         shapes: Mapping[str, Sequence[int]],
         gate: asyncio.Event | None = None,
     ) -> StateSnapshot:
-        """State that others have, with the patience of one who works meanwhile. As
+        """Fetch state from other peers, with short timeouts because work goes on meanwhile. See
         :func:`node.checkpoint.fetch.fetch`; raises NoDonor."""
         return await fetch(
             self.transport,

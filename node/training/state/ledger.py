@@ -1,5 +1,5 @@
-"""The newest vote of this peer, kept where it outlives the process: who is started again must not
-vote a second time on what it has voted on."""
+"""The newest vote of this peer, kept where it outlives the process: a restarted peer must not vote
+a second time on the same attempt."""
 
 import contextlib
 import hashlib
@@ -13,34 +13,36 @@ from node.core.errors import Refused
 from node.core.ids import CellId
 
 _ROW = struct.Struct(">QQQQ32s")
-"""Number of the row, the cell, term, attempt, sha256 of what was signed."""
+"""Number of the row, the cell, term, attempt, sha256 of the signed bytes."""
 _CRC = struct.Struct(">I")
 _SIZE = _ROW.size + _CRC.size
 
 
 class VoteLedger:
-    """Votes of one cell grow in (term, attempt). ``path``: two rows, written in turns, so that one
-    of them is whole whenever the process or the machine stops; None: kept in memory only. A power
-    cut may lose the last second of them: a row is written at once and not flushed, because an epoch
-    may take less time than the disk."""
+    """The last vote of this peer; in one cell votes grow in (term, attempt). ``path``: file of two
+    rows, written in turns, so that one of them is whole whenever the process or the machine stops;
+    None: kept in memory only. A power cut may lose the rows of the last second: a row is written at
+    once and not flushed, because an epoch may take less time than the disk."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path, self._file = path, -1
+        self._path = path
+        self._file = -1
         self._row = (-1, 0, 0, 0, b"")
-        """The newest, as it is written."""
+        """The newest row, as it is written."""
         if path is not None:
             with contextlib.suppress(OSError):
                 self._row = max(_rows(path.read_bytes()), default=self._row)
 
     def term(self, cell: CellId) -> int:
-        """Of the newest vote; 0 before the first one in this cell."""
+        """Term of the newest vote; 0 before the first one in this cell."""
         _, last_cell, term, *_ = self._row
         return term if last_cell == _number(cell) else 0
 
     def cast(self, cell: CellId, term: int, attempt: int, said: bytes) -> None:
-        """This is about to be signed. Raises Refused for what is older than the last vote, or says
-        something else of the same attempt."""
-        new, last = (_number(cell), term, attempt, hashlib.sha256(said).digest()), self._row[1:]
+        """Record a vote that is about to be signed. Raises Refused if it is older than the last
+        vote, or differs from it on the same attempt."""
+        new = (_number(cell), term, attempt, hashlib.sha256(said).digest())
+        last = self._row[1:]
         if new == last:
             return
         if new[0] == last[0] and new[1:3] <= last[1:3]:
@@ -52,7 +54,8 @@ class VoteLedger:
         self._write()
 
     def _write(self) -> None:
-        """A disk that is full or gone stops nobody: the vote is remembered in memory then."""
+        """Write the row. If the disk is full or gone, the vote is kept in memory only, and nothing
+        stops."""
         if self._path is None:
             return
         row = _ROW.pack(*self._row)
@@ -64,7 +67,7 @@ class VoteLedger:
 
 
 def _rows(raw: bytes) -> Iterator[tuple[int, int, int, int, bytes]]:
-    """Those of a file that are whole."""
+    """The rows of a file that are whole."""
     for row in (raw[i : i + _SIZE] for i in range(0, 2 * _SIZE, _SIZE)):
         if len(row) == _SIZE and zlib.crc32(row[: _ROW.size]) == _CRC.unpack(row[-4:])[0]:
             yield _ROW.unpack(row[: _ROW.size])

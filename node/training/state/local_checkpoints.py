@@ -1,5 +1,5 @@
 """This peer's own checkpoints of its stage: written beside training and by a stop, read back by
-version; and their faults and the disk's, for the operator."""
+version. Also their faults and the disk's, for the operator."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from node.training.protocol.plan_context import PlanContext
 from node.training.state.engines import Engines
 
 TOLD = 3
-"""Checkpoints that cannot be used are named in the status up to so many, the others are counted."""
+"""Number of unusable checkpoints that the status names; the others are only counted."""
 PRIORITY = 19
 """Niceness of the thread that writes beside training, on systems where a thread has its own."""
 
@@ -102,8 +102,12 @@ class LocalCheckpoints:
         size: int,
     ) -> None:
         """``size``: bytes that a checkpoint has at least."""
-        self._engines, self._stage, self._tasks, self._bounds = engines, stage, tasks, bounds
-        self._store, self._journal = engines.store, engines.journal
+        self._engines = engines
+        self._stage = stage
+        self._tasks = tasks
+        self._bounds = bounds
+        self._store = engines.store
+        self._journal = engines.journal
         self._schedule = CheckpointSchedule(engines.store.settings)
         self._saving: asyncio.Task[bool] | None = None
         self._written: Version | None = None
@@ -114,12 +118,13 @@ class LocalCheckpoints:
         self._metas: dict[int, dict[str, Any]] | None = None
         self._bad: list[tuple[str, str]] = []
         self._told: set[tuple[str, str]] = set()
-        self._failed, self._residual = "", False
+        self._failed = ""
+        self._residual = False
         self._size = size
 
     def settled(self, epoch: int) -> bool:
         """The version of ``epoch`` is settled. Return True if it is to be written: by the schedule,
-        or because the last one found no room and now there is."""
+        or because the last one found no room and now there is room."""
         if not self.writes:
             return False
         scheduled = self._schedule.settled(epoch, self._now())
@@ -155,8 +160,8 @@ class LocalCheckpoints:
         return found
 
     def _lacks(self) -> str:
-        """A sentence when the disk has no room for the next checkpoint, by the size of the last
-        one."""
+        """A sentence if the disk has no room for the next checkpoint, by the size of the last one;
+        "" otherwise."""
         try:
             free = self._store.free()
         except OSError as e:
@@ -174,18 +179,20 @@ class LocalCheckpoints:
         return self._store.settings.writes
 
     def versions(self) -> tuple[Version, ...]:
-        """Versions on the disk, oldest first; one that was written without its lineage has none."""
+        """Versions on the disk, oldest first. A checkpoint that was written without a lineage has
+        an empty one."""
         said = sorted(self._said().items(), key=lambda item: item[0])
         return tuple(Version(e, line) for e, meta in said if (line := _lineage(meta)) is not None)
 
     def recall(self, version: Version) -> PlanContext | None:
-        """Cursor of the sampler, owners and tokens as the checkpoint of ``version`` has them; None
-        without one."""
+        """The context in the checkpoint of ``version``: cursor of the sampler, owners and tokens;
+        None without one."""
         meta = self._said().get(version.epoch, {})
         if _lineage(meta) != version.lineage:
             return None
         try:
-            cursor, owners = parse_cursor(meta["cursor"]), meta["owners"]
+            cursor = parse_cursor(meta["cursor"])
+            owners = meta["owners"]
             return PlanContext(
                 cursor,
                 {str(k): PeerId(v) for k, v in owners.items()},
@@ -197,14 +204,14 @@ class LocalCheckpoints:
             return None
 
     def tokens(self, epoch: int, meta: Mapping[str, Any]) -> int:
-        """Tokens counted in the history of a checkpoint; 0 when it does not say, and no more than
-        there can be: others would take that for a fault of this peer."""
+        """Tokens counted in the history of a checkpoint; 0 if it does not say. Never more than that
+        history can have: others would take that for a fault of this peer."""
         value = meta.get("tokens")
         return self._bounds.counted(epoch, value) if type(value) is int and value >= 0 else 0
 
     async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
-        """The checkpoint of ``version``, verified. Raises Refused when there is none, or it is of
-        another model, or of a run that averaged by push-sum."""
+        """The checkpoint of ``version``, verified. Raises Refused if there is none, or if it is of
+        another model or history, or of a run that averaged by push-sum."""
         try:
             found = await self._engines.aside(self._store.load, self._stage, version.epoch)
             copies_of(found.meta)
@@ -222,7 +229,7 @@ class LocalCheckpoints:
                     "use another directory",
                 )
         except Refused as e:
-            # Nobody is told any more that this peer could go back to it.
+            # From now on nobody is told that this peer could go back to it.
             self._store.distrust(self._stage, version.epoch, e.what)
             self._metas = None
             raise
@@ -362,8 +369,8 @@ class LocalCheckpoints:
         return True
 
     async def saved(self) -> None:
-        """Wait for the checkpoint that is being written, if any. Who is cancelled meanwhile leaves
-        it to be written."""
+        """Wait for the checkpoint that is being written, if any. If the wait is cancelled, the
+        writing goes on."""
         if self._saving is not None:
             await asyncio.wait([self._saving])
 
@@ -372,8 +379,7 @@ class LocalCheckpoints:
         self._writer.shutdown(wait=False)
 
     def _said(self) -> dict[int, dict[str, Any]]:
-        """What the checkpoints on the disk say of themselves; read again only after one was
-        written."""
+        """The checkpoints' own metadata by epoch; read again only after one was written."""
         if self._metas is None:
             try:
                 self._metas = self._store.metas(self._stage)
@@ -384,8 +390,8 @@ class LocalCheckpoints:
         return self._metas
 
     def _found(self, bad: list[tuple[str, str]]) -> None:
-        """These cannot be used: each is said once. What was set aside is in nobody's way and no
-        trouble of today."""
+        """Report checkpoints that cannot be used, each once. Checkpoints that were set aside are
+        not listed as troubles: they are in nobody's way."""
         self._bad = [(name, why) for name, why in bad if ".aside-" not in name]
         for name, why in bad:
             if (name, why) not in self._told:
@@ -411,20 +417,19 @@ def _yield_to_others() -> None:
 
 
 def outer_step_of(meta: Mapping[str, Any]) -> int:
-    """The step of the server of pushes that the anchor of a checkpoint is of; 0 if it does not
-    say."""
+    """The server's step at which the anchor of a checkpoint was made; 0 if it does not say."""
     said = meta.get("outer_step")
     return said if type(said) is int and said >= 0 else 0
 
 
 def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:
-    """With whom the peer had worked that wrote a checkpoint; nobody when it does not say."""
+    """Colleagues of the peer that wrote a checkpoint; empty if it does not say."""
     said = meta.get("colleagues")
     return tuple(PeerId(p) for p in said if isinstance(p, str)) if isinstance(said, list) else ()
 
 
 def copies_of(meta: Mapping[str, Any]) -> dict[str, Version]:
-    """Parts whose state in a checkpoint is a copy of another owner's, each with its version. Raises
+    """Parts with a copy of another owner's state in a checkpoint, each with its version. Raises
     Refused."""
     try:
         return {

@@ -36,19 +36,22 @@ class StageState:
         empty: bool = False,
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.module, self.stage, self._placed = module, stage, placed
+        self.module = module
+        self.stage = stage
+        self._placed = placed
         self.version = Version(0)
-        """Of what is in place."""
-        self.empty, self.frozen = empty, frozen
+        """Version of the parameters in place."""
+        self.empty = empty
+        self.frozen = frozen
         self._live = dict(module.named_parameters())
         self.shapes = {name: tuple(p.shape) for name, p in self._live.items()}
-        """Of the parameters, in every version."""
+        """Shapes of the parameters, the same in every version."""
         self._before: tuple[dict[str, Tensor], str, Version] | None = None
-        """What the last :meth:`adopt` took the place of: parameters, their digest, their
+        """The state that the last :meth:`adopt` replaced: parameters, their digest, their
         version."""
         self.settled = self.version
-        """What is in place and final, or the version before while what is in place can still be
-        undone."""
+        """The final version: the one in place, or the one before while the one in place can still
+        be undone."""
         self.digest = digest(self.parameters())
 
     @property
@@ -58,7 +61,7 @@ class StageState:
         return "bf16" if torch.bfloat16 in here else "fp32"
 
     def parameters(self) -> dict[str, Tensor]:
-        """Name to tensor of the version in place, on the module's device; do not write into
+        """Tensors of the version in place by name, on the module's device; do not write into
         them."""
         return {name: p.data for name, p in self._live.items()}
 
@@ -71,8 +74,8 @@ class StageState:
         return versions
 
     def at(self, version: Version) -> dict[str, Tensor]:
-        """As :meth:`parameters`, of the version in place or the one before it. Raises KeyError for
-        any other version."""
+        """Parameters of the version in place or the one before it, as :meth:`parameters` gives
+        them. Raises KeyError for any other version."""
         for held in self._in_memory():
             if held.version == version:
                 return held.parameters
@@ -80,7 +83,7 @@ class StageState:
 
     def held(self, epoch: int | None, lineage: str) -> Held | None:
         """The version in place (``epoch`` None), or the one of this epoch, which may be the version
-        before while it is kept; None when it is not here. An empty ``lineage`` stands for any."""
+        before while it is kept; None if it is not here. An empty ``lineage`` stands for any."""
         for held in self._in_memory():
             if epoch in (None, held.version.epoch) and lineage in ("", held.version.lineage):
                 return held
@@ -104,13 +107,15 @@ class StageState:
         self._before = self.parameters(), self.digest, self.version
         self._place(new)
         self.empty = self.empty and self.frozen is not None
-        self.version, self.digest = version, digest(new)
+        new_digest = digest(new)  # before the version: other threads read both
+        self.version = version
+        self.digest = new_digest
         return self.digest
 
     @torch.no_grad()
     def begin(self, base: Mapping[str, Tensor]) -> None:
-        """Put in place what the run begins from: as parameters of the first version, or as the
-        frozen weights. Raises as :meth:`adopt`."""
+        """Put in place the base of the run: as parameters of the first version, or as the frozen
+        weights. Raises as :meth:`adopt`."""
         if self.frozen is None:
             self.adopt(base, Version(0))
             self.settle()
@@ -120,7 +125,7 @@ class StageState:
         self.empty = False
 
     def base(self) -> Mapping[str, Tensor] | None:
-        """What the run begins from, while it is here."""
+        """The base of the run, while it is here; else None."""
         if self.empty or (self.frozen is None and self.version != Version(0)):
             return None
         return self.parameters() if self.frozen is None else self.frozen
@@ -135,10 +140,11 @@ class StageState:
 
     def settle(self) -> None:
         """The version in place is final: forget the one before."""
-        self._before, self.settled = None, self.version
+        self._before = None
+        self.settled = self.version
 
     def stand(self, version: Version) -> None:
-        """The parameters in place are those of ``version`` too: nobody had this stage in the epochs
+        """Take the parameters in place as ``version`` too: nobody had this stage in the epochs
         between."""
         self.version = version
         self.settle()

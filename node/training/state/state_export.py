@@ -1,9 +1,9 @@
-"""Optimizer state outlives its owner: what of it this peer gives to others, takes over, and keeps
-as copies.
+"""Optimizer state outlives its owner: the state that this peer gives to others, takes over, and
+keeps as copies.
 
-A part's state belongs to one version of the parameters. Whoever becomes an owner finds it with the
-peer that owned the part before, or as a copy at that owner's buddy; whoever leaves stays until it
-has been fetched.
+A part's state belongs to one version of the parameters. A new owner finds it with the peer that
+owned the part before, or as a copy at that owner's buddy; a leaving peer stays until it has been
+fetched.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from node.training.state.stage import StageState
 from node.training.state.state_import import Parts, StateImport
 
 DIVIDED_S = 30.0
-"""Who stays in a cell that divides gives the new one its optimizer state for so long: that one has
-a leader to find, and its members have to hear of each other."""
+"""Seconds for which a peer that stays in a dividing cell gives the new cell its optimizer state:
+the new cell has a leader to find, and its members have to hear of each other."""
 
 
 class StateExport:
-    """The state of one stage's parts at one peer. ``owned`` are the parts it stepped, or was to
-    step, in the last round."""
+    """The state of one stage's parts at one peer. ``owned``: the parts it stepped, or was to step,
+    in the last round."""
 
     def __init__(
         self,
@@ -40,9 +40,13 @@ class StateExport:
         me: PeerId,
         tasks: Tasks,
     ) -> None:
-        self.stage, self.engines, self.me = stage, engines, me
-        self._every, self._tasks = buddy_every, tasks
-        self.spares, self._trail = Spares(), VersionTrail()
+        self.stage = stage
+        self.engines = engines
+        self.me = me
+        self._every = buddy_every
+        self._tasks = tasks
+        self.spares = Spares()
+        self._trail = VersionTrail()
         self._parts = Parts(stage, engines, optimizer)
         self.taking = StateImport(
             self._parts, engines, self.spares, self._trail, stage.stage, me, tasks
@@ -55,10 +59,11 @@ class StateExport:
         self._given: dict[tuple[Version, str], int] = {}
         self._count = 0
         self._kept: dict[Version, tuple[float, Mapping[str, Mapping[str, Tensor]]]] = {}
-        """The state of versions at which the cell has divided, and until when it is given."""
+        """The state of versions at which the cell has divided, each with the end of the time for
+        which it is given."""
         self._news = asyncio.Event()
 
-    # ----------------------------------------------------------- what others may have
+    # ----------------------------------------------------------- state for others
 
     def describe(
         self, kind: StateKind, epoch: int | None, lineage: str
@@ -67,8 +72,8 @@ class StateExport:
         ``epoch`` is None."""
         if kind is StateKind.SPARE:
             return None if epoch is None else self.spares.at(epoch, lineage)
-        # Who asks for the version in place has a plan that starts from it: the update that made it
-        # is final.
+        # A peer that asks for the version in place has a plan that starts from it: the update that
+        # made it is final.
         here = self.stage.version, self.stage.settled
         for version in here[1:] if epoch is None else (*here, *self._kept):
             if epoch in (None, version.epoch) and lineage in ("", version.lineage):
@@ -95,15 +100,17 @@ class StateExport:
         return {name: after(name, version.epoch - 1) for name in self._held(version)}
 
     def held_at(self, version: Version) -> dict[str, dict[str, Tensor]]:
-        """As :meth:`state_at`, with the tensors that are held, on the device that has them."""
+        """The state of :meth:`state_at`, with the tensors that are held, on the device that has
+        them."""
         after = self.engines.owner.held_after
         return {name: after(name, version.epoch - 1) for name in self._held(version)}
 
     def _held(self, version: Version) -> dict[str, tuple[str, ...]]:
         """The keys of :meth:`state_at`, by part."""
-        owner, final = self.engines.owner, version == self.stage.settled
-        # Of an update that is not final only what the last attempt left with this peer counts; an
-        # earlier one may have stepped more.
+        owner = self.engines.owner
+        final = version == self.stage.settled
+        # Of an update that is not final, only the parts count that the last attempt left with this
+        # peer; an earlier attempt may have stepped more.
         names = owner.names() if final else sorted(self.owned or ())
         found = {name: owner.keys_after(name, version.epoch - 1) for name in names}
         return {name: keys for name, keys in found.items() if keys}
@@ -111,14 +118,14 @@ class StateExport:
     # ----------------------------------------------------------- the epoch
 
     def begin(self, plan: Plan, listener: bool) -> None:
-        """A plan is in force: look for the state of parts gained while the epoch runs."""
+        """A plan is in force: look for the state of gained parts while the epoch runs."""
         self.taking.forget()
         self._news.set()
         self._plan = plan
         owner = self.engines.owner
         if listener:
-            # What it holds is not the swarm's, and may be of a later epoch than the swarm has gone
-            # back to.
+            # A listener's state is not the swarm's, and may be of a later epoch than the swarm has
+            # gone back to.
             self.hold_nothing()
             return
         self._stand(plan.base)
@@ -129,7 +136,7 @@ class StateExport:
                 self._kept[plan.base] = now + DIVIDED_S, self.state_at(plan.base)
         for name in owner.names():
             if plan.epoch and not self.taking.has(name, plan.epoch):
-                # Loaded for an attempt that came to nothing: still the copy it was before.
+                # Loaded for an attempt that failed: still the copy it was before.
                 self._set_aside(name)
         self.taking.expect(
             plan,
@@ -138,15 +145,15 @@ class StateExport:
         )
 
     def opens(self, plan: Plan, owners: Mapping[str, PeerId], dead: Collection[PeerId]) -> None:
-        """A round begins: parts of the dead may be this peer's now, and copies for others have to
-        wait."""
+        """A round begins: parts of dead owners may be this peer's now, and copies for others have
+        to wait."""
         self._quiet.clear()
         self.owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         self.taking.expect(plan, sorted(self.owned), dead)
 
     async def hold(self, plan: Plan, dead: Collection[PeerId], deadline_s: float) -> None:
-        """An outer round leaves optimizer state as it is: what this peer owns goes on to the next
-        version. Waits shortly for state on its way."""
+        """An outer round leaves optimizer state as it is: the state of this peer's parts goes on to
+        the next version. Waits shortly for state on its way."""
         self.opens(plan, {name: plan.owners[name] for name in self._parts.shapes}, dead)
         try:
             await self.taking.ready(self.owned or (), deadline_s)
@@ -169,8 +176,8 @@ class StateExport:
         owner.commit(epoch - 1, self.owned)
         if self.owned is not None:
             for name in set(owner.names()) - self.owned:
-                # Its new owner has stepped it; until that one's buddy has a copy this is the newest
-                # beside it.
+                # Its new owner has stepped it; until the new owner's buddy has a copy, this is the
+                # newest beside it.
                 self._set_aside(name)
             self.spares.drop(self.owned)
         if plan is None or plan.epoch != epoch or plan.member(self.me) is None:
@@ -195,19 +202,19 @@ class StateExport:
 
     def stood(self, version: Version) -> None:
         """``version`` is in place, and nobody has stepped a part of this stage since the one
-        before: state here is that of it too."""
+        before: the state here belongs to it too."""
         owner = self.engines.owner
         owner.hold(owner.names(), version.epoch - 1)
         owner.commit(version.epoch - 1, None)
         self.went_to(version)
 
     def went_to(self, version: Version) -> None:
-        """Another version is in place than the last epoch made."""
+        """Another version than the last epoch's is in place."""
         self.taking.forget()
         self._stand(version)
 
     def hold_nothing(self) -> None:
-        """Whatever state is here belongs to no version that counts."""
+        """Drop all state here: it belongs to no version that counts."""
         self.taking.forget()
         self.engines.owner.clear()
         self.spares.clear()
@@ -236,11 +243,13 @@ class StateExport:
             self._copying = ward, self._tasks.spawn(self._copy(plan, ward), "spare")
 
     async def _copy(self, plan: Plan, ward: PeerId) -> None:
-        """In the background and between the rounds: the state of the parts ``ward`` owns, each of
-        its newest version."""
+        """Copy the state of the parts ``ward`` owns, each at its newest version, in the background
+        and between the rounds."""
         held = await self._parts.listing(ward, StateKind.OPTIMIZER)
         names = [n for n in sorted(self._parts.shapes) if plan.owners.get(n) == ward and n in held]
-        version, done, say = plan.base, 0, self.engines.journal.emit
+        version = plan.base
+        done = 0
+        say = self.engines.journal.emit
         for batch in self._parts.batches(names):
             try:
                 snapshot = await self._parts.fetch(
@@ -275,7 +284,7 @@ class StateExport:
     # ----------------------------------------------------------- leaving
 
     def served(self, kind: StateKind, version: Version, name: str) -> None:
-        """A tensor has gone out to somebody."""
+        """A tensor has been sent to another peer."""
         if kind is StateKind.OPTIMIZER:
             self._count += 1
             self._given = {
@@ -285,16 +294,18 @@ class StateExport:
             self._news.set()
 
     async def handed_over(self, timeout_s: float) -> bool:
-        """Wait until somebody has fetched the state of every part held here; False when that does
-        not happen.
+        """Wait until others have fetched the state of every part held here. Return False if that
+        does not happen.
 
-        Patience ends ``timeout_s`` after the last news: a tensor that went out, or an epoch that
+        Patience ends ``timeout_s`` after the last news: a tensor that was sent, or an epoch that
         still counts on this peer.
         """
-        say, began = self.engines.journal.emit, self._count
+        say = self.engines.journal.emit
+        began = self._count
         while True:
             self._news.clear()
-            plan, held = self._plan, self._held(self.stage.version)
+            plan = self._plan
+            held = self._held(self.stage.version)
             if plan is None or plan.last:
                 return True  # a run that has not begun, or is complete, needs none of it
             if not any(m.peer != self.me for m in plan.stage(self.stage.stage)):
@@ -320,13 +331,14 @@ class StateExport:
                 return False
 
     def _is_given(self, name: str, kinds: Sequence[str], began: int) -> bool:
-        """All of it went out: of the version in place, or, should the swarm undo that, since
-        ``began`` of the one before.
+        """Return True if all state of a part was fetched: of the version in place, or, in case the
+        swarm undoes that, since ``began`` of the one before.
 
         Of the version an epoch starts from, a buddy may have had a copy all along: the state that
         counts is the one it ends with.
         """
-        here, before = self.stage.version, self.stage.settled
+        here = self.stage.version
+        before = self.stage.settled
         least = 1 if here != before else began + 1
         keys = [f"{name}/{kind}" for kind in kinds]
         now = all(self._given.get((here, k), 0) >= least for k in keys)

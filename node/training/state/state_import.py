@@ -1,8 +1,8 @@
-"""A new owner looks for the optimizer state of its parts: with the last owner, among its own
-copies, in the cell. Parts travel whole or not at all.
+"""The search of a new owner for the optimizer state of its parts: with the last owner, among its
+own copies, in the cell. Parts travel whole or not at all.
 
 State is loaded by worker threads while the round runs; the step of a part waits for it, for a
-moment. A copy may be some epochs old, which is said. It is never of a later version than the
+moment. A copy may be some epochs old, which is reported. It is never of a later version than the
 plan starts from, nor of another history, so no update is applied twice.
 """
 
@@ -27,27 +27,29 @@ from node.transport.port import answers
 from protos import state_pb2, state_pb2_grpc
 
 TRIES = 2
-"""Questions to the owner a part is taken over from."""
+"""Requests to the last owner of a part."""
 WAIT_SHARE = 0.15
-"""A step waits for state still on its way for so much of the round's deadline."""
+"""Share of the round's deadline for which a step waits for state that is being fetched."""
 PAUSE_S = 0.2
-"""Before a donor is asked again: it may not have adopted the plan's version yet."""
+"""Seconds before a donor is asked again: it may not have adopted the plan's version yet."""
 SEARCH_S = 2.0
-"""For a member of the cell to say what it keeps."""
+"""Seconds in which a member of the cell has to list the state it keeps."""
 BATCH = 32 << 20
-"""Bytes of parts fetched together: a donor that dies takes only what was under way with it."""
+"""Bytes of parts fetched together: if a donor dies, only the batch under way is lost."""
 
 
 class Parts:
     """The parts of one stage, as other peers hold state of them."""
 
     def __init__(self, stage: StageState, engines: Engines, optimizer: OptimSettings) -> None:
-        self._stage, self._engines, self._optimizer = stage.stage, engines, optimizer
+        self._stage = stage.stage
+        self._engines = engines
+        self._optimizer = optimizer
         self.shapes = stage.shapes
 
     def batches(self, names: Sequence[str]) -> list[list[str]]:
-        """The names in order, cut so that a batch has about ``BATCH`` bytes of state, a part at
-        least."""
+        """The names in order, cut into batches of about ``BATCH`` bytes of state, at least one part
+        each."""
         batches: list[list[str]] = []
         room = 0
         for name in names:
@@ -68,8 +70,8 @@ class Parts:
         tries: int = 1,
         gate: asyncio.Event | None = None,
     ) -> StateSnapshot:
-        """State of these parts at exactly ``version``; None: at the newest that is final. With a
-        ``gate`` a request at a time, while it is set. Raises PeerFault."""
+        """State of these parts at exactly ``version``; None: at the newest version that is final.
+        With a ``gate``, requests are made one at a time, while it is set. Raises PeerFault."""
         while True:
             try:
                 return await self._engines.fetch(
@@ -82,7 +84,8 @@ class Parts:
                 await asyncio.sleep(PAUSE_S)
 
     async def listing(self, peer: PeerId, kind: StateKind) -> dict[str, Version]:
-        """What a member says it keeps; empty when it does not answer in time."""
+        """Versions of the state that a member says it keeps, by part; empty if it does not answer
+        in time."""
         transport = self._engines.transport
         request = state_pb2.ListRequest(stage=self._stage, kind=kind.code)
         try:
@@ -94,7 +97,7 @@ class Parts:
         except WireError as error:
             transport.fault(peer, str(error), 1.0)
         except PeerFault:
-            pass  # whoever does not answer has nothing to give now
+            pass  # a peer that does not answer has nothing to give now
         return {}
 
     def _shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -106,11 +109,12 @@ class Parts:
 
 
 class Arrival:
-    """State on its way to its new owner. ``why`` says of each part what became of its last owner's
-    state."""
+    """State on its way to its new owner. ``why``: for each part, the reason why its last owner's
+    state has not come."""
 
     def __init__(self, plan: Plan, parts: Iterable[str]) -> None:
-        self.plan, self.parts = plan, frozenset(parts)
+        self.plan = plan
+        self.parts = frozenset(parts)
         self.pending = set(self.parts)
         self.why: dict[str, str] = {}
         self.lock = threading.Lock()
@@ -118,15 +122,16 @@ class Arrival:
         self.open = True
 
     def close(self) -> bool:
-        """Take no more of what is on its way. False when it was closed already."""
+        """Accept no more state. Return False if it was closed already."""
         with self.lock:
-            was, self.open = self.open, False
+            was = self.open
+            self.open = False
         return was
 
 
 class StateImport:
-    """``lost``: parts that went on without state; ``age``: epochs that the oldest copy with which a
-    part went on was behind."""
+    """The import of one stage's state at one peer. ``lost``: parts that went on without state;
+    ``age``: most epochs that a copy was behind with which a part went on."""
 
     def __init__(
         self,
@@ -138,14 +143,19 @@ class StateImport:
         me: PeerId,
         tasks: Tasks,
     ) -> None:
-        self._parts, self._engines, self._spares, self._trail = parts, engines, spares, trail
-        self._stage, self._me, self._tasks = stage, me, tasks
+        self._parts = parts
+        self._engines = engines
+        self._spares = spares
+        self._trail = trail
+        self._stage = stage
+        self._me = me
+        self._tasks = tasks
         self.lost = self.age = 0
         self._arrivals: list[Arrival] = []
         self._told: set[str] = set()
 
     def forget(self) -> None:
-        """The epoch is over, or begins anew: what is still on its way comes too late."""
+        """The epoch is over, or begins anew: state still on its way comes too late."""
         for arrival in self._arrivals:
             arrival.close()
             if arrival.task is not None:
@@ -153,16 +163,17 @@ class StateImport:
         self._arrivals = []
 
     def settled(self) -> None:
-        """What was lost is lost; what is lost from now on is news again."""
+        """The update is final, so lost state cannot come any more. From now on losses are reported
+        anew."""
         self.forget()
         self._told.clear()
 
     def has(self, name: str, epoch: int) -> bool:
-        """Whether a part's state is of the version that ``epoch`` starts from."""
+        """Return True if a part's state is of the version that ``epoch`` starts from."""
         return epoch > 0 and self._engines.owner.through(name) == epoch - 1
 
     def expect(self, plan: Plan, parts: Sequence[str], dead: Collection[PeerId]) -> None:
-        """Go and look for the state of those of our ``parts`` that have none of the plan's
+        """Look for the missing state of our ``parts``: of each part that has none of the plan's
         version."""
         known = {n for a in self._arrivals for n in a.parts} | self._engines.owner.staged(
             plan.epoch
@@ -176,7 +187,8 @@ class StateImport:
             for n in missing
             if (d := plan.moved.get(n)) is not None and d != self._me and d not in dead
         }
-        gone, owners = "its last owner is gone", plan.owners
+        gone = "its last owner is gone"
+        owners = plan.owners
         arrival.why = {
             n: gone if owners[n] == self._me else f"its owner {short(owners[n])} died"
             for n in missing
@@ -188,8 +200,8 @@ class StateImport:
         arrival.task = self._tasks.spawn(self._bring(arrival, donors, dead), "take-over")
 
     async def ready(self, names: Collection[str], deadline_s: float) -> None:
-        """Before ``names`` are stepped: wait shortly for their state, then do with what there
-        is."""
+        """Wait shortly for the state of ``names`` before they are stepped, then go on with the
+        state that is here."""
         for arrival in [a for a in self._arrivals if a.open and not a.parts.isdisjoint(names)]:
             if arrival.task is not None:
                 await asyncio.wait([arrival.task], timeout=WAIT_SHARE * deadline_s)
@@ -239,7 +251,7 @@ class StateImport:
             )
 
     async def _from_copies(self, arrival: Arrival, dead: Collection[PeerId]) -> None:
-        """The newest copy of each part that is left, wherever in the cell it is."""
+        """Load the newest copy of each part that is left, from anywhere in the cell."""
         plan = arrival.plan
         others = [
             m.peer
@@ -288,9 +300,11 @@ class StateImport:
         missing: str,
         tries: int = 1,
     ) -> tuple[int, PeerFault | None]:
-        """State of these parts from one peer, until some of it does not come, which is said in the
-        words ``missing``; of how many parts it is in place, and why of no more."""
-        loaded, left = 0, set(names)
+        """Fetch state of these parts from one peer, until a batch does not come; ``missing`` begins
+        the reason that is kept then. Returns the number of parts in place, and the error that
+        stopped it."""
+        loaded = 0
+        left = set(names)
         for batch in self._parts.batches(names):
             try:
                 got = await self._parts.fetch(peer, kind, version, batch, tries)
@@ -308,7 +322,7 @@ class StateImport:
     async def _load(
         self, arrival: Arrival, donor: PeerId, copies: Mapping[str, StateReplica]
     ) -> int:
-        """Put state in place unless its step has begun; how many parts."""
+        """Put state in place unless its step has begun. Returns the number of parts."""
         done, wrong = await asyncio.to_thread(self._put, arrival, copies)
         if wrong:
             arrival.why.update(dict.fromkeys(wrong, f"what {short(donor)} gave cannot be"))
@@ -321,7 +335,8 @@ class StateImport:
     def _put(
         self, arrival: Arrival, copies: Mapping[str, StateReplica]
     ) -> tuple[int, dict[str, str]]:
-        done, wrong = 0, {}
+        done = 0
+        wrong = {}
         for name, copy in copies.items():
             with arrival.lock:
                 if not arrival.open or name not in arrival.pending:
@@ -334,7 +349,7 @@ class StateImport:
         return done, wrong
 
     def _place(self, name: str, copy: StateReplica) -> str:
-        """Why not; empty when it is in place."""
+        """Put a copy in place. Returns the reason why that failed; empty if it did not."""
         try:
             self._engines.owner.load_state(
                 name, self._parts.shapes[name], copy.state, copy.version.epoch - 1
@@ -344,9 +359,10 @@ class StateImport:
         return ""
 
     def _do_without(self, arrival: Arrival) -> None:
-        """Nothing more comes: our own copy has to do, and a part without one has lost its state. On
-        any thread."""
-        plan, lost = arrival.plan, dict[str, str]()
+        """Nothing more comes: use the own copy of each part; a part without one has lost its state.
+        On any thread."""
+        plan = arrival.plan
+        lost = dict[str, str]()
         for name in sorted(arrival.pending):
             copy = self._spares.get(name)
             if copy is not None and self._fits(copy.version, plan) and not self._place(name, copy):
@@ -369,7 +385,8 @@ class StateImport:
             )
 
     def _say_old(self, plan: Plan, parts: int, version: Version) -> None:
-        age, say = plan.epoch - version.epoch, self._engines.journal.emit
+        age = plan.epoch - version.epoch
+        say = self._engines.journal.emit
         if parts and not age:
             say(
                 "optim",
@@ -396,8 +413,8 @@ class StateImport:
 
 
 def listed(answer: state_pb2.StateList, names: Collection[str]) -> dict[str, Version]:
-    """Versions of those parts that are among ``names``. Raises WireError for a list that no honest
-    peer makes."""
+    """Versions of the listed parts that are among ``names``. Raises WireError for a list that no
+    honest peer makes."""
     if len(answer.parts) > len(names):
         raise WireError("a list of more parts than the stage has")
     return {p.name: Version(p.epoch, lineage(p.lineage)) for p in answer.parts if p.name in names}

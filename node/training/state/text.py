@@ -27,7 +27,7 @@ class Text:
 
     @property
     def trouble(self) -> str:
-        """The reason for which text cannot be had, empty for none."""
+        """The reason why text cannot be had, empty for none."""
         return ""
 
     def at(self, samples: Sequence[int]) -> Batch:
@@ -36,11 +36,11 @@ class Text:
         return self._windows(self.corpus.train, map(self.order.sample, samples))
 
     def expect(self, samples: Iterable[int]) -> None:
-        """The samples at these positions are wanted soon."""
+        """Announce that the samples at these positions are wanted soon."""
 
     async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
-        """What makes the batch of the samples at these positions, on any thread; waits until they
-        can be had."""
+        """Wait until the samples at these positions can be had. Returns a function that makes their
+        batch on any thread."""
         return partial(self.at, samples)
 
     def held_out_count(self) -> int:
@@ -55,11 +55,11 @@ class Text:
         )
 
     async def fetch_held_out(self, i: int) -> Batch:
-        """As :meth:`held_out`."""
+        """The same as :meth:`held_out`."""
         return self.held_out(i)
 
     async def close(self) -> None:
-        """Let go of what is kept open."""
+        """Release open resources."""
 
     def _windows(self, text: Ids, windows: Iterable[int]) -> Batch:
         length = self.corpus.seq_len
@@ -69,7 +69,7 @@ class Text:
 
 @dataclass(frozen=True)
 class StreamedText:
-    """As :class:`Text`, of a stream."""
+    """Samples of a stream, in place of a corpus; see :class:`Text`."""
 
     stream: Stream
     size: int
@@ -100,8 +100,8 @@ Samples = Text | StreamedText
 
 
 def pair(rows: np.ndarray, end: int | None, marked: bool = False) -> Batch:
-    """(tokens, targets) of token ids, int64 [B, T + 1]. A token ``end`` has no target: what follows
-    is another document; None: every token has one.
+    """(tokens, targets) of token ids, int64 [B, T + 1]. A token ``end`` has no target, because the
+    next token belongs to another document; None: every token has one.
 
     ``marked``: the ids carry the marks of :mod:`node.data.marks`. A target marked CONTEXT is not
     trained on; ``end`` is then the mark LAST, or None.
