@@ -162,6 +162,7 @@ class Daemon(Node):
                 self.transport.has_met,
                 self.transport.p2p.block,
             ),
+            max_up=self.config.transport.max_up,
         )
         directory.on_refusal(lambda peer: self.transport.refusals.count("directory", peer))
         bootstrap = self._bootstrap()

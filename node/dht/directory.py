@@ -59,7 +59,7 @@ class Directory:
 
     In a private run ``admit`` says who may read and write here, and ``admission`` is the token this
     peer shows. ``company`` says which other peers keep their places when there are more records
-    than places.
+    than places. ``max_up``: bytes a second that this peer sends at most; 0: no cap.
 
     Before the first :meth:`attach`, and while p2pd is down, publishing keeps the record for later
     and reading gives what was heard so far. Only its own p2pd's connections are used; no public
@@ -77,6 +77,7 @@ class Directory:
         admit: Admit | None = None,
         admission: bytes = b"",
         company: Company = NO_COMPANY,
+        max_up: float = 0.0,
     ) -> None:
         self.me = identity.peer_id
         self._settings, self._clock, self._journal = settings, clock, journal
@@ -90,6 +91,7 @@ class Directory:
             admission,
             lambda peer, kind, text: self._rate_limit.emit(peer, "dht", kind, text),
             company,
+            max_up,
         )
         self._body: PeerBody | None = None
         self._topic = PEERS
@@ -112,7 +114,8 @@ class Directory:
     @property
     def refusals(self) -> Counter[str]:
         """Requests and records of others that were refused, by kind: ``not admitted``,
-        ``requests`` (too many), ``records`` (invalid), ``places`` (no room)."""
+        ``requests`` (too many), ``answers`` (too many bytes of them to strangers), ``records``
+        (invalid), ``places`` (no room)."""
         return self._door.refusals
 
     def on_refusal(self, callback: Callable[[PeerId], None]) -> None:

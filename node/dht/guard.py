@@ -18,7 +18,7 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
@@ -69,7 +69,20 @@ seconds takes one or two a second."""
 STRANGERS_PER_S = 10.0
 """Sustained rate for a stranger, with the same burst."""
 ANSWER_BYTES = 1 << 16
-"""Bytes of an answer that cost its asker as much as one request."""
+"""Bytes of an answer that cost an established asker as much as one request."""
+STRANGER_BYTES = 1 << 12
+"""Bytes of an answer that cost a stranger as much as one request."""
+STRANGER_RECORDS = 64
+"""Records in an answer to a stranger: enough to join by."""
+STRANGERS_UP = 1 << 20
+"""Bytes a second of answers to all strangers together, where the operator set no cap."""
+STRANGERS_SHARE = 0.1
+"""Share of the operator's cap for these answers."""
+STRANGERS_S = 4.0
+"""Seconds of these answers that may go at once."""
+SURE_EVERY_S = 10.0
+"""Seconds after which a stranger gets an answer in any case, so that others cannot keep it from
+joining. Two may go at once."""
 BROUGHT_PER_S = 1.0
 """Rate at which one peer may store records of writers that are new here, beside its own; it may
 store :data:`OTHERS` at once."""
@@ -208,7 +221,8 @@ class RecordSerializer(MSGPackSerializer):
 class AdmissionFilter:
     """Checks and makes the admission tokens of DHT requests, and limits how often a peer may ask
     and store. ``admit`` raises Refused for a peer that the run does not admit (None: an open run),
-    ``admission`` is our own token. ``refusals`` counts by kind."""
+    ``admission`` is our own token. ``max_up``: bytes a second that this peer sends at most; 0: no
+    cap. ``refusals`` counts by kind."""
 
     def __init__(
         self,
@@ -217,9 +231,13 @@ class AdmissionFilter:
         admission: bytes = b"",
         tell: Tell = lambda peer, kind, text: None,
         company: Company = NO_COMPANY,
+        max_up: float = 0.0,
     ) -> None:
         self._clock, self._admit, self._admission, self._tell = clock, admit, admission, tell
         self._company = company
+        strangers_up = STRANGERS_SHARE * max_up or STRANGERS_UP
+        self._answers = TokenBucket(strangers_up, STRANGERS_S * strangers_up)
+        self._sure = TokenBucket(1 / SURE_EVERY_S, 2.0)
         self._rate = TokenBucket(REQUESTS_PER_S, REQUESTS_AT_ONCE)
         self._strangers = TokenBucket(STRANGERS_PER_S, REQUESTS_AT_ONCE)
         self._brought = TokenBucket(BROUGHT_PER_S, OTHERS)
@@ -257,10 +275,38 @@ class AdmissionFilter:
         )
         return False
 
-    def charge(self, caller: PeerID, nbytes: int) -> None:
-        """Count an answer of ``nbytes`` that the caller got."""
+    def may_answer(self, caller: PeerID, nbytes: int) -> bool:
+        """Count an answer of ``nbytes``; False when those to strangers are too many already."""
         peer = PeerId(caller.to_base58())
-        self._bucket(peer).charge(peer, self._clock.now(), nbytes / ANSWER_BYTES)
+        now = self._clock.now()
+        if self._company.established(peer):
+            self._rate.charge(peer, now, nbytes / ANSWER_BYTES)
+            return True
+        self._strangers.charge(peer, now, nbytes / STRANGER_BYTES)
+        if self._answers.allow(_ALL, now, nbytes):
+            return True
+        if self._sure.allow(peer, now):
+            self._answers.charge(_ALL, now, nbytes)
+            return True
+        self.refuse("answers", peer)
+        return False
+
+    def is_established(self, caller: PeerID) -> bool:
+        """Return True for a member of the run, as opposed to a stranger."""
+        return self._company.established(PeerId(caller.to_base58()))
+
+    def first(self, writers: Iterable[str]) -> list[str]:
+        """The ``writers`` whose records a stranger gets: established ones, then those whose address
+        was reached, at most :data:`STRANGER_RECORDS`."""
+        company = self._company
+        ranked = sorted(
+            writers,
+            key=lambda writer: (
+                not company.established(PeerId(writer)),
+                not company.proven(PeerId(writer)),
+            ),
+        )
+        return ranked[:STRANGER_RECORDS]
 
     def source(self, peer: PeerID, *, asked: bool = False) -> Source:
         """The source of records that a connected peer brings."""
@@ -278,6 +324,10 @@ class AdmissionFilter:
     def label(self, stub: Any) -> Any:
         """``stub`` with our token in every request."""
         return _Labelled(stub, self._admission) if self._admission else stub
+
+
+_ALL = PeerId("")
+"""The name under which all strangers share one bucket."""
 
 
 class _Labelled:
@@ -518,13 +568,31 @@ class SwarmProtocol(DHTProtocol):
             return dht_pb2.FindResponse()
         if len(request.keys) > MAX_KEYS or _pretender(request.peer, context):
             return dht_pb2.FindResponse(results=[], peer=self.node_info)
+        # An answer of the right length: to hivemind another one would mean that we are gone.
+        missing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+        nothing = dht_pb2.FindResponse(results=[missing] * len(request.keys), peer=self.node_info)
         if not self._door.in_time(context.remote_id):
-            # An answer of the right length: to hivemind another one would mean that we are gone.
-            nothing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
-            return dht_pb2.FindResponse(results=[nothing] * len(request.keys), peer=self.node_info)
+            return nothing
         answer = await super().rpc_find(request, self._welcome(context))
-        self._door.charge(context.remote_id, answer.ByteSize())
+        if not self._door.is_established(context.remote_id):
+            for key, result in zip(request.keys, answer.results, strict=True):
+                self._shorten(DHTID.from_bytes(key), result)
+        if not self._door.may_answer(context.remote_id, answer.ByteSize()):
+            return nothing
         return answer
+
+    def _shorten(self, key: DHTID, result: dht_pb2.FindResult) -> None:
+        """Leave as many records in ``result`` as a stranger gets of those under ``key``."""
+        held = self.storage.get(key)
+        records: Any = held.value if held is not None else None
+        if not isinstance(records, DictionaryDHTValue) or len(records) <= STRANGER_RECORDS:
+            return
+        short = DictionaryDHTValue()
+        for writer in self._door.first(map(str, records.data)):
+            record = records.get(writer)
+            if record is not None:
+                short.store(writer, record.value, record.expiration_time)
+        result.value = self.serializer.dumps(short)
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
         """As the parent, but an answer lives as long as its records, not as long as its sender

@@ -20,6 +20,11 @@ LATE_S = 1.0
 """Seconds of the rate that may go at once where somebody was left waiting: a busy machine looks
 late, and nothing is lost by it."""
 
+DEBT_S = 2.0
+"""Seconds of the rate that those who ask wait at most for bytes that went without asking. These are
+the directory's and small messages: what bounds them is elsewhere, and work must not wait for half a
+minute where they are many."""
+
 PAIRS_KEPT = 1024
 """Pairs that are remembered; beyond it those that wait for nothing are forgotten."""
 
@@ -75,9 +80,11 @@ class Shares:
         return done
 
     def spend(self, count: int, now: float) -> None:
-        """``count`` bytes went without asking; those that ask wait for it."""
+        """``count`` bytes went without asking; those that ask wait for it, at most
+        :data:`DEBT_S`."""
         self._fill(now)
-        self._tokens -= count
+        least = min(self._tokens, -DEBT_S * self.rate)
+        self._tokens = max(self._tokens - count, least)
 
     def wait(self) -> float | None:
         """Seconds until :meth:`grant` can grant again; None while nobody waits."""

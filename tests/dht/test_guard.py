@@ -4,6 +4,7 @@ would deliver them."""
 import asyncio
 import math
 import time
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -20,10 +21,17 @@ from hivemind.utils import MSGPackSerializer
 from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht import guard, topics
-from node.dht.guard import REQUESTS_AT_ONCE, AdmissionFilter
+from node.dht.guard import (
+    REQUESTS_AT_ONCE,
+    STRANGER_RECORDS,
+    STRANGERS_S,
+    STRANGERS_SHARE,
+    AdmissionFilter,
+    RecordSerializer,
+)
 from node.dht.record import wrap
 from node.dht.record_store import RecordStore, TopicStore
-from node.dht.room import OTHERS
+from node.dht.room import NO_COMPANY, OTHERS, Company
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
@@ -102,12 +110,15 @@ async def make_node(
     gate: Gate | None = None,
     tell: Any = lambda *said: None,
     admission: bytes = b"",
+    company: Company = NO_COMPANY,
+    max_up: float = 0.0,
     **settings: Any,
 ) -> Node:
     knobs, clock = DirectorySettings(**settings), StandingClock()
     record_store = RecordStore(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
-    door = AdmissionFilter(clock, gate.admit if gate else None, admission, tell)
+    admit = gate.admit if gate else None
+    door = AdmissionFilter(clock, admit, admission, tell, company, max_up)
     postings = TopicStore(RUN, knobs, admit=gate.admit if gate else None)
     validator = guard.EnvelopeValidator(record_store, clock, knobs.max_record, door, postings)
     protocol = await guard.SwarmProtocol.create(
@@ -345,6 +356,51 @@ async def test_a_long_answer_costs_its_asker_more_than_a_short_one(node: Node, b
         answers += found.results[0].type == dht_pb2.FOUND_DICTIONARY
     assert 1 < answers < REQUESTS_AT_ONCE / 4
     assert node.protocol._door.refusals["requests"] == REQUESTS_AT_ONCE - answers
+
+
+def keep_records_of(node: Node, writers: list[Identity], body: Any) -> None:
+    expires = until()
+    for who in writers:
+        record = pack(sealed(who, body().pack(), expires))
+        node.protocol.storage.store_subkey(DHTID.from_bytes(KEY), str(who.peer_id), record, expires)
+
+
+def writers_in(found: dht_pb2.FindResponse) -> set[str]:
+    answer = RecordSerializer.loads(found.results[0].value)
+    return {str(writer) for writer in answer.data}
+
+
+async def test_a_stranger_gets_a_few_records_members_first(body) -> None:
+    members = {Identity.ephemeral().peer_id for _ in range(3)}
+    writers = [Identity.ephemeral() for _ in range(2 * STRANGER_RECORDS)]
+    established = {who.peer_id for who in writers[-5:]} | members
+    node = await make_node(company=Company(established=lambda peer: peer in established))
+    keep_records_of(node, writers, body)
+    find = dht_pb2.FindRequest(keys=[KEY])
+    found = writers_in(await node.protocol.rpc_find(find, node.context))
+    assert len(found) == STRANGER_RECORDS
+    assert {str(who.peer_id) for who in writers[-5:]} <= found
+    established.add(BOB.peer_id)
+    assert len(writers_in(await node.protocol.rpc_find(find, node.context))) == len(writers)
+
+
+async def test_answers_to_strangers_leave_most_of_a_cap_and_each_gets_one(body) -> None:
+    cap = 100_000.0
+    node = await make_node(max_up=cap)
+    keep_records_of(node, [Identity.ephemeral() for _ in range(STRANGER_RECORDS)], body)
+    answered = Counter[str]()
+    moved = 0
+    find = dht_pb2.FindRequest(keys=[KEY])
+    for who in [Identity.ephemeral() for _ in range(10)]:
+        for _ in range(20):
+            found = await node.protocol.rpc_find(find, called_by(who))
+            if found.results[0].type == dht_pb2.FOUND_DICTIONARY:
+                answered[who.peer_id] += 1
+                moved += found.ByteSize()
+    largest = moved / answered.total()
+    assert len(answered) == 10, "none is kept from joining by the others"
+    assert moved <= STRANGERS_SHARE * STRANGERS_S * cap + 10 * 2 * largest
+    assert node.protocol._door.refusals["answers"] > 0
 
 
 PAIR = "outer/7/all"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.reach.shares import BURST_S, CREDIT_S, PAIRS_KEPT, Shares
+from node.reach.shares import BURST_S, CREDIT_S, DEBT_S, PAIRS_KEPT, Shares
 
 PIECE = 1000
 
@@ -114,3 +114,11 @@ def test_idle_pairs_are_forgotten_and_waiting_ones_are_not() -> None:
         shares.drop(shares.ask(f"idle{i}", 10))
     assert len(shares._pairs) <= PAIRS_KEPT + 1
     assert shares.grant(10.0) == [kept]
+
+
+def test_what_went_without_asking_makes_others_wait_for_a_moment_only() -> None:
+    shares = Shares(1000.0)
+    shares.spend(1_000_000, 0.0)
+    number = shares.ask("a", 100)
+    assert shares.grant(DEBT_S - 0.1) == []
+    assert shares.grant(DEBT_S + 0.1) == [number]
