@@ -16,6 +16,7 @@ need not be kept secret.
 import contextlib
 import itertools
 import logging
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -72,6 +73,9 @@ ANSWER_BYTES = 1 << 16
 """Bytes of an answer that cost an established asker as much as one request."""
 STRANGER_BYTES = 1 << 12
 """Bytes of an answer that cost a stranger as much as one request."""
+UNMET_RECORDS = 32
+"""Records of writers that this peer has not met, in any answer. A writer that exists is met by the
+peers that it dials, and they pass its record on."""
 STRANGER_RECORDS = 64
 """Records in an answer to a stranger: enough to join by."""
 STRANGERS_UP = 1 << 20
@@ -291,22 +295,26 @@ class AdmissionFilter:
         self.refuse("answers", peer)
         return False
 
-    def is_established(self, caller: PeerID) -> bool:
-        """Return True for a member of the run, as opposed to a stranger."""
-        return self._company.established(PeerId(caller.to_base58()))
-
-    def first(self, writers: Iterable[str]) -> list[str]:
-        """The ``writers`` whose records a stranger gets: established ones, then those whose address
-        was reached, at most :data:`STRANGER_RECORDS`."""
+    def passed_on(self, caller: PeerID, writers: Iterable[str]) -> list[str]:
+        """The ``writers`` whose records ``caller`` gets: established ones, those that were met, and
+        at most :data:`UNMET_RECORDS` others by lot; a stranger at most :data:`STRANGER_RECORDS`,
+        in this order."""
         company = self._company
-        ranked = sorted(
-            writers,
-            key=lambda writer: (
-                not company.established(PeerId(writer)),
-                not company.proven(PeerId(writer)),
-            ),
-        )
-        return ranked[:STRANGER_RECORDS]
+        established: list[str] = []
+        met: list[str] = []
+        others: list[str] = []
+        for writer in writers:
+            peer = PeerId(writer)
+            if company.established(peer):
+                established.append(writer)
+            elif company.proven(peer):
+                met.append(writer)
+            else:
+                others.append(writer)
+        random.shuffle(others)
+        found = established + met + others[:UNMET_RECORDS]
+        is_established = company.established(PeerId(caller.to_base58()))
+        return found if is_established else found[:STRANGER_RECORDS]
 
     def source(self, peer: PeerID, *, asked: bool = False) -> Source:
         """The source of records that a connected peer brings."""
@@ -574,21 +582,20 @@ class SwarmProtocol(DHTProtocol):
         if not self._door.in_time(context.remote_id):
             return nothing
         answer = await super().rpc_find(request, self._welcome(context))
-        if not self._door.is_established(context.remote_id):
-            for key, result in zip(request.keys, answer.results, strict=True):
-                self._shorten(DHTID.from_bytes(key), result)
+        for key, result in zip(request.keys, answer.results, strict=True):
+            self._shorten(DHTID.from_bytes(key), result, context.remote_id)
         if not self._door.may_answer(context.remote_id, answer.ByteSize()):
             return nothing
         return answer
 
-    def _shorten(self, key: DHTID, result: dht_pb2.FindResult) -> None:
-        """Leave as many records in ``result`` as a stranger gets of those under ``key``."""
+    def _shorten(self, key: DHTID, result: dht_pb2.FindResult, caller: PeerID) -> None:
+        """Leave those records in ``result`` that ``caller`` gets of those under ``key``."""
         held = self.storage.get(key)
         records: Any = held.value if held is not None else None
-        if not isinstance(records, DictionaryDHTValue) or len(records) <= STRANGER_RECORDS:
+        if not isinstance(records, DictionaryDHTValue) or len(records) <= UNMET_RECORDS:
             return
         short = DictionaryDHTValue()
-        for writer in self._door.first(map(str, records.data)):
+        for writer in self._door.passed_on(caller, map(str, records.data)):
             record = records.get(writer)
             if record is not None:
                 short.store(writer, record.value, record.expiration_time)

@@ -26,6 +26,7 @@ from node.dht.guard import (
     STRANGER_RECORDS,
     STRANGERS_S,
     STRANGERS_SHARE,
+    UNMET_RECORDS,
     AdmissionFilter,
     RecordSerializer,
 )
@@ -370,18 +371,24 @@ def writers_in(found: dht_pb2.FindResponse) -> set[str]:
     return {str(writer) for writer in answer.data}
 
 
-async def test_a_stranger_gets_a_few_records_members_first(body) -> None:
-    members = {Identity.ephemeral().peer_id for _ in range(3)}
-    writers = [Identity.ephemeral() for _ in range(2 * STRANGER_RECORDS)]
-    established = {who.peer_id for who in writers[-5:]} | members
-    node = await make_node(company=Company(established=lambda peer: peer in established))
-    keep_records_of(node, writers, body)
+async def test_an_answer_holds_few_records_of_writers_that_were_never_met(body) -> None:
+    members = [Identity.ephemeral() for _ in range(STRANGER_RECORDS - UNMET_RECORDS)]
+    met = [Identity.ephemeral() for _ in range(10)]
+    unmet = [Identity.ephemeral() for _ in range(2 * UNMET_RECORDS)]
+    established = {who.peer_id for who in members}
+    proven = {who.peer_id for who in met}
+    company = Company(lambda peer: peer in established, lambda peer: peer in proven)
+    node = await make_node(company=company)
+    keep_records_of(node, unmet + met + members, body)
+    known = {str(who.peer_id) for who in members + met}
     find = dht_pb2.FindRequest(keys=[KEY])
-    found = writers_in(await node.protocol.rpc_find(find, node.context))
-    assert len(found) == STRANGER_RECORDS
-    assert {str(who.peer_id) for who in writers[-5:]} <= found
+    to_stranger = writers_in(await node.protocol.rpc_find(find, node.context))
+    assert known <= to_stranger
+    assert len(to_stranger) == STRANGER_RECORDS
     established.add(BOB.peer_id)
-    assert len(writers_in(await node.protocol.rpc_find(find, node.context))) == len(writers)
+    to_member = writers_in(await node.protocol.rpc_find(find, node.context))
+    assert known <= to_member
+    assert len(to_member) == len(known) + UNMET_RECORDS
 
 
 async def test_answers_to_strangers_leave_most_of_a_cap_and_each_gets_one(body) -> None:
