@@ -1,6 +1,9 @@
 """A stranger that breaks things: `vandal.py MULTIADDR STREAM…` throws garbage at each libp2p stream
-of a node. It is a process of its own, because hivemind must not be imported beside the tests.
-Prints one line a stream when done."""
+of a node.
+
+It is a process of its own, because hivemind must not be imported beside the tests. Prints one line
+a stream when done.
+"""
 
 import asyncio
 import contextlib

@@ -1,5 +1,7 @@
 """Two peers speak the newest protocol version that both know; without one both sides are told why.
-Every meeting here is a real handshake between two p2pd on loopback."""
+
+Every meeting here is a real handshake between two p2pd on loopback.
+"""
 
 import dataclasses
 
