@@ -1,14 +1,14 @@
-"""The averaging strategies: what theory says of them, what was published of them, and what training
-with them costs.
+"""The averaging strategies: their theory, their published figures, and the cost of training with
+them.
 
     python -m benchmarks.averaging [--only 1,2,3,4,codecs,5] [--steps 6000]
         [--svg FILE.svg | --png FILE.png] [--json -]
 
 1: speed beside hivemind and gloo. 2: figures of the exactness. 3: rounds to a variance beside the
-published notebook of Moshpit SGD, then 10,000 peers. 4: what a round of four comes to when one is
-late, frozen, killed at every phase, or lies. codecs: gigabytes of fp32 a second, one thread. 5:
-four replicas of a small decoder on the same text under each strategy, about ten seconds of
-processor time for 1000 steps of one of the fourteen (``--steps``, ``--strategies``).
+published notebook of Moshpit SGD, then 10,000 peers. 4: a round of four with one that is late,
+frozen, killed at every phase, or lies. codecs: gigabytes of fp32 a second, one thread. 5: four
+replicas of a small decoder on the same text under each strategy, about ten seconds of processor
+time for 1000 steps of one of the fourteen (``--steps``, ``--strategies``).
 """
 
 import argparse
@@ -65,8 +65,8 @@ STUDY: dict[str, tuple[tuple[float | None, float | None], ...]] = {
     "moshpit-fixed": ((2.0, 2.0), (3.9, None), (5.7, None), (6.0, None)),
 }
 TOLERANCE, SLACK = 0.1, 0.5
-"""A cell agrees when it is at most a tenth, or this many rounds, above what was published. What is
-left is chance: ten runs there, all with one placement of the peers in the grid."""
+"""A cell agrees when it is at most a tenth, or this many rounds, above the published number. The
+rest is chance: there were ten runs, all with one placement of the peers in the grid."""
 EXACT = "all-reduce"
 """Played with the same random numbers, so it must be equal to the digit where ten runs were
 published."""
@@ -107,7 +107,8 @@ def main() -> int:
     if args.plot:
         pictures.check(args.plot)
     torch.set_num_threads(1)
-    report, parts = Report(), chosen(parser, args.only, PARTS)
+    report = Report()
+    parts = chosen(parser, args.only, PARTS)
     if "1" in parts:
         from benchmarks.averaging_speed import speed
 
@@ -136,7 +137,7 @@ def main() -> int:
 
 
 def exactness(report: Report) -> None:
-    """What theory says, to the digit or to a hundredth."""
+    """Add rows of values that theory gives, to the digit or to a hundredth."""
     for length, axes in ((4, 2), (4, 3), (8, 3), (32, 2)):
         left = _after(Moshpit((length,) * axes), length**axes, axes)
         report.add(
@@ -249,7 +250,7 @@ def _cell(
                 abs(got - said) < 0.05,
             )
             continue
-        # All-reduce waits for a round without failures: a geometric number, whose mean of twenty
+        # All-reduce waits for a round without failures: a geometric number, and the mean of twenty
         # runs is itself uncertain.
         slack = max(
             SLACK,
@@ -294,10 +295,8 @@ def codecs(report: Report, runs: int = 7) -> None:
     copy = _median(runs, lambda: numbers.clone())
     for codec in FORMATS:
         data = encode(numbers, codec)
-        up, down = (
-            _median(runs, lambda c=codec: encode(numbers, c)),
-            _median(runs, lambda c=codec, d=data: decode(d, numbers.numel(), c)),
-        )
+        up = _median(runs, lambda c=codec: encode(numbers, c))
+        down = _median(runs, lambda c=codec, d=data: decode(d, numbers.numel(), c))
         off = float((decode(data, numbers.numel(), codec) - numbers).norm() / numbers.norm())
         bits = 8 * nbytes_of(numbers.numel(), codec) / numbers.numel()
         # fp32 is encoded as its own memory.

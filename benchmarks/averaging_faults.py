@@ -1,11 +1,11 @@
-"""What a round of four comes to when one of them is faulty: late, frozen, killed with SIGKILL at
-every phase, or lying.
+"""A round of four with a faulty member: late, frozen, killed with SIGKILL at every phase, or lying.
 
 Three survivors run the daemon's own round in this process, over gRPC on loopback sockets; the
 fourth speaks the same protocol by hand and lies (benchmarks/lab/rogue.py), or is a process of its
-own that dies (benchmarks/lab/victim.py). A row's value is when the last survivor knew what became
-of the round, its target all of what benchmarks/lab/meeting.py asks of that, and that one repair by
-the survivors completes it. Part 4 of ``python -m benchmarks.averaging``.
+own that dies (benchmarks/lab/victim.py). A row's value is the time at which the last survivor knew
+the round's outcome. Its target is that the outcome passes every check of benchmarks/lab/meeting.py,
+and that one repair by the survivors completes the round. Part 4 of ``python -m
+benchmarks.averaging``.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
 
 DEADLINE_S = 4.0
-"""Of the study that measured another engine in these rows."""
+"""Deadline in s of the study that measured another engine in these rows."""
 LATE_S = 0.5
 """A busy machine wakes nobody at the very instant of a deadline."""
 HANGS = 3
@@ -62,14 +62,14 @@ LIES: dict[str, Lie] = {
     "a frame of 65 MiB": Lie(cut=lambda frames: [framed(TOO_LONG, TOO_LONG)]),
     "a frame that says it has 4 GiB": Lie(cut=lambda frames: [framed(64, 4 << 30)]),
 }
-"""Where it owns nothing, its own parts would be what it says they are: an owner is believed as long
-as its numbers are finite."""
+"""Lies by name. A member with `owns=False` owns nothing, since its own parts would follow its lie:
+an owner is believed if its numbers are finite."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """One round and its repair. ``faults``: what is wrong with it; ``said``: why survivors went
-    without the faulty one."""
+    """One round and its repair. `faults`: errors of the round; `said`: reasons of the survivors to
+    go on without the faulty member."""
 
     seconds: float
     repair_s: float
@@ -185,7 +185,8 @@ async def killed(phase: str, deadline_s: float = DEADLINE_S) -> tuple[Played, st
     )
     try:
         async with seated() as table, asyncio.timeout(60 + 2 * HANGS * deadline_s):
-            said, heard = process.stdout, process.stdin
+            said = process.stdout
+            heard = process.stdin
             if said is None or heard is None:
                 raise RuntimeError("a process without pipes")
             table.net.elsewhere(FAULTY, json.loads(await said.readline()))

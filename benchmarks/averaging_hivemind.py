@@ -21,7 +21,9 @@ import psutil
 from benchmarks.lab.hive import HANGS, PATIENCE_S
 from benchmarks.report import Report
 
-WORLD, NUMBERS, TIMEOUTS_S = 4, 4 << 20, (2.0, 4.0)
+WORLD = 4
+NUMBERS = 4 << 20
+TIMEOUTS_S = (2.0, 4.0)
 KILLED_AFTER_S = 0.1
 """Into an all-reduce that takes more than a second here."""
 START_S = 45.0
@@ -107,8 +109,8 @@ def _row(report: Report, name: str, began: float, told: list[dict[str, Any]]) ->
 
 
 async def _outcome(peer: Process) -> dict[str, Any]:
-    """What a survivor says of its round. Its process may hang with it: then it says nothing in as
-    long as it would have had."""
+    """A survivor's report of its round. Its process may hang with it: after the time that it would
+    have had, the report is a hang."""
     try:
         async with asyncio.timeout(PATIENCE_S + 3):
             return await _hear(peer)

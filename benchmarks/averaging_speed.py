@@ -1,10 +1,10 @@
-"""How fast 64 MiB are averaged: hivemind's averager, gloo's all-reduce, ours over TLS gRPC and
-through the libp2p tunnel.
+"""Speed of averaging 64 MiB: hivemind's averager, gloo's all-reduce, ours over TLS gRPC and through
+the libp2p tunnel.
 
 Peers are processes on loopback with one torch thread each (benchmarks/lab/speed.py). All ways take
 turns in one run, after one round each to warm up; figures are medians. Every result is compared
-with the true mean, outside the time: what did not average does not count. Beside them the same
-bytes alone over our connections: no exchange of ours can be faster. Part 1 of ``python -m
+with the true mean, outside the time: a wrong result does not count. Beside them the same bytes
+alone over our connections: no exchange of ours can be faster. Part 1 of ``python -m
 benchmarks.averaging``.
 """
 
@@ -43,7 +43,9 @@ SAID = {
         CODECS, "the same bytes over the same connections, nothing done with them: the floor"
     ),
 }
-FASTER, OF_GLOO, INT8_OF_GLOO = 3.0, 0.3, 1.0
+FASTER = 3.0
+OF_GLOO = 0.3
+INT8_OF_GLOO = 1.0
 
 
 class Crew:
@@ -162,7 +164,7 @@ def speed(
 def beside(
     before: Path, now: Path, rounds: int, worlds: tuple[int, ...] = (2, 4)
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Rounds of ours in two trees, in turns: what was averaged, and the seconds of every pair. One
+    """Run our rounds in two trees, in turns; yields the case, and the seconds of every pair. One
     round may take a sixth more than the next, and the machine's speed changes within an hour."""
     for world in worlds:
         pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -185,7 +187,8 @@ def _one(
 ) -> None:
     mid = {key: median(r[key] for r in rows) for key in ("seconds", "met", "cpu", "peak", "off")}
     name = {"tunnel": "ours, tunnel", "wire": "gRPC and TLS alone"}.get(kind, kind)
-    every, size = [r["seconds"] for r in rows], 4 * numbers / 1e9
+    every = [r["seconds"] for r in rows]
+    size = 4 * numbers / 1e9
     apart = (
         f"its matchmaking {mid['met']:.3f} s, without {mid['seconds'] - mid['met']:.3f} s; "
         if kind in ("hivemind", "ours")

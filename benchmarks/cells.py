@@ -1,15 +1,15 @@
-"""Cells that lead themselves: how independent they are, how fast they agree, what live ones do.
+"""Cells that lead themselves: their independence, their speed of agreement, and live ones.
 
     python -m benchmarks.cells --json -          # everything
     python -m benchmarks.cells --only 4 --cells 100,300 --grid 8,8,8
     python -m benchmarks.cells --only 5 --swarms 10,200
 
-Rows are named after what was asked for: 1 one cell beside an earlier commit, 2 live cells over a
-wide-area network, and what cells lose beside one, 3 independence of cells, 4 rounds of Moshpit
-until cells agree, 5 what grows with the number of cells (simulated for an hour), 6 strangers
-that mean harm, 7 the ages of pushes without a barrier, 8 bytes of an outer step and their price in
-loss, 9 faults between cells, 10 statements of node/ beside the last commit
-without cells, and what is left of it.
+Rows are named after their question: 1 one cell beside an earlier commit, 2 live cells over a
+wide-area network, and the loss of cells beside one cell, 3 independence of cells, 4 rounds of
+Moshpit until cells agree, 5 costs that grow with the number of cells (simulated for an hour), 6
+strangers that mean harm, 7 the ages of pushes without a barrier, 8 bytes of an outer step and their
+price in loss, 9 faults between cells, 10 statements of node/ beside the last commit without cells,
+and the code of that commit that is left.
 """
 
 import argparse
@@ -46,7 +46,8 @@ def main() -> int:
     parser.add_argument("--swarms", default="10,1000", help="5: cells of the swarms compared")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
-    report, parts = Report(), chosen(parser, asked.only, PARTS)
+    report = Report()
+    parts = chosen(parser, asked.only, PARTS)
     sizes = [int(size) for size in asked.cells.split(",")]
     more: dict[str, dict[str, Any]] = {
         "4": {"sizes": sizes, "grid": axes(asked.grid), "seeds": asked.seeds},

@@ -1,5 +1,5 @@
-"""Real daemons under real faults: what each fault costs a swarm of eight (two ends, three block
-stages of two).
+"""Real daemons under real faults: the cost of each fault for a swarm of eight (two ends, three
+block stages of two).
 
     python -m benchmarks.chaos [--quick | --scenario NAME ...] [--json -]
 
@@ -15,7 +15,7 @@ digests equal. Figures of a scenario:
                    victim or takes its place
   recover_s        from detection (from the fault where nobody need notice) to the next commit
   digests_equal    the replicas of every stage agree at the end, and no digest differed meanwhile
-  loss_val_ratio   held-out loss afterwards, beside that of a quiet run after as many epochs
+  loss_val_ratio   held-out loss afterwards, over a quiet run's after equally many epochs
   full_s           from the end of the fault to full strength (restarts included)
 
 The quiet run is the same model, data and seed in one process without a network, which computes what
@@ -57,7 +57,7 @@ SHAPE: dict[str, Any] = {
 """Epochs of about a second on two cores. Nobody changes its stage, so that every scenario finds the
 same swarm."""
 NOTICE_S = 60.0
-"""After so long without a notice and a commit a scenario hangs."""
+"""Seconds without a notice and a commit after which a scenario hangs."""
 RATIO = 1.03
 
 
@@ -130,7 +130,8 @@ def main() -> int:
 def play(chosen: Sequence[Scenario], quiet: Outcome, keep: Path | None = None) -> Iterator[Outcome]:
     """The scenarios one after the other, in one swarm while that stays whole. ``quiet`` gets the
     loss before the first."""
-    left, number = list(chosen), 0
+    left = list(chosen)
+    number = 0
     while left:
         number += 1
         try:
@@ -170,7 +171,8 @@ def run(a: Arena, scenario: Scenario) -> Outcome:
         outcome.notes = f"not possible here: {e}"
         return outcome
     except Hang as e:
-        outcome.hangs, outcome.notes = True, str(e)
+        outcome.hangs = True
+        outcome.notes = str(e)
         print(a.box.story(), file=sys.stderr)
     if strike is not None:
         outcome.notes = " ".join(
@@ -181,7 +183,7 @@ def run(a: Arena, scenario: Scenario) -> Outcome:
 
 
 def _watch(a: Arena, scenario: Scenario, strike: Strike, outcome: Outcome) -> None:
-    """Find the notice, if there should be one, and the commit after it, in what was told; wait if
+    """Find the notice, if there should be one, and the commit after it, among the events; wait if
     they have not come yet."""
     keys = {a.key(label) for label in strike.victims}
     struck = () if scenario.twins else strike.victims
@@ -190,11 +192,9 @@ def _watch(a: Arena, scenario: Scenario, strike: Strike, outcome: Outcome) -> No
         notice = a.wait(
             "anybody to notice", lambda: a.books().first_notice(strike.at, struck, keys), NOTICE_S
         )
-        outcome.detect_s, outcome.seen, since = (
-            round(notice.at - strike.at, 2),
-            f"{notice.kind} by {notice.who}",
-            notice.at,
-        )
+        outcome.detect_s = round(notice.at - strike.at, 2)
+        outcome.seen = f"{notice.kind} by {notice.who}"
+        since = notice.at
     commit = a.wait("the next commit", lambda: a.books().next_commit(since, strike.apart), NOTICE_S)
     outcome.recover_s = round(commit.at - since, 2)
 
@@ -202,7 +202,8 @@ def _watch(a: Arena, scenario: Scenario, strike: Strike, outcome: Outcome) -> No
 def _settle(a: Arena, strike: Strike, before: Losses, outcome: Outcome) -> None:
     books = a.books()
     lost = books.losses().since(before)
-    outcome.again, outcome.epochs_lost = lost.again, lost.epochs
+    outcome.again = lost.again
+    outcome.epochs_lost = lost.epochs
     accounted = books.accounted(strike.at, a.sequence)
     doubled = books.counted_twice(strike.at, a.sequence)
     if accounted is not None:
@@ -216,7 +217,7 @@ def _settle(a: Arena, strike: Strike, before: Losses, outcome: Outcome) -> None:
 
 
 def compare(outcomes: Sequence[Outcome]) -> None:
-    """Fill in the loss beside that of the quiet run after as many epochs."""
+    """Fill in the loss over the quiet run's loss after equally many epochs."""
     wanted = sorted({o.epoch for o in outcomes if o.epoch})
     if not wanted:
         return
@@ -238,11 +239,9 @@ def quiet_losses(epochs: Sequence[int]) -> dict[int, float]:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as home:
-        alone, done, found = (
-            Reference(Manifest.parse(signed(Identity.ephemeral(), SHAPE)), Path(home)),
-            0,
-            {},
-        )
+        alone = Reference(Manifest.parse(signed(Identity.ephemeral(), SHAPE)), Path(home))
+        done = 0
+        found = {}
         for epoch in epochs:
             for _ in alone.train(epoch - done):
                 pass

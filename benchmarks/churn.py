@@ -1,4 +1,4 @@
-"""A swarm whose peers keep dying: every 5 epochs a random one is killed and a stranger joins in its
+"""A swarm under steady churn: every 5 epochs a random peer is killed and a stranger joins in its
 place, for 100 epochs.
 
     python -m benchmarks.churn [--epochs 100] [--every 5] [--seed 1] [--json -]
@@ -8,7 +8,7 @@ the same epochs once without and once with deaths. Newcomers have new identities
 choose their stage themselves.
 
   commit at first attempt   share of the epochs that were committed by the first plan made for them
-  ... without any repair    of those, the ones that needed no repaired round and lost no peer and no
+  ... without any repair    epochs among them that needed no repaired round and lost no peer and no
                             micro-batch
   loss ratio                held-out loss at the end, beside the quiet swarm's: same model, data,
                             seed and epochs
@@ -29,7 +29,8 @@ from benchmarks.lab.fleet import WORKING, Hang
 from benchmarks.report import Report
 
 NODES = (2, 2, 2, 2)
-FIRST_TRY, RATIO = 0.95, 1.03
+FIRST_TRY = 0.95
+RATIO = 1.03
 PEER = "torchft reports 82% of the steps committed, at one failure per 6 steps on 30 replica groups"
 STUCK_S = 120.0
 """Longest time without a new epoch."""
@@ -50,7 +51,7 @@ have died."""
 
 @dataclass
 class Ran:
-    """One run: seconds, held-out loss at the end, its books, and what was done to it."""
+    """One run: seconds, held-out loss at the end, its books, and its deaths."""
 
     seconds: float
     loss_val: float
@@ -81,21 +82,20 @@ def main() -> int:
 
 
 def run(epochs: int, every: int, seed: int) -> Ran:
-    """Train all epochs in a new swarm; with ``every`` above 0, one peer dies after so many epochs.
+    """Train all epochs in a new swarm; with `every` above 0, one peer dies every `every` epochs.
     Raises Hang."""
     with arena(NODES, network=False, whole=False, training__epochs=epochs, **SHAPE) as a:
-        churn, began, moved, last, due = (
-            Churn(a, seed),
-            time.monotonic(),
-            time.monotonic(),
-            -1,
-            every,
-        )
+        churn = Churn(a, seed)
+        began = time.monotonic()
+        moved = time.monotonic()
+        last = -1
+        due = every
         while last < epochs:
             made = max((int(e.get("epoch", 0)) for e in a.commits()), default=0)
             now = time.monotonic()
             if made > last:
-                last, moved = made, now
+                last = made
+                moved = now
                 if made % 10 == 0:
                     print(
                         f"epoch {made}: {len(churn.kills)} deaths, {len(a.peers)} peers, "
@@ -115,7 +115,7 @@ def run(epochs: int, every: int, seed: int) -> Ran:
             f"{loss:.4f}",
             file=sys.stderr,
         )
-        # Who is still on its way when the run ends has nothing to compare.
+        # A peer that is still on its way when the run ends has nothing to compare.
         there = [p for p in a.peers.values() if p.status().state in WORKING]
         equal = a.box.agree(of=there)
         return Ran(
@@ -143,7 +143,8 @@ def tell(report: Report, epochs: int, quiet: Ran, rough: Ran) -> None:
     _, straight, clean = rough.books.first_tries(0, epochs)
     lost = rough.books.losses()
     kills = len(churn.kills)
-    share, ratio = straight / epochs, rough.loss_val / quiet.loss_val
+    share = straight / epochs
+    ratio = rough.loss_val / quiet.loss_val
     load = f"{kills} of 8 peers killed, {churn.leaders} of them leading, over {epochs} epochs"
     report.add(
         "2 commit at first attempt share",

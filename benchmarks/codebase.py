@@ -1,14 +1,14 @@
-"""The code base, counted from its syntax trees, beside a commit before; and what must not have
-become worse with it.
+"""The code base, counted from its syntax trees, beside an earlier commit; and the figures that must
+not have become worse with it.
 
   python -m benchmarks.codebase [--base COMMIT] [--only 1,2,3] [--list] [--json -]
 
-1  statements of node/ and tests/ (docstrings are none; what moved out of node/ is not saved)
+1  statements of node/ and tests/ (docstrings are none; code moved out of node/ is not saved)
 2  files in the largest package; public functions of node/ that the program never reaches; lines
    over 100 columns; lines the formatter may not touch; classes that share a name
 3  files that an activation, a gradient and a plan pass, from the walks in docs/architecture.md
 4  the simulator: schedules, planted bugs, 1,000 peers (about an hour)
-5  speeds and losses beside the commit before; benchmarks whose rows must hold (two hours)
+5  speeds and losses beside the earlier commit; benchmarks with rows that must hold (two hours)
 6  the time of `make test` on a fresh clone
 """
 
@@ -28,10 +28,13 @@ BASE = "c2d8ad2"
 SAVED = 0.92
 LATER = ("bd8780d1", "806e2b90")
 """Between these two commits cells got leaders of their own, and models with names, adapters, bf16
-parameters and streamed data came. What they added is not what this counts the saving of."""
-FILES, SHARED, SKIPPED = 20, 20, 20
+parameters and streamed data came. The saving is counted without their additions."""
+FILES = 20
+SHARED = 20
+SKIPPED = 20
 UNWIRED = {"merging shares of samples": ".samples.merged"}
-"""What nothing reaches yet and may stay: the last section of docs/protocol.md says what for."""
+"""Functions that nothing reaches yet and that may stay; the last section of docs/protocol.md says
+why."""
 WALKS = {
     "An activation's hop": (15, 25),
     "A gradient on its way to a fresh parameter": (20, 36),
@@ -50,7 +53,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name what was counted, on stderr")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
-    report, parts = Report(), chosen(parser, args.only, PARTS)
+    report = Report()
+    parts = chosen(parser, args.only, PARTS)
     now = source.read(ROOT)
     with source.at_commit(ROOT, args.base) as before:
         if "1" in parts:
@@ -70,7 +74,8 @@ def main() -> int:
 
 def size(report: Report, now: Tree, before: Tree) -> None:
     """Rows 1."""
-    was, left = source.count(before.under("node")), source.count(now.under("node"))
+    was = source.count(before.under("node"))
+    left = source.count(now.under("node"))
     moved = source.moved(before, now, away_from="node", into=("tests", "benchmarks", "cli.py"))
     ratio = (left + moved) / was
     report.add(
@@ -94,7 +99,8 @@ def size(report: Report, now: Tree, before: Tree) -> None:
         f"at most {SAVED}",
         without <= SAVED,
     )
-    was, left = source.count(before.under("tests")), source.count(now.under("tests"))
+    was = source.count(before.under("tests"))
+    left = source.count(now.under("tests"))
     target = f"at most {was}"
     report.add("1 statements of tests/", left, "", f"before {was}", target, left <= was)
 
@@ -141,14 +147,16 @@ def _row(
     report: Report, name: str, found: list[str], old: list[str], most: int, named: bool
 ) -> None:
     """How many were found, beside the base's; each by name with ``--list``."""
-    before, target = f"before {len(old)}", f"at most {most}"
+    before = f"before {len(old)}"
+    target = f"at most {most}"
     report.add(name, len(found), "", before, target, len(found) <= most)
     for one in found if named else ():
         print(f"    {one}", file=sys.stderr)
 
 
 def walks(report: Report, now: Tree, *, named: bool) -> None:
-    """Rows 3: the page's lists, whose files must exist and follow from one another."""
+    """Add rows 3 from the page's lists: all files must exist, and each must follow from the one
+    before."""
     page = (Path(now.root) / "docs" / "architecture.md").read_text()
     for title, (most, old) in WALKS.items():
         walk = check(now, read_walk(page, title))

@@ -250,7 +250,8 @@ def tell(report: Report, ran: Ran) -> None:
     )
     words = " | ".join(f"{label} {why}" for label, why in ran.left.items())
     report.add("3.c joins that ended", len(ran.left), words[:500], MET, "0", not ran.left)
-    quiet, during = ran.rate(ran.began - QUIET_S, ran.began), ran.rate(ran.began, ran.ended)
+    quiet = ran.rate(ran.began - QUIET_S, ran.began)
+    during = ran.rate(ran.began, ran.ended)
     report.add(
         "3.d epochs a second while the crowd came",
         round(during, 3),

@@ -81,7 +81,9 @@ class Group:
         shapes: Mapping[str, tuple[int, ...]],
         members: Sequence[PeerId],
     ) -> None:
-        self.settings, self.shapes, self.parts = settings, shapes, parts_of(shapes, settings)
+        self.settings = settings
+        self.shapes = shapes
+        self.parts = parts_of(shapes, settings)
         self.owners = {peer: Owner(settings, 0) for peer in members}
         self.spares = {peer: Spares() for peer in members}
         self.plan = assign(self.parts, [(peer, 1.0) for peer in members])
@@ -106,8 +108,8 @@ class Group:
         return {name: fresh[name] for name in self.shapes}
 
     def change(self, members: Sequence[PeerId], epoch: int) -> None:
-        """Who is not named any more has died, who is new has come; ``epoch`` is the last one
-        settled."""
+        """Change the members after epoch `epoch` is settled: a missing one has died, a new one has
+        come."""
         before = self.plan
         self.plan = assign(self.parts, [(peer, 1.0) for peer in members], before)
         was, self.owners = (
@@ -138,7 +140,7 @@ class Group:
             self.lost += not state
 
     def travelled(self, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a peer has that fetched this state: through bytes, checked against the declared
+        """The state as a peer has it after fetching: through bytes, checked against the declared
         shapes."""
         declared = sorted(state_shapes(name, self.shapes[name], self.settings).items())
         sent = {key: tensor.float() for key, tensor in state.items()}
@@ -155,8 +157,11 @@ def compared(method: str, steps: int = STEPS, parameters: str = "fp32") -> tuple
     """(largest difference of any number of ``parameters`` and state from one process's, the group
     after it)."""
     a, b, c, d = (PeerId(p) for p in "abcd")
-    settings, died, joined = settings_of(method, parameters), steps // 3, 2 * steps // 3
-    group, alone = Group(settings, SHAPES, (a, b, c)), Owner(settings, 0)
+    settings = settings_of(method, parameters)
+    died = steps // 3
+    joined = 2 * steps // 3
+    group = Group(settings, SHAPES, (a, b, c))
+    alone = Owner(settings, 0)
     split, whole = (
         {name: t.to(dtype_of(parameters)) for name, t in numbers(0).items()} for _ in range(2)
     )
@@ -166,13 +171,12 @@ def compared(method: str, steps: int = STEPS, parameters: str = "fp32") -> tuple
         if epoch == joined:
             group.change((a, c, d), epoch - 1)
         gradients = numbers(epoch + 1, scale=0.01)
-        split, whole = (
-            group.epoch(split, gradients, epoch),
-            step_all(alone, whole, gradients, epoch),
-        )
+        split = group.epoch(split, gradients, epoch)
+        whole = step_all(alone, whole, gradients, epoch)
     worst = max(float((split[n] - whole[n]).abs().max()) for n in SHAPES)
     for name, peer in group.plan.items():
-        ours, theirs = group.owners[peer].state(name), alone.state(name)
+        ours = group.owners[peer].state(name)
+        theirs = alone.state(name)
         worst = max([worst, *(float((ours[key] - theirs[key]).abs().max()) for key in theirs)])
     return worst, group
 
@@ -188,7 +192,8 @@ def exactness(report: Report, steps: int = STEPS) -> None:
         )
         report.add(what, worst, "absolute", "one process", "0: bit for bit, no state lost", holds)
     for method in METHODS:
-        far, most = beside_library(method, steps), BESIDE[method]
+        far = beside_library(method, steps)
+        most = BESIDE[method]
         where = "torch.optim" if method in ("muon", "adamw") else "pytorch-optimizer"
         what = f"6 {method}: largest difference from {where}'s after {steps} steps"
         report.add(
@@ -205,10 +210,8 @@ def beside_library(method: str, steps: int = STEPS) -> float:
     """Largest difference of a matrix from what the library's own loop makes of it."""
     import pytorch_optimizer
 
-    s, names = (
-        settings_of(method),
-        [n for n, shape in SHAPES.items() if len(shape) == 2 and ".layers." in n],
-    )
+    s = settings_of(method)
+    names = [n for n, shape in SHAPES.items() if len(shape) == 2 and ".layers." in n]
     live = {name: torch.nn.Parameter(numbers(0)[name]) for name in names}
     each = list(live.values())
     match method:
@@ -243,7 +246,8 @@ def beside_library(method: str, steps: int = STEPS) -> float:
                 shape_interpretation=False,
                 graft_type=4,
             )
-    owner, ours = Owner(s, 0), {name: numbers(0)[name] for name in names}
+    owner = Owner(s, 0)
+    ours = {name: numbers(0)[name] for name in names}
     for epoch in range(steps):
         gradients = {name: g for name, g in numbers(epoch + 1, scale=0.01).items() if name in live}
         for name, p in live.items():
@@ -263,12 +267,14 @@ def memory(report: Report) -> None:
     }
     for method in METHODS:
         parts = parts_of(shapes, OptimSettings(name=method))
-        total, cost = sum(p.state for p in parts), sum(p.cost for p in parts)
+        total = sum(p.state for p in parts)
+        cost = sum(p.cost for p in parts)
         for count in (4, 8, 16):
             members = [(PeerId(f"p{i:02}"), 1.0) for i in range(count)]
             owners = assign(parts, members)
             held = [sum(p.state for p in parts if owners[p.name] == peer) for peer, _ in members]
-            ratio, late = max(held) * count / total, makespan(parts, members, owners) * count / cost
+            ratio = max(held) * count / total
+            late = makespan(parts, members, owners) * count / cost
             what = (
                 f"7 {method}, layers of Qwen3-0.6B, {count} peers: fullest peer's state over "
                 "total / peers"
@@ -287,7 +293,8 @@ def memory(report: Report) -> None:
             sum(t.nbytes for n in owner.names() for t in owner.state(n).values())
             for owner in group.owners.values()
         ]
-        ratio, declared = max(real) * 4 / sum(real), sum(p.state for p in group.parts)
+        ratio = max(real) * 4 / sum(real)
+        declared = sum(p.state for p in group.parts)
         what = (
             f"7 {method}, real owners of 18 matrices, 4 peers: fullest peer's state over total "
             "/ peers"

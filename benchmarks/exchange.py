@@ -1,4 +1,4 @@
-"""A Muon step of a cell, from everybody's gradients to fresh parameters at all, beside the
+"""A Muon step of a cell, from the members' gradients to fresh parameters at all of them, beside the
 collectives of torch.
 
     python -m benchmarks.exchange [--runs 5] [--width 1024] [--json -]
@@ -7,7 +7,7 @@ collectives of torch.
 Members are processes on loopback with one torch thread each (benchmarks/lab/cell.py). Ours is the
 cell's round over TLS gRPC, every matrix stepped by its owner, in micro-groups; beside it, over
 gloo: all-reduce and torch.optim.Muon in every process (replicated), and round-robin ownership
-(DistributedMuon of pytorch_optimizer). Matrices are those of Qwen3-0.6B, one layer for each member,
+(DistributedMuon of pytorch_optimizer). Matrices come from Qwen3-0.6B, one layer for each member,
 ``--width`` wide (1024 in the original). All ways take turns in one run; figures are medians. With
 more members than cores, processes wait for each other's cores: processor seconds are given too.
 """
@@ -168,7 +168,7 @@ def _start(name: str, *words: object) -> subprocess.Popen[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Of loopback, free a moment ago."""
+    """Ports of loopback that were free a moment ago."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:
@@ -193,7 +193,8 @@ def _turns(
 
 
 def _compare(report: Report, cell: Cell, runs: int) -> None:
-    n, told = cell.members, _turns(cell, runs, WAYS)
+    n = cell.members
+    told = _turns(cell, runs, WAYS)
     seconds = {name: median(t["seconds"] for t in rows) for name, rows in told.items()}
     cpu = {name: median(t["cpu"] for t in rows) for name, rows in told.items()}
     where = f"{n} processes, {4 * cell.numbers / MIB:.0f} MiB"

@@ -1,11 +1,11 @@
-"""What a newcomer and an operator meet in their first hour: deadlines, idle cost, caps, damage,
-errors, strangers, kernels.
+"""The first hour of a newcomer and an operator: deadlines, idle cost, caps, damage, errors,
+strangers, kernels.
 
     python -m benchmarks.firsthour --json -          # everything
     python -m benchmarks.firsthour --only 4,6
 
-Rows are named after what was asked for: 1 a run of 0.5B parameters on two cores, 2 many daemons on
-two cores, 3 caps and forecasts, 4 damaged files, 5 error texts and `tutti doctor`, 6 how fast
+Rows are named after their question: 1 a run of 0.5B parameters on two cores, 2 many daemons on two
+cores, 3 caps and forecasts, 4 damaged files, 5 error texts and `tutti doctor`, 6 the time in which
 commands answer, 7 strangers in an open run, 8 kernels.
 """
 
@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="which of the eight")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
-    report, parts = Report(), chosen(parser, asked.only, PARTS)
+    report = Report()
+    parts = chosen(parser, asked.only, PARTS)
     for number, name in PARTS.items():
         if number in parts:
             with folder() as root:

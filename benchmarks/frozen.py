@@ -154,7 +154,8 @@ class FrozenSwarm:
         labels = [p.label for p in cell]
         leader = [e for e in self.read() if e.kind == PLANNED and e.who in labels][-1].who
         able = [p for p in cell if (p.label == leader) == deed.endswith("leader")]
-        victim, family = dice.choice(able), dice.random() < 0.5
+        victim = dice.choice(able)
+        family = dice.random() < 0.5
         victim.close()
         at = time.time()
         if deed.startswith("killed"):
@@ -253,12 +254,15 @@ def rows(
             worst = round(max(seconds), 2)
             asked = f"<= {TARGET_S:g}"
             report.add(f"{name}: next commit, worst", worst, "s", "", asked, worst <= TARGET_S)
-        name, count = f"{item} woke and did not say so", sum(s.quiet for s in found.struck)
+        name = f"{item} woke and did not say so"
+        count = sum(s.quiet for s in found.struck)
         report.add(f"{name}, {shape.name}", count, "daemons", "", "0", holds=not count)
         said = ", ".join(sorted({e.kind for e in found.disturbed}))
-        name, count = f"{item} disturbances, {shape.name}", len(found.disturbed)
+        name = f"{item} disturbances, {shape.name}"
+        count = len(found.disturbed)
         report.add(name, count, "events", said, "0", holds=not count)
-        name, count = f"{item} committed again, {shape.name}", found.again
+        name = f"{item} committed again, {shape.name}"
+        count = found.again
         report.add(name, count, "epochs", "", "0", holds=not count)
 
 
@@ -272,7 +276,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     asked = parser.parse_args()
-    report, deeds = Report(), chosen(parser, asked.only, DEEDS)
+    report = Report()
+    deeds = chosen(parser, asked.only, DEEDS)
     rows(report, deeds=deeds, moments=asked.moments, seed=asked.seed)
     return report.end(asked.json)
 

@@ -27,7 +27,7 @@ BASE_BYTES = 1 << 20
 """Bytes that one parse may allocate for a message of any length."""
 MOST_GROWTH = 256 << 20
 """Bytes by which the process may grow over a run. The largest plan of empty lists takes a quarter
-of that by itself; tracemalloc keeps as much again, and mutated messages have up to 8 MiB."""
+of these by itself; tracemalloc keeps another quarter, and mutated messages have up to 8 MiB."""
 KEPT = 20
 """Failures of a run that are reported."""
 
@@ -69,7 +69,9 @@ class _Calls:
 def trial(name: str, raw: bytes) -> tuple[str, bool]:
     """Parse ``raw`` once: why the parser broke its promise, "" if it did not; and whether it
     refused the bytes."""
-    parser, refused, calls = PARSERS[name], False, _Calls()
+    parser = PARSERS[name]
+    refused = False
+    calls = _Calls()
     tracemalloc.start()
     try:
         sys.setprofile(calls)
@@ -101,7 +103,7 @@ def example(name: str, dice: Random) -> bytes:
 
 
 def run(seconds: float, seed: int = 0, only: Collection[str] = ()) -> Fuzzed:
-    """Fuzz all parsers, or the ones named ``only``, for ``seconds``: those of protobuf messages
+    """Fuzz all parsers, or the ones named `only`, for `seconds`; parsers of protobuf messages come
     first."""
     found = Fuzzed()
     dice = Random(seed)

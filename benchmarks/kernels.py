@@ -5,7 +5,7 @@ Interleaved, one process.
         [--compile-all]
 
   4 mixed    two layers of Qwen3-0.6B: q, k, v, o, gate, up, down
-  4 shape    one shape at a time, small ones as many as a model of that width has
+  4 shape    one shape at a time, small ones in the number that a model of the width has
   4 GEMM     floating-point operations done, over the measured rate of plain products in the same
              format
 
@@ -50,7 +50,9 @@ from node.optim.settings import OptimSettings
 
 Shape = tuple[int, int]
 Step = Callable[[], None]
-LR, MU, STEPS = 0.02, 0.95, 5
+LR = 0.02
+MU = 0.95
+STEPS = 5
 LAYERS = 2
 MIXED: tuple[Shape, ...] = tuple((m.rows, m.cols) for m in split_form(MODELS["0.6B"])[: 7 * LAYERS])
 SINGLES: tuple[tuple[Shape, int], ...] = (
@@ -68,10 +70,12 @@ SINGLES: tuple[tuple[Shape, int], ...] = (
     ((1024, 3072), 2),
 )
 SHORT = 1 << 21
-"""Elements in all up to which a step is so short that five times as many are measured."""
-OURS, QUINTIC, COMPILED = "ours", "ours, quintic", "heavyball, compiled"
+"""Total elements up to which a step is so short that five times more steps are measured."""
+OURS = "ours"
+QUINTIC = "ours, quintic"
+COMPILED = "heavyball, compiled"
 STOP = 20
-"""A peer that takes so many times as long as ours is stopped."""
+"""Multiple of our time after which a peer is stopped."""
 AT_LEAST_S = 1.0
 """But not sooner: a first step makes kernels and state."""
 CLOSE = 1.5
@@ -219,8 +223,8 @@ def target(name: str) -> float:
 
 @contextmanager
 def at_most(seconds: float, *, busy: bool = False) -> Iterator[None]:
-    """Raises TooSlowError in the block after so long, between two calls of torch. ``busy``: of
-    processor time."""
+    """Raise TooSlowError in the block after `seconds`, between two calls of torch. `busy`: seconds
+    of processor time."""
 
     def stop(*_: object) -> NoReturn:
         raise TooSlowError
@@ -252,10 +256,10 @@ class Scene:
     def table(
         self, report: Report, name: str, shapes: Sequence[Shape], compiled: bool, seconds: float
     ) -> None:
-        """All contestants on one list of shapes: rows of speed, of orthogonality, and of the share
-        of the GEMM rate.
+        """Add rows of all contestants on one list of shapes: speed, orthogonality, and the share of
+        the GEMM rate.
 
-        ``seconds``: after so long no further round begins.
+        `seconds`: time after which no further round begins.
         """
         ends = time.monotonic() + seconds
         errors: dict[str, float] = {}
@@ -291,7 +295,7 @@ class Scene:
         )
         least, ratio, label = (
             target(name),
-            # Where every peer was stopped, the best of them takes at least so many times as long.
+            # Where every peer was stopped, the best of them takes at least STOP times our time.
             peers[peer] / best[OURS] if peer else STOP,
             f"{self.number} {name}, {self.name}",
         )
@@ -351,7 +355,8 @@ class Scene:
     def rates(self, report: Report, label: str, shapes: Sequence[Shape], ends: float) -> None:
         """Our orthogonalisation alone against the best rate of plain products of the same formats,
         interleaved."""
-        matrices, device = _numbers(shapes, self.device, 2), self.device
+        matrices = _numbers(shapes, self.device, 2)
+        device = self.device
         kinds = {shape: flops(shape, device) for shape in dict.fromkeys(shapes)}
         done = {
             kind: sum(kinds[s][0] for s in shapes if kinds[s][1] is kind)
@@ -478,7 +483,8 @@ def _peer(
     make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
 ) -> Contestant:
     parameters = [torch.nn.Parameter(p) for p in _numbers(shapes, device, 0)]
-    gradients, optimizer = _numbers(shapes, device, 1), make(parameters)
+    gradients = _numbers(shapes, device, 1)
+    optimizer = make(parameters)
 
     def ready() -> None:  # some write into the gradient
         for p, gradient in zip(parameters, gradients, strict=True):

@@ -6,10 +6,10 @@ out, beside paths in turns.
 
 Eight daemons in network namespaces: two at the ends, three block stages of two. Daemon i is at
 place i of SkipPipe's setting A; its links have the published delays and the published bandwidths
-over ``SCALE``, so that a small model's activations are as long on the way, over what is computed,
-as theirs. One peer, of the middle stage, is stopped for two thirds of the time. Every swarm trains
-from the same parameters on the same samples; an epoch is measured from commit to commit, in the
-last five. Needs root. The machine's other work is in every figure.
+over ``SCALE``, so that a small model's activations take as long on the way, relative to its
+computation, as theirs. One peer, of the middle stage, is stopped for two thirds of the time. Every
+swarm trains from the same parameters on the same samples; an epoch is measured from commit to
+commit, in the last five. Needs root. The machine's other work is in every figure.
 """
 
 import argparse
@@ -34,10 +34,13 @@ from benchmarks.lab.wan import Wan, why_not
 from benchmarks.report import Report, chosen
 
 NODES = (2, 2, 2, 2)
-EPOCHS, MEASURED = 20, 5
+EPOCHS = 20
+MEASURED = 5
 SCALE = 40.0
 """Published bandwidth over ours."""
-SLOW, STOPPED_S, RUNS_S = "stage-2-1", 0.10, 0.05
+SLOW = "stage-2-1"
+STOPPED_S = 0.10
+RUNS_S = 0.05
 MODEL: dict[str, Any] = {
     "model.layers": 3,
     "model.d_model": 32,
@@ -156,7 +159,8 @@ def rows(
     for name in ("turns", "planned-full", "turns-33"):
         if ours is None or name not in found:
             continue
-        other, said = found[name], SETTINGS[name][0]
+        other = found[name]
+        said = SETTINGS[name][0]
         ratio = ours.epoch_s / other.epoch_s
         text = (
             f"{ours.epoch_s:.2f} s over {other.epoch_s:.2f} s; micro-batches alone "
@@ -186,7 +190,8 @@ def rows(
 
 def _losses(report: Report, found: dict[str, Measured]) -> None:
     """Both curves at the same tokens: with and without skipping."""
-    a, b = found.get("planned-33"), found.get("turns") or found.get("planned-full")
+    a = found.get("planned-33")
+    b = found.get("turns") or found.get("planned-full")
     if a is None or b is None:
         return
     theirs = dict(b.curve)
@@ -249,9 +254,10 @@ def measure(changes: dict[str, Any], epochs: int) -> Measured:
 
 
 def digest(commits: Sequence[Told]) -> Measured:
-    """What the leaders' commits tell."""
+    """Figures from the leaders' commits."""
     last = commits[-MEASURED - 1 :]
-    tokens, curve = 0, list[tuple[int, float]]()
+    tokens = 0
+    curve = list[tuple[int, float]]()
     for e in commits:
         tokens += e.get("tokens")
         curve.append((tokens, e.get("loss")))

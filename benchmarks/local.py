@@ -35,7 +35,9 @@ from node.model.settings import ModelSettings
 from node.model.shapes import parameter_shapes
 from node.optim.newton_schulz import newton_schulz_all
 
-RANKS, STEPS, RUNS = 2, 5, 9
+RANKS = 2
+STEPS = 5
+RUNS = 9
 MOST_BYTES = 2 << 20
 MODEL = ModelSettings(layers=4, d_model=256, heads=4, kv_heads=2, d_ff=768)
 WAYS = ("overlapped", "in turn", "redundant", "one process")
@@ -84,7 +86,8 @@ def local(report: Report) -> None:
         "0",
         told["off"] == 0.0,
     )
-    ours, theirs = told["bytes"], told["redundant_bytes"]
+    ours = told["bytes"]
+    theirs = told["redundant_bytes"]
     report.add(
         "5 tensor parallel bytes sent by a rank",
         ours,
@@ -180,7 +183,7 @@ def _redundant(
     number: int,
     apply: Callable[[str, Tensor], None],
 ) -> None:
-    """What needs no host: every rank gathers every matrix, works on all, keeps its own shard."""
+    """The way without hosts: every rank gathers every matrix, works on all, keeps its own shard."""
     for m in matrices:
         parts = [torch.empty(m.shape(r)) for r in range(RANKS)]
         dist.all_gather(parts, shards[m.name])

@@ -31,7 +31,7 @@ OWNERS = (2, 3, 4)
 def measured(report: Report) -> None:
     """Item 8: one row for each method and number of owners."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the clock is that of one
+    torch.set_num_threads(1)  # the clock counts one thread
     try:
         _rows(report)
     finally:
@@ -42,7 +42,8 @@ def _rows(report: Report) -> None:
     for method in ("muon", "shampoo", "soap"):
         settings = OptimSettings(name=method, warmup=0, precondition_every=EVERY)
         parts = parts_of(parameter_shapes(MODEL, 1, 1), settings)
-        fitted, judge = seconds(parts, settings, 0), seconds(parts, settings, 1)
+        fitted = seconds(parts, settings, 0)
+        judge = seconds(parts, settings, 1)
         for count in OWNERS:
             cell = [(PeerId(f"{n:02d}"), 1.0) for n in range(count)]
             by_count = slowest(assign(parts, cell), judge)
@@ -63,7 +64,8 @@ def seconds(
 ) -> dict[object, float]:
     """Mean of the timed steps, by part and, over the parts of one shape, by shape: seconds of the
     processor on one thread."""
-    owner, dice = Owner(settings, 100), torch.Generator().manual_seed(seed)
+    owner = Owner(settings, 100)
+    dice = torch.Generator().manual_seed(seed)
     found: dict[object, float] = {}
     by_shape: dict[tuple[int, ...], list[float]] = {}
     for part in parts:
@@ -73,7 +75,7 @@ def seconds(
             gradient = torch.randn(part.shape, generator=dice) * 0.01
             began = time.thread_time()
             old = owner.step(part.name, old, gradient, epoch)
-            # In the first step libraries make what they keep.
+            # In the first step libraries make the objects that they keep.
             spent += (time.thread_time() - began) * (epoch > 0)
             owner.commit(epoch)
         owner.drop(part.name)

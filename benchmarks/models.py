@@ -1,12 +1,12 @@
-"""Models that have a name: what of them can be trained, and whether it is the same model here.
+"""Models that have a name: the parts of them that can be trained, and their equality here.
 
     python -m benchmarks.models --json -
     python -m benchmarks.models --only 1
 
-Rows are named after what was asked for: 1 directories of Hugging Face, from import to export,
-2 adapters (LoRA) beside PEFT, 3 data larger than the disk, 4 memory, and what is computed again
-instead of kept, 5 a device that runs out of memory, 6 a large stage joined over slow lines, and its
-commit, 7 the guide, every command of it on three machines, 8 parameters in bf16.
+Rows are named after their question: 1 directories of Hugging Face, from import to export, 2
+adapters (LoRA) beside PEFT, 3 data larger than the disk, 4 memory, and recomputation in place of
+storage, 5 a device that runs out of memory, 6 a large stage joined over slow lines, and its commit,
+7 the guide, every command of it on three machines, 8 parameters in bf16.
 """
 
 import sys

@@ -40,7 +40,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer moments, smaller models")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
-    report, parts = Report(), chosen(parser, asked.only, PARTS)
+    report = Report()
+    parts = chosen(parser, asked.only, PARTS)
     for number, name in PARTS.items():
         if number not in parts:
             continue

@@ -130,10 +130,8 @@ def better(report: Report) -> None:
     """The rows of item 2."""
     for scene in (Scene(*row) for row in GRID):
         model = MODELS[scene.name]
-        fused, parts = (
-            units_of(fused_form(model), "muon"),
-            units_of(fused_form(model, "parts"), "muon"),
-        )
+        fused = units_of(fused_form(model), "muon")
+        parts = units_of(fused_form(model, "parts"), "muon")
         speeds = [1.0] * scene.ranks
         ours = {
             form: make_plan(units, speeds, "muon", tensor=scene.tensor)
@@ -178,7 +176,8 @@ def better(report: Report) -> None:
 
 def simpler(units: Sequence[Unit], scene: Scene) -> dict[str, float]:
     """Makespan over ideal of simpler planners, by name, on the true cost of whole matrices."""
-    tensor, data = scene.tensor, scene.data
+    tensor = scene.tensor
+    data = scene.data
     shards = fused_form(MODELS[scene.name], tensor=tensor)
     numel = {m.name: m.rows * m.cols for m in shards}
     buckets = fill_buckets(list(numel.items()), data, BUCKET)
@@ -217,9 +216,11 @@ def flat(units: Sequence[Unit], speeds: Sequence[float]) -> dict[str, dict[str, 
 
 def _uneven() -> list[str]:
     """Random shapes on peers of unequal speed: which of 60 cases a simpler planner wins."""
-    dice, beaten = random.Random(7), []
+    dice = random.Random(7)
+    beaten = []
     for case in range(60):
-        count, ranks = dice.randint(1, 200), dice.randint(1, 40)
+        count = dice.randint(1, 200)
+        ranks = dice.randint(1, 40)
         sides = [dice.randint(16, 4096) for _ in range(dice.choice((4, 400)))]
         shapes = [(dice.choice(sides), dice.choice(sides)) for _ in range(count)]
         units = [
@@ -260,10 +261,8 @@ def churn(report: Report) -> None:
                 leaves += [_leave(units, first, gone) for gone in range(PEERS)]
                 joins.append(_join(units, first, speeds))
             for what, changes in (("leave", leaves), ("join", joins)):
-                far, slow = (
-                    max(c.over_least for c in changes),
-                    max(changes, key=lambda c: c.plan.over_ideal),
-                )
+                far = max(c.over_least for c in changes)
+                slow = max(changes, key=lambda c: c.plan.over_ideal)
                 where = (
                     f"worst of {len(changes)}, floor "
                     f"{max(c.plan.floor_over_ideal for c in changes):.4f}"
@@ -293,13 +292,13 @@ def churn(report: Report) -> None:
 
 @dataclass(frozen=True)
 class Change:
-    """A repaired plan; ``least``: bytes of the one who left and of what must give way for them, or
-    the newcomer's share by speed."""
+    """A repaired plan. `least`: bytes of the peer that left and of the units that must give way for
+    them, or the newcomer's share by speed."""
 
     plan: OwnershipPlan
     least: float
     over_bare: float
-    """Bytes moved over those of the orphans, or over the share."""
+    """Bytes moved over the orphans' bytes, or over the share."""
 
     @property
     def over_least(self) -> float:
@@ -326,20 +325,18 @@ def displaced(
     orphans: Sequence[Unit], kept: Sequence[Sequence[Unit]], room: Sequence[float]
 ) -> int:
     """A lower bound on the kept bytes that must give way before whole orphans fit into each peer's
-    ``room`` of cost.
+    `room` of cost.
 
-    k orphans of one cost c at a peer need so many of its units to leave that load + k c is within
-    its room. Whichever way they are dealt out, each costs at least the least of that over k, at any
-    peer. Taken for the cost that gives most.
+    For k orphans of one cost c at a peer, units of it must leave until load + k c is within its
+    room. However the orphans are dealt out, each costs at least the least of these bytes over k, at
+    any peer. The bound is taken for the cost that gives most.
     """
     best = 0
     for cost, count in Counter(u.cost for u in orphans).items():
         each = float("inf")
         for units, limit in zip(kept, room, strict=True):
-            load, kinds = (
-                sum(u.cost for u in units),
-                sorted(Counter((u.cost, u.bytes) for u in units).items(), reverse=True),
-            )
+            load = sum(u.cost for u in units)
+            kinds = sorted(Counter((u.cost, u.bytes) for u in units).items(), reverse=True)
             for k in range(1, count + 1):
                 each = min(each, _cheapest(kinds, load + k * cost - limit) / k)
         best = max(best, int(each * count) if each < float("inf") else 0)
@@ -382,7 +379,8 @@ def _published(name: str, what: str) -> str:
         more = owner(PEERS + 1)
         share = sum(size for n, size in numel.items() if more[n] != full[n]) / sum(numel.values())
     else:
-        fewer, shares = owner(PEERS - 1), []
+        fewer = owner(PEERS - 1)
+        shares = []
         for gone in range(PEERS):
             stay = [r for r in range(PEERS) if r != gone]
             shares.append(
@@ -414,7 +412,8 @@ def _two_level(
 def _greedy(
     units: Sequence[Unit], weights: Sequence[int], speeds: Sequence[float]
 ) -> dict[str, int]:
-    loads, owner = [0] * len(speeds), {}
+    loads = [0] * len(speeds)
+    owner = {}
     for u, weight in zip(units, weights, strict=True):
         rank = min(range(len(speeds)), key=lambda r: ((loads[r] + weight) / speeds[r], r))
         owner[u.name] = rank

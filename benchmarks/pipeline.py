@@ -38,7 +38,8 @@ def main() -> int:
     if args.alone:
         print(json.dumps(_alone(args.alone, args.epochs)))
         return 0
-    report, cores = Report(), os.cpu_count() or 1
+    report = Report()
+    cores = os.cpu_count() or 1
     alone: dict[int, list[float]] = {n: [] for n in sorted({1, cores})}
     swarm: list[dict[str, Any]] = []
     for run in range(args.runs):

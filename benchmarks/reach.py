@@ -1,12 +1,12 @@
-"""Whether any two machines reach each other, and what is said when they do not: hosts in network
+"""Connections between any two machines, and the messages when there is none: hosts in network
 namespaces, real daemons.
 
     python -m benchmarks.reach --json -    # everything, half an hour; root, iproute2, nftables
     python -m benchmarks.reach --only 2,7
 
-Rows are named after what was asked for: 1 two hosts on one segment, 2 pairs of routers, 3 a swarm
+Rows are named after their question: 1 two hosts on one segment, 2 pairs of routers, 3 a swarm
 behind routers, 4 joiners of one second, 5 broken networks, 6 the directory behind routers, 7 evil
-relays, 8 what stalls is not called healthy.
+relays, 8 a stalled run is not called healthy.
 """
 
 import argparse
@@ -135,8 +135,8 @@ def pairs(report: Report, root: Path) -> None:
 
 
 def pair(root: Path, one: str, other: str) -> dict[str, Any]:
-    """Two hosts behind these routers, one public rendezvous and no setting: the first way, the best
-    one, what it carries."""
+    """Put two hosts behind these routers, with one public rendezvous and no setting; returns the
+    first path, the best one, and its throughput."""
     with Internet({"hub": "open", "one": one, "other": other}) as net:
         hub = HostPeer(net, "hub", root / "hub")
         here = HostPeer(net, "one", root / "one", join=[hub.door])
@@ -144,14 +144,16 @@ def pair(root: Path, one: str, other: str) -> dict[str, Any]:
         assert here.facts
         began = max(here.started, there.started)
         first = wait_for_ways(here, there, began)
-        best, best_s = dict(first), first["seconds"]
+        best = dict(first)
+        best_s = first["seconds"]
         while time.monotonic() - began < first["seconds"] + SETTLE_S:
             now = [
                 here.do(do="way", peer=there.peer).get("path", ""),
                 there.do(do="way", peer=here.peer).get("path", ""),
             ]
             if now != best["paths"]:
-                best, best_s = {"paths": now}, time.monotonic() - began
+                best = {"paths": now}
+                best_s = time.monotonic() - began
             time.sleep(0.3)
         got = [
             a.do(do="fetch", peer=b.peer, bytes=MOVED)
@@ -269,7 +271,8 @@ def swarm_behind_routers(report: Report, root: Path) -> None:
 
         for way, name in (("upnp", "ends"), ("natpmp", "one"), ("pcp", "two")):
             net.map_ports(name, [way])
-            began, key = time.monotonic(), box.made[name].key
+            began = time.monotonic()
+            key = box.made[name].key
             watchers = [p for p in members if p.label != name]
             used = until(
                 lambda w=watchers, k=key: any(to_it(p, k) == "mapped" for p in w), 90.0, began
@@ -325,11 +328,11 @@ def joiners(report: Report, root: Path) -> None:
         covered_s = balanced_s = 0.0
         counts: dict[int, int] = {}
         while time.monotonic() - began < 240 and not (covered_s and balanced_s):
-            now, lines = (
-                time.monotonic(),
+            now = time.monotonic()
+            lines = (
                 [p for p in hub.peers().peers if p.name.startswith("j")]
                 if hub.status().state
-                else [],
+                else []
             )
             for line in lines:
                 recorded.setdefault(line.peer, now)
@@ -383,7 +386,8 @@ def broken(report: Report, root: Path) -> None:
         for case in CASES:
             joined, examined = case.run(lab)
             found = examined.document
-            code, seconds = found["verdict"]["code"], max(found["seconds"], joined.seconds)
+            code = found["verdict"]["code"]
+            seconds = max(found["seconds"], joined.seconds)
             holds = joined.code == examined.code == case.code and seconds <= 10
             text = f"join {joined.code}, doctor {examined.code}: {found['verdict']['cause']}"[:120]
             report.add(
@@ -446,7 +450,9 @@ def evil_relays(report: Report, root: Path) -> None:
                 time.monotonic(),
             )
             began = time.monotonic()
-            leaked, refused, way = False, met, dict[str, Any]()
+            leaked = False
+            refused = met
+            way = dict[str, Any]()
             while time.monotonic() - began < 60:
                 got = here.do(do="fetch", peer=there.peer, bytes=1 << 20)
                 way = here.do(do="way", peer=there.peer)
@@ -498,7 +504,8 @@ def meets_evil(here: HostPeer, there: HostPeer, bad: HostPeer, kind: str) -> str
 
 def shares(report: Report, root: Path) -> None:
     """Sixteen pairs over one relay with a limit of 16 MiB/s."""
-    cap, each = 16 << 20, 4 << 20
+    cap = 16 << 20
+    each = 4 << 20
     hosts = (
         {"hub": "open"}
         | {f"a{i}": "symmetric" for i in range(4)}
@@ -624,7 +631,7 @@ PARTS: dict[str, Callable[[Report, Path], None]] = {
 
 @contextlib.contextmanager
 def boxed(root: Path, forks: Forks | None = None) -> Iterator[Box]:
-    """A box whose daemons end before the network does."""
+    """A box that ends its daemons before the network goes."""
     root.mkdir(parents=True, exist_ok=True)
     box = Box(root, forks=forks)
     try:
@@ -654,7 +661,7 @@ def daemon(box: Box, net: Internet, host: str, *words: str) -> Peer:
 
 
 def hosting(peer: Peer) -> bool:
-    """Whether it has built its stage."""
+    """Return True if the daemon has built its stage."""
     return bool(peer.status().layers)
 
 

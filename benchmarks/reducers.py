@@ -1,5 +1,5 @@
-"""What each way of averaging costs beside its slow twin and the mean, and what it is worth when a
-member lies.
+"""Cost of each way of averaging beside its slow twin and the mean, and its worth when a member
+lies.
 
     python -m benchmarks.reducers [--runs 5] [--megabytes 16] [--no-study] [--json -]
 
@@ -34,7 +34,8 @@ ALLOWED = {
 }
 """Seconds per gigabyte that may be spent for 8 and more contributors, norms and quarantine
 included."""
-STEPS, RATE = 30, 0.5
+STEPS = 30
+RATE = 0.5
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "honest": lambda g: g,
     "huge (x 1e6)": lambda g: g * 1e6,
@@ -109,7 +110,7 @@ def _fastest(runs: int, work: Callable[[], object]) -> float:
     return best
 
 
-# What it is worth
+# Worth of each reducer
 
 
 class _convex:
@@ -171,7 +172,8 @@ def _train(
 ) -> float:
     """Plain gradient descent; every member has 64 rows of its own a step, the first one lies."""
     generator = torch.Generator().manual_seed(3)
-    reducer, at = Reducer(settings), model.start.clone()
+    reducer = Reducer(settings)
+    at = model.start.clone()
     peers = [PeerId(f"p{i}") for i in range(among)]
     for epoch in range(STEPS):
         sums: dict[PeerId, list[Coded]] = {}

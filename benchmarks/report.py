@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Row:
-    """A figure. ``peer`` is what it was measured beside, ``target`` what was asked for; ``holds``
-    None: nothing was asked."""
+    """A figure. `peer`: the figure it was measured beside; `target`: the requirement; `holds` None:
+    there is no requirement."""
 
     name: str
     value: Any

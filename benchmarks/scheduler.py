@@ -230,7 +230,8 @@ def until_as_good(problem: PathProblem, wanted: float, seed: int) -> float:
 def greedy(problem: PathProblem) -> list[Route]:
     """Every micro-batch by its next nearest replica, counting the work there: what a peer does that
     looks one hop ahead."""
-    sets, load = deal(problem), [0.0] * len(problem.compute)
+    sets = deal(problem)
+    load = [0.0] * len(problem.compute)
     routes: list[Route] = []
     for o, stages in zip(origins_in_turns(problem), sets, strict=True):
         route = [o]
@@ -310,7 +311,7 @@ def swarm(
 
 
 def makespan(problem: PathProblem, routes: Sequence[Route]) -> float:
-    """By exact replay; infinite for a deadlock."""
+    """Makespan by exact replay; infinite for a deadlock."""
     played = replay(problem, routes)
     return played.makespan if len(played.done) == len(routes) else float("inf")
 
@@ -318,7 +319,9 @@ def makespan(problem: PathProblem, routes: Sequence[Route]) -> float:
 def made_up_swarms(report: Report, limit: float) -> None:
     """The rows of item 1 on swarms of all kinds."""
     for kind in KINDS:
-        over, beside, bound = [], [], []
+        over = []
+        beside = []
+        bound = []
         for seed in range(2):
             problem = made_up(kind, seed)
             plan = timed(problem, limit, seed)

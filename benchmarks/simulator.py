@@ -1,9 +1,9 @@
-"""Many random schedules of faults over a simulated swarm, bugs planted in it, and what a big swarm
-costs to simulate.
+"""Many random schedules of faults over a simulated swarm, bugs planted in it, and the cost of
+simulating a big swarm.
 
     python -m benchmarks.simulator [--schedules 10000] [--sizes 10,100,1000] [--json -]
 
-Schedules are those of ``tutti simulate --small --epochs 6 --scenario random --seed N``, N from 0. A
+Schedules come from ``tutti simulate --small --epochs 6 --scenario random --seed N``, N from 0. A
 schedule that breaks an invariant is shrunk and printed. Cost is processor time for one epoch and
 one peer under churn, of one process.
 """
@@ -31,7 +31,7 @@ BATCH = 50
 EPOCHS = 4
 PLANTED = 12
 SMALL = Setup(epochs=6)
-"""Of the schedules: faults come within the first epochs, so more of them mostly cost time."""
+"""Setup of the schedules: faults come within the first epochs, so more epochs mostly cost time."""
 
 
 def main() -> int:
@@ -55,18 +55,23 @@ def main() -> int:
 
 
 def _schedules(report: Report, count: int, first: int, workers: int) -> None:
-    began, broken, spent, epochs, faults, events, lost = time.perf_counter(), [], 0.0, 0, 0, 0, 0
+    began = time.perf_counter()
+    broken = []
+    spent = 0.0
+    epochs = 0
+    faults = 0
+    events = 0
+    lost = 0
     batches = [(s, min(s + BATCH, first + count)) for s in range(first, first + count, BATCH)]
-    # What is loaded is looked through no more.
+    # Loaded modules are exempt from the search for garbage.
     with multiprocessing.get_context("spawn").Pool(workers, gc.freeze) as pool:
         for part in pool.imap_unordered(_play, batches):
-            spent, epochs, faults, events = (
-                spent + part[0],
-                epochs + part[1],
-                faults + part[2],
-                events + part[3],
-            )
-            broken, lost = broken + part[4], lost + part[5]
+            spent = spent + part[0]
+            epochs = epochs + part[1]
+            faults = faults + part[2]
+            events = events + part[3]
+            broken = broken + part[4]
+            lost = lost + part[5]
     for seed, what in sorted(broken):
         print(
             f"seed {seed}: {what}\n"
@@ -110,15 +115,13 @@ def _schedules(report: Report, count: int, first: int, workers: int) -> None:
 
 
 def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int, str]], int]:
-    setup, began, broken, epochs, faults, events, lost = (
-        SMALL,
-        time.process_time(),
-        [],
-        0,
-        0,
-        0,
-        0,
-    )
+    setup = SMALL
+    began = time.process_time()
+    broken = []
+    epochs = 0
+    faults = 0
+    events = 0
+    lost = 0
     for seed in range(*batch):
         schedule = lay(("random",), setup, seed)
         try:
@@ -126,11 +129,9 @@ def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int,
         except Exception as e:
             e.add_note(f"tutti simulate --small --epochs 6 --scenario random --seed {seed}")
             raise
-        epochs, faults, events = (
-            epochs + len(outcome.commits),
-            faults + len(schedule.faults),
-            events + outcome.events,
-        )
+        epochs = epochs + len(outcome.commits)
+        faults = faults + len(schedule.faults)
+        events = events + outcome.events
         lost += outcome.stage_lost
         if outcome.violation is not None:
             broken.append((seed, str(outcome.violation)))
@@ -181,7 +182,8 @@ def _costs(sizes: list[int]) -> Iterator[tuple[int, tuple[float, float]]]:
         spent = []
         for seed in range(3 if peers < 500 else 1):
             setup = setup_of(peers=peers, epochs=EPOCHS)
-            schedule, began = lay(("churn",), setup, seed), time.process_time()
+            schedule = lay(("churn",), setup, seed)
+            began = time.process_time()
             outcome = run(setup, schedule)
             if outcome.violation is not None:
                 print(json.dumps(outcome.summary()["violation"]), file=sys.stderr)

@@ -1,22 +1,22 @@
-"""What missing stages cost in loss: a model trained with a quarter of its block stages left out by
+"""Cost of missing stages in loss: a model trained with a quarter of its block stages left out by
 turns, its twin without.
 
     python -m benchmarks.skipping [--json -] [--epochs 330] [--only first-kept,any,whole]
         [--curves FILE]
 
 All are the real stages, text, sample order and optimizer of a swarm, in one process with one torch
-thread, on the same tokens. Which stages a micro-batch visits is the planner's decision: every epoch
-is a path problem of its own (two ends peers, two replicas of every stage at eight places, costs
-that drift); stage 0 is never left out, the others are visited equally often. A stage divides its
+thread, on the same tokens. The planner decides which stages a micro-batch visits: every epoch is a
+path problem of its own (two ends peers, two replicas of every stage at eight places, costs that
+drift); stage 0 is never left out, the others are visited equally often. A stage divides its
 gradient by the tokens that went through it, as a cell does.
 
   first-kept  stage 0 holds the first layers too, as SkipPipe's does: the first block stage is on
               every path
   any         stage 0 is the embedding and the head alone, and every block stage may be left out:
-              what a swarm here does
+              as in a swarm here
   whole       every stage on every path
 
-Afterwards the held-out text goes through every choice of so many missing stages; a figure over
+Afterwards the held-out text goes through every choice of a number of missing stages; a figure over
 choices is the mean of their losses. Where the first stage was kept, it is never missing either; the
 twin is measured both ways.
 """
@@ -50,10 +50,12 @@ from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.rules import broken
 from node.training.state.text import Text
 
-STAGES, HOPS, EPOCHS = 8, 6, 330
+STAGES = 8
+HOPS = 6
+EPOCHS = 330
 SEQUENCES = 28
-"""Of an update. As 7 micro-batches or as 4, so that visits can be equal with the first stage kept
-and without."""
+"""Sequences of an update, in 7 micro-batches or in 4, so that visits can be equal with the first
+stage kept and without."""
 HELD_OUT, AT_ONCE = 4, 16
 """Held-out batches for each choice of missing stages, and sequences of one."""
 MOVES = 16
@@ -146,8 +148,8 @@ def routes(way: Way) -> Iterator[list[Visits]]:
 
 
 def _swarm(blocks: int, hops: int, micro_batches: int) -> PathProblem:
-    """Two replicas of every stage at some of eight places. The problem's stage 0 holds what is on
-    every path."""
+    """Two replicas of every stage at some of eight places. The problem's stage 0 holds the layers
+    on every path."""
     dice = random.Random("skipping")
     peers = 2 * (blocks + 1)
     places = [(dice.random(), dice.random()) for _ in range(8)]
@@ -190,14 +192,16 @@ class Staged:
     ) -> float:
         """One epoch: sums of gradients, each stage's over its own tokens, a step of everything. The
         mean loss before it."""
-        total, counts = 0.0, [0] * (len(self.blocks) + 1)
+        total = 0.0
+        counts = [0] * (len(self.blocks) + 1)
         for (tokens, targets), visits in zip(batches, routes, strict=True):
             loss, count = self.loss(tokens, targets, visits)
             loss.backward()
             total += float(loss.detach())
             for s in (ENDS, *visits):
                 counts[s] += count
-        live, means = dict[str, Tensor](), dict[str, Tensor]()
+        live = dict[str, Tensor]()
+        means = dict[str, Tensor]()
         modules: list[Ends | Blocks] = [self.ends, *self.blocks]
         for count, module in zip(counts, modules, strict=True):
             for name, p in module.named_parameters():
@@ -223,10 +227,14 @@ class Trained:
 
 
 def train(epochs: int, way: Way, home: Path) -> Trained:
-    """From the manifest's first parameters through all its epochs."""
+    """Train from the manifest's first parameters through all its epochs."""
     m = manifest(epochs, way.micro_batches)
-    text, model, began = text_of(m, m.pipeline.micro_batch, home), Staged(m), time.process_time()
-    sampler, curve, seen = Sampler(), list[float](), set[Visits]()
+    text = text_of(m, m.pipeline.micro_batch, home)
+    model = Staged(m)
+    began = time.process_time()
+    sampler = Sampler()
+    curve = list[float]()
+    seen = set[Visits]()
     for epoch, visits in zip(range(epochs), routes(way), strict=False):
         batches = [text.at(sampler.take(m.pipeline.micro_batch)) for _ in visits]
         curve.append(model.update(batches, visits, epoch))
@@ -294,7 +302,8 @@ def _report(
     """One model's rows: any choice of missing stages where it was trained with any, and choices
     with the first kept. Its mean losses."""
     means: dict[Missing, float] = {}
-    way, complete = WAYS[name], losses[()]
+    way = WAYS[name]
+    complete = losses[()]
     tokens = epochs * SEQUENCES * trained.model.manifest.model.seq_len
     text = (
         f"{way.said}; {tokens} tokens, {trained.sets} sets of stages, {trained.seconds:.0f} s "
@@ -312,7 +321,8 @@ def _report(
             by = {c: x for c, x in losses.items() if len(c) == k and not (kept and 1 in c)}
             if not kept and way.kept == 1:
                 continue
-            loss, order = fmean(by.values()), sorted(by, key=by.__getitem__)
+            loss = fmean(by.values())
+            order = sorted(by, key=by.__getitem__)
             means[k, kept] = loss
             best, worst = (
                 f"{math.exp(by[c] - complete):.3f} without {c}" for c in (order[0], order[-1])
@@ -334,7 +344,8 @@ def _report(
 def _beside_the_twin(
     report: Report, name: str, ours: dict[Missing, float], twin: dict[Missing, float]
 ) -> None:
-    """What it is trained for: with stages missing it is better than its twin without the same."""
+    """Add the rows of the purpose: with stages missing the model is better than its twin without
+    them."""
     for (k, kept), loss in ours.items():
         ratio = math.exp(loss - twin[k, kept])
         where = ", the first there" if kept else ""

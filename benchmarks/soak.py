@@ -1,12 +1,12 @@
-"""What a daemon holds after minutes of churn: memory, file descriptors, threads, tasks, processes.
+"""Growth of a daemon after minutes of churn: memory, file descriptors, threads, tasks, processes.
 
     python -m benchmarks.soak [--minutes 10] [--json -]
 
 Eight daemons on loopback; every 20 s a random one of four is killed and a stranger joins in its
 place. The other four, one of each stage, are never killed and are looked at every 2 s. Takes 2
-minutes more than --minutes. The first third is left out: caches fill, allocators settle. What is
-told of each measure is the worst of the four daemons: the slope of a Theil-Sen line (the median of
-all pairwise slopes) per minute, and the line's growth over the time looked at.
+minutes more than --minutes. The first third is left out: caches fill, allocators settle. Each
+measure is reported for the worst of the four daemons: the slope of a Theil-Sen line (the median of
+all pairwise slopes) per minute, and the line's growth over the time observed.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from benchmarks.lab.fleet import Hang, Peer
 from benchmarks.report import Report
 
 NODES = (2, 2, 2, 2)
-KILL_EVERY_S, LOOK_EVERY_S = 20.0, 2.0
+KILL_EVERY_S = 20.0
+LOOK_EVERY_S = 2.0
 PROTECTED = ("ends-0", "stage-1-0", "stage-2-0", "stage-3-0")
 SHAPE: dict[str, Any] = {
     "model__layers": 3,
@@ -45,13 +46,13 @@ MEASURES: dict[str, tuple[str, float, float]] = {
     "tasks": ("", 0.5, 10.0),
     "child processes": ("", 0.05, 1.0),
 }
-"""Unit; most growth a minute; most growth in all. Memory is what is this process's alone (USS). The
+"""Unit; most growth a minute; most growth in all. Memory is the process's own alone (USS). The
 slack is the noise of connections that come and go with the neighbours."""
 
 
 @dataclass
 class Series:
-    """What one daemon held: seconds since the start, and the measures then."""
+    """Measures of one daemon, with their times in s since the start."""
 
     at: list[float] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -87,9 +88,13 @@ def main() -> int:
 def watch(report: Report, seconds: float, seed: int) -> None:
     """The soak itself. Raises Hang."""
     with arena(NODES, network=False, **SHAPE) as a:
-        churn, kept = Churn(a, seed, PROTECTED), {label: Series() for label in PROTECTED}
+        churn = Churn(a, seed, PROTECTED)
+        kept = {label: Series() for label in PROTECTED}
         began = moved = time.monotonic()
-        kill_at, look_at, first, last = KILL_EVERY_S, 0.0, a.box.epoch(), -1
+        kill_at = KILL_EVERY_S
+        look_at = 0.0
+        first = a.box.epoch()
+        last = -1
         while (now := time.monotonic() - began) < seconds:
             if now >= look_at:
                 look_at += LOOK_EVERY_S
@@ -104,7 +109,8 @@ def watch(report: Report, seconds: float, seed: int) -> None:
             churn.mind()
             epoch = max((int(e.get("epoch", 0)) for e in a.commits()[-4:]), default=0)
             if epoch > last:
-                last, moved = epoch, time.monotonic()
+                last = epoch
+                moved = time.monotonic()
             if time.monotonic() - moved > STUCK_S:
                 raise Hang(f"no epoch after {last} for {STUCK_S:.0f} s")
             time.sleep(0.2)
@@ -118,7 +124,7 @@ def watch(report: Report, seconds: float, seed: int) -> None:
 
 
 def held(peer: Peer) -> dict[str, float]:
-    """What the daemon holds now. Raises Hang when it has ended."""
+    """Present measures of the daemon. Raises Hang when it has ended."""
     try:
         process = psutil.Process(peer.pid)
         memory = process.memory_full_info()
@@ -169,7 +175,8 @@ def tell(report: Report, kept: dict[str, Series]) -> None:
         for label, series in kept.items():
             values = series.values.get(name, [])
             skip = len(values) // 3
-            x, y = [t / 60.0 for t in series.at[skip : len(values)]], values[skip:]
+            x = [t / 60.0 for t in series.at[skip : len(values)]]
+            y = values[skip:]
             if len(y) > 2:
                 slope = theil_sen(x, y)
                 slopes[label] = (slope, slope * (x[-1] - x[0]), median(y))
@@ -200,8 +207,8 @@ def tell(report: Report, kept: dict[str, Series]) -> None:
 
 
 def grown_kinds(kept: dict[str, Series]) -> list[tuple[str, float]]:
-    """Of all daemons together: kinds of tasks there are more of in the last third than in the
-    second, most first."""
+    """Kinds of tasks, all daemons together, that are more in the last third than in the second,
+    most first."""
     grown: dict[str, float] = {}
     for series in kept.values():
         for name, values in series.values.items():

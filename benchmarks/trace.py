@@ -6,12 +6,11 @@ rebalancing keeps.
 
 Peers come and go as in a published trace of spot instances with T4 cards (`spot`, below). A swarm
 of block stages is as fast as its slowest stage, a stage as fast as the sum of its serving peers;
-ends peers are not preempted and do not bind. Where newcomers go is decided by
-`node.scheduler.placement.choose_stage`, who changes its stage by
-`node.training.leader.balance.Balance` fed by a `Roster`: the daemon's own code, at the leader's own
-pace. A newcomer and a mover serve nobody for DOWNLOAD_S, are not seen to have died for LATE_S, and
-speeds are measured with an error. Beside it: nobody moves; newcomers at random; SWARM's published
-rule.
+ends peers are not preempted and do not bind. `node.scheduler.placement.choose_stage` decides where
+newcomers go, and `node.training.leader.balance.Balance`, fed by a `Roster`, decides which peers
+change their stage: the daemon's own code, at the leader's own pace. A newcomer and a mover serve
+nobody for DOWNLOAD_S, are not seen to have died for LATE_S, and speeds are measured with an error.
+Beside it: nobody moves; newcomers at random; SWARM's published rule.
 
 The optimum is the best stage assignment of all living peers at every moment, at no cost, those that
 still load included: for equal speeds exact, else found by exchanges from a greedy start. Published
@@ -44,26 +43,26 @@ from node.training.protocol.settings import TrainingSettings
 
 HOUR = 3600.0
 BASE = Version(1, "0" * 32)
-# The generator's parameters are those of one recorded group of twelve g4dn.xlarge (T4) instances in
+# The generator's parameters come from one recorded group of twelve g4dn.xlarge (T4) instances in
 # one zone, 18.5 hours of 2020-11-20/21 (the file aws-spot-instances-g4dn-xlarge-us-east-1c of
 # github.com/uclasystem/bamboo, the trace collection of Thorpe et al., NSDI 2023): 21 bursts took 85
 # instances, 7 of them within 1.9 hours; the group was filled up again after 17 minutes on average,
 # all missing ones within two minutes.
 ZONE = 12
-"""Peers of a zone when all are there."""
+"""Peers of a full zone."""
 BURSTS = (*(1,) * 7, *(2,) * 2, *(3,) * 2, *(4,) * 3, 6, 6, 7, 9, 9, 9, 10)
 """How many of them a burst took, as often as recorded."""
 CALM, STORM = 0.84, 3.7
 """Bursts an hour and zone."""
 CALM_H, STORM_H = 8.0, 1.9
-"""Mean hours of either; one storm in 18.5 hours was seen, so the first is not better known than
-that."""
+"""Mean hours of either. In 18.5 hours there was one storm, so the first is no better known."""
 SPREAD_S, REFILL_S, BACK_S = 90.0, 1032.0, 120.0
-"""A burst takes its peers within so many seconds (mean); after so many (mean) the zone is filled
-up, within so many."""
+"""Mean seconds within which a burst takes its peers; mean seconds until the zone begins to fill up;
+seconds within which it is full."""
 DOWNLOAD_S, LATE_S, PLAN_S, NOTICE_S, ERROR = 30.0, 4.0, 10.0, 2.0, 0.05
-"""To fetch a stage's state: 0.75 GB at 200 Mbit/s. Silence that means death. An epoch, after which
-the leader looks. A directory's refresh. Relative error of a measured speed."""
+"""Seconds to fetch a stage's state: 0.75 GB at 200 Mbit/s. Seconds of silence that mean death.
+Seconds of an epoch, after which the leader looks. Seconds of a directory's refresh. Relative error
+of a measured speed."""
 SPREADS = {"equal": 0.0, "lognormal": 0.5}
 """Kinds of peers, by the standard deviation of the logarithm of their speeds."""
 
@@ -109,16 +108,18 @@ def spot(seed: int, hours: float, zones: int, sigma: float) -> list[Life]:
 
 
 def _bursts(dice: random.Random, until: float) -> list[tuple[float, int]]:
-    """(second, peers taken) of one zone: a Poisson process whose rate changes between calm and
-    storm."""
+    """(second, peers taken) of one zone: a Poisson process with a rate that changes between calm
+    and storm."""
     out: list[tuple[float, int]] = []
-    t, storm = 0.0, dice.random() < STORM_H / (CALM_H + STORM_H)
+    t = 0.0
+    storm = dice.random() < STORM_H / (CALM_H + STORM_H)
     change = dice.expovariate(1 / ((STORM_H if storm else CALM_H) * HOUR))
     while t < until:
         t += dice.expovariate((STORM if storm else CALM) / HOUR)
         while t > change:
-            # Without memory, so what is left of the wait is drawn anew at the new rate.
-            t, storm = change, not storm
+            # Without memory, so the rest of the wait is drawn anew at the new rate.
+            t = change
+            storm = not storm
             change = t + dice.expovariate(1 / ((STORM_H if storm else CALM_H) * HOUR))
             t += dice.expovariate((STORM if storm else CALM) / HOUR)
         if t < until:
@@ -187,24 +188,25 @@ class Outcome:
 
     @property
     def share(self) -> float:
-        """Of the optimum, over the whole time."""
+        """Share of the optimum, over the whole time."""
         return sum(self.done) / sum(self.possible)
 
     @property
     def worst_hour(self) -> float:
-        """Of the optimum, in the worst hour."""
+        """Share of the optimum in the worst hour."""
         return min(d / p for d, p in zip(self.done, self.possible, strict=True) if p)
 
 
 class Rule:
-    """Who changes its stage, asked after every epoch. This one: nobody. ``joins`` picks a
-    newcomer's stage."""
+    """Rule for changes of the stage, asked after every epoch. This one moves nobody. `joins` picks
+    a newcomer's stage."""
 
     def __init__(self, stages: int, dice: random.Random) -> None:
-        self.stages, self.dice = stages, dice
+        self.stages = stages
+        self.dice = dice
 
     def joins(self, view: dict[int, dict[PeerId, float]], me: PeerId) -> int:
-        """By need, as in the daemon."""
+        """Stage of a newcomer by need, as in the daemon."""
         return choose_stage(view, range(1, self.stages + 1), me)
 
     def moves(self, peers: dict[PeerId, Peer], now: float) -> list[tuple[PeerId, int]]:
@@ -229,8 +231,9 @@ class Ours(Rule):
         super().__init__(stages, dice)
         self.roster = Roster(stages)
         self.balance = Balance(stages, every_s, DOWNLOAD_S)
-        # What it hears between two looks changes nothing, so it is told only then.
-        self.every_s, self.due = every_s, 0.0
+        # Events between two looks change nothing, so it gets them only then.
+        self.every_s = every_s
+        self.due = 0.0
 
     def moves(self, peers: dict[PeerId, Peer], now: float) -> list[tuple[PeerId, int]]:
         """The leader hears whoever serves, forgets the dead and those that left their stage, and
@@ -258,7 +261,8 @@ class Swarm(Rule):
 
     def __init__(self, stages: int, dice: random.Random, every_s: float = 300.0) -> None:
         super().__init__(stages, dice)
-        self.every_s, self.last = every_s, 0.0
+        self.every_s = every_s
+        self.last = 0.0
 
     def moves(self, peers: dict[PeerId, Peer], now: float) -> list[tuple[PeerId, int]]:
         """One or none."""
@@ -270,7 +274,8 @@ class Swarm(Rule):
             if peer.life.dies > now - LATE_S:
                 cells[peer.stage].append((name, peer.measured))
         loads = {s: sum(speed for _, speed in cell) for s, cell in cells.items()}
-        most, least = max(loads, key=loads.__getitem__), min(loads, key=loads.__getitem__)
+        most = max(loads, key=loads.__getitem__)
+        least = min(loads, key=loads.__getitem__)
         able = [
             (n, v)
             for n, v in cells[most]
@@ -306,7 +311,8 @@ def play(
 ) -> Outcome:
     """The trace under one rule, ``best`` what :func:`optimum` says of it. At the beginning
     everybody has its best place and its state, under every rule alike."""
-    end, out = hours * HOUR, Outcome([0.0] * int(hours + 0.999), [0.0] * int(hours + 0.999))
+    end = hours * HOUR
+    out = Outcome([0.0] * int(hours + 0.999), [0.0] * int(hours + 0.999))
     peers: dict[PeerId, Peer] = {}
     first = sorted(
         (life for life in lives if life.born <= 0), key=lambda life: (-life.speed, life.name)
@@ -323,7 +329,11 @@ def play(
     ticks = [k * PLAN_S for k in range(1, int(end / PLAN_S) + 1)]
     loading: list[float] = []
     queue = iter(sorted({*changes, *ticks, end}))
-    now, at, arrivals, upper, tops = 0.0, next(queue), iter(coming), 0.0, deque(best)
+    now = 0.0
+    at = next(queue)
+    arrivals = iter(coming)
+    upper = 0.0
+    tops = deque(best)
     nxt = next(arrivals, None)
     while True:
         while loading and loading[0] <= now:
@@ -347,7 +357,7 @@ def play(
         while nxt is not None and nxt.born <= now:
             view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, stages + 1)}
             for name, peer in peers.items():
-                # What the directory shows: those that load are there, measured only once they
+                # The directory's view: peers that load are there, and are measured only once they
                 # serve.
                 if peer.life.dies > now - LATE_S and (
                     peer.serves <= now or peer.serves - DOWNLOAD_S <= now - NOTICE_S
@@ -355,7 +365,8 @@ def play(
                     view[peer.stage][name] = peer.measured if peer.serves <= now else 0.0
             peers[nxt.name] = Peer(nxt, rule.joins(view, nxt.name), now + DOWNLOAD_S, nxt.speed)
             heapq.heappush(loading, now + DOWNLOAD_S)
-            out.joins, nxt = out.joins + 1, next(arrivals, None)
+            out.joins = out.joins + 1
+            nxt = next(arrivals, None)
         dead = [name for name, peer in peers.items() if peer.life.dies <= now]
         for name in dead:
             if peers[name].life.dies <= now - 2 * LATE_S:
@@ -380,7 +391,9 @@ RULES: dict[str, Callable[[int, random.Random], Rule]] = {
     "nobody moves": Rule,
     "nobody moves, newcomers at random": AtRandom,
 }
-STAGES, ZONES, TARGET = 4, 8, 0.96
+STAGES = 4
+ZONES = 8
+TARGET = 0.96
 
 
 def run(seed: int, hours: float, stages: int, zones: int, sigma: float, name: str) -> Outcome:

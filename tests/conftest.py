@@ -1,6 +1,6 @@
-"""The same examples on every machine and in every run, and the order of tests.
+"""Settings of all tests: the same examples on every machine and in every run, and the tests' order.
 
-`pytest --hypothesis-profile search` draws new ones, ten times as many where a test names no number.
+`pytest --hypothesis-profile search` draws new examples: 1,000 where a test names no number.
 """
 
 import gc
@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is loaded; it tells of every end
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is loaded; it logs every end
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as cli.main: its handlers crash children
 import grpc.aio
 import pytest
 from hypothesis import settings
 
-# Else gRPC ends its thread each time that a test leaves no server and no channel, and that waits
-# for ever where the test's loop no longer takes what the thread writes.
+# Otherwise gRPC ends its thread whenever a test leaves no server and no channel. Its end waits for
+# ever if the test's loop no longer reads the thread's messages.
 grpc.aio.init_grpc_aio()
 
 # A busy machine makes single examples slow; the tests say nothing about time.
@@ -72,6 +72,6 @@ def dealt(items: Sequence[T], long: Callable[[T], bool], workers: int) -> list[T
 
 
 def pytest_collection_finish() -> None:
-    """What all tests share is not looked through when garbage is collected: the simulator's tests
-    do so after each."""
+    """Exempt objects that all tests share from the search for garbage, which the simulator's tests
+    start after each test."""
     gc.freeze()

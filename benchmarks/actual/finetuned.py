@@ -53,7 +53,8 @@ def _compared(
     report: Report, what: str, size: Size, changes: Mapping[str, Any], root: Path
 ) -> None:
     box, last = _run(root, {**size.settings, **changes})
-    t, o = box.manifest.training, box.manifest.optimizer
+    t = box.manifest.training
+    o = box.manifest.optimizer
     tokens = t.target_batch * box.manifest.model.seq_len
     report.add(
         f"1 held out after {t.epochs} epochs of {tokens:,} tokens, {what}",

@@ -191,7 +191,8 @@ class Reading:
     ``seconds``: of them, from the first token of each text to its last."""
 
     def __init__(self, peer: Peer, prompt: str) -> None:
-        self._peer, self._prompt = peer, prompt
+        self._peer = peer
+        self._prompt = prompt
         self.tokens = 0
         self.seconds = 0.0
         self._over = threading.Event()

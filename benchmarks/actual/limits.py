@@ -1,8 +1,8 @@
 """A solo start within a limit: a control group with 2 GiB, a quota of processor time, an affinity.
-Numbers of its status beside those of the system. Machines with the same nine bridges.
+The numbers of its status are compared with the system's. Machines with the same nine bridges.
 
 The limit is in force before the daemon's first instruction: its process stops itself, is put into
-the group, and goes on. Where no group can be made, the row says so and does not hold.
+the group, and goes on. If no group can be made, the row says so and does not hold.
 """
 
 import itertools
@@ -28,7 +28,7 @@ MEMORY = 2 * GIB
 SHARE = 0.9
 """Share of the memory there is that a peer takes by default, all stages together."""
 CLOSE = 0.1
-"""Largest relative difference between the bytes that status shows and those of the system, where
+"""Largest relative difference between the bytes that status shows and the system's bytes, where
 both change meanwhile."""
 WAIT_S = 400.0
 COUNTED_S = 10.0
@@ -138,7 +138,8 @@ def _memory(report: Report, name: str, box: Box, solo: Peer) -> None:
     for what, s in found.items():
         family = _family(solo, homes[what])
         resident = sum(p.memory_info().rss for p in family)
-        shown, planned = int(s["memory_used"]), int(s["memory_process"]) + int(s["memory_planned"])
+        shown = int(s["memory_used"])
+        planned = int(s["memory_process"]) + int(s["memory_planned"])
         ratio = shown / resident
         report.add(
             f"8 {name}: memory that {what} shows",

@@ -25,7 +25,8 @@ from benchmarks.lab.real import smollm2
 from benchmarks.report import Report
 from node.telemetry.resources import bf16_units
 
-RANK, ALPHA = 8, 16
+RANK = 8
+ALPHA = 16
 SEQUENCE, MICRO_BATCH, BATCH = 256, 2, 16
 """Tokens of a sequence; sequences of a micro-batch and of an epoch."""
 SETTINGS: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """Faults that users of other projects reported, tried here: each before and now, and the tests that
 show it.
 
-A number is that of the trial. The sentences under ``before`` were observed at commit c0c37c05;
-"unknown" where nobody had tried. A row holds when all of its tests pass.
+A number is the trial's. The sentences under `before` were observed at commit c0c37c05; "unknown"
+where nobody had tried. A row holds when all of its tests pass.
 """
 
 from pathlib import Path

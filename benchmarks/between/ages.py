@@ -29,7 +29,8 @@ HOGWILD = OuterSettings(
 )
 STALE = replace(HOGWILD, strategy="parameter-server", window_s=20.0, shards=2, staleness=4)
 """As the two manifests have it."""
-CELLS, SLOWER = 5, (4.0, 8.0)
+CELLS = 5
+SLOWER = (4.0, 8.0)
 SETUP = Setup(
     ends=CELLS,
     stages=1,
@@ -62,7 +63,7 @@ class Story:
     slow: Sequence[CellId] = ()
 
     def taken(self, s: OuterSettings) -> list[int]:
-        """The ages of those that were not too old."""
+        """Ages of the pushes that were not too old."""
         return [age for _, age in self.ages if s.staleness is None or age <= s.staleness]
 
     def gap(self, cell: CellId) -> float:
@@ -77,7 +78,8 @@ class Pushed(Recorder):
 
     def __init__(self, swarm: SimSwarm, story: Story) -> None:
         super().__init__(swarm, story.book)
-        self._story, self._world = story, swarm.world
+        self._story = story
+        self._world = swarm.world
 
     def accept(self, event: Event) -> None:
         super().accept(event)
@@ -86,7 +88,7 @@ class Pushed(Recorder):
 
 
 def rows(report: Report, root: Path) -> None:
-    """Of both kinds of servers: ages beside slow cells, and the pace of the others."""
+    """Add rows for both kinds of servers: ages beside slow cells, and the pace of the others."""
     for name, s in (("Hogwild", HOGWILD), (f"server, staleness {STALE.staleness}", STALE)):
         calm, slow, dead = (play(s, what) for what in ("", "slow", "dead"))
         _ages(report, name, s, slow)
@@ -148,8 +150,8 @@ def _waiting(report: Report, name: str, text: str, story: Story, calm: Story) ->
 
 
 def play(s: OuterSettings, what: str = "", seed: int = SEED) -> Story:
-    """One run: "slow", "dead", or "" without trouble. Raises RuntimeError when there are not so
-    many cells in time."""
+    """Play one run: "slow", "dead", or "" without trouble. Raises RuntimeError when the cells are
+    not CELLS in time."""
     story = Story(Book(seed), STRIKES_S + WINDOWS * s.window_s)
     with quiet():
         swarm = SimSwarm(replace(SETUP, outer=s), seed)
@@ -160,7 +162,8 @@ def play(s: OuterSettings, what: str = "", seed: int = SEED) -> Story:
             raise RuntimeError(f"{len(cells)} cells instead of {CELLS}")
         swarm.world.run(STRIKES_S, None)
         *fast, parted = sorted(cells)[: -len(SLOWER)]
-        story.fast, story.slow = fast, sorted(cells)[-len(SLOWER) :]
+        story.fast = fast
+        story.slow = sorted(cells)[-len(SLOWER) :]
         for cell, slower in zip(story.slow, SLOWER, strict=True):
             for name in cells[cell]:
                 peer: Any = swarm.peers[name]

@@ -1,7 +1,7 @@
-"""Bytes that a cell sends for an outer step, and what coding them costs in loss: DiLoCo in 2-bit
+"""Bytes that a cell sends for an outer step, and the loss that coding them costs: DiLoCo in 2-bit
 top-k with error feedback (SparseLoCo's recipe) beside the same in fp32. Small real decoders learn
-real text; what is given, coded, averaged and stepped is done by the product's
-:class:`~node.training.rounds.merging.OuterSteps`, by every cell for itself."""
+real text. The product's :class:`~node.training.rounds.merging.OuterSteps` gives, codes, averages
+and steps, for every cell by itself."""
 
 import hashlib
 import sysconfig
@@ -24,13 +24,15 @@ CELLS, SEEDS, LENGTHS, STEPS = 4, 3, (30, 50), 12_000
 """A number that is left out waits for its turn, so sparse steps are slower at first. These are 12.3
 million tokens, less than there are in the text: who sees a text thirty times learns it by heart,
 and the worse optimizer wins."""
-MOST_BYTES, MOST_LOSS = 0.12, 1.02
+MOST_BYTES = 0.12
+MOST_LOSS = 1.02
 DENSE = OuterSettings(
     "butterfly", "deltas", optimizer="nesterov", lr=0.7, momentum=0.8, window_s=60.0
 )
 SPARSE = replace(DENSE, optimizer="sgd", lr=2.0, momentum=0.0, codec="top-k", feedback=True)
-"""What is owed does the work of the momentum, as published. Its outer rate was chosen on one seed,
-of 1, 1.5 and 2; the dense momentum of 0.8 and 0.9. A rate above 1 makes up for what fades."""
+"""The error-feedback residual does the work of the momentum, as published. Its outer rate was
+chosen on one seed, of 1, 1.5 and 2; the dense momentum of 0.8 and 0.9. A rate above 1 makes up for
+the decay of the residual."""
 
 
 def trained(task: Task, text: Text, s: OuterSettings, length: int) -> tuple[float, float]:
@@ -77,7 +79,7 @@ def library(root: Path) -> Path:
     lib = Path(sysconfig.get_path("stdlib"))
     apart = {"site-packages", "test", "tests", "idlelib"}
     files = [f for f in lib.rglob("*.py") if not apart & set(f.relative_to(lib).parts)]
-    # So that what is held out, the end, is like the rest.
+    # So that the held-out end is like the rest.
     files.sort(key=lambda f: hashlib.sha256(str(f.relative_to(lib)).encode()).digest())
     text = root / "library.txt"
     text.write_bytes(b"".join(f.read_bytes() for f in files))
@@ -85,8 +87,8 @@ def library(root: Path) -> Path:
 
 
 def rows(report: Report, root: Path, steps: int = STEPS) -> None:
-    """Of both lengths: the bytes, and the loss beside that in fp32. As many runs at once as there
-    are cores."""
+    """Add rows for both lengths: the bytes, and the loss beside the loss in fp32. Each core has one
+    run at a time."""
     asked = [(s, h, seed) for h in LENGTHS for seed in range(SEEDS) for s in (DENSE, SPARSE)]
     source = f"file:{library(root)}"
     Text(Task(replicas=CELLS), root, source)  # writes its tokens there, for all of them

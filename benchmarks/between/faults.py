@@ -1,6 +1,6 @@
-"""Faults between cells: the services of the daemon in virtual time. Three cells; then one is killed
+"""Faults between cells: the services of the daemon in virtual time. One of three cells is killed
 whole, or parted from the others for ten windows, or stands still, or all leaders die at once. And a
-run of one cell whose halves are parted and meet again."""
+run of one cell is parted into halves that meet again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +17,18 @@ from node.sim.world.loop import bury, quiet
 from node.sim.world.network import Wall
 
 SEEDS, TRIED = 1, 12
-"""Runs of each trouble, and seeds that are tried until so many have divided into three cells."""
+"""Runs of each trouble, and seeds that are tried to find this number of runs that divide into three
+cells."""
 PAIRED = replace(SETUP, ends=6, replicas=6)
 """Three cells with two of everything: none loses its last peer of a stage with its leader."""
 ONE = replace(PAIRED, ends=4, replicas=4, cell=0, outer=OuterSettings())
-WINDOWS, STILL_S, HALVED_S = 10, 30.0, 60.0
+WINDOWS = 10
+STILL_S = 30.0
+HALVED_S = 60.0
 AFTER_S = 180.0
-"""A run goes on for so long after its trouble: three windows."""
+"""Seconds that a run goes on after its trouble: three windows."""
 BACK_S = 10.0
-"""From a leader's death, or the moment that halves meet, until the next commit."""
+"""Bound in s from a leader's death, or the moment that halves meet, to the next commit."""
 Cells = Mapping[CellId, Sequence[PeerId]]
 
 
@@ -226,7 +229,8 @@ def _meet_again(seed: int) -> tuple[float, int]:
         swarm.world.run(SETTLED_S + HALVED_S, None)
         falls()
         swarm.watch.one_fault.fault("over")
-        met, plans = swarm.world.now, set[str]()
+        met = swarm.world.now
+        plans = set[str]()
 
         def both() -> bool:
             """A version is in place that a plan with workers of both halves made."""
@@ -244,6 +248,7 @@ def _meet_again(seed: int) -> tuple[float, int]:
             return plan is not None and plan.hash in plans
 
         swarm.world.run(met + AFTER_S, both)
-        seconds, epochs = swarm.world.now - met, swarm.watch.counts["epochs-given-up"]
+        seconds = swarm.world.now - met
+        epochs = swarm.watch.counts["epochs-given-up"]
         bury()
     return seconds, epochs

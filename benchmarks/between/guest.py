@@ -58,16 +58,20 @@ def rows(report: Report, root: Path) -> None:
 
 def invite(box: Box, owner: Peer) -> str:
     """For whoever holds it."""
-    key, run = Identity.load(owner.home / "identity.key"), box.manifest.run_id
+    key = Identity.load(owner.home / "identity.key")
+    run = box.manifest.run_id
     token = admission_token(key, run, None, time.time() + 3600)
     return Invite(run, key.peer_id, (box.door,), token).encode()
 
 
 def _attack(report: Report, box: Box, peers: list[Peer], intruder: Peer, band: Strangers) -> None:
     box.wait("the guest to run", lambda: intruder.status().state, START_S, (intruder,))
-    before, begin, since = {p.label: len(p.told()) for p in peers}, box.epoch(), time.monotonic()
+    before = {p.label: len(p.told()) for p in peers}
+    begin = box.epoch()
+    since = time.monotonic()
     said: dict[str, Any] = band.do(do="attack", kind="guests", seconds=ATTACK_S)
-    during, seconds = peers[0].status().epoch - begin, time.monotonic() - since
+    during = peers[0].status().epoch - begin
+    seconds = time.monotonic() - since
     seen = [*band.do(do="look")["peers"], len(intruder.peers().peers) - 1]
     guests = {*band.peers, intruder.key}
     followers = [p.label for p in peers if p.status().leader in guests]

@@ -1,5 +1,5 @@
-"""What peers that mean harm cost a run: eight live daemons of an open run, and as many strangers as
-there are stages, one of them with a key ground below all others."""
+"""Cost of peers that mean harm: eight live daemons of an open run, and as many strangers as there
+are stages, one of them with a key ground below all others."""
 
 from pathlib import Path
 

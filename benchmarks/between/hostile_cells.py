@@ -41,16 +41,16 @@ RUN: dict[str, Any] = {
     "training.eval_every": 0,
     "training.rebalance_every_s": 0.0,
 }
-"""As configs/full.toml between cells, in shorter windows: three cells of two peers are one line of
-its grid, so the third cell is a half of what each of the others takes."""
+"""Settings as in configs/full.toml between cells, in shorter windows: three cells of two peers are
+one line of its grid, so the third cell is half of the values that each other cell receives."""
 BAD = CellId("b" * 16)
 HONEST = 4
 """Daemons, which become two cells of two; two more are the third cell."""
 WINDOWS = 3
 MOST = 1.03
 LATE = 160
-"""Epochs whose mean loss counts, those of two windows: the loss falls in steps at windows, and of
-forty epochs the two cells of one run differ by 5 %."""
+"""Epochs counted for the mean loss, two windows' worth: the loss falls in steps at windows, and
+over forty epochs the two cells of one run differ by 5 %."""
 
 
 @dataclass
@@ -84,7 +84,8 @@ def run(root: Path, kind: str) -> Ran:
     box = Box(root)
     try:
         made = box.swarm((3, 3), **RUN)
-        honest, bad = [made[i] for i in (0, 1, 3, 4)], [made[2], made[5]]
+        honest = [made[i] for i in (0, 1, 3, 4)]
+        bad = [made[2], made[5]]
         for peer in made:
             cell = BAD if peer in bad else first_cell(box.manifest.run_id)
             peer.config.keep_cell(box.manifest.run_id, cell)
@@ -107,10 +108,12 @@ def run(root: Path, kind: str) -> Ran:
 
 
 def _watch(box: Box, honest: Sequence[Peer], bad: Sequence[Peer]) -> Ran:
-    """What happens in some windows."""
-    begun, every = time.time(), float(RUN["outer.window_s"])
+    """Return the events of some windows."""
+    begun = time.time()
+    every = float(RUN["outer.window_s"])
     before = {p.label: len(p.told()) for p in [*honest, *bad]}
-    found, strange = Ran(), {p.key for p in bad}
+    found = Ran()
+    strange = {p.key for p in bad}
     while time.time() < begun + (WINDOWS + 0.5) * every:
         for peer in honest:
             said = peer.status()
@@ -176,5 +179,5 @@ def _rows(report: Report, what: str, got: Ran, calm: Ran) -> None:
 
 
 def _late(losses: Sequence[float], epochs: int) -> float:
-    """The mean of the last ones of so many."""
+    """Mean of the last LATE of the first `epochs` losses."""
     return fmean(losses[max(0, epochs - LATE) : epochs])

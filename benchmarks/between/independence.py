@@ -1,6 +1,5 @@
-"""What the trouble of one cell costs the others: the services of the daemon in virtual time. Three
-cells; then one of them is four times slower, one is killed whole, or the first one is, which the
-run began as."""
+"""Cost of one cell's trouble for the others: the services of the daemon in virtual time. Of three
+cells one is four times slower, or is killed whole, or the first cell is, as which the run began."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -35,15 +34,16 @@ SETUP = Setup(
 SEEDS = 1
 SETTLED_S, STRIKES_S, ENDS_S = 90.0, 150.0, 330.0
 """When there are three cells; when the trouble begins; the end."""
-SLOWER, LOSS = 4.0, 0.02
+SLOWER = 4.0
+LOSS = 0.02
 GAP_S = 1.0
 """Longer than without the trouble: a second of waiting."""
 
 
 @dataclass
 class Book:
-    """Of one run, by cell: when training epochs were committed, when the means of a window were
-    put in place; epochs given up."""
+    """Times of one run by cell: commits of training epochs, means of windows put in place, epochs
+    given up."""
 
     seed: int
     epochs: dict[CellId, list[float]] = field(default_factory=dict)
@@ -68,11 +68,13 @@ class Recorder(HistoryRecorder):
 
     def __init__(self, swarm: SimSwarm, book: Book) -> None:
         super().__init__(swarm)
-        self.book, self._all = book, swarm
+        self.book = book
+        self._all = swarm
 
     def report(self, peer: SimPeer, report: ev.RecordFact) -> None:
         super().report(peer, report)
-        made, book = self._all.peers[peer.name].assembled, self.book
+        made = self._all.peers[peer.name].assembled
+        book = self.book
         if made is None:
             return
         if report.kind == "epoch-committed":
@@ -85,7 +87,7 @@ class Recorder(HistoryRecorder):
 
 
 def rows(report: Report, root: Path, seeds: int = SEEDS) -> None:
-    """Rows over so many seeds, of those with which the swarm divides into three cells."""
+    """Add rows over `seeds` runs, with seeds for which the swarm divides into three cells."""
     calm = list(itertools.islice(filter(None, (play(n) for n in itertools.count())), seeds))
     found = {
         what: [again for book in calm if (again := play(book.seed, what))] for what in TROUBLES
@@ -125,7 +127,7 @@ def others_of(book: Book) -> list[CellId]:
 
 
 def _epochs(report: Report, what: str, text: str, pairs: Pairs) -> None:
-    """Training epochs of the others, over those of the same cells in the undisturbed run."""
+    """Add the others' training epochs over the same cells' epochs in the undisturbed run."""
     ratios = [
         book.count(book.epochs, cell) / calm.count(calm.epochs, cell)
         for book, calm in pairs

@@ -1,12 +1,13 @@
 """Fourteen daemons in three cells of four, four and six over a wide-area network: epochs of every
 cell with planned paths and a third of the block stages left out, beside all stages, planned and in
 turns, and beside one cell of all fourteen in turns; windows between the cells; the optimizer's
-bytes of a peer. The fourteen places are those of SkipPipe's setting A, with its bandwidths over
-``SCALE``, and a block stage has memory for two micro-batches. Needs root.
+bytes of a peer. The fourteen places are SkipPipe's setting A, with its bandwidths over `SCALE`, and
+a block stage has memory for two micro-batches. Needs root.
 
-Cells that divide keep near peers together, but which of two that are equally near is chance. So
-that the same cells are compared with each other, every cell is moved to its places of ``CELLS``
-when it has formed, but for once, when the cells stay where they are."""
+Cells that divide keep near peers together, but chance decides between two that are equally near. To
+compare the same cells with each other, every cell is moved to its places of `CELLS` when it has
+formed, except under the setting "near", where the cells stay where they are.
+"""
 
 import contextlib
 import sys
@@ -44,9 +45,9 @@ SCALE = 400.0
 """Published bandwidth over ours, once the cells have formed: so slow that two cores are mostly
 idle."""
 HELD, IN_FLIGHT = 2, 8
-"""Micro-batches that a block stage has memory for, and that an ends peer, which keeps no
-activations of layers, has under way at most. Where each of three stages has one peer, two visit all
-of them at once; of those that visit two of them, three do."""
+"""Micro-batches that a block stage has memory for, and the most that an ends peer, which keeps no
+activations of layers, has under way. Where each of three stages has one peer, two micro-batches
+visit all of them at once; of micro-batches that visit two stages, three do."""
 CONFIG = ROOT / "configs" / "full.toml"
 RUN: dict[str, Any] = {
     "averaging.cell": 1,
@@ -102,7 +103,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""An ends peer has as many micro-batches in each."""
+"""An ends peer has the same number of micro-batches in each of these."""
 TARGETS: dict[str, float | None] = {"planned-full": 0.67, "turns": None, "turns-all": 0.5}
 BUSY = 0.6
 SHARE = 0.75
@@ -187,8 +188,9 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
 
 
 def _near(report: Report, ours: Measured, turns: Measured) -> None:
-    """Seconds for as many tokens of the whole swarm."""
-    together, alone = sum(1 / s for s in ours.epoch_s), len(SIZES) / turns.epoch_s[0]
+    """Compare the seconds for equally many tokens of the whole swarm."""
+    together = sum(1 / s for s in ours.epoch_s)
+    alone = len(SIZES) / turns.epoch_s[0]
     target = TARGETS["turns-all"]
     assert target is not None
     report.add(
@@ -234,7 +236,8 @@ def base() -> dict[str, Any]:
 
 def memory(run: Manifest) -> int:
     """Bytes that are room for ``HELD`` micro-batches at a block stage, and not for one more."""
-    model, micro = run.model, run.pipeline.micro_batch
+    model = run.model
+    micro = run.pipeline.micro_batch
     one = stash_bytes(model, run.pipeline.stages, 1, micro)
     # A peer counts what came in beside it.
     one += 4 * micro * model.seq_len * model.d_model
@@ -282,8 +285,7 @@ def measure(
             cells: list[set[str]] = []
             for e in told():
                 if e.kind == PLANNED:
-                    # What was planned before for one of these peers, maybe by another leader, is
-                    # over.
+                    # Earlier plans with one of these peers, maybe by another leader, are over.
                     new = set(e.get("peers"))
                     cells = [cell for cell in cells if not cell & new] + [new]
             if sorted(map(len, cells)) != sizes:
@@ -307,7 +309,7 @@ def measure(
             begun = time.time()
             psutil.cpu_percent()
             worked = _worked(peers.values())
-            # Reading what they tell ten times a second would take a sixth of a core.
+            # Reading the daemons' events ten times a second would take a sixth of a core.
             bound = WATCHED_S + EPOCH_S * MEASURED
             found = box.wait("epochs of every cell", measured, bound, every=2.0)
             everything = psutil.cpu_percent() / 100
@@ -326,7 +328,7 @@ def measure(
 
 
 def _state(cell: Iterable[Peer]) -> dict[int, list[int]]:
-    """By stage the bytes of optimizer state of its replicas."""
+    """Bytes of optimizer state of the replicas, by stage."""
     found: dict[int, list[int]] = {}
     for peer in cell:
         said = peer.status()

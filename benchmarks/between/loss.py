@@ -1,7 +1,7 @@
-"""What cells that average in windows lose beside one cell that averages every step: the stages,
-text, sample order, dealt skips, optimizers and window's keys of the product, in one process. Every
-cell trains on its share of the samples as configs/full.toml says; the other swarm averages the
-gradients of as many micro-batches in every step."""
+"""Loss of cells that average in windows beside one cell that averages every step: the stages, text,
+sample order, dealt skips, optimizers and window's keys of the product, in one process. Every cell
+trains on its share of the samples as configs/full.toml says; the other swarm averages the gradients
+of equally many micro-batches in every step."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,9 +24,11 @@ from node.scheduler.planning.problem import PathProblem
 from node.training.state.text import Text
 
 CONFIG = ROOT / "configs" / "full.toml"
-CELLS, SEEDS = 3, 3
+CELLS = 3
+SEEDS = 3
 EPOCHS, BETWEEN, LATE = 240, 15, 2
-"""Of every cell; between the starts of two windows; until what came of one is put in place."""
+"""Epochs of every cell; epochs between the starts of two windows; epochs until a window's mean is
+put in place."""
 HELD_OUT = 24
 """Batches of sequences that nobody trains on."""
 MOST = 1.03
@@ -61,8 +63,10 @@ def rows(report: Report, root: Path, epochs: int = EPOCHS, seeds: int = SEEDS) -
 
 def _one(m: Manifest, text: Text, epochs: int) -> float:
     """Everybody's micro-batches in every step."""
-    model, sampler = Staged(m), Sampler(WHOLE)
-    size, per_cell = m.pipeline.micro_batch, _visits(m)
+    model = Staged(m)
+    sampler = Sampler(WHOLE)
+    size = m.pipeline.micro_batch
+    per_cell = _visits(m)
     for epoch in range(epochs):
         visits = [v for _ in range(CELLS) for v in per_cell]
         model.update([text.at(sampler.take(size)) for _ in visits], visits, epoch)
@@ -71,7 +75,9 @@ def _one(m: Manifest, text: Text, epochs: int) -> float:
 
 def _cells(m: Manifest, text: Text, epochs: int) -> list[float]:
     """The held-out loss of every cell, after a last window."""
-    outer, visits, size = m.outer, _visits(m), m.pipeline.micro_batch
+    outer = m.outer
+    visits = _visits(m)
+    size = m.pipeline.micro_batch
     cursors = _shares()
     names = [CellId(f"{16 * i + 15:016x}") for i in range(CELLS)]
     models = {name: Staged(m) for name in names}
@@ -103,7 +109,8 @@ def _cells(m: Manifest, text: Text, epochs: int) -> list[float]:
 
 
 def _groups(m: Manifest, names: Sequence[CellId], window: int) -> list[list[CellId]]:
-    """Who meets in a window: cells with the same first key, who is alone with the same next one."""
+    """Groups that meet in a window: cells with the same first key; a cell alone there, by its next
+    key."""
     known = standings(names)
     left = {name: meeting_keys(m.outer, name, *known[name], window) for name in names}
     found: list[list[CellId]] = []
@@ -129,7 +136,8 @@ def _shares() -> list[Cursor]:
 
 def _visits(m: Manifest) -> list[Visits]:
     """The block stages of every micro-batch, as the planner deals them."""
-    stages, count = m.pipeline.stages, m.training.target_batch // m.pipeline.micro_batch
+    stages = m.pipeline.stages
+    count = m.training.target_batch // m.pipeline.micro_batch
     problem = PathProblem(
         "loss",
         ((0.0,) * (stages + 1),) * (stages + 1),

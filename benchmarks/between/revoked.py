@@ -40,7 +40,8 @@ def rows(report: Report, root: Path) -> None:
 def revoke(report: Report, box: Box, victim: Peer, others: list[Peer]) -> None:
     """The first of ``others`` is the owner's."""
     before = {p.label: len(p.told()) for p in [victim, *others]}
-    done, begun = box.tutti("swarm", "revoke", victim.key, home=others[0].label), time.time()
+    done = box.tutti("swarm", "revoke", victim.key, home=others[0].label)
+    begun = time.time()
     if done.returncode:
         raise RuntimeError(done.stderr[-500:])
     time.sleep(AFTER_S)

@@ -47,7 +47,7 @@ class Trial:
 
     @property
     def settings(self) -> OuterSettings:
-        """Of a run whose grid has room for lines as long."""
+        """Settings of a run with a grid that has room for lines of this length."""
         longest = self.ideal.shape()
         grid = self.grid or (max(32, *longest),) * len(longest)
         return OuterSettings("moshpit", grid=grid, window_s=240.0)
@@ -82,14 +82,16 @@ def rows(
 
 
 def rounds_to(history: Sequence[float]) -> list[int]:
-    """To each of the variances that count as agreement; CAP where it was not reached."""
+    """Number of rounds to each of the variances that count as agreement; CAP if it was not
+    reached."""
     return [next((i for i, v in enumerate(history) if v < target), CAP) for target in TARGETS]
 
 
 def play(trial: Trial, seed: int) -> list[float]:
     """The variance before and after every window. The first is window ``seed``, so that every axis
     comes first in some."""
-    world, dice = np.random.RandomState(seed), random.Random(seed)
+    world = np.random.RandomState(seed)
+    dice = random.Random(seed)
     values = world.normal(size=(trial.cells, 1))[:, 0]
     names = [cell_id(seed, number) for number in range(trial.cells)]
     number = {cell: i for i, cell in enumerate(names)}
@@ -134,7 +136,7 @@ def standings(
 
 
 def seen(names: Sequence[CellId], unseen: float, dice: random.Random | None) -> Sequence[CellId]:
-    """Of some cells those that one of them sees."""
+    """The cells of `names` that one of them sees."""
     if not unseen or dice is None:
         return names
     return [cell for cell in names if dice.random() >= unseen]
@@ -150,7 +152,8 @@ class Window:
         window: int,
         dice: random.Random,
     ) -> None:
-        self.dice, self.ids = dice, itertools.count()
+        self.dice = dice
+        self.ids = itertools.count()
         self.now = 0.0
         self.posted: dict[str, dict[CellId, float]] = defaultdict(dict)
         self.queue: list[tuple[float, int, CellId, f.Event]] = []

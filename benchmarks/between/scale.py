@@ -1,10 +1,11 @@
-"""What grows with the number of cells: the services of the daemon in virtual time, in swarms of 10
-and 1,000 cells with ten peers each (two processes of some 6 GB that take an hour or more).
+"""Costs that grow with the number of cells: the services of the daemon in virtual time, in swarms
+of 10 and 1,000 cells with ten peers each (two processes of some 6 GB that take an hour or more).
 Cells are there from the beginning, as after a restart of all.
 
 Every peer is a whole one: it trains, leads, averages with other cells, reads and posts. Bytes of
 the directory are counted as a DHT has them: a reader asks the nodes that hold a key, each answers
-with all records under it, a writer sends its record to each; those nodes count the same bytes."""
+with all records under it, a writer sends its record to each; those nodes count the same bytes.
+"""
 
 import gc
 import hashlib
@@ -35,19 +36,21 @@ from node.sim.watch import HistoryRecorder
 from node.sim.world.loop import bury, quiet
 
 SIZES = (10, 1000)
-ENDS, REPLICAS, STAGES = 4, 3, 2
+ENDS = 4
+REPLICAS = 3
+STAGES = 2
 PEERS = ENDS + STAGES * REPLICAS
 WINDOW_S = 60.0
 SETTLED_S, ENDS_S = 1.5 * WINDOW_S, 2.5 * WINDOW_S
-"""When it is counted from, and until when."""
+"""Begin and end of the counting, in s of virtual time."""
 SAMPLED = 16
-"""Cells whose leaders and one follower are measured: in every other one how many functions they
-call, in the others their processor time."""
+"""Cells in which the leader and one follower are measured: by the functions they call in every
+other cell, by their processor time in the others."""
 TURN_S, TIMED = 0.002, 4
-"""Of virtual time: how long a swarm goes on before the others that share its process do, and how
-many of these are measured. In a process with thousands of peers nothing of one is in the
-processor's caches when its turn comes, which no daemon of its own meets; so the time in a large
-swarm is compared with that in small ones of which as many are simulated in one process."""
+"""Virtual seconds that a swarm goes on before the others that share its process do, and the number
+of these swarms that are measured. In a process with thousands of peers the processor's caches hold
+nothing of a peer when its turn comes, which no daemon of its own meets. The time in a large swarm
+is therefore compared with the time in small swarms that share a process with equally many peers."""
 SEAL = 180
 """Bytes of a record beside its body: signature, key, numbers, admission."""
 GROWTH = 1.25
@@ -58,10 +61,11 @@ Sampled = tuple[int, PeerId]
 
 @dataclass
 class Counts:
-    """Of one swarm, from ``SETTLED_S`` on. ``spent``: seconds of processor time, ``calls``:
-    functions called, by peer sampled;
-    ``links``: who has sent something to whom, in each window; ``by``: what the largest message
-    was."""
+    """Counts of one swarm, from `SETTLED_S` on.
+
+    `spent`: seconds of processor time, and `calls`: functions called, by sampled peer; `links`:
+    pairs of sender and receiver, in each window; `by`: kind of the largest message.
+    """
 
     cells: int
     largest: int = 0
@@ -84,7 +88,8 @@ class Counts:
     def weighs(self, what: str, size: int) -> None:
         """A message."""
         if size > self.largest:
-            self.largest, self.by = size, what
+            self.largest = size
+            self.by = what
 
 
 class Quiet(HistoryRecorder):
@@ -112,7 +117,7 @@ class Quiet(HistoryRecorder):
 
 
 class CellSwarm(SimSwarm):
-    """Of so many cells, each with a leader of its own from the beginning."""
+    """A swarm of `cells` cells, each with a leader of its own from the beginning."""
 
     def __init__(self, cells: int, seed: int = 0) -> None:
         setup = Setup(
@@ -212,7 +217,7 @@ def _mean(c: Counts, of: Counter[PeerId]) -> float:
 
 
 def _connections(c: Counts) -> Counter[PeerId]:
-    """Of a peer in a window, the most it had in any."""
+    """Most connections of each peer in any window."""
     most = Counter[PeerId]()
     for pairs in c.links.values():
         for peer, count in Counter(peer for pair in pairs for peer in pair).items():
@@ -221,8 +226,8 @@ def _connections(c: Counts) -> Counter[PeerId]:
 
 
 def _most_but_few(of: Counter[PeerId]) -> float:
-    """What 99 of 100 peers stay below: among a hundred times as many the highest is higher whatever
-    is done."""
+    """Value that 99 of 100 peers do not exceed: among a hundred times as many peers the highest
+    value is always higher."""
     return float(sorted(of.values())[-1 - len(of) // 100])
 
 
@@ -261,15 +266,18 @@ QUANTITIES: tuple[tuple[str, str, Callable[[Counts], float]], ...] = (
 
 def play(cells: int, seed: int = 0) -> Counts:
     """One swarm from its beginning to ``ENDS_S``."""
-    counts, began = Counts(cells), time.perf_counter()
+    counts = Counts(cells)
+    began = time.perf_counter()
     with quiet():
         swarm = CellSwarm(cells, seed)
         swarm.world.run(SETTLED_S)
         gc.collect()
         gc.freeze()
         _count(swarm, counts)
-        events, before = swarm.world.events, Counter(swarm.watch.counts)
-        reads, writes = Counter(swarm.record_store.reads), Counter(swarm.record_store.writes)
+        events = swarm.world.events
+        before = Counter(swarm.watch.counts)
+        reads = Counter(swarm.record_store.reads)
+        writes = Counter(swarm.record_store.writes)
         swarm.world.run(ENDS_S)
         counts.events = swarm.world.events - events
         counts.epochs = swarm.watch.counts.get("epochs", 0) - before["epochs"]
@@ -286,8 +294,8 @@ def play(cells: int, seed: int = 0) -> Counts:
 
 
 def time_among(cells: int, swarms: int, seed: int = 0) -> float:
-    """Milliseconds of processor time a second that a sampled daemon of a swarm takes, while so many
-    of this size are simulated in one process."""
+    """Milliseconds of processor time that a sampled daemon of a swarm takes a second, while
+    `swarms` swarms of this size are simulated in one process."""
     counts = Counts(cells)
     with quiet():
         every = [CellSwarm(cells, seed + n) for n in range(swarms)]
@@ -311,8 +319,10 @@ def _together(swarms: Sequence[SimSwarm], begins: float, ends: float) -> None:
 
 def _count(swarm: SimSwarm, counts: Counts) -> None:
     """Count messages and measure some peers from now on."""
-    links, net = swarm.links, swarm.net
-    travel, weigh = links.travel, net.weigh
+    links = swarm.links
+    net = swarm.net
+    travel = links.travel
+    weigh = net.weigh
 
     def travels(a: PeerId, b: PeerId, nbytes: int, now: float) -> float:
         if nbytes:
@@ -332,7 +342,8 @@ def _count(swarm: SimSwarm, counts: Counts) -> None:
 
 def _sample(swarm: SimSwarm, counts: Counts) -> None:
     """Take the processor time and the calls of some peers from now on."""
-    world, push = swarm.world, swarm.world.push
+    world = swarm.world
+    push = swarm.world.push
     cells = sorted({p.training.cell for p in swarm.live()})[:SAMPLED]
     sampled: dict[Any, Measure] = {}
     for number, cell in enumerate(cells):
@@ -390,7 +401,8 @@ def _directory(
 ) -> None:
     """Add what the directory costs its readers, writers and holders, and what these store."""
     dht = swarm.record_store
-    readers, writers = _by_topic(reads), _by_topic(writes)
+    readers = _by_topic(reads)
+    writers = _by_topic(writes)
     for topic in sorted({topic for _, topic in (*dht.reads, *dht.writes)}):
         there = dht.under(topic)
         sizes = [SEAL + len(_body(entry)) for entry in there]
@@ -399,7 +411,8 @@ def _directory(
             counts.stored[holder] += len(there)
         if len(there) > counts.fullest[1] and topic != "peers":
             counts.fullest = topic, len(there)
-        answer, record = sum(sizes), max(sizes, default=SEAL)
+        answer = sum(sizes)
+        record = max(sizes, default=SEAL)
         counts.weighs(topic, answer)
         for asked, size in ((readers, answer), (writers, record)):
             for peer, times in asked[topic]:
@@ -413,7 +426,7 @@ def _directory(
 def _by_topic(
     asked: Counter[tuple[PeerId, str]],
 ) -> defaultdict[str, list[tuple[PeerId, int]]]:
-    """Who asked how often, by topic."""
+    """Readers with their number of reads, by topic."""
     found: defaultdict[str, list[tuple[PeerId, int]]] = defaultdict(list)
     for (peer, topic), times in asked.items():
         found[topic].append((peer, times))

@@ -1,5 +1,5 @@
-"""How much code cells that lead themselves have brought, beside the last commit without them, and
-what is left of plans that led several cells at once. Needs the repository's history."""
+"""Size of the code that cells that lead themselves have brought, beside the last commit without
+them, and the rest of plans that led several cells at once. Needs the repository's history."""
 
 import ast
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from benchmarks.source.tree import Tree
 
 MOST = 1.05
 GONE = ("Unit", "OuterRound", "OuterNews", "Meetings", "columns", "in_cell", "of_cell")
-"""What several cells under one leader were made of, by the names of its definitions."""
+"""Names of the definitions that made several cells under one leader."""
 FIELDS = {
     "Plan": ("worked", "senders", "mass", "fragment", "sends", "spread", "since"),
     "PlanMember": ("cell", "group"),
 }
-"""What a plan said of other cells than its own."""
+"""Fields of a plan about other cells than its own."""
 WHERE = ("node/core", "node/averaging", "node/training")
 
 
@@ -25,8 +25,10 @@ def rows(report: Report, root: Path, base: str = BASE) -> None:
     """Two rows. Raises CalledProcessError where ``base`` is not in the history."""
     now = source.read(ROOT)
     with source.at_commit(ROOT, base) as before:
-        was, left = source.count(before.under("node")), source.count(now.under("node"))
-        old, stay = sorted(_old(before)), sorted(_old(now))
+        was = source.count(before.under("node"))
+        left = source.count(now.under("node"))
+        old = sorted(_old(before))
+        stay = sorted(_old(now))
     report.add(
         f"10 statements of node/, over those of {base}",
         left / was,
@@ -58,7 +60,7 @@ def _old(tree: Tree) -> Iterator[str]:
 
 
 def _name(made: ast.stmt) -> str:
-    """Of a definition or of what is assigned to, "" for anything else."""
+    """Name of a definition or of an assignment's target, "" for anything else."""
     match made:
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
             return name

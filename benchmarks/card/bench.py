@@ -60,8 +60,8 @@ class Bench:
         return median(found[1:])
 
     def seconds_of_visit(self, math: StageMath, x: Tensor, dy: Tensor) -> float:
-        """Median time of the device thread for a visit whose activation ``x`` and gradient ``dy``
-        (B, T, D) have arrived."""
+        """Median seconds of the device thread for one visit, after the activation `x` and the
+        gradient `dy` (B, T, D) have arrived."""
 
         def prepare() -> tuple[VisitBuffers, FrameReader]:
             locked = math.on_gpu
@@ -130,5 +130,6 @@ def _counts(leaf: object) -> bool:
 
 def differs(found: Tensor, reference: Tensor) -> float:
     """|found - reference| / |reference| in fp64 on the CPU; not finite where a number is not."""
-    a, b = found.detach().double().cpu(), reference.detach().double().cpu()
+    a = found.detach().double().cpu()
+    b = reference.detach().double().cpu()
     return float((a - b).norm() / b.norm().clamp_min(1e-30))

@@ -19,7 +19,8 @@ from node.model.shapes import MATRICES, all_shapes, count, parameter_shapes
 from node.model.stages import build
 from node.training.state.text import Text
 
-STEPS, RANK = 50, 4
+STEPS = 50
+RANK = 4
 CLOSE = 1e-4
 NODES = (1, 1, 2)
 RUN = {
@@ -64,7 +65,8 @@ def rows(report: Report, root: Path) -> None:
         f"at most {CLOSE:g}",
         holds=worst <= CLOSE,
     )
-    m, stages = box.manifest.model, box.manifest.pipeline.stages
+    m = box.manifest.model
+    stages = box.manifest.pipeline.stages
     trained = count(parameter_shapes(m, stages, stages))
     whole = count({n: s for n, s in all_shapes(m).items() if ".layers." in n}) * trained
     whole //= count(parameter_shapes(m, 1, 1))
@@ -99,7 +101,10 @@ def averaged(box: Box) -> float:
 
 def by_peft(manifest: Manifest, there: Path, home: Path) -> list[float]:
     """The loss of every step. The first adapters are drawn as the stages draw them."""
-    m, p, t, o = manifest.model, manifest.pipeline, manifest.training, manifest.optimizer
+    m = manifest.model
+    p = manifest.pipeline
+    t = manifest.training
+    o = manifest.optimizer
     base = transformers.AutoModelForCausalLM.from_pretrained(there)
     config = peft.LoraConfig(
         r=m.adapter, lora_alpha=round(m.adapter_alpha), target_modules=list(m.adapter_targets)
@@ -123,7 +128,8 @@ def by_peft(manifest: Manifest, there: Path, home: Path) -> list[float]:
     )
     corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home)
     text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
-    sampler, losses = Sampler(), list[float]()
+    sampler = Sampler()
+    losses = list[float]()
     for _ in range(STEPS):
         adam.zero_grad()
         tokens, targets = text.at(sampler.take(t.target_batch))

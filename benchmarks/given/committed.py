@@ -1,5 +1,5 @@
-"""What an epoch's end costs a peer with a stage of 1 GiB: fresh parameters put in place and named
-by their digest, which has to be there before the next epoch may begin."""
+"""Cost of an epoch's end for a peer with a stage of 1 GiB: fresh parameters are put in place and
+named by their digest, which must be there before the next epoch may begin."""
 
 import hashlib
 import time
@@ -19,7 +19,8 @@ from node.wire.tensors import encode
 MODEL = ModelSettings(
     layers=16, d_model=1024, heads=8, kv_heads=8, d_ff=4096, vocab=300, weights=("", "")
 )
-EPOCH_S, SHARE = 30.0, 0.02
+EPOCH_S = 30.0
+SHARE = 0.02
 TRIES = 5
 
 
@@ -48,9 +49,11 @@ def rows(report: Report, root: Path) -> None:
 def least(act: Callable[[], None]) -> tuple[float, float]:
     """Seconds that the fastest of :data:`TRIES` took, and seconds of a core that the one with the
     fewest did."""
-    walls, cores = [], []
+    walls = []
+    cores = []
     for _ in range(TRIES):
-        wall, core = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        core = time.process_time()
         act()
         walls.append(time.perf_counter() - wall)
         cores.append(time.process_time() - core)

@@ -1,5 +1,5 @@
-"""The memory that a daemon plans for a stage, beside the growth of its peak over that of a daemon
-with a stage that is tiny: of the memory of its tensors on a GPU, else of its resident set."""
+"""The memory that a daemon plans for a stage, beside the growth of its peak over the peak of a
+daemon with a tiny stage: memory of its tensors on a GPU, otherwise its resident set."""
 
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ SHAPES: dict[str, dict[str, int]] = {
              "model.kv_heads": 4, "model.seq_len": 512, "pipeline.micro_batch": 4},
 }  # fmt: skip
 MODES = ("off", "layers")
-EPOCHS, IN_FLIGHT, NEAR = 3, 2, 0.1
+EPOCHS = 3
+IN_FLIGHT = 2
+NEAR = 0.1
 MICRO_BATCHES = 6
 SCARCE = 1.2
-"""Memory that a daemon is given, over what it plans: little enough for it to keep no holes."""
+"""Memory given to a daemon, over its plan: little enough for it to keep no holes."""
 RUN: dict[str, Any] = {
     "pipeline.stages": 1,
     "training.min_replicas": 1,
@@ -51,15 +53,15 @@ def rows(report: Report, root: Path) -> None:
 
 
 def measured(root: Path, mode: str, shape: dict[str, int]) -> tuple[int, int]:
-    """(peak of a daemon with one block stage, what it had planned), bytes: of the tensors on the
-    GPU where there is one, else of the resident set."""
+    """Return (peak of a daemon with one block stage, its plan) in bytes: of the tensors on the GPU
+    if there is one, otherwise of the resident set."""
     root.mkdir()
     few = Manifest.default_demo().pipeline.micro_batch
     batch = MICRO_BATCHES * shape.get("pipeline.micro_batch", few)
     run = {**RUN, **shape, "training.target_batch": batch}
     config = NodeConfig(root, limits=PipelineLimits(recompute=mode, in_flight=IN_FLIGHT))
     about = check_memory(config, amended(Manifest.default_demo(), run), 1, 1 << 40).needed
-    # The ends need as much as their loss takes.
+    # The ends need at least the memory of their loss.
     given = max(int(SCARCE * about), 1 << 30)
     settings = (
         f"limits.recompute={mode}",

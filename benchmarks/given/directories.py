@@ -18,7 +18,8 @@ from node.identity.keys import Identity
 from node.manifest import read_manifest
 from node.reach.interfaces import free_port
 
-STAGES, STEPS = 2, 20
+STAGES = 2
+STEPS = 20
 CLOSE, LOSSES = 1e-5, 1e-5
 """Largest difference of a logit that is the same number in another order of additions; of a loss,
 relative, after twenty steps of that."""
@@ -38,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
 }
 AGAIN = {"qwen2": "layers", "qwen3": "stage"}
-"""What the stages of these compute again for a backward."""
+"""Setting of `limits.recompute` for these families' stages."""
 TINY = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -58,7 +59,8 @@ SETTINGS = {
     "optimizer.name": "adamw",
 }
 STILL = {"training.epochs": 1, "optimizer.adam_lr": 0.0, "optimizer.weight_decay": 0.0}
-PROMPT, DRAWN = "three volunteers and a router", 24
+PROMPT = "three volunteers and a router"
+DRAWN = 24
 
 
 def rows(report: Report, root: Path) -> None:
@@ -156,10 +158,11 @@ def swarm(
     nodes: Sequence[int] = (1, 1, 1),
     again: str = "limits.recompute=auto",
 ) -> Box:
-    """So many daemons of the ends and of each block stage, up to the end of their run. The manifest
-    is made as a user makes it."""
+    """Run `nodes` daemons, of the ends and of each block stage, to the end of their run. The
+    manifest is made as a user makes it."""
     root.mkdir(parents=True)
-    box, file = Box(root, settings=(again,)), root / "swarm.toml"
+    box = Box(root, settings=(again,))
+    file = root / "swarm.toml"
     words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
     words += ["--tokenizer", "bytes", "--data", "synthetic:7"]
     for key, value in {**SETTINGS, **changes}.items():

@@ -1,9 +1,10 @@
 """The guide as its reader types it: every command of docs/guide.md, on three machines, which are
-network namespaces; what it prints beside what the guide says. Needs root.
+network namespaces; its output beside the guide's. Needs root.
 
-A line ``A$ command`` is typed at machine A; what follows is what appears, where ``…`` is anything
-in a line, and alone any lines. A command is repeated until it says so, as a reader would who waits.
-Behind ``&`` it goes on running. The invite in a command is the one that was printed.
+A line `A$ command` is typed at machine A. The lines after it are its output, where `…` stands for
+anything in a line, and alone for any lines. A command is repeated until its output matches, as a
+reader would who waits. Behind `&` it goes on running. The invite in a command is the one that was
+printed.
 """
 
 import os
@@ -27,7 +28,7 @@ from node.data.readers import pydoc
 
 GUIDE = ROOT / "docs" / "guide.md"
 PATIENCE_S, ONCE_S = 180.0, 120.0
-"""For a command to say what it should, over all its tries; for one try."""
+"""Bounds in s: for a command to print the promised output, over all its tries; for one try."""
 _INVITE = re.compile(r"tutti2\w+")
 
 
@@ -40,7 +41,7 @@ class Step:
     expected: list[str] = field(default_factory=list)
 
     def matches(self, output: str) -> bool:
-        """Whether this is the output that the guide promises."""
+        """Return True if this is the output that the guide promises."""
         pattern = "".join(
             r"(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
             for line in self.expected
@@ -110,7 +111,7 @@ class Machine:
         self.home.mkdir(parents=True)
 
     def type(self, step: Step, invite: str) -> str:
-        """What the command prints in the end; "" for one that goes on running."""
+        """Type a command and return its output; "" for one that goes on running."""
         command = _INVITE.sub(invite, step.command.replace("tutti2…", "tutti2x"))
         if command.endswith("&"):
             with (self.home / "out").open("ab") as out:
@@ -145,7 +146,7 @@ class Machine:
         return {**kept, "HOME": str(self.home), "PATH": path, "NO_COLOR": "1", "COLUMNS": "120"}
 
     def close(self) -> None:
-        """End what is still running, by its own means first."""
+        """End the processes that still run, by SIGTERM first."""
         for process in self.running:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -158,7 +159,8 @@ class Machine:
 
 
 def given(home: Path) -> None:
-    """What the guide's reader has: a small Qwen3 with a tokenizer of its own, and a text."""
+    """Make the files of the guide's reader: a small Qwen3 with a tokenizer of its own, and a
+    text."""
     (home / "book.txt").write_bytes(pydoc()[: 1 << 18])
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

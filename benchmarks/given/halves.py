@@ -13,7 +13,8 @@ from benchmarks.report import Report
 from benchmarks.soak import scraped
 from node.model.shapes import count, parameter_shapes
 
-EPOCHS, CLOSE = 20, 0.01
+EPOCHS = 20
+CLOSE = 0.01
 RUN = {
     "training.epochs": EPOCHS,
     "training.min_replicas": 2,
@@ -27,7 +28,8 @@ PAIR = ("stage-1-0", "stage-1-1")
 def rows(report: Report, root: Path) -> None:
     """Losses, and the bytes of a round."""
     torch.set_num_threads(1)
-    each, ends = dict[str, float](), dict[str, float]()
+    each = dict[str, float]()
+    ends = dict[str, float]()
     for parameters in ("fp32", "bf16"):
         box = Box(root / parameters, settings=())
         box.root.mkdir(parents=True)
@@ -59,7 +61,8 @@ def rows(report: Report, root: Path) -> None:
             f"at most {CLOSE:g}",
             holds=worst <= CLOSE and len(digests) == 1,
         )
-        m, stages = box.manifest.model, box.manifest.pipeline.stages
+        m = box.manifest.model
+        stages = box.manifest.pipeline.stages
         # Together they send the gradients of all parts once, and all fresh parameters once.
         each[parameters] = sum(sent) / EPOCHS / count(parameter_shapes(m, stages, stages))
     ratio = each["bf16"] / each["fp32"]

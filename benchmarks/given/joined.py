@@ -47,8 +47,11 @@ RUN = {
 """A frozen base: of a stage that is trained whole four peers would not fit into 24 GiB."""
 LINE = 100e6
 """Bits per second that leave a donor."""
-DONORS, WARM, BEFORE = 3, 4, 8
-SLOWER, SPEED = 1.3, 0.8
+DONORS = 3
+WARM = 4
+BEFORE = 8
+SLOWER = 1.3
+SPEED = 0.8
 LOAD_S = 300.0
 
 
@@ -81,7 +84,8 @@ def rows(report: Report, root: Path) -> None:
 def halves(donors: int) -> list[str]:
     """The cores of every host, as taskset names them."""
     cores = sorted(os.sched_getaffinity(0))
-    ours, others = cores[: len(cores) // 2] or cores, cores[len(cores) // 2 :]
+    ours = cores[: len(cores) // 2] or cores
+    others = cores[len(cores) // 2 :]
     return [",".join(map(str, ours))] * donors + [",".join(map(str, others))]
 
 
@@ -105,7 +109,8 @@ class Cores:
         return used
 
     def said(self) -> str:
-        """In words. What a daemon used that has died meanwhile counts as others' use."""
+        """The load of the cores in words. Time used by a daemon that has died meanwhile counts as
+        other work."""
         room = (time.monotonic() - self.began) * (psutil.cpu_count() or 1)
         busy = 1 - (psutil.cpu_times().idle - self.idle) / room
         ours = sum(used - self._ours.get(pid, 0.0) for pid, used in self._used().items()) / room
@@ -117,25 +122,31 @@ def joined(report: Report, net: Internet, box: Box, names: Sequence[str], there:
     *givers, newcomer = swarm(box, there)
     for peer in givers:
         peer.start()
-    chief, dies = givers[0], givers[-1]
+    chief = givers[0]
+    dies = givers[-1]
     box.wait("training", lambda: epochs(chief) >= WARM, LOAD_S, tuple(givers))
     box.until_training(*givers)
     size = 4 * count(base_shapes(box.manifest.model, box.manifest.pipeline.stages, 1))
     for name in names[:DONORS]:
         net.shape(name, LINE)
-    before, usual = Cores(box), Pace(chief)
+    before = Cores(box)
+    usual = Pace(chief)
     box.wait("epochs", lambda: usual.done() >= BEFORE, LOAD_S, tuple(givers))
-    usual_s, idle = usual.seconds(), before.said()
+    usual_s = usual.seconds()
+    idle = before.said()
     newcomer.start()
     started = time.time()
     hosts = box.wait("a stage", lambda: newcomer.events("hosting"), LOAD_S, (newcomer,))
     begun = float(hosts[0]["at"])
-    cores, meanwhile = Cores(box), Pace(chief)
+    cores = Cores(box)
+    meanwhile = Pace(chief)
     box.wait("half", lambda: 0.5 <= newcomer.status().progress < 1, LOAD_S, (newcomer,))
     half = time.time() - begun
     dies.kill()
     there_now = box.wait("it all", lambda: newcomer.events("state-fetched"), LOAD_S, (newcomer,))
-    took, meanwhile_s, busy = float(there_now[0]["at"]) - begun, meanwhile.seconds(), cores.said()
+    took = float(there_now[0]["at"]) - begun
+    meanwhile_s = meanwhile.seconds()
+    busy = cores.said()
     box.until_training(newcomer)
     whole = time.time() - started
     least = 8 * size / LINE * (0.5 / DONORS + 0.5 / (DONORS - 1))
@@ -176,7 +187,7 @@ class Pace:
         return len(self._at())
 
     def seconds(self) -> float:
-        """Of an epoch, on average, up to the newest one. Raises Hang when there is none."""
+        """Mean seconds of an epoch, up to the newest one. Raises Hang when there is none."""
         if not (at := self._at()):
             raise Hang("no epoch was committed")
         return (at[-1] - self.began) / len(at)

@@ -1,5 +1,5 @@
-"""What a stage computes again for a backward instead of keeping it: gradients, the memory of a
-micro-batch that waits, time; and what the plan says of a card."""
+"""Recomputation of a stage for a backward in place of storage: gradients, the memory of a waiting
+micro-batch, time; and the plan for a card."""
 
 import ctypes
 import multiprocessing
@@ -24,11 +24,14 @@ from node.model.stages import build
 from node.pipeline.visit_buffers import StageMath
 
 SHAPE = ModelSettings(layers=4, d_model=512, heads=8, kv_heads=4, d_ff=1536, seq_len=512)
-SEQUENCES, WAITING = 4, 24
-PAIRS, SLOWER, NEAR = 7, 1.40, 0.1
+SEQUENCES = 4
+WAITING = 24
+PAIRS = 7
+SLOWER = 1.40
+NEAR = 0.1
 CARD = 16 << 30
 M_MMAP_THRESHOLD = -3
-"""Of malloc.h."""
+"""Constant of malloc.h."""
 
 
 def rows(report: Report, root: Path) -> None:
@@ -66,7 +69,8 @@ def rows(report: Report, root: Path) -> None:
             holds=ratio <= SLOWER,
         )
     for mode in RECOMPUTE:
-        predicted, measured = stash_bytes(SHAPE, 1, 1, SEQUENCES, mode), kept(mode)
+        predicted = stash_bytes(SHAPE, 1, 1, SEQUENCES, mode)
+        measured = kept(mode)
         report.add(
             f"4 recompute = {mode}: predicted over measured memory of a micro-batch that waits",
             predicted / measured,
@@ -110,10 +114,11 @@ def kept(mode: str) -> float:
 
 
 def _wait(told: multiprocessing.connection.Connection, mode: str) -> None:
-    # Every tensor gets pages of its own, which go back when it does: what is resident is held.
+    # Every tensor gets pages of its own, which go back with it: resident memory is memory held.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
     torch.set_num_threads(1)
-    math, here = StageMath(build(SHAPE, 1, 1), "fp32", recompute=mode), psutil.Process()
+    math = StageMath(build(SHAPE, 1, 1), "fp32", recompute=mode)
+    here = psutil.Process()
 
     def one() -> None:
         work = arrived(torch.randn(SEQUENCES, SHAPE.seq_len, SHAPE.d_model))

@@ -19,7 +19,8 @@ def rows(report: Report, root: Path) -> None:
         config = transformers.AutoConfig.for_model(**config_of(settings))
         with torch.device("meta"):
             theirs = transformers.AutoModelForCausalLM.from_config(config)
-        here, there = all_shapes(settings), dict[str, tuple[int, ...]]()
+        here = all_shapes(settings)
+        there = dict[str, tuple[int, ...]]()
         for parameter, tensor in theirs.named_parameters():
             there[parameter] = tuple(tensor.shape)
         differ = sum(here.get(n) != there.get(n) for n in here.keys() | there.keys())

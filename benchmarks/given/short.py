@@ -1,5 +1,5 @@
-"""A daemon whose device runs out of memory once, in forward, backward, loss or step: what it costs
-the run."""
+"""A daemon's device runs out of memory once, in forward, backward, loss or step: the cost for the
+run."""
 
 from pathlib import Path
 
@@ -16,7 +16,8 @@ VICTIMS = {
     "loss": "ends-0",
     "step": "stage-1-0",
 }
-EPOCHS, CLOSE = 45, 1e-4
+EPOCHS = 45
+CLOSE = 1e-4
 RUN = {
     "training.epochs": EPOCHS,
     "training.min_replicas": 1,
@@ -44,7 +45,8 @@ def rows(report: Report, root: Path) -> None:
             warned = [w for w in victim.status().warnings if w.startswith("memory ran out")]
         finally:
             box.clean_up()
-        m, t = box.manifest.model, box.manifest.training
+        m = box.manifest.model
+        t = box.manifest.training
         tokens = sum(int(c.get("tokens")) for c in committed)
         asked = EPOCHS * t.target_batch * m.seq_len
         alone = {e.epoch + 1: e.loss for e in Reference(box.manifest, root).train(EPOCHS)}
@@ -65,5 +67,5 @@ def rows(report: Report, root: Path) -> None:
 
 
 def finished(peer: Peer) -> bool:
-    """Whether its run has come to its end."""
+    """Return True if its run has come to its end."""
     return peer.status().state == "finished"

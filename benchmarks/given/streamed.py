@@ -31,18 +31,27 @@ from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
 from node.reach.interfaces import free_port
 
-SHARDS, BYTES = 64, 2_000_000_000
+SHARDS = 64
+BYTES = 2_000_000_000
 CAP = 200_000_000
-VOCAB, SEQ_LEN, MICRO_BATCH = 4096, 512, 4
-FIRST_S, COLUMNS, TIMED, TRIES = 5.0, 8, 32, 3
-DOWN_S, BETWEEN_S, AFTER = 8.0, 12.0, 10
+VOCAB = 4096
+SEQ_LEN = 512
+MICRO_BATCH = 4
+FIRST_S = 5.0
+COLUMNS = 8
+TIMED = 32
+TRIES = 3
+DOWN_S = 8.0
+BETWEEN_S = 12.0
+AFTER = 10
 SETTINGS = ("checkpoint.every=5", f"data_disk={CAP}", "data_hosts=127.0.0.0/8")
 SHAPE = {"model.vocab": VOCAB, "model.seq_len": SEQ_LEN, "pipeline.micro_batch": MICRO_BATCH}
 
 
 def rows(report: Report, root: Path) -> None:
     """Rows for the first batch, the cap, the tokeniser, and a swarm that reads."""
-    web, words = root / "web", root / "words.json"
+    web = root / "web"
+    words = root / "words.json"
     tokenizer_of(words)
     write_shards(web)
     server = Server(web)
@@ -80,7 +89,8 @@ def read(report: Report, root: Path, server: "Server", words: Path) -> None:
         f"at most {CAP / 1e6:g}",
         holds=most[0] <= CAP < made.files.received,
     )
-    several, single = [], []
+    several = []
+    single = []
     for i in range(TRIES):
         made, _ = opened(settings, root / f"timed-{i}")
         text = asyncio.run(fetched(made))
@@ -206,7 +216,9 @@ def one_thread(tokenizer: Tokenizer, documents: list[bytes]) -> float:
 @contextmanager
 def largest(home: Path) -> Iterator[list[int]]:
     """Bytes of the largest size that the kept data of a home had meanwhile."""
-    folder, found, ended = home / "data" / "stream", [0], threading.Event()
+    folder = home / "data" / "stream"
+    found = [0]
+    ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.02):
@@ -234,7 +246,8 @@ class Server:
     """The web server, a process of its own that always has the same port."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.port = directory, free_port(["127.0.0.1"])
+        self.directory = directory
+        self.port = free_port(["127.0.0.1"])
         self.source = f"http://127.0.0.1:{self.port}/SHA256SUMS"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -265,13 +278,17 @@ def tokenizer_of(path: Path) -> None:
 def write_shards(folder: Path) -> None:
     """Numbered documents of sections of the help texts, and the list of their checksums."""
     folder.mkdir()
-    rng, number, sums = random.Random(1), 0, list[str]()
+    rng = random.Random(1)
+    number = 0
+    sums = list[str]()
     bodies = [json.dumps(" " + text[:8000])[1:].encode() for text in topics.values()]
     for shard in range(SHARDS):
-        lines, size = list[bytes](), 0
+        lines = list[bytes]()
+        size = 0
         while size < BYTES // SHARDS:
             lines.append(b'{"text": "%d' % number + rng.choice(bodies) + b"}\n")
-            size, number = size + len(lines[-1]), number + 1
+            size = size + len(lines[-1])
+            number = number + 1
         content = b"".join(lines)
         name = f"part-{shard:03}.jsonl"
         (folder / name).write_bytes(content)

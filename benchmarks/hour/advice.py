@@ -1,5 +1,5 @@
-"""What is said when something is wrong: every error text provoked by a command of its own and its
-advice followed, and each check of ``tutti doctor`` failing, passing, and mending what it can."""
+"""Advice after errors: every error text is provoked by a command of its own and its advice
+followed, and each check of `tutti doctor` fails, passes, and mends what it can."""
 
 import json
 import os
@@ -36,7 +36,7 @@ HUGE = {
 def rows(report: Report, root: Path) -> None:
     """Rows of texts, then of checks."""
     box = Box(root)
-    os.chdir(root)  # names without a directory in what is advised
+    os.chdir(root)  # names in advice may have no directory
     try:
         texts(report, box)
         for sick in doctor_cases(box):
@@ -68,7 +68,8 @@ def texts(report: Report, box: Box) -> None:
         )
         return text
 
-    mine, changed = box.root / "mine.toml", box.root / "changed.toml"
+    mine = box.root / "mine.toml"
+    changed = box.root / "changed.toml"
     said("a fresh id show", "id show", 5, "tutti id new", "tutti start", home="fresh")
     said("and its advice", "id new", 0, "12D3Koo", home="fresh")
     said("swarm init", f"swarm init {mine}", 0, "tutti start")
@@ -160,7 +161,7 @@ def another_service() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Sick:
-    """A check, what is made wrong for it, and whether ``--fix`` mends it."""
+    """A check, the fault that is made for it, and whether `--fix` mends it."""
 
     check: str
     what: str
@@ -286,7 +287,7 @@ def examined(report: Report, box: Box, sick: Sick) -> None:
 
 
 def remembered(box: Box, name: str, manifest: Manifest) -> NodeConfig:
-    """A home of this name whose swarm used last is this one, in its own name."""
+    """A home of this name that owns this swarm and used it last."""
     ours = NodeConfig.load({"home": box.root / name}, {})
     identity = Identity.load_or_create(ours.identity_path)
     ours.remember(Manifest.parse(manifest.owned_by(identity.peer_id).sign(identity)))

@@ -71,7 +71,7 @@ def _on_a_terminal(command: Sequence[str]) -> list[str]:
     )
     os.close(its)
     said = bytearray()
-    # A terminal whose last writer has gone ends in an error.
+    # Reading a terminal without a writer ends in an error.
     with contextlib.suppress(OSError):
         while piece := os.read(ours, 1 << 16):
             said += piece

@@ -18,10 +18,13 @@ from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report
 from node.app.capacity import forecast
 
-WINDOW_S, WARM_S = 60.0, 5.0
+WINDOW_S = 60.0
+WARM_S = 5.0
 CAP = 500_000
-"""Bytes a second: a tenth and less of what this run moves without one."""
-MOST, LEAST, OFF = 1.05, 0.8, 0.2
+"""Cap in bytes a second: at most a tenth of this run's traffic without one."""
+MOST = 1.05
+LEAST = 0.8
+OFF = 0.2
 MODEL = {
     "model__layers": 2,
     "model__d_model": 128,
@@ -40,9 +43,12 @@ MODEL = {
 
 @dataclass(frozen=True)
 class Case:
-    """One transfer between peers without a model: settings of who gives and who fetches, kinds of
-    their hosts, whose interface is looked at and which way. ``path``: how they must reach each
-    other."""
+    """One transfer between peers without a model.
+
+    `gives`, `fetches`: settings of the two peers, and kinds of their hosts; `narrow`: the peer
+    whose interface is watched; `way`: the direction; `path`: the path on which they must reach each
+    other.
+    """
 
     path: str
     narrow: str
@@ -69,7 +75,7 @@ WITHOUT_A_MODEL = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What an interface counted between two looks, and what the swarm did meanwhile."""
+    """Counts of an interface between two looks, and epochs of the swarm meanwhile."""
 
     sent: int
     received: int
@@ -131,7 +137,8 @@ def predicted(report: Report, root: Path) -> None:
     with Lab(root, nodes) as lab:
         found = lab.watch()
         for peer in lab.peers:
-            seen, stage = found[peer.label], peer.status().stage
+            seen = found[peer.label]
+            stage = peer.status().stage
             said = forecast(lab.box.manifest, stage, dict(enumerate(nodes))).over(
                 seen.epochs, seen.seconds, leads=stage == 0
             )
@@ -179,12 +186,14 @@ def moved(report: Report, root: Path, name: str, case: Case) -> None:
             time.sleep(1.0)
         fetches.tell(do="fetch", peer=gives.peer, bytes=round(2 * CAP * (WINDOW_S + WARM_S)))
         time.sleep(WARM_S)
-        before, began = counters(net, case.narrow), time.monotonic()
+        before = counters(net, case.narrow)
+        began = time.monotonic()
         trips = []
         while time.monotonic() < began + WINDOW_S:
             trips.append(gives.do(do="way", peer=hub.peer).get("rtt_s", float("inf")))
             time.sleep(1.0)
-        after, seconds = counters(net, case.narrow), time.monotonic() - began
+        after = counters(net, case.narrow)
+        seconds = time.monotonic() - began
     share = (after[case.way == "received"] - before[case.way == "received"]) / seconds / CAP
     text = f"{path}; {len(trips)} pings meanwhile, longest {max(trips):.2f} s"
     report.add(
@@ -215,7 +224,9 @@ class Lab:
         self, root: Path, nodes: tuple[int, ...], more: Mapping[int, tuple[str, ...]] | None = None
     ) -> None:
         self.net = Internet({f"h{i}": "open" for i in range(sum(nodes))})
-        self._root, self._nodes, self._more = root, nodes, more or {}
+        self._root = root
+        self._nodes = nodes
+        self._more = more or {}
         self._count = sum(nodes)
         self.peers: list[Peer] = []
 
@@ -239,8 +250,7 @@ class Lab:
         self.net.close()
 
     def watch(self) -> dict[str, Seen]:
-        """Of every peer, what its interface counts from one commit to the first one after
-        WINDOW_S."""
+        """Counts of every peer's interface, from one commit to the first one after WINDOW_S."""
         for peer in self.peers:
             self.box.wait(
                 f"{peer.label} in a plan",
@@ -249,11 +259,13 @@ class Lab:
                 (peer,),
             )
         first = self._next(self.box.epoch() + 1)
-        before, began = self._counters(), time.monotonic()
+        before = self._counters()
+        began = time.monotonic()
         while time.monotonic() < began + WINDOW_S:
             time.sleep(0.2)
         last = self._next(self.box.epoch())
-        after, seconds = self._counters(), time.monotonic() - began
+        after = self._counters()
+        seconds = time.monotonic() - began
         return {
             p.label: Seen(
                 after[i][0] - before[i][0], after[i][1] - before[i][1], seconds, last - first

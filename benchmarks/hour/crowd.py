@@ -35,11 +35,9 @@ SETTLE_S, QUIET_S = min(30.0, SECONDS), min(90.0, SECONDS)
 newcomers make work for all."""
 START_S = 600.0
 """For all of them to load on two cores, one after the other."""
-LOST, DESTROYED, FAILED = (
-    "peer-lost",
-    "Task was destroyed but it is pending",
-    ("task-failed", "task-died"),
-)
+LOST = "peer-lost"
+DESTROYED = "Task was destroyed but it is pending"
+FAILED = ("task-failed", "task-died")
 
 
 def rows(report: Report, root: Path) -> None:
@@ -68,9 +66,11 @@ def idle(report: Report, root: Path, count: int) -> dict[str, float]:
         launch(box, peers, lambda p: p.status().state in ("waiting", "ready"))
         started_s = time.monotonic() - began
         time.sleep(QUIET_S)
-        before, at = spent(peers), time.monotonic()
+        before = spent(peers)
+        at = time.monotonic()
         time.sleep(IDLE_S)
-        after, seconds = spent(peers), time.monotonic() - at
+        after = spent(peers)
+        seconds = time.monotonic() - at
     shares = {
         name: [(after[name][i] - before[name][i]) / seconds for i in range(count)] for name in after
     }
@@ -120,9 +120,11 @@ def train(report: Report, root: Path) -> None:
         try:
             launch(box, peers, lambda p: p.status().state in WORKING)
             time.sleep(SETTLE_S)
-            since, epoch = time.time(), box.epoch()
+            since = time.time()
+            epoch = box.epoch()
             time.sleep(SECONDS)
-            until, done = time.time(), box.epoch() - epoch
+            until = time.time()
+            done = box.epoch() - epoch
             judge(report, [e for e in chronicle.read() if e.at <= until], since, until, done, peers)
         finally:
             chronicle.close()
@@ -135,7 +137,8 @@ def judge(
     later = [e for e in told if e.at >= since]
     minutes = (until - since) / 60
     about = f"{len(peers)} daemons, {minutes:.1f} min"
-    books, before = Books(told), Books([e for e in told if e.at < since])
+    books = Books(told)
+    before = Books([e for e in told if e.at < since])
     lost = books.losses().since(before.losses())
     deaths = [e for e in later if e.kind == LOST]
     silent = sum(e.kind == "leader-silent" for e in later)
@@ -202,7 +205,7 @@ def _commonest(events: list[Told]) -> str:
 
 @contextlib.contextmanager
 def crowd(root: Path, count: int, **changes: Any) -> Iterator[tuple[Box, list[Peer]]]:
-    """So many daemons of the demo's model over its ends and stages, none started; all gone
+    """`count` daemons of the demo's model over its ends and stages, none started; all are ended
     afterwards."""
     root.mkdir(parents=True)
     demo = Manifest.default_demo()

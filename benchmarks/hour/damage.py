@@ -26,13 +26,13 @@ from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer
 from benchmarks.report import Report
 
 LIMIT_S = 600.0
-"""For all cases together; what is left then was not tried, and the row says so."""
+"""Bound in s of all cases together; the row names the cases that were not tried."""
 CASE_S = 120.0
-"""A daemon that neither takes part nor ends in so long is stuck."""
+"""Bound in s after which a daemon that neither takes part nor ends is stuck."""
 VICTIMS = 2
 """Damaged and started at the same time, each in a home of its own."""
 HARNESS = {"daemon.out"}
-"""What this benchmark writes there itself."""
+"""Files that this benchmark writes itself."""
 GROWS = {"log/events.jsonl"}
 """Only ever appended to."""
 OWN = {"ports", "peers", "identity.key.lock"}
@@ -74,7 +74,7 @@ DAMAGE: tuple[Callable[[Path], None], ...] = (altered, cut, emptied, removed)
 
 @dataclass
 class Found:
-    """What became of the cases so far."""
+    """Outcomes of the cases so far."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     unclear: list[str] = field(default_factory=list)
@@ -102,11 +102,14 @@ def every_file(report: Report, box: Box) -> None:
     victims = [joined(box, f"victim-{i}", ends) for i in range(VICTIMS)]
     files = listed(victims[0].home)
     cases: queue.SimpleQueue[tuple[int, Callable[[Path], None]]] = queue.SimpleQueue()
-    # By kind of damage first: when the time is over, every file has had some.
+    # Each kind of damage goes over all files: when time runs out, every file has had some.
     for how, index in itertools.product(DAMAGE, range(len(files))):
         cases.put((index, how))
     total = cases.qsize()
-    found, lock, began, epoch = Found(), threading.Lock(), time.monotonic(), keeper.status().epoch
+    found = Found()
+    lock = threading.Lock()
+    began = time.monotonic()
+    epoch = keeper.status().epoch
 
     def work(victim: Peer) -> None:
         pristine = victim.home.with_name(f"{victim.label}.pristine")
@@ -122,7 +125,8 @@ def every_file(report: Report, box: Box) -> None:
     with ThreadPoolExecutor(VICTIMS) as pool:
         for done in [pool.submit(work, v) for v in victims]:
             done.result()
-    spent, passed = time.monotonic() - began, keeper.status().epoch - epoch
+    spent = time.monotonic() - began
+    passed = keeper.status().epoch - epoch
     said = "; ".join(f"{n} x {what}" for what, n in found.outcomes.most_common())
     report.add(
         "4 files of a home that joined and trained", len(files), "files", " ".join(files)[:1500]
@@ -218,7 +222,8 @@ def one_case(
     victim: Peer, name: str, how: Callable[[Path], None], found: Found, lock: threading.Lock
 ) -> None:
     how(victim.home / name)
-    case, before = f"{name} {how.__name__}", contents(victim.home)
+    case = f"{name} {how.__name__}"
+    before = contents(victim.home)
     (victim.home / "daemon.out").write_bytes(b"")
     began = time.monotonic()
     outcome, unclear, stuck = started(victim)
@@ -263,7 +268,7 @@ def started(victim: Peer) -> tuple[str, str, str]:
 
 
 def contents(home: Path) -> dict[str, bytes]:
-    """What identifies each file: its hash, or all of it where it only grows."""
+    """Identity of each file: its hash, or its contents where it only grows."""
     return {
         name: raw if name in GROWS else hashlib.sha256(raw).digest()
         for p in home.rglob("*")
@@ -273,8 +278,8 @@ def contents(home: Path) -> dict[str, bytes]:
 
 
 def missing(home: Path, before: dict[str, bytes], damaged: str) -> Iterator[str]:
-    """Files that are not what they were, beside the damaged one, and the damaged one where it was a
-    checkpoint's and is gone."""
+    """Files that changed, except the damaged one; and the damaged one if it was a checkpoint's and
+    is gone."""
     after = contents(home)
     left = set(after.values())
     for name, was in before.items():
@@ -400,7 +405,8 @@ def filled(report: Report, box: Box) -> None:
         START_S,
         (peer, other),
     )
-    filler, began = box.root / "filler", time.monotonic()
+    filler = box.root / "filler"
+    began = time.monotonic()
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as out:
         while True:
             out.write(bytes(1 << 16))

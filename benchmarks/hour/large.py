@@ -23,7 +23,8 @@ from benchmarks.lab.told import Told
 from benchmarks.report import Report
 from node.model.shapes import count, parameter_shapes
 
-LAYERS, EPOCHS = int(os.environ.get("LARGE_LAYERS", "28")), int(os.environ.get("LARGE_EPOCHS", "5"))
+LAYERS = int(os.environ.get("LARGE_LAYERS", "28"))
+EPOCHS = int(os.environ.get("LARGE_EPOCHS", "5"))
 SHAPE: dict[str, Any] = {
     "model__layers": LAYERS,
     "model__d_model": 1024,
@@ -90,7 +91,8 @@ def watch(box: Box, peers: list[Peer]) -> tuple[Counter[str], float]:
             s = peer.status()
             seen["healthy" if s.healthy else f"{peer.label}: {s.reason or 'no answer'}"] += 1
             if s.epoch > epoch:
-                epoch, moved = s.epoch, time.monotonic()
+                epoch = s.epoch
+                moved = time.monotonic()
             if not peer.running:
                 raise Hang(f"{peer.label} has ended: {peer.child.tail(5)}")
         if time.monotonic() - moved > EPOCH_S:
@@ -123,7 +125,8 @@ def judge(
         holds=not lost,
     )
     report.add("1 micro-batches dropped", dropped, "", about, "0", holds=not dropped)
-    looks, fine = sum(seen.values()), seen["healthy"]
+    looks = sum(seen.values())
+    fine = seen["healthy"]
     others = "; ".join(f"{n}: {why}" for why, n in seen.most_common(4) if why != "healthy")[:200]
     report.add(
         "1 status is healthy",
@@ -134,7 +137,8 @@ def judge(
         holds=fine == looks,
     )
     for e in commits:
-        run_s, all_s = float(e.get("run_s", 0.0)), float(e.get("seconds", 0.0))
+        run_s = float(e.get("run_s", 0.0))
+        all_s = float(e.get("seconds", 0.0))
         within = e.get("within_s", [0.0, 0.0])
         said = f"deadlines {within[0]:.0f} s and {within[1]:.0f} s"
         report.add(

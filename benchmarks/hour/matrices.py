@@ -11,12 +11,12 @@ from benchmarks import kernels
 from benchmarks.report import ROOT, Report, cpuinfo
 
 LIMITS = {"AVX2": "avx2", "AVX512_CORE": "avx512bw", "AVX512_CORE_BF16": "avx512_bf16"}
-"""What oneDNN may use at most, and the flag of a processor that has it. It multiplies bf16; fp32 is
-MKL's, which is not limited."""
+"""Limits of oneDNN's instruction sets, and the flag of a processor that has them. oneDNN multiplies
+bf16; fp32 belongs to MKL, which is not limited."""
 LIMITED_MINUTES = 10.0
 SLACK_S = 600.0
-"""A limited table may end so much later than it should: one step is not cut short, nor is one
-compilation."""
+"""Seconds by which a limited table may end too late: neither a step nor a compilation is cut
+short."""
 
 
 def rows(report: Report, root: Path) -> None:

@@ -136,10 +136,13 @@ def attack(
     report: Report, box: Box, peers: Sequence[Peer], band: Strangers, kind: str, what: str
 ) -> None:
     """One kind of attack, and the epochs around it; ``what``: how its rows begin."""
-    before, begin, since = {p.label: len(p.told()) for p in peers}, box.epoch(), time.monotonic()
+    before = {p.label: len(p.told()) for p in peers}
+    begin = box.epoch()
+    since = time.monotonic()
     said = band.do(do="attack", kind=kind, seconds=ATTACK_S, whom=sorted(p.key for p in peers))
     followers = [p.label for p in peers if p.status().leader in band.peers]
-    during, seconds = box.epoch() - begin, time.monotonic() - since
+    during = box.epoch() - begin
+    seconds = time.monotonic() - since
     box.goes_on(3)
     told = [t for p in peers for t in p.told()[before[p.label] :]]
     lost = [t for t in told if t.kind in LOST]

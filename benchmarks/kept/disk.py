@@ -61,7 +61,8 @@ def below_the_limit(report: Report, root: Path) -> None:
     root.mkdir()
     settings = ("checkpoint.every=1", f"checkpoint.max_disk={LIMIT}", "checkpoint.keep=50")
     box = Box(root, settings=settings)
-    most, began = 0, time.monotonic()
+    most = 0
+    began = time.monotonic()
     try:
         peers = box.swarm(
             (1, 1), pipeline__stages=1, training__epochs=10**6, training__min_replicas=1
@@ -154,7 +155,8 @@ def _last_written(peers: Sequence[Peer]) -> list[Told]:
 
 def disk_speed(root: Path) -> float:
     """Bytes a second of one file that is written and flushed as a checkpoint is."""
-    block, path = memoryview(bytes(8 << 20)), root / "probe"
+    block = memoryview(bytes(8 << 20))
+    path = root / "probe"
     began = time.monotonic()
     with path.open("wb", buffering=0) as file:
         out = BlockWriter(file.fileno(), lambda: True)

@@ -163,7 +163,8 @@ def _lived(box: Box, case: Case, peers: Sequence[Peer], moments: int) -> Iterato
     for kind, everybody in chosen:
         time.sleep(dice.uniform(0.2, case.pause_s))
         victims = list(peers) if everybody else [dice.choice(list(peers))]
-        at, began = time.time(), time.monotonic()
+        at = time.time()
+        began = time.monotonic()
         _tell(box, kind, victims)
         for victim in victims:
             _gone(victim, kind)
@@ -218,7 +219,8 @@ def _resumed(
         not name its cell, so the epoch before the earliest commit is taken."""
         found: dict[str, int] = {}
         for e in [e for p in peers for e in p.told() if e.at > down]:
-            cell, epoch = str(e.get("cell", "")), int(e.get("epoch", -1))
+            cell = str(e.get("cell", ""))
+            epoch = int(e.get("epoch", -1))
             if case.cells == 1 and e.kind == PLANNED:
                 found[""] = min(epoch, found.get("", epoch))
             elif case.cells > 1 and e.kind == COMMITTED:
@@ -241,8 +243,8 @@ def _resumed(
 
 
 def _bases(case: Case, peers: Sequence[Peer], down: float) -> dict[str, set[str]]:
-    """Lineages from which the next epoch of each cell was planned. In a run of one cell those of
-    all plans after ``down`` are returned, otherwise that of the plan behind the earliest commit."""
+    """Lineages from which the next epoch of each cell was planned. For a run of one cell all plans
+    after `down` count, otherwise only the plan behind the earliest commit."""
     told = sorted((e for p in peers for e in p.told()), key=lambda e: e.at)
     planned = [e for e in told if e.kind == PLANNED]
     if case.cells == 1:

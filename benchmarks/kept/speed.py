@@ -10,7 +10,8 @@ from benchmarks.source import unchanged
 
 BASE = "c0c37c05"
 """The last commit before stops kept their work."""
-PAIRS, LEAST = 5, 0.98
+PAIRS = 5
+LEAST = 0.98
 TESTS_S = 18 * 60
 
 
@@ -22,7 +23,8 @@ def rows(report: Report, root: Path, quick: bool) -> None:
 
 
 def beside(report: Report, number: str, base: str) -> None:
-    """The demo's tokens per second over those of the commit ``base``, in interleaved pairs."""
+    """Add the ratio of the demo's tokens per second to their number at the commit `base`, in
+    interleaved pairs."""
     ratios: list[float] = []
     with source.at_commit(ROOT, base) as before:
         trees = Path(before.root), ROOT

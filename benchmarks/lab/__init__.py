@@ -1,3 +1,2 @@
-"""What the benchmarks of whole swarms share: daemons as processes, a network between them, faults,
-and the books that are kept of what they cost. The tests of whole daemons use the same.
-"""
+"""Laboratory of the benchmarks of whole swarms: daemons as processes, a network between them,
+faults, and books of their costs. The tests of whole daemons use it too."""

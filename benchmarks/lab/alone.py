@@ -1,5 +1,5 @@
-"""A live run's losses beside those of one process without network, on the same samples: what harm
-done to the run cost it."""
+"""Cost of harm to a run: a live run's losses beside those of one process without network, on the
+same samples."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -14,12 +14,12 @@ from benchmarks.reference.swarm import Reference
 from benchmarks.report import Report
 
 LAST = 50
-"""Epochs at the end whose mean loss is compared."""
+"""Number of epochs at the end over which the compared mean loss is taken."""
 MOST = 1.03
 
 
 def loss_row(report: Report, what: str, box: Box, peers: Iterable[Peer]) -> None:
-    """One row. ``peers``: those that may have led, for a leader alone tells of its commits."""
+    """Add one row. `peers`: peers that may have led, since a leader alone reports its commits."""
     found: dict[int, float] = {}
     for t in sorted(chain.from_iterable(p.told() for p in peers), key=attrgetter("at")):
         if t.kind == COMMITTED and t.get("tokens"):
@@ -27,7 +27,8 @@ def loss_row(report: Report, what: str, box: Box, peers: Iterable[Peer]) -> None
     epochs = sorted(found)[-LAST:]
     torch.set_num_threads(1)
     alone = {e.epoch: e.loss for e in Reference(box.manifest, box.root).train(epochs[-1] + 1)}
-    live, without = fmean(found[e] for e in epochs), fmean(alone[e] for e in epochs)
+    live = fmean(found[e] for e in epochs)
+    without = fmean(alone[e] for e in epochs)
     report.add(
         f"{what}: loss of epochs {epochs[0]} to {epochs[-1]}",
         live / without,

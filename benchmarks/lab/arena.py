@@ -29,12 +29,15 @@ POLL_S = 0.1
 
 
 class Arena:
-    """A box of daemons, the network between them (None: loopback), and what they tell."""
+    """A box of daemons, the network between them (None: loopback), and their events."""
 
     def __init__(
         self, box: Box, nodes: Sequence[int], wan: Wan | None, limits: Limits, **changes: Any
     ) -> None:
-        self.box, self.nodes, self.wan, self.limits = box, tuple(nodes), wan, limits
+        self.box = box
+        self.nodes = tuple(nodes)
+        self.wan = wan
+        self.limits = limits
         self.peers: dict[str, Peer] = {p.label: p for p in box.swarm(self.nodes, **changes)}
         self.chronicle = Chronicle()
         self.keys = {
@@ -92,7 +95,8 @@ class Arena:
         self.wait(f"{count} more epochs", enough, seconds)
 
     def leader(self) -> Peer:
-        """Who told of the newest plan or commit."""
+        """The living daemon that reported the newest plan or commit. Raises Hang if there is
+        none."""
         ends = [
             e for e in self.read() if e.kind in ("epoch-planned", COMMITTED) and e.who in self.peers
         ]
@@ -169,10 +173,12 @@ def arena(
     forks: Forks | None = None,
     **changes: Any,
 ) -> Iterator[Arena]:
-    """A swarm that has been started and is whole; nothing of it is left afterwards. ``disks``:
-    labels whose checkpoints stand on a small disk of their own. ``whole`` False: do not wait until
-    all replicas agree. ``forks``: as in :class:`~benchmarks.lab.fleet.Box`. Raises Hang when it
-    does not start."""
+    """A swarm that has been started and is whole; nothing of it is left afterwards.
+
+    `disks`: labels of peers that keep their checkpoints on a small disk of their own. `whole`
+    False: do not wait until all replicas agree. `forks`: as in :class:`~benchmarks.lab.fleet.Box`.
+    Raises Hang when the swarm does not start.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_orderly())
         root = home or Path(
@@ -203,7 +209,7 @@ def arena(
 
 @contextlib.contextmanager
 def _orderly() -> Iterator[None]:
-    """SIGTERM ends the program as Ctrl-C does: what it started is taken down."""
+    """Let SIGTERM end the program as Ctrl-C does, so that it takes down everything it started."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

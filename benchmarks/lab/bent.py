@@ -32,12 +32,13 @@ from node.training.service import Training
 from protos import cells_pb2 as pb
 from protos import training_pb2 as training_pb
 
-TIMES, LEAKED = 100.0, 50
+TIMES = 100.0
+LEAKED = 50
 MODULE = "benchmarks.lab.bent"
 
 
 def through(kind: str) -> tuple[str, ...]:
-    """What :attr:`node.app.launch.Child.through` is for a daemon of this kind."""
+    """Value of :attr:`node.app.launch.Child.through` for a daemon of this kind."""
     return (sys.executable, "-m", MODULE, kind)
 
 
@@ -58,8 +59,8 @@ def silent() -> None:
 
 
 def absent() -> None:
-    """It posts under the window's key. What others ask it then has no answer, and it asks
-    nobody."""
+    """The cell posts under the window's key, never answers another cell's question, and asks no
+    cell."""
 
     async def tell(self: GroupFinder, request: pb.CellsNote, context: Any) -> pb.CellsReply:
         self.board.journal.emit("lab", "harm", "lets another cell wait for an answer")
@@ -81,7 +82,7 @@ def absent() -> None:
 
 
 def noise() -> None:
-    """What it gives in a window are random numbers, the same to all who ask."""
+    """The cell gives random numbers in a window, the same to all that ask."""
 
     def drawn(window: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         dice = torch.Generator().manual_seed(window)
@@ -91,7 +92,7 @@ def noise() -> None:
 
 
 def heavy() -> None:
-    """What it gives is 100 times what it has."""
+    """The cell gives 100 times its values."""
     _gives(lambda window, given: {name: TIMES * t.to("cpu") for name, t in given.items()})
 
 
@@ -131,7 +132,8 @@ def unnamed() -> None:
 
 
 def _gives(bent: Callable[[int, Mapping[str, Tensor]], dict[str, Tensor]]) -> None:
-    """To other cells: within its own cell it serves what is right."""
+    """Bend the tensors given to other cells; within its own cell the daemon serves the true
+    ones."""
     was = WindowRound.describe
 
     def describe(
@@ -164,7 +166,7 @@ KINDS: dict[str, Callable[[], None]] = {
 
 
 def main(kind: str, words: list[str]) -> int:
-    """The daemon, if ``words`` are those of the command line, and else the program that starts
+    """Run the daemon if `words` are a command line of it, and otherwise the program that starts
     it."""
     if words and words[0] == sys.executable:
         at = words.index(PROGRAM)

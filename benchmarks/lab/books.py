@@ -23,7 +23,9 @@ NAMING = {"peer-lost", "peer-left", "leader-silent", "member-failed", "hop-turne
 """Kinds of events that say of a peer that it does not do its part."""
 LEADING = "leading"
 """Said by who takes the place of a leader."""
-PLANNED, COMMITTED, CONTRIBUTED = "epoch-planned", "epoch-committed", "contributed"
+PLANNED = "epoch-planned"
+COMMITTED = "epoch-committed"
+CONTRIBUTED = "contributed"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Books:
         return max(made or earlier, key=lambda a: a.plan.at, default=None)
 
     def losses(self) -> Losses:
-        """What had to be done more than once in the whole story."""
+        """Work that was done more than once in the whole story."""
         held = self.history()
         again = sum(a.commit is not None and held.get(a.epoch) is not a for a in self.attempts)
         abandoned = sum(
@@ -110,8 +112,8 @@ class Books:
         return Losses(again, abandoned)
 
     def first_tries(self, begin: int, end: int) -> tuple[int, int, int]:
-        """(epochs from ``begin`` to before ``end`` that hold, those held by their first plan, those
-        of them without repair or loss)."""
+        """Return (epochs from `begin` to before `end` that hold, epochs among them held by their
+        first plan, epochs among the latter without repair or loss)."""
         held = {epoch: a for epoch, a in self.history().items() if begin <= epoch < end}
         first: dict[int, Attempt] = {}
         for a in self.attempts:
@@ -125,8 +127,8 @@ class Books:
         return len(held), len(straight), len(clean)
 
     def counted_twice(self, begin: float, sequence: int) -> float | None:
-        """Samples that some stage counted more than once in what holds of the attempts planned
-        since ``begin``; None when nobody tells what it counted."""
+        """Samples that some stage counted more than once, in attempts that hold and were planned
+        since `begin`; None if no peer reports its counts."""
         shares: dict[str, dict[int, dict[str, int]]] = {}
         for e in self.events:
             if e.kind == CONTRIBUTED and e.at >= begin:
@@ -162,7 +164,8 @@ class Books:
     def first_notice(
         self, since: float, victims: Collection[str], keys: Collection[str]
     ) -> Told | None:
-        """The first word of who is no victim (label) about a victim (PeerId) after ``since``."""
+        """The first event after `since` in which a daemon that is no victim (label) names a victim
+        (PeerId) or begins to lead."""
         for e in self.events:
             if (
                 e.at >= since

@@ -22,8 +22,7 @@ from node.manifest import Manifest
 
 PORT = 31337
 LATE_S = 120.0
-"""What a command may take with Python's start and imports on a busy machine: then something
-hangs."""
+"""Bound in s of a command with Python's start and imports on a busy machine; a longer one hangs."""
 HOSTS = {"founder": "open", "friend": "open", "joiner": "home", "cut": "home", "six": "home"}
 HOUR_OFF = """
 import time
@@ -35,7 +34,7 @@ time.time = lambda: _true() + 3600.0
 
 @dataclass
 class Tried:
-    """What a command printed and ended with, and how long it took in all."""
+    """A command's output, exit code, and total time."""
 
     stdout: str
     stderr: str
@@ -92,7 +91,7 @@ class BrokenLab:
         return f"/{host or 'ip4/' + self.net['founder'].address}/{transport}/p2p/{self.founder}"
 
     def invite(self, *addresses: str) -> str:
-        """With these addresses; none: those that work."""
+        """Invite with these addresses; without any, with the ones that work."""
         quic = self.address(f"udp/{PORT}/quic-v1")
         owner = self.manifest.swarm.owner
         return Invite(self.manifest.run_id, owner, addresses or (self.address(), quic)).encode()
@@ -147,8 +146,8 @@ class BrokenLab:
 
 @dataclass(frozen=True)
 class Case:
-    """One broken network: how both commands end there, and words that both say. ``run`` gives what
-    they printed."""
+    """One broken network: the exit code of both commands there, and words in the output of both.
+    `run` returns their outputs."""
 
     name: str
     code: ExitCode

@@ -25,8 +25,7 @@ ME = "12D3KooWCannedCannedCannedCannedCannedCannedCankJ4m2a"
 
 
 class CannedWindow:
-    """A :class:`node.control.service.Window` that says what it was told to say. ``stopped`` is set
-    by stop and drain."""
+    """A :class:`node.control.service.Window` with canned answers. Stop and drain set `stopped`."""
 
     def __init__(self, snapshot: Snapshot | None = None, peers: PeersAnswer | None = None) -> None:
         self.journal = Journal()

@@ -3,10 +3,10 @@ collectives of torch.
 
     python -m benchmarks.lab.cell RANK WORLD PORT LAYERS WIDTH [LISTEN ANNOUNCE]
 
-LISTEN and ANNOUNCE: ports of its gRPC server, and of the line in front of it
-(benchmarks/lab/line.py). Speaks lines of JSON: says who it is, hears who the others are, then
-answers every order with how long it took. Times are of the machine's monotonic clock, so those of
-several processes may be compared.
+LISTEN and ANNOUNCE are ports of its gRPC server, and of the line in front of it
+(benchmarks/lab/line.py). It speaks lines of JSON: it prints its own identity, reads those of the
+others, then answers each order with the seconds it took. Times come from the machine's monotonic
+clock, so times of several processes may be compared.
 """
 
 import asyncio
@@ -42,11 +42,12 @@ from node.transport.service import Transport
 from node.transport.settings import TransportSettings
 
 TOKENS = 100
-LR, MOMENTUM = 0.02, 0.95
+LR = 0.02
+MOMENTUM = 0.95
 
 
 def matrices(layers: int, width: int) -> dict[str, tuple[int, int]]:
-    """The matrices of so many layers in the proportions of Qwen3-0.6B, whose width is 1024."""
+    """The matrices of `layers` layers in the proportions of Qwen3-0.6B, which has width 1024."""
     d = width
     each = {
         "q": (2 * d, d),
@@ -65,7 +66,7 @@ def matrices(layers: int, width: int) -> dict[str, tuple[int, int]]:
 
 
 class Cut(CellRound):
-    """A cell's round whose groups may be cut anew between two rounds."""
+    """A cell's round that may cut its groups anew between two rounds."""
 
     def cut(self, group_bytes: int) -> None:
         self._settings = replace(self._settings, group_bytes=group_bytes)
@@ -84,7 +85,9 @@ class Worker:
         listen: int = 0,
         announce: int = 0,
     ) -> None:
-        self.rank, self.world, self.port = rank, world, port
+        self.rank = rank
+        self.world = world
+        self.port = port
         self.network = TransportSettings(
             host="127.0.0.1",
             grpc_port=listen,
@@ -142,7 +145,9 @@ class Worker:
         dist.init_process_group("gloo", init_method=address, rank=self.rank, world_size=self.world)
 
     async def _timed(self, do: str, order: dict[str, Any]) -> dict[str, Any]:
-        before, cpu, began = self._moved(), _cpu(), time.monotonic()
+        before = self._moved()
+        cpu = _cpu()
+        began = time.monotonic()
         more = await getattr(self, f"do_{do}")(**order)
         ended = time.monotonic()
         moved = [b - a for a, b in zip(before, self._moved(), strict=True)]
@@ -191,7 +196,7 @@ class Worker:
         return means
 
     async def do_step(self) -> None:
-        """What this member owns, stepped alone: no exchange."""
+        """Step this member's own parts alone, without an exchange."""
         self.epoch += 1
         mine = {n: self.gradients[n] for n, o in self.owners.items() if o == self.transport.peer_id}
         await self._on_thread(lambda: self._step(mine))
@@ -241,7 +246,8 @@ class _Ours:
 
     def __init__(self, tensors: list[torch.nn.Parameter]) -> None:
         self._tensors = {f"model.layers.0.{i:03}.weight": t for i, t in enumerate(tensors)}
-        self._owner, self._epoch = Owner(OptimSettings(lr=LR, momentum=MOMENTUM, warmup=0), 0), 0
+        self._owner = Owner(OptimSettings(lr=LR, momentum=MOMENTUM, warmup=0), 0)
+        self._epoch = 0
 
     def step(self) -> None:
         fresh = step_all(

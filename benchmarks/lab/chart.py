@@ -25,16 +25,21 @@ COLOURS = (
     "#7f7f7f",
     "#bcbd22",
 )
-DASHES, STYLES = ("", "6 3", "2 2"), ("-", "--", ":")
-WIDTH, HEIGHT, LEFT, TOP, GAP, BELOW = 460, 320, 60, 40, 70, 50
+DASHES = ("", "6 3", "2 2")
+STYLES = ("-", "--", ":")
+WIDTH = 460
+HEIGHT = 320
+LEFT = 60
+TOP = 40
+GAP = 70
+BELOW = 50
 Points = Sequence[tuple[float, float]]
 Panels = Sequence[tuple[str, str, Mapping[str, Points]]]
 
 
 def write(where: Path, title: str, panels: Panels, *, top: float) -> None:
-    """A picture of the kind the name ends in, .svg or .png: panels side by side, each (what is
-    across, what is up, curves by name). ``top``: values above it are cut off. Raises UsageFault,
-    LocalFault."""
+    """Write a picture, .svg or .png by the name's end: panels side by side, each (x label, y label,
+    curves by name). `top`: values above it are cut off. Raises UsageFault, LocalFault."""
     pictures.write(
         where, lambda: svg(title, panels, top=top), lambda: figure(title, panels, top=top)
     )
@@ -75,7 +80,7 @@ def figure(title: str, panels: Panels, *, top: float, base: int = 0) -> Figure:
 
 
 def svg(title: str, panels: Panels, *, top: float, legend: int = 230) -> str:
-    """Panels side by side: (what is across, what is up, curves by name). ``top``: values above it
+    """Panels side by side as SVG, each (x label, y label, curves by name). `top`: values above it
     are cut off."""
     names = list(dict.fromkeys(name for _, _, curves in panels for name in curves))
     width = LEFT + len(panels) * (WIDTH + GAP) + legend
@@ -89,7 +94,8 @@ def svg(title: str, panels: Panels, *, top: float, legend: int = 230) -> str:
     for i, (across, up, curves) in enumerate(panels):
         out += _panel(LEFT + i * (WIDTH + GAP), across, up, curves, names, top)
     for i, name in enumerate(names):
-        x, y = width - legend, TOP + 12 + 18 * i
+        x = width - legend
+        y = TOP + 12 + 18 * i
         out.append(
             f'<line x1="{x}" x2="{x + 28}" y1="{y}" y2="{y}" {_stroke(i)}/><text x="{x + 34}" '
             f'y="{y + 4}">{escape(name)}</text>'
@@ -101,7 +107,8 @@ def _panel(
     x0: int, across: str, up: str, curves: Mapping[str, Points], names: list[str], top: float
 ) -> list[str]:
     every = [p for points in curves.values() for p in points]
-    right, low = max(x for x, _ in every), min(y for _, y in every)
+    right = max(x for x, _ in every)
+    low = min(y for _, y in every)
     high = min(top, max(y for _, y in every))
 
     def place(x: float, y: float) -> str:

@@ -1,8 +1,8 @@
 """Death and arrival without end: now and then a peer is killed, and a stranger with a new identity
 joins in its place.
 
-A newcomer comes as a volunteer would: by an invite, choosing its stage itself. Nobody is killed who
-is the last replica of its stage in the newest plan, for then the swarm would rightly stand still.
+A newcomer comes as a volunteer would: by an invite, choosing its stage itself. The last replica of
+a stage in the newest plan is never killed, since the swarm would rightly stand still.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ class Churn:
     seed: int = 0
     protected: Sequence[str] = ()
     kills: list[tuple[float, str]] = field(default_factory=list)
-    """When, and who."""
+    """Time and label of each killed peer."""
     postponed: int = 0
     leaders: int = 0
     arrived_s: list[float] = field(default_factory=list)
-    """From the start of a newcomer to its place in a plan."""
+    """Seconds from a newcomer's start to its place in a plan."""
     given_up: list[str] = field(default_factory=list)
     _waiting: dict[str, float] = field(default_factory=dict)
     _number: int = 0
@@ -38,7 +38,8 @@ class Churn:
         self._dice = random.Random(self.seed)
 
     def strike(self) -> str:
-        """Kill one and send for another; who died, "" when nobody could be spared."""
+        """Kill one peer and send for another; returns the victim's label, "" when no peer could be
+        spared."""
         victim = self._choose()
         if victim is None:
             self.postponed += 1
@@ -52,7 +53,7 @@ class Churn:
         return victim.label
 
     def mind(self) -> None:
-        """Note who has arrived; a newcomer that ended is replaced by another."""
+        """Record newcomers that have arrived; one that ended is replaced by another."""
         for label, began in list(self._waiting.items()):
             peer = self.arena.peers.get(label)
             if peer is None or peer.status().state in WORKING:
@@ -81,7 +82,8 @@ class Churn:
 
     def _replace(self) -> None:
         self._number += 1
-        label, box = f"new-{self._number}", self.arena.box
+        label = f"new-{self._number}"
+        box = self.arena.box
         givers = [p for p in self.arena.peers.values() if p.status().state in WORKING]
         for giver in self._dice.sample(givers, len(givers)):
             with contextlib.suppress(Hang):

@@ -4,7 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-W, H, LEFT, LOW, TOP = 900.0, 380.0, 70.0, 310.0, 50.0
+W = 900.0
+H = 380.0
+LEFT = 70.0
+LOW = 310.0
+TOP = 50.0
 COLOURS = ("#272", "#23c", "#c33", "#888")
 
 

@@ -1,4 +1,4 @@
-"""Relays that do what a stranger may do with what it carries: pose as its client, read, alter,
+"""Relays that attack the streams they carry, as any stranger may: pose as the client, read, alter,
 replay, stall, cut."""
 
 import asyncio
@@ -23,14 +23,16 @@ GOOD_BYTES = 1 << 16
 
 
 class EvilRelay(Relay):
-    """``kind`` is one of :data:`KINDS`. ``seen``: what it has read; ``answers``: what came back to
-    what it replayed."""
+    """Relay with the attack `kind`, one of :data:`KINDS`. `seen`: bytes it has read; `answers`:
+    answers to the bytes it replayed."""
 
     def __init__(self, *made: Any, kind: str, identity: Identity, run_id: str) -> None:
         super().__init__(*made)
         if kind not in KINDS:
             raise ValueError(f"no kind {kind!r}")
-        self.kind, self._identity, self._run_id = kind, identity, run_id
+        self.kind = kind
+        self._identity = identity
+        self._run_id = run_id
         self.seen = bytearray()
         self.recorded: list[bytes] = []
         self.answers: list[bytes] = []
@@ -106,7 +108,7 @@ class EvilRelay(Relay):
             pass
 
     async def _replay(self, source: PeerId, target: PeerId) -> None:
-        """Send a client again what a caller has sent it, and keep what it says."""
+        """Send a client again the bytes of an earlier caller, and keep its answer."""
         try:
             reader, writer = await self._streams.open_stream(target, relay.RELAYED, relay.OPEN_S)
             await write_frame(

@@ -59,7 +59,7 @@ class Limits:
         self._disks.append(place)
 
     def lift(self) -> None:
-        """Take the control groups away; what is in them goes back to where everything is."""
+        """Remove the control groups; processes in them go back to the parent group."""
         for group in self._groups:
             with contextlib.suppress(OSError):
                 for pid in (group / "cgroup.procs").read_text().split():

@@ -21,7 +21,9 @@ class FileServer(ThreadingHTTPServer):
 
     def __init__(self, directory: Path, port: int = 0) -> None:
         self.directory = directory
-        self.down, self.cut, self.parts = False, 0, True
+        self.down = False
+        self.cut = 0
+        self.parts = True
         self.asked: list[tuple[str, str, str]] = []
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -43,7 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer(self, *, body: bool) -> None:
-        server, wanted = self.server, self.headers.get("range", "")
+        server = self.server
+        wanted = self.headers.get("range", "")
         assert isinstance(server, FileServer)
         server.asked.append((self.command, self.path, wanted))
         path = server.directory / self.path.partition("?")[0].lstrip("/")
@@ -55,10 +58,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("if-match", tag) != tag:
             self.send_error(HTTPStatus.PRECONDITION_FAILED)
             return
-        start, stop = 0, stat.st_size
+        start = 0
+        stop = stat.st_size
         found = _RANGE.fullmatch(wanted) if server.parts else None
         if found and self.headers.get("if-range", tag) == tag:
-            start, stop = int(found[1]), min(stop, int(found[2] or stop) + 1)
+            start = int(found[1])
+            stop = min(stop, int(found[2] or stop) + 1)
             self.send_response(HTTPStatus.PARTIAL_CONTENT)
             self.send_header("content-range", f"bytes {start}-{stop - 1}/{stat.st_size}")
         else:
@@ -72,7 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, path: Path, start: int, stop: int, cut: int) -> None:
         left = stop - start
         if 0 < cut < left:
-            left, self.close_connection = cut, True
+            left = cut
+            self.close_connection = True
         with open(path, "rb") as file:
             file.seek(start)
             while left and (piece := file.read(min(_STEP, left))):

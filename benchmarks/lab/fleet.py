@@ -59,8 +59,8 @@ TINY: dict[str, Any] = {
     "data.source": "synthetic:7",
 }
 HASTE = {"TUTTI_NICE": "0", "TUTTI_DIRECTORY_REFRESH_S": "1"}
-"""Environment of every daemon: not nice, for the waits have bounds, and quick to see who is
-there."""
+"""Environment of every daemon: normal niceness, since the waits have bounds, and a quick
+directory."""
 WORKING = ("training", "finished")
 
 
@@ -169,7 +169,8 @@ class Peer:
         return code
 
     def signal(self, number: int, *, family: bool = False) -> None:
-        """To the daemon, and with ``family`` to its p2pd too. Who has gone meanwhile gets none."""
+        """Send a signal to the daemon, and with `family` to its child processes too; a process that
+        has gone is skipped."""
         if not self.running:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -184,7 +185,7 @@ class Peer:
         self._client = None
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
-        """What its event file tells, oldest first."""
+        """Events of its event file, oldest first."""
         return [told.raw for told in self.told() if not kind or told.kind == kind]
 
     def told(self) -> list[Told]:
@@ -279,8 +280,9 @@ class Box:
 
     def bare(self, label: str, *words: str) -> Peer:
         """A daemon started with these words and nothing else."""
-        home, host = self.root / label, self.host(label)
-        # What a daemon measures of the machine is kept for this box alone.
+        home = self.root / label
+        host = self.host(label)
+        # A daemon's measurements of the machine are kept for this box alone.
         where = {"XDG_CACHE_HOME": str(self.root / "cache")} | (
             {"TUTTI_LISTEN": host.address} if host.address else {}
         )
@@ -340,8 +342,8 @@ class Box:
         must_run: tuple[Peer, ...] = (),
         every: float = 0.1,
     ) -> T:
-        """The first true value of ``condition()``, asked for once in so many seconds. Raises Hang
-        after ``seconds``, and at once when one of ``must_run`` ends."""
+        """Return the first true value of `condition()`, which is called every `every` seconds.
+        Raises Hang after `seconds`, and at once when one of `must_run` ends."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             for peer in must_run:
@@ -405,16 +407,14 @@ class Box:
             raise Hang(f"digests differed at some time, say {found}")
 
     def agree(self, seconds: float = MOVE_S, of: Sequence[Peer] | None = None) -> bool:
-        """Whether all live replicas (or these) of every stage come to say one digest at one epoch,
-        however they differed before.
+        """Return True if all live replicas (or these) of every stage come to report one digest at
+        one epoch, however they differed before.
 
         A stage with one replica has nothing to compare and agrees with itself.
         """
-        peers, deadline, met = (
-            list(self.live if of is None else of),
-            time.monotonic() + seconds,
-            set[int](),
-        )
+        peers = list(self.live if of is None else of)
+        deadline = time.monotonic() + seconds
+        met = set[int]()
         while time.monotonic() < deadline:
             now = [s for p in peers if (s := p.status()).state in WORKING]
             cells = {

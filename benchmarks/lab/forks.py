@@ -95,7 +95,8 @@ class Forks:
         finally:
             os.close(reads)
             os.close(says)
-        process.stdin, process.stdout = os.fdopen(told, "w"), os.fdopen(hears)
+        process.stdin = os.fdopen(told, "w")
+        process.stdout = os.fdopen(hears)
         return process
 
     def _fork(self, asked: Asked, ends: tuple[int, ...]) -> "Forked":
@@ -164,7 +165,10 @@ class Forked(subprocess.Popen[Any]):
 
     def __init__(self, forks: Forks, pid: int, words: list[str]) -> None:
         # Not Popen's own: that starts the process.
-        self._forks, self.pid, self.args, self.returncode = forks, pid, words, None
+        self._forks = forks
+        self.pid = pid
+        self.args = words
+        self.returncode = None
         self.stdin = self.stdout = self.stderr = None
 
     def poll(self) -> int | None:
@@ -235,7 +239,7 @@ def main() -> int:
     # As cli.main, before grpc is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    # What every daemon begins with, and what torch loads with its first backward. No thread has
+    # Modules of every daemon, and those that torch loads with its first backward. No thread has
     # been started.
     import torch.fx.experimental.symbolic_shapes
 
@@ -256,7 +260,7 @@ def main() -> int:
     gc.freeze()
     try:
         asked = serve(socket.socket(fileno=int(sys.argv[1])))
-    except ConnectionError:  # what was told last has not been read
+    except ConnectionError:  # the last message has not been read
         return 0
     if asked is None:
         return 0
@@ -293,7 +297,7 @@ def join(asked: Asked, askers: socket.socket) -> list[str] | int:
         os.kill(os.getpid(), passed_on)
     became = json.loads(said)
     if isinstance(became, list):
-        # A daemon that changes its place starts itself anew by what it was started with.
+        # A daemon that changes its stage starts itself anew with the arguments it was started with.
         sys.orig_argv[1:] = ["-m", "cli", *became]
     return became
 
@@ -319,7 +323,8 @@ def ask(door: socket.socket) -> int:
     door.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
-    asked, daemon = Asked.decode(said), socket.socket(fileno=descriptors[0])
+    asked = Asked.decode(said)
+    daemon = socket.socket(fileno=descriptors[0])
     asked.enter()
     os.dup2(descriptors[1], 1)
     os.dup2(descriptors[2], 2)

@@ -3,9 +3,9 @@ of its own.
 
     python -m benchmarks.lab.hive RANK WORLD NUMBERS SENDER_TIMEOUT REDUCER_TIMEOUT
 
-Speaks lines of JSON as benchmarks/lab/speed.py. Peer i has i + 1 everywhere. An order says whether
-to begin when the group is found; the answer is that it has begun, then what it has: which values,
-and whether hivemind calls it a success.
+Speaks lines of JSON as benchmarks/lab/speed.py does. All numbers of peer i are i + 1. An order says
+whether to begin when the group is found. The answers are that it has begun, then its resulting
+values, and whether hivemind calls the round a success.
 """
 
 import json

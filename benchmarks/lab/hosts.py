@@ -28,12 +28,14 @@ class HostPeer:
         forks: Forks | None = None,
         **asked: Any,
     ) -> None:
-        self.name, self.home = name, home
+        self.name = name
+        self.home = home
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         words = [json.dumps({"home": str(home), **asked})]
         self.started = time.monotonic()
         if forks is not None:
-            log, namespace = home / "stderr", net[host or name].namespace
+            log = home / "stderr"
+            namespace = net[host or name].namespace
             self.process = forks.talk(PROGRAM, words, log, namespace)
             net.ends(self.process)
         else:
@@ -54,7 +56,8 @@ class HostPeer:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it printed when it ran. Raises RuntimeError when it ended instead."""
+        """The facts that the program printed when it ran. Raises RuntimeError when it ended
+        instead."""
         if not self._facts:
             self._facts = self._read()
         return self._facts

@@ -33,8 +33,8 @@ KINDS: Mapping[str, str] = {
     "cgnat": "home behind a second router of the provider (100.64.0.0/10); both keep ports",
     "lan": "an address on a private segment without a way out; all hosts of this kind share it",
 }
-"""Routers drop what nobody inside asked for. "KIND@NAME" stands behind the router of host NAME,
-whose kind it shares."""
+"""Kinds of hosts. Routers drop packets that no host inside asked for. "KIND@NAME" stands behind the
+router of host NAME and has its kind."""
 
 V6 = "2a09:8280:1"
 _UPNPD_S = 10.0
@@ -73,7 +73,8 @@ class Internet:
         for name, kind in hosts.items():
             if kind.partition("@")[0] not in KINDS:
                 raise ValueError(f"{name}: no kind {kind!r}; there are {', '.join(KINDS)}")
-        self._hosts, self._families = dict(hosts), frozenset(families)
+        self._hosts = dict(hosts)
+        self._families = frozenset(families)
         self._prefix = f"tn{os.getpid()}"
         self.places: dict[str, Place] = {}
         self._started: list[subprocess.Popen[Any]] = []
@@ -98,8 +99,8 @@ class Internet:
         self.close()
 
     def close(self) -> None:
-        """End what was started through :meth:`popen` and take every namespace down. Safe to call
-        twice."""
+        """End the processes started through :meth:`popen` and take every namespace down. Safe to
+        call twice."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -129,7 +130,7 @@ class Internet:
     def run(
         self, name: str, command: Sequence[str], timeout: float = 60.0, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end and return what it printed."""
+        """Run a command on a host to its end and return its exit code and output."""
         return subprocess.run(
             [*self.places[name].through, *command],
             capture_output=True,
@@ -162,7 +163,8 @@ class Internet:
 
     def shape(self, name: str, rate_bps: float) -> None:
         """Limit what leaves a host to ``rate_bps`` bits per second."""
-        rate, burst = f"{rate_bps:.0f}bit", f"{max(16_384, round(rate_bps / 8 / 100))}"
+        rate = f"{rate_bps:.0f}bit"
+        burst = f"{max(16_384, round(rate_bps / 8 / 100))}"
         device = ("dev", "eth0", "root", "tbf", "rate", rate, "burst", burst, "latency", "100ms")
         self._sh("tc", "qdisc", "replace", *device, ns=self.places[name].namespace)
 
@@ -259,7 +261,9 @@ class Internet:
             router, home = self._routers[beside]
             last = number
         else:
-            router, home, last = self._router(name, kind, number), number, 2
+            router = self._router(name, kind, number)
+            home = number
+            last = 2
             self._routers[name] = router, home
         self._cable(f"{self._prefix}s{home}", f"h{number}", space, "eth0")
         self._sh("ip", "link", "set", f"h{number}", "master", "sw0", ns=f"{self._prefix}s{home}")

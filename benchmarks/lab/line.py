@@ -15,8 +15,8 @@ import time
 
 PIECE = 1 << 16
 AHEAD_S = 0.02
-"""What a line may carry at once after a pause: sleeping is not more exact than this on a busy
-machine."""
+"""Seconds of traffic that a line may carry at once after a pause: sleeping is no more exact than
+this on a busy machine."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Four members of a round, one of them faulty: what each gives, what the others must end with, and
-whether they have. Enters: outcomes of the survivors. Leaves: what is wrong with them. Never:
-arithmetic of node/averaging."""
+"""Four members of a round, one of them faulty: the tensors they give, the result that the others
+must have, and its check. Enters: outcomes of the survivors. Leaves: their errors. Never: arithmetic
+of node/averaging."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ def given(peer: PeerId) -> dict[str, torch.Tensor]:
 
 @cache
 def truth(name: str, contributors: tuple[PeerId, ...]) -> torch.Tensor:
-    """The mean of what these gave, to the bit: summed in order of PeerIds."""
+    """The exact mean of these contributions, summed in the order of PeerIds."""
     first, *rest = sorted(contributors)
     total = given(first)[name].clone()
     for peer in rest:
@@ -45,7 +45,7 @@ def truth(name: str, contributors: tuple[PeerId, ...]) -> torch.Tensor:
 
 
 def owners(among: Sequence[PeerId] = MEMBERS) -> dict[str, PeerId]:
-    """In turns, so that everybody has as many parts."""
+    """Owners of the parts in turns, so that all have equally many."""
     return {name: among[i % len(among)] for i, name in enumerate(SHAPES)}
 
 

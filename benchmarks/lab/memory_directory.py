@@ -38,7 +38,8 @@ class MemoryDirectory:
         admission: bytes = b"",
     ) -> None:
         self.me = identity.peer_id
-        self._clock, self._wall = clock, wall
+        self._clock = clock
+        self._wall = wall
         self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
         self._topics = TopicStore(run_id, settings, self.me, admit)
@@ -56,7 +57,8 @@ class MemoryDirectory:
         packed = body.pack()
         if topic != self._topic:
             await self.withdraw()
-        self._published, self._topic = True, topic
+        self._published = True
+        self._topic = topic
         return self._post(packed, times)
 
     async def withdraw(self) -> None:
@@ -107,7 +109,7 @@ class MemoryDirectory:
         return self._pin(self._record_store.key, raw, expires)
 
     def _found(self, key: str, now: float) -> list[tuple[str, bytes, float]]:
-        """Writer, record and expiry of what is pinned under a key and holds."""
+        """Writer, record and expiry of each valid record pinned under a key."""
         if self._wall.down or self._closed:
             return []
         pinned = self._wall.pinned.items()

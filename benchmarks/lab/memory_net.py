@@ -1,9 +1,9 @@
-"""The transport without a network: real gRPC servers, insecure, on loopback; of one process, unless
-told of another.
+"""The transport without a network: real gRPC servers, insecure, on loopback; all in one process,
+unless they are told of another.
 
-Same port as ``service.Transport``. Who calls is written in the metadata and believed, so this is
-for tests and one-process demonstrations only. Faults are made with :meth:`MemoryNet.kill`,
-:meth:`MemoryNet.cut` and :meth:`MemoryNet.mute`.
+It has the same port as `service.Transport`. The caller's name is written in the metadata and
+believed, so this is for tests and one-process demonstrations only. Faults are made with
+:meth:`MemoryNet.kill`, :meth:`MemoryNet.cut` and :meth:`MemoryNet.mute`.
 """
 
 import asyncio
@@ -86,7 +86,8 @@ class MemoryTransport:
     """One peer of a :class:`MemoryNet`."""
 
     def __init__(self, net: MemoryNet, peer: PeerId) -> None:
-        self._net, self.peer_id = net, peer
+        self._net = net
+        self.peer_id = peer
         self.address = ""
         """Where it listens; empty before it starts and after it has closed."""
         self._channels: dict[PeerId, tuple[str, LabelledChannel]] = {}
@@ -194,7 +195,8 @@ class _Auth(grpc.aio.ServerInterceptor):
     """Makes the faults of a net true on the side of the called."""
 
     def __init__(self, net: MemoryNet, me: PeerId) -> None:
-        self._net, self._me = net, me
+        self._net = net
+        self._me = me
 
     async def intercept_service(
         self,

@@ -74,7 +74,7 @@ def mutated(
     """One to four mutations of ``raw``; ``others`` are further valid bytes of its kind."""
     for _ in range(dice.randint(1, 4)):
         how = dice.random()
-        if len(raw) > LONGEST:  # what is blown up is not built here
+        if len(raw) > LONGEST:  # bytes this long are not built into messages here
             raw = _bytes(raw, others, dice)
         elif kind is not None and how < 0.5:
             raw = _message(raw, kind, dice)

@@ -15,7 +15,9 @@ DILOCO = OuterSettings(carries="deltas", optimizer="nesterov", momentum=0.8)
 """A momentum of 0.9, as published for runs of thousands of outer steps, remembers too long for the
 hundred of these."""
 MOSHPIT = OuterSettings("moshpit", grid=(2, 2))
-PARALLEL, PLAIN, INT8 = "data parallel", "DiLoCo, H 50", "DiLoCo, H 50, int8"
+PARALLEL = "data parallel"
+PLAIN = "DiLoCo, H 50"
+INT8 = "DiLoCo, H 50, int8"
 Run = Callable[[Task, Text, Line], Curve]
 Points = list[tuple[int, float, float]]
 
@@ -45,8 +47,8 @@ RUNS: dict[str, Run] = {
 
 
 def training(report: Report, steps: int, only: str, plot: Path | None) -> dict[str, Points]:
-    """A row for each strategy: loss, bytes and time; then what is asked of DiLoCo. The curves, as
-    (tokens, seconds, loss)."""
+    """Add a row with loss, bytes and time for each strategy, then the rows about DiLoCo. Returns
+    the curves, as points (tokens, seconds, loss)."""
     wanted = [w.strip() for w in only.split(",") if w.strip()]
     line = Line()
     with tempfile.TemporaryDirectory(prefix="averaging-") as home:
@@ -66,7 +68,8 @@ def training(report: Report, steps: int, only: str, plot: Path | None) -> dict[s
                 )
     parallel, plain, coded = (curves.get(n) for n in (PARALLEL, PLAIN, INT8))
     if parallel and plain:
-        off, fewer = plain.loss / parallel.loss - 1, parallel.per_token / plain.per_token
+        off = plain.loss / parallel.loss - 1
+        fewer = parallel.per_token / plain.per_token
         report.add(
             "5 DiLoCo, H 50, beside data parallelism",
             100 * off,

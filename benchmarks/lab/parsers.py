@@ -72,9 +72,13 @@ from protos import (
 
 
 class Parser(NamedTuple):
-    """``read`` takes bytes of a stranger; ``allowed`` are the only errors that it may raise;
-    ``calls`` of functions, those of C included, that it may make, and more for each byte;
-    ``bytes_per_byte``: bytes that it may allocate for each byte, beside those for any message."""
+    """A parser of a stranger's bytes, and its bounds.
+
+    `read` takes the bytes; `allowed` are the only errors it may raise; `calls` is the number of
+    functions, C functions included, that it may call, and `calls_per_byte` the number of further
+    ones for each byte; `bytes_per_byte`: bytes that it may allocate for each byte, beside a fixed
+    number for any message.
+    """
 
     read: Callable[[bytes], object]
     allowed: tuple[type[Exception], ...] = (WireError,)
@@ -89,7 +93,8 @@ PEER = ME.peer_id
 OTHER = Identity(Ed25519PrivateKey.from_private_bytes(b"o" * 32), None).peer_id
 RUN = RunId("ab" * 32)
 CELL = first_cell(RUN)
-LINEAGE, DIGEST = "0123456789abcdef" * 2, "fedcba9876543210" * 4
+LINEAGE = "0123456789abcdef" * 2
+DIGEST = "fedcba9876543210" * 4
 SHAPE = FrameShape(sequences=2, length=8, width=4, wire="fp32", stages=3, masked=True)
 MADDR = "/ip4/192.0.2.7/tcp/7001"
 NOW = 2e9

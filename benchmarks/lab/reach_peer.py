@@ -58,7 +58,7 @@ PIECE = bytes(range(256)) * 4096
 
 
 class Source(state_pb2_grpc.StateServicer):
-    """Sends as many bytes as are asked for."""
+    """Sends the requested number of bytes."""
 
     async def Fetch(self, request: Any, context: Any) -> Any:
         for offset in range(0, request.length, len(PIECE)):
@@ -71,7 +71,8 @@ class Peer:
     def __init__(self, asked: dict[str, Any]) -> None:
         home = Path(asked["home"])
         self.identity = Identity.load_or_create(home / "identity.key")
-        self.journal, self.clock = Journal([JsonlSink(home / "events.jsonl")]), SystemClock()
+        self.journal = Journal([JsonlSink(home / "events.jsonl")])
+        self.clock = SystemClock()
         self.transport = Transport(
             self.identity,
             TransportSettings(**asked.get("settings", {})),
@@ -85,7 +86,8 @@ class Peer:
         state_pb2_grpc.add_StateServicer_to_server(Source(), self.transport.server)
         evil = asked.get("evil")
         self.evil = corrupt(self.transport, evil, self.identity, str(RUN)) if evil else None
-        self.join, self.name = list(asked.get("join", ())), home.name
+        self.join = list(asked.get("join", ()))
+        self.name = home.name
         self.directory = Directory(
             self.identity,
             DirectorySettings(refresh_s=asked.get("refresh_s", 2.0)),
@@ -199,9 +201,12 @@ class Peer:
         }
 
     async def do_fetch(self, peer: str, bytes: int) -> dict[str, Any]:
-        who, digest, count = PeerId(peer), hashlib.sha256(), 0
+        who = PeerId(peer)
+        digest = hashlib.sha256()
+        count = 0
         stub = state_pb2_grpc.StateStub(await self.transport.channel(who))
-        path, began = self.transport.path(who), time.monotonic()
+        path = self.transport.path(who)
+        began = time.monotonic()
         try:
             async for chunk in stub.Fetch(state_pb2.FetchRequest(length=bytes), timeout=300):
                 digest.update(chunk.data)
@@ -227,7 +232,8 @@ class Peer:
         }
 
     async def do_reads(self, seconds: float) -> dict[str, Any]:
-        end, found = time.monotonic() + seconds, []
+        end = time.monotonic() + seconds
+        found = []
         while time.monotonic() < end:
             began = time.monotonic()
             await self.directory.read()

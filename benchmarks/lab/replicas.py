@@ -2,8 +2,8 @@
 strategy of the daemon.
 
 Every replica has its own samples, its own AdamW and, between rounds, its own parameters: rows of
-one matrix. What a round does to the rows is decided by ``node.averaging``; bytes are those of its
-formats, time is that of a simulated line.
+one matrix. `node.averaging` decides how a round changes the rows; bytes are those of its formats,
+time comes from a simulated line.
 """
 
 import math
@@ -83,8 +83,8 @@ class Curve:
 
     @property
     def loss(self) -> float:
-        """At the end: the mean of the last three looks, because one look's noise is as large as
-        what is compared."""
+        """Loss at the end: the mean of the last three evaluations, since the noise of one is as
+        large as the compared differences."""
         last = [loss for _, _, loss in self.points[-3:]]
         return sum(last) / len(last)
 
@@ -100,11 +100,9 @@ class Text:
     def __init__(self, task: Task, home: Path, source: str = DataSettings().source) -> None:
         data = DataSettings(source=source)
         corpus = open_data(data, task.model.seq_len, task.model.vocab, home, OWN_MANIFEST)[0]
-        self._task, self._train, self._order = (
-            task,
-            corpus.train,
-            SampleOrder(corpus.windows, task.seed),
-        )
+        self._task = task
+        self._train = corpus.train
+        self._order = SampleOrder(corpus.windows, task.seed)
         held = [self._window(corpus.held_out, i) for i in range(min(128, corpus.held_out_windows))]
         self.held_out = torch.stack(held)
 
@@ -128,18 +126,18 @@ class Adam:
     and norms clipped at 1."""
 
     def __init__(self, like: Tensor, task: Task, scale: float = 1.0) -> None:
-        self.m, self.v, self._task, self._scale = (
-            torch.zeros_like(like),
-            torch.zeros_like(like),
-            task,
-            scale,
-        )
+        self.m = torch.zeros_like(like)
+        self.v = torch.zeros_like(like)
+        self._task = task
+        self._scale = scale
         self.steps = torch.zeros(len(like), 1)
 
     def step(self, rows: Tensor, gradients: Tensor, progress: float) -> None:
         """In place, the first ``len(rows)`` rows, at ``progress`` (0 to 1) through the training."""
         n = len(rows)
-        m, v, steps = self.m[:n], self.v[:n], self.steps[:n].add_(1)
+        m = self.m[:n]
+        v = self.v[:n]
+        steps = self.steps[:n].add_(1)
         lr = (
             self._task.lr
             * self._scale
@@ -159,7 +157,8 @@ class Replicas:
 
     def __init__(self, task: Task, text: Text) -> None:
         module = Unsplit(task.model)
-        self.task, self.text = task, text
+        self.task = task
+        self.text = text
         self.names = {name: p.shape for name, p in module.named_parameters()}
         flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
         self.numbers = flat.numel()
@@ -177,8 +176,11 @@ class Replicas:
 
     def losses(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Mean loss [R] of every row on its own token ids [R, B, T + 1]."""
-        m, p = self.task.model, self.named(rows)
-        R, B, T = tokens.shape[0], tokens.shape[1], tokens.shape[2] - 1
+        m = self.task.model
+        p = self.named(rows)
+        R = tokens.shape[0]
+        B = tokens.shape[1]
+        T = tokens.shape[2] - 1
         cos, sin = self._rope.tables(T, rows)
 
         def norm(x: Tensor, name: str) -> Tensor:
@@ -233,8 +235,10 @@ class Replicas:
 def data_parallel(task: Task, text: Text, line: Line) -> Curve:
     """Gradients through a butterfly every step: the mean of all into one optimizer step."""
     r = Replicas(task, text)
-    row, n = r.rows[:1].clone(), task.replicas
-    inner, sent = Adam(row, task), 2 * (n - 1) / n * nbytes_of(r.numbers, "fp32")
+    row = r.rows[:1].clone()
+    n = task.replicas
+    inner = Adam(row, task)
+    sent = 2 * (n - 1) / n * nbytes_of(r.numbers, "fp32")
     for step in range(task.steps):
         r.look(row[0], step)
         # The mean over equal batches is the gradient of all samples together.
@@ -249,12 +253,11 @@ def pushed(task: Task, text: Text, line: Line, *, locked: bool) -> Curve:
     """A server that steps on every push, a fraction of the rate each, without a barrier. Not
     ``locked``: half of a push may be missing in what its sender pulls."""
     r = Replicas(task, text)
-    n, server = task.replicas, r.rows[:1].clone()
-    inner, half, whole = (
-        Adam(server, task, 1 / task.replicas),
-        r.numbers // 2,
-        nbytes_of(r.numbers, "fp32"),
-    )
+    n = task.replicas
+    server = r.rows[:1].clone()
+    inner = Adam(server, task, 1 / task.replicas)
+    half = r.numbers // 2
+    whole = nbytes_of(r.numbers, "fp32")
     dice = np.random.RandomState(task.seed)
     for step in range(task.steps):
         r.look(server[0], step)
@@ -276,8 +279,8 @@ def pushed(task: Task, text: Text, line: Line, *, locked: bool) -> Curve:
 def rounds(
     task: Task, text: Text, line: Line, s: OuterSettings, *, every: int = 50, slow: int = 0
 ) -> Curve:
-    """Training alone, and a round of ``s`` every ``every`` steps. The last ``slow`` replicas do
-    half as many steps; what they contribute weighs half, and nobody waits for them."""
+    """Train alone, with a round of `s` every `every` steps. The last `slow` replicas do half the
+    steps; their contributions weigh half, and nobody waits for them."""
     r = Replicas(task, text)
     inner = Adam(r.rows, task)
     play = _states if s.carries == "state" else _deltas if s.carries == "deltas" else _parameters
@@ -293,8 +296,8 @@ def rounds(
 
 
 def strategy_of(s: OuterSettings) -> Strategy:
-    """Of those with a barrier and without a server, the one that is asked for. Raises UsageFault
-    as :func:`check`, KeyError for another."""
+    """The strategy named by `s`, one with a barrier and without a server. Raises UsageFault as
+    :func:`check` does, KeyError for any other strategy."""
     check(s)
     made: dict[str, Callable[[], Strategy]] = {
         "butterfly": Butterfly,
@@ -307,7 +310,8 @@ def strategy_of(s: OuterSettings) -> Strategy:
 def _parameters(
     r: Replicas, s: OuterSettings, line: Line, every: int, slow: int
 ) -> Callable[[int], None]:
-    strategy, alive = strategy_of(s), np.ones(r.task.replicas, bool)
+    strategy = strategy_of(s)
+    alive = np.ones(r.task.replicas, bool)
 
     def after(step: int) -> None:
         if step % every:
@@ -363,7 +367,8 @@ def _states(
     """DiLoCo over groups that are a part of all: each steps alone, then anchors and momenta are
     averaged."""
     states = [OuterState.begin(r.named(row)) for row in r.rows]
-    strategy, alive = strategy_of(s), np.ones(r.task.replicas, bool)
+    strategy = strategy_of(s)
+    alive = np.ones(r.task.replicas, bool)
 
     def after(step: int) -> None:
         nonlocal states

@@ -33,10 +33,13 @@ def _same_frames(frames: Frames) -> Frames:
 
 @dataclass(frozen=True)
 class Lie:
-    """``bend``: what becomes of every tensor, which is announced as it then is; ``cut``: of the
-    frames behind a head; both in every group from ``since`` on. ``tokens``: what it claims, 0 for
-    the truth. ``silent``: opens no exchange and answers none; ``stalls``: says no more after its
-    last frame, but hangs on. ``owns``: it owns parts too, and answers as it gives."""
+    """A lie of a member in a round.
+
+    `bend` changes every tensor, which is announced as changed; `cut` changes the frames behind a
+    head; both in every group from `since` on. `tokens`: the claimed number, 0 for the truth.
+    `silent`: opens no exchange and answers none. `stalls`: sends nothing after its last frame, but
+    hangs on. `owns`: it owns parts too, and answers with the same lies.
+    """
 
     bend: Callable[[Tensor], Tensor] = _same_tensor
     cut: Callable[[Frames], Frames] = _same_frames
@@ -48,10 +51,12 @@ class Lie:
 
 
 class Rogue:
-    """Make it before its transport starts. ``told``: how each owner took what it gave."""
+    """A lying member; make it before its transport starts. `told`: each owner's answer to its
+    contribution."""
 
     def __init__(self, transport: MemoryTransport, lie: Lie) -> None:
-        self._transport, self._lie = transport, lie
+        self._transport = transport
+        self._lie = lie
         self.told: dict[str, str] = {}
         self._request: RoundRequest | None = None
         self._open = asyncio.Event()
@@ -107,7 +112,7 @@ class Rogue:
     async def _answer(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        """What it owns, made of everybody's contributions, in the format of its lies."""
+        """Answer with its own parts, made of all contributions, in the format of its lies."""
         await self._open.wait()
         if self._lie.silent or self._request is None:
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""What can happen to a swarm, one small object each: what is done to it, and what may come of it.
+"""Scenarios of a swarm, one small object each: a fault, and its allowed consequences.
 
 The swarm has two ends peers and two replicas of each of three block stages, each on a host of its
 own.
@@ -24,8 +24,8 @@ SMALL_DISK = "stage-3-1"
 
 @dataclass
 class Strike:
-    """What was done: when, to whom (labels), how it is undone, and how long it stays before that.
-    ``apart``: those whose commits are of a history of their own meanwhile."""
+    """A fault that was made: its time, its victims (labels), its undoing, and its hold, which lasts
+    until then. `apart`: labels of daemons that commit a history of their own meanwhile."""
 
     at: float
     victims: tuple[str, ...]
@@ -94,7 +94,8 @@ def _pause(a: Arena, victim: Peer) -> Strike:
 
 def _p2pd(a: Arena) -> Strike:
     victim = a.peers["stage-2-1"]
-    child, at = victim.p2pd(), time.time()
+    child = victim.p2pd()
+    at = time.time()
     if child is None:
         raise Hang(f"{victim.label} has no p2pd")
     child.send_signal(signal.SIGKILL)
@@ -118,7 +119,8 @@ def _cut(a: Arena, one: Sequence[str], *, outward: bool = True, inward: bool = T
 
 
 def _slow_link(a: Arena) -> Strike:
-    wan, victim = network(a), "stage-2-1"
+    wan = network(a)
+    victim = "stage-2-1"
     others = [i for i in range(len(a.peers)) if i != a.host(victim)]
     for i in others:
         wan.shape(a.host(victim), i, rate_bps=20e6)
@@ -130,7 +132,8 @@ def _slow_link(a: Arena) -> Strike:
 
 
 def _far(a: Arena) -> Strike:
-    wan, at = network(a), time.time()
+    wan = network(a)
+    at = time.time()
     wan.shape_all(delay_s=0.08, loss=0.01)
     return Strike(at, (), wan.heal, lambda: a.epochs(6, 150.0))
 
@@ -140,7 +143,8 @@ def _full_disk(a: Arena) -> Strike:
     place = victim.config.checkpoint_dir(a.manifest.run_id)
     if not place.is_mount():
         raise Unavailable("no small disk under the checkpoints")
-    at, junk = time.time(), fill(place)
+    at = time.time()
+    junk = fill(place)
 
     def told() -> None:
         a.wait(
@@ -154,7 +158,8 @@ def _full_disk(a: Arena) -> Strike:
 
 
 def _short_of_memory(a: Arena) -> Strike:
-    victim, began = a.peers["stage-3-0"], time.time()
+    victim = a.peers["stage-3-0"]
+    began = time.time()
     lived = began
 
     def dead() -> bool:
@@ -179,7 +184,8 @@ def _partition(a: Arena) -> Strike:
         a.epochs(8, 120.0, led_by=other)
         a.epochs(1, 60.0, led_by=one)
 
-    strike.hold, strike.apart = hold, one
+    strike.hold = hold
+    strike.apart = one
     return strike
 
 
@@ -220,7 +226,8 @@ def _pace(a: Arena, epochs: int) -> float:
 
 
 def _drain(a: Arena) -> Strike:
-    victim, at = a.peers["stage-1-0"], time.time()
+    victim = a.peers["stage-1-0"]
+    at = time.time()
     done = a.box.tutti("drain", home=victim.home, timeout=90.0)
     code = victim.wait(30.0)
     return Strike(at, (victim.label,), notes={"exit": code or done.returncode})

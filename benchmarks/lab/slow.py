@@ -66,7 +66,7 @@ TWINS: dict[str, Callable[..., Tensor]] = {
     "trimmed-mean": trimmed_mean,
     "centered-clip": centered_clip,
 }
-"""By their name in the manifest."""
+"""Slow twins of the reducers, by their name in the manifest."""
 
 
 def flat(tensors: Sequence[Tensor], tokens: float) -> Tensor:
@@ -75,7 +75,7 @@ def flat(tensors: Sequence[Tensor], tokens: float) -> Tensor:
 
 
 def means_of(reduced: Reduced) -> list[Tensor]:
-    """What a reduction made, in memory."""
+    """Tensors of a reduction, in memory."""
     return [each.whole() for each in reduced.numbers]
 
 

@@ -1,11 +1,11 @@
 """One peer that averages 16 Mi numbers with others, as a process of its own: ours, hivemind's
-averager, or gloo. ``wire`` only sends as many bytes.
+averager, or gloo. `wire` only sends the same number of bytes.
 
     python -m benchmarks.lab.speed {ours,tunnel,wire,gloo,hivemind} RANK WORLD PORT NUMBERS
 
-Speaks lines of JSON as benchmarks/lab/cell.py: says where it is, hears where the others are, then
-answers every order (a number format and an instant) with when it began and ended. What it has
-afterwards is compared with the true mean.
+Speaks lines of JSON as benchmarks/lab/cell.py does: it prints its own address, reads those of the
+others, then answers each order (a number format and an instant) with the times of its begin and
+end. Its result is compared with the true mean.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 0.05}
 
 
 def numbers_of(rank: int, count: int) -> torch.Tensor:
-    """What a peer contributes."""
+    """A peer's contribution."""
     return torch.randn(count, generator=torch.Generator().manual_seed(rank))
 
 
@@ -52,7 +52,9 @@ class Gloo:
     """One all-reduce of everything. Its sum is divided after the clock has stopped."""
 
     def __init__(self, rank: int, world: int, port: int, count: int) -> None:
-        self.rank, self.world, self.port = rank, world, port
+        self.rank = rank
+        self.world = world
+        self.port = port
         self.given = numbers_of(rank, count)
         self.sum = torch.empty(0)
 
@@ -85,7 +87,9 @@ class Hivemind:
     matchmaking waits for nobody."""
 
     def __init__(self, rank: int, world: int, port: int, count: int) -> None:
-        self.rank, self.world, self.count = rank, world, count
+        self.rank = rank
+        self.world = world
+        self.count = count
         self.dht: Any = None
         self.averagers: dict[str, tuple[Any, list[torch.Tensor]]] = {}
 
@@ -170,7 +174,9 @@ class Ours:
 
     def __init__(self, rank: int, world: int, port: int, count: int, tunnel: bool = False) -> None:
         keep_freed()  # as a daemon does
-        self.rank, self.tunnel, self.epoch = rank, tunnel, 0
+        self.rank = rank
+        self.tunnel = tunnel
+        self.epoch = 0
         self.shapes = {
             f"part.{i:03}": (min(PART, count - start),)
             for i, start in enumerate(range(0, count, PART))
@@ -309,7 +315,8 @@ class Wire(Ours):
 
     async def _exchange(self, requests: Any, context: Any) -> None:
         first = await anext(aiter(requests))
-        message, count = bytes(len(first)), int.from_bytes(first[:4])
+        message = bytes(len(first))
+        count = int.from_bytes(first[:4])
 
         async def read() -> None:
             async for _ in requests:

@@ -89,15 +89,16 @@ class Stranger:
     """One of them."""
 
     def __init__(self, home: Path, identity: Identity, manifest: Manifest, stage: int) -> None:
-        self.identity, self.me, self.manifest, self.stage = (
-            identity,
-            identity.peer_id,
-            manifest,
-            stage,
-        )
-        self.leads, self.follows, self.epoch = False, "", 0
+        self.identity = identity
+        self.me = identity.peer_id
+        self.manifest = manifest
+        self.stage = stage
+        self.leads = False
+        self.follows = ""
+        self.epoch = 0
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.journal, self.clock = Journal([JsonlSink(home / "events.jsonl")]), SystemClock()
+        self.journal = Journal([JsonlSink(home / "events.jsonl")])
+        self.clock = SystemClock()
         self.transport = Transport(
             identity,
             TransportSettings(host="127.0.0.1"),
@@ -159,7 +160,8 @@ class Band:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         manifest = Manifest.parse(Path(asked["manifest"]).read_bytes())
-        home, self.join = Path(asked["home"]), list(asked["join"])
+        home = Path(asked["home"])
+        self.join = list(asked["join"])
         keys = [ground(asked["below"]), *(Identity.ephemeral() for _ in asked["stages"][1:])]
         self.all = [
             Stranger(home / str(i), key, manifest, stage)
@@ -209,7 +211,8 @@ class Band:
             said.update(await asyncio.gather(*(who.tell(peer, note) for who, peer, note in words)))
             await asyncio.sleep(1.0)
         for one in self.all:
-            one.leads, one.follows = False, ""
+            one.leads = False
+            one.follows = ""
             one.presence.changed()
         unheard = sum(n for text, n in said.items() if text.startswith("not heard"))
         return {
@@ -220,12 +223,12 @@ class Band:
             "heard": {text[:120]: n for text, n in said.most_common(6)},
         }
 
-    # ----------------------------------------------------------- what they say
+    # ----------------------------------------------------------- messages
 
     def _plan(
         self, who: Stranger, term: int, *, works: bool = True, epoch: int | None = None
     ) -> Plan:
-        """Of everybody, by what their records say; nobody owns anything."""
+        """Plan of all peers, by their records; nobody owns anything."""
         there = self.honest()
         members = tuple(
             PlanMember(p, b.stage) for p, b in sorted([*there.items(), (who.me, who.body())])
@@ -304,7 +307,8 @@ class Band:
         voters = tuple(sorted(self.honest()))
         ballots = tuple(self._ballot(plan, voters, p, b.stage) for p, b in self.honest().items())
         made = Certificate(NO_CELL, plan.term - 1, plan.base, voters, ballots)
-        at, domain = int(time.time()), signing_domain("support", self.manifest.run_id)
+        at = int(time.time())
+        domain = signing_domain("support", self.manifest.run_id)
         said = support_said(NO_CELL, self.chief.me, plan.term - 1, at)
         signature = self.chief.identity.sign(said, domain)
         supporters = tuple(Supporter(p, plan.term - 1, at, signature) for p in voters)

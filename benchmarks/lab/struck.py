@@ -90,7 +90,9 @@ class StruckSwarm(SimSwarm):
 
     def goes_on(self, victim: SimPeer) -> float:
         """Seconds until the cell of the victim commits without it."""
-        began, known, cell = self.world.now, len(self.watch.commits), victim.training.cell
+        began = self.world.now
+        known = len(self.watch.commits)
+        cell = victim.training.cell
 
         def commits() -> bool:
             new = self.watch.commits[known:]

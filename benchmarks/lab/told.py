@@ -1,4 +1,4 @@
-"""What daemons tell in their event files: read once, or followed while they write."""
+"""Events of daemons from their event files: read once, or followed while they are written."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ class Told:
 
 
 def parsed(who: str, lines: Iterable[bytes]) -> Iterator[Told]:
-    """Whole lines to events; what is no event is left out."""
+    """Parse whole lines to events; a line without an event is left out."""
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             e = json.loads(line)
@@ -69,15 +69,16 @@ def read_told(who: str, path: Path) -> list[Told]:
 
 
 class Follower:
-    """Reads what is appended to an event file, over its rotation."""
+    """Reader of the events appended to a file, across its rotation."""
 
     def __init__(self, who: str, path: Path) -> None:
-        self.who, self._path = who, path
+        self.who = who
+        self._path = path
         self._file: BufferedReader | None = None
         self._rest = b""
 
     def read(self) -> list[Told]:
-        """What came since the last call."""
+        """Events since the last call."""
         found: list[Told] = []
         for _ in range(2):  # the old file to its end, then the one that took its place
             if self._file is None:
@@ -99,7 +100,8 @@ class Follower:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._file, self._rest = None, b""
+        self._file = None
+        self._rest = b""
 
 
 class Chronicle:

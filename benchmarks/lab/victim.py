@@ -35,12 +35,13 @@ PHASES = {
     "serving": "killed: while it sends its reduced part back",
 }
 SOME_SENT, SOME_SERVED = 10, 30
-"""Of the 48 chunks that it gives to the others, and of the 48 that it serves."""
+"""Number of chunks given to the others, of 48, and number of chunks served, of 48, at the victim's
+death."""
 
 
 def die(how: signal.Signals = signal.SIGKILL) -> None:
-    """At once: no handler runs. SIGKILL closes the sockets; after SIGSTOP they stay open, and the
-    kernel still takes what comes."""
+    """Kill this process at once: no handler runs. SIGKILL closes the sockets; after SIGSTOP they
+    stay open, and the kernel still accepts data."""
     os.kill(os.getpid(), how)
 
 

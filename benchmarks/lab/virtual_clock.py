@@ -6,7 +6,8 @@ class VirtualClock:
     ``now``."""
 
     def __init__(self, start: float = 1_000_000.0, skew: float = 0.0) -> None:
-        self._now, self.skew = start, skew
+        self._now = start
+        self.skew = skew
 
     def now(self) -> float:
         return self._now

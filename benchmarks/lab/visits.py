@@ -14,8 +14,8 @@ from protos import pipeline_pb2 as pb
 def visit(
     math: StageMath, x: Tensor, dy: Tensor, document_ends: Sequence[int] = ()
 ) -> tuple[bytes, bytes, Share]:
-    """What goes out forward, what goes out backward, the gradients. ``x`` and ``dy``: fp32, of one
-    shape (B, T, D)."""
+    """Return the bytes sent forward, the bytes sent backward, and the gradients. `x` and `dy`:
+    fp32, of one shape (B, T, D)."""
     work = arrived(x, document_ends, locked=math.on_gpu)
     math.forward(work)
     return (bytes(work.output or b""), *returned(math, work, dy))

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from benchmarks.lab import namespaces
 from benchmarks.lab.fleet import Host
 
-_TUNSETIFF, _TUN_NO_PI = 0x400454CA, 0x1001
+_TUNSETIFF = 0x400454CA
+_TUN_NO_PI = 0x1001
 _NETWORK = bytes((10, 88, 0))
 _BURST = 64
 """Packets read from one host before the others have their turn."""
@@ -59,7 +60,9 @@ class Wan:
     def __init__(self, hosts: int, mtu: int = 9000, seed: int = 0) -> None:
         self.names = [f"tutti{os.getpid()}x{i}" for i in range(hosts)]
         self.links = {(i, j): Link() for i in range(hosts) for j in range(hosts) if i != j}
-        self._mtu, self._dice, self._stop = mtu, random.Random(seed), threading.Event()
+        self._mtu = mtu
+        self._dice = random.Random(seed)
+        self._stop = threading.Event()
         self._tuns: list[int] = []
         self._hub: threading.Thread | None = None
 
@@ -120,7 +123,8 @@ class Wan:
         self.shape_all(cut=False, delay_s=0.0, loss=0.0, rate_bps=0.0)
 
     def _run(self) -> None:
-        hub, host = select.epoll(), {tun: i for i, tun in enumerate(self._tuns)}
+        hub = select.epoll()
+        host = {tun: i for i, tun in enumerate(self._tuns)}
         for tun in self._tuns:
             hub.register(tun, select.EPOLLIN)
         due: list[_Parcel] = []

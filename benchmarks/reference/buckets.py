@@ -62,8 +62,8 @@ def alpha_cuts(buckets: Sequence[Bucket], ranks: int, alpha: float) -> list[tupl
     """Ends of the ranks' slices, 0 first, of each bucket: Algorithm 1 of arXiv 2602.06079, in
     elements.
 
-    Longest bucket first, each rank wants (1 - α) of an equal share and α of its share of what is
-    missing to the mean; the cut is the parameter end nearest to that. Raises UsageFault for α
+    Longest bucket first, each rank wants (1 - α) of an equal share and α of its share of the
+    elements missing to the mean; the cut is the nearest end of a parameter. Raises UsageFault for α
     outside 0..1.
     """
     if not 0 <= alpha <= 1:
@@ -78,7 +78,9 @@ def alpha_cuts(buckets: Sequence[Bucket], ranks: int, alpha: float) -> list[tupl
         edges = sorted({0, b.total} | {end for _, _, end in b.spans})
         deficit = [max(0.0, target - mine) for mine in load]
         missing = math.fsum(deficit)
-        even, wanted, cut = b.total / ranks, 0.0, [0]
+        even = b.total / ranks
+        wanted = 0.0
+        cut = [0]
         for r in range(ranks - 1):
             greedy = deficit[r] / missing * b.total if missing > 1e-9 else even
             wanted += (1 - alpha) * even + alpha * greedy
@@ -90,7 +92,8 @@ def alpha_cuts(buckets: Sequence[Bucket], ranks: int, alpha: float) -> list[tupl
 
 
 def owners_of_cuts(buckets: Sequence[Bucket], cuts: Sequence[Sequence[int]]) -> dict[str, int]:
-    """The rank whose slice a parameter lies in. Raises UsageFault for a cut inside a parameter."""
+    """Rank of each parameter, by the slice that it lies in. Raises UsageFault for a cut inside a
+    parameter."""
     owner: dict[str, int] = {}
     for b, cut in zip(buckets, cuts, strict=True):
         r = 0
@@ -141,5 +144,6 @@ def shard_flops(rows: int, cols: int) -> int:
 
     It is given the tensor-parallel shard; kept only to reproduce published ratios.
     """
-    m, n = min(rows, cols), max(rows, cols)
+    m = min(rows, cols)
+    n = max(rows, cols)
     return 20 * n * m * m

@@ -1,11 +1,11 @@
-"""A conflict-based search for paths, slow: the reference that the planner is compared with on small
-problems. Pure.
+"""A conflict-based search for paths, slow: the reference for the planner on small problems. Pure.
 
 After Sharon et al. 2015 and SkipPipe's use of it (arXiv 2502.19913): every micro-batch takes its
-own shortest path; the first conflict between two of them (a stage visited too often, a peer with
+own shortest path. The first conflict between two of them (a stage visited too often, a peer with
 too little memory, a collision) is forbidden to the one or to the other, which makes two problems;
-the one with the lowest bound is looked at next. Not optimal: a collision may be better waited out
-than avoided, so every state is also replayed, and the best replay is what is returned.
+the one with the lowest bound is looked at next. The search is not optimal: waiting out a collision
+may be better than avoiding it. Every state is therefore also replayed, and the best replay is
+returned.
 """
 
 import heapq
@@ -28,13 +28,14 @@ Forbidden = frozenset[tuple[int, str, int]]
 def conflict_search(
     problem: PathProblem, expansions: int = 2000
 ) -> tuple[float, tuple[Route, ...]] | None:
-    """The best plan found within so many states, and its makespan; None when none of them kept
-    every rule.
+    """Return the makespan and the routes of the best plan found within `expansions` states; None
+    when none of them kept every rule.
 
     Raises ValueError when there are too many paths to list.
     """
     menus = {o: _all_routes(problem, o) for o in problem.counts}
-    origin, estimator = list(origins_in_turns(problem)), Estimator(problem)
+    origin = list(origins_in_turns(problem))
+    estimator = Estimator(problem)
     best: tuple[float, tuple[Route, ...]] | None = None
     heap: list[tuple[float, int, Forbidden]] = [(0.0, 0, frozenset())]
     seen: set[Forbidden] = {frozenset()}
@@ -90,7 +91,7 @@ def _shortest(
 def _children(
     problem: PathProblem, plan: tuple[Route, ...], played: ReplayedRun
 ) -> list[Forbidden]:
-    """The first conflict, forbidden to each of those who are in it (at most four)."""
+    """The first conflict, forbidden to each micro-batch in it (at most four)."""
     visits: Counter[int] = Counter(problem.stage_of[n] for route in plan for n in route[1:])
     if problem.equal_visits:
         fair = problem.total * problem.hops // (len(problem.stages) - 1)

@@ -39,9 +39,11 @@ def published_groups(
     if mode == "slot":
         return _streamed(order, slots, most)
     made: list[Group] = []
-    # Longest-first never moves what it has placed, so appending to a schedule and undoing one step
-    # is planning it anew.
-    loads, lists, total = [(0, i) for i in range(slots)], [[] for _ in range(slots)], 0
+    # Longest-first never moves a placed unit, so appending to a schedule and undoing one step gives
+    # the same result as planning it anew.
+    loads = [(0, i) for i in range(slots)]
+    lists = [[] for _ in range(slots)]
+    total = 0
     for u in order:
         load, slot = loads[0]
         if (
@@ -50,7 +52,9 @@ def published_groups(
             and (total + u.cost > most * slots or max(load + u.cost, max(loads)[0]) > most)
         ):
             made.append(tuple(tuple(x) for x in lists))
-            loads, lists, total = [(0, i) for i in range(slots)], [[] for _ in range(slots)], 0
+            loads = [(0, i) for i in range(slots)]
+            lists = [[] for _ in range(slots)]
+            total = 0
             load, slot = loads[0]
         heapreplace(loads, (load + u.cost, slot))
         lists[slot].append(u)
@@ -76,7 +80,8 @@ def _streamed(order: Sequence[Unit], slots: int, most: int) -> list[Group]:
         lists[slot].append(u)
         if max(loads)[0] >= most:
             made.append(tuple(tuple(x) for x in lists))
-            lists, loads = [[] for _ in range(slots)], [(0, i) for i in range(slots)]
+            lists = [[] for _ in range(slots)]
+            loads = [(0, i) for i in range(slots)]
     if any(lists):
         made.append(tuple(tuple(x) for x in lists))
     return made

@@ -105,14 +105,17 @@ def choose_layout(
 def permuted_shards(
     units: Sequence[Unit], buckets: Sequence[Bucket], ranks: int, slack: float
 ) -> tuple[dict[str, int], list[int]]:
-    """(owner, shard elements of each bucket): largest cost first to the rank with least cost so far
-    whose shard stays within 1 + ``slack`` equal shares, else to the emptiest shard; loads go on
-    from bucket to bucket. Shards are padded to the longest."""
+    """Return (owner, shard elements of each bucket). The largest cost goes first, to the rank with
+    least cost so far among ranks with a shard within 1 + `slack` equal shares, otherwise to the
+    emptiest shard; loads go on from bucket to bucket. Shards are padded to the longest."""
     by_name = {u.name: u for u in units}
-    loads, owner, shards = [0] * ranks, {}, []
+    loads = [0] * ranks
+    owner = {}
+    shards = []
     for b in buckets:
         length = {name: end - start for name, start, end in b.spans}
-        used, cap = [0] * ranks, (1 + slack) * sum(length.values()) / ranks
+        used = [0] * ranks
+        cap = (1 + slack) * sum(length.values()) / ranks
         for u in in_order(by_name[name] for name in length):
             size = -(-length[u.name] // ALIGN) * ALIGN
             fits = [r for r in range(ranks) if used[r] + size <= cap]
@@ -148,7 +151,8 @@ def _made(
     slices: Sequence[Sequence[int]],
     fused: bool,
 ) -> Layout:
-    loads, held = [0] * ranks, [0] * ranks
+    loads = [0] * ranks
+    held = [0] * ranks
     for name, rank in owner.items():
         loads[rank] += cost[name]
     for sizes in slices:

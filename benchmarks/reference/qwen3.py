@@ -39,7 +39,8 @@ MODELS = {
 def split_form(model: Model, per_head: bool = False) -> list[Matrix]:
     """Seven matrices a layer; ``per_head``: q, k and v are split into their heads."""
     made: list[Matrix] = []
-    q, kv = model.heads * model.head, model.kv * model.head
+    q = model.heads * model.head
+    kv = model.kv * model.head
     for i in range(model.layers):
         for name, rows, cols in (
             ("q", q, model.hidden),
@@ -62,12 +63,14 @@ def split_form(model: Model, per_head: bool = False) -> list[Matrix]:
 def fused_form(model: Model, splits: Splits = "none", tensor: int = 1) -> list[Matrix]:
     """Four matrices a layer in the order of registration: proj, qkv, fc1, fc2.
 
-    ``splits``: none; parts (q, k, v and gate, up); heads (each head, and gate, up). ``tensor``
-    above 1 gives the shard of one of so many tensor-parallel ranks: qkv and fc1 are cut along rows,
-    proj and fc2 along columns; only unsplit.
+    `splits`: none; parts (q, k, v and gate, up); heads (each head, and gate, up). `tensor` above 1
+    gives the shard of one of `tensor` tensor-parallel ranks: qkv and fc1 are cut along rows, proj
+    and fc2 along columns; only unsplit.
     """
     made: list[Matrix] = []
-    q, kv, f = model.heads * model.head, model.kv * model.head, model.feed
+    q = model.heads * model.head
+    kv = model.kv * model.head
+    f = model.feed
     qkv: tuple[tuple[str, int], ...] = ()
     fc1: tuple[tuple[str, int], ...] = ()
     if splits == "parts":

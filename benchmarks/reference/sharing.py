@@ -1,7 +1,7 @@
-"""Who should compute a matrix at all: its owner for everybody, or everybody for himself.
+"""Choice of the peers that compute a matrix: its owner for all, or each peer for itself.
 
-An owner's update must travel; computing it anywhere costs time. Which is shorter depends on the
-link, the peers' rates and the operations a number of the matrix costs, so it is decided for each
+An owner's update must travel; computing it anywhere costs time. The shorter way depends on the
+link, the peers' rates and the operations for each number of the matrix, so it is chosen for each
 matrix.
 """
 
@@ -59,11 +59,14 @@ def who_computes(
         )
     if not all(0 < x < float("inf") for x in (*rates, *links)):
         raise UsageFault("a rate or a link is not above 0", "measure again")
-    everyone, slowest, link = math.fsum(rates), min(rates), min(links)
+    everyone = math.fsum(rates)
+    slowest = min(rates)
+    link = min(links)
     others = (len(rates) - 1) / len(rates)
     made: list[Choice] = []
     for u in units:
         travel = 0.0 if exchange == "to-owner" else others * update_bytes * u.numel / link
-        owner, everybody = u.cost / everyone + travel, u.cost / slowest
+        owner = u.cost / everyone + travel
+        everybody = u.cost / slowest
         made.append(Choice(u.name, len(rates) > 1 and owner < everybody, owner, everybody))
     return made

@@ -1,7 +1,7 @@
 """The swarm's plain twin: the unsplit model, one process, no network, the same samples, sums and
 optimizer.
 
-What the swarm computes must be this, up to the order of fp32 additions; the golden test and the
+The swarm must compute the same, up to the order of fp32 additions; the golden test and the
 benchmarks hold it to that.
 """
 
@@ -50,7 +50,9 @@ class Reference:
         weights: Path | None = None,
         device: Device = CPU,
     ) -> None:
-        m, p, t = manifest.model, manifest.pipeline, manifest.training
+        m = manifest.model
+        p = manifest.pipeline
+        t = manifest.training
         corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home, OWN_MANIFEST)
         self.manifest = manifest
         parameters = manifest.optimizer.parameters
@@ -65,17 +67,18 @@ class Reference:
         self.device = device
         self.model.to(device.device)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
-        self._sampler, self.owner, self._next = (
-            Sampler(),
-            Owner(manifest.optimizer, t.epochs),
-            0,
-        )
+        self._sampler = Sampler()
+        self.owner = Owner(manifest.optimizer, t.epochs)
+        self._next = 0
 
     def train(self, epochs: int) -> Iterator[Epoch]:
         """``epochs`` more updates, one at a time."""
-        size, batch = self.manifest.pipeline.micro_batch, self.manifest.training.target_batch
+        size = self.manifest.pipeline.micro_batch
+        batch = self.manifest.training.target_batch
         for _ in range(epochs):
-            began, loss_sum, tokens = time.perf_counter(), 0.0, 0
+            began = time.perf_counter()
+            loss_sum = 0.0
+            tokens = 0
             sums = dict[str, Tensor]()
             for _ in range(batch // size):
                 self.model.zero_grad(set_to_none=True)
@@ -83,7 +86,8 @@ class Reference:
                 with self._autocast():
                     loss, count = self.model.loss(tokens_BT, targets_BT)
                 loss.backward()
-                loss_sum, tokens = loss_sum + float(loss.detach()), tokens + count
+                loss_sum = loss_sum + float(loss.detach())
+                tokens = tokens + count
                 for name, p in self.model.named_parameters():
                     if p.grad is not None:
                         sums[name] = p.grad.float() + sums[name] if name in sums else p.grad.float()

@@ -1,9 +1,10 @@
-"""Which functions of ``node`` the program can reach, by syntax trees alone.
+"""Functions of `node` that the program can reach, by syntax trees alone.
 
-Start: everything in ``cli.py``. A module that reached code imports runs its top level. A name is
-followed through imports to what it names; ``x.name``, where what x is is not known, reaches the
-methods called so of every reached class. That errs towards "reached": what is reported has no
-caller that could be found by name."""
+The start is everything in `cli.py`. A module that reached code imports runs its top level. A name
+is followed through imports to its definition. `x.name` with an unknown `x` reaches the methods of
+this name in every reached class. That errs towards "reached": a reported function has no caller
+that could be found by name.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ INERT_DECORATORS = {
     *("lru_cache", "no_grad", "overload", "override", "property", "setter", "staticmethod"),
     *("torch.inference_mode", "torch.no_grad", "total_ordering", "wraps"),
 }
-"""Decorators that register nothing: what they decorate is reached by its name alone."""
+"""Decorators that register nothing: a decorated function is reached by its name alone."""
 
 
 @dataclass
@@ -60,20 +61,20 @@ class Parts:
 
     parts: dict[Place, Part] = field(default_factory=dict)
     methods: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
-    """By bare name."""
+    """Methods by bare name."""
     owners: dict[Place, list[Place]] = field(default_factory=lambda: defaultdict(list))
     """A class's methods, a module's definitions."""
     aliases: dict[Place, Place] = field(default_factory=dict)
-    """A name that a module imports, and what it names there."""
+    """Name that a module imports, and its place of definition."""
     protocols: set[Place] = field(default_factory=set)
 
 
 def unreached(
     tree: Tree, also: Collection[str] = (), *, root: str = "cli", within: str = "node"
 ) -> list[str]:
-    """Public functions and methods of ``within`` that nothing reached from ``root`` names, as
-    "module.name" in order. ``also``: what is called from outside too, by a part of its name. A
-    protocol's methods are a promise, no code: never among them."""
+    """Public functions and methods of `within` that nothing reached from `root` names, as
+    "module.name" in order. `also`: parts of the names of functions that are called from outside
+    too. A protocol's methods are a promise, not code: they are never among the results."""
     program = (s for s in tree.files.values() if s.module.split(".")[0] in (root, within, "protos"))
     known = collect(program)
     more = [p for p in known.parts if any(word in f"{p[0]}.{p[1]}" for word in also)]
@@ -95,8 +96,8 @@ def _is_class(known: Parts, place: Place) -> bool:
 
 
 def reach(known: Parts, root: str, also: Iterable[Place] = ()) -> set[Place]:
-    """Everything reached from the module ``root``, all of whose functions are taken as called, and
-    from the places ``also``."""
+    """Everything reached from the module `root`, which counts as called whole, and from the places
+    `also`."""
     found: set[Place] = set()
     attributes: set[str] = set()
     open_: list[Place] = [(root, ""), *(p for p in known.parts if p[0] == root), *also]
@@ -135,7 +136,7 @@ def _real(known: Parts, place: Place) -> Place:
 
 
 def collect(sources: Iterable[Source]) -> Parts:
-    """Every definition with what it refers to."""
+    """Every definition with its references."""
     listed = list(sources)
     modules = {s.module for s in listed}
     known = Parts()
@@ -148,7 +149,9 @@ class _Module:
     """One file, read into :class:`Parts`."""
 
     def __init__(self, source: Source, modules: set[str], known: Parts) -> None:
-        self.source, self.modules, self.known = source, modules, known
+        self.source = source
+        self.modules = modules
+        self.known = known
         self.imported: dict[str, Place] = {}
         """Local names; a module itself is (module, "")."""
         self.defined: set[str] = set()
@@ -213,7 +216,8 @@ class _Module:
                 self._refer(part, [inner])
 
     def _is_foreign(self, base: ast.expr) -> bool:
-        """A class that is neither ours nor one of those that call nothing."""
+        """Return True for a base class that is neither defined in `node` nor one that calls no
+        methods."""
         word = _words(base.value if isinstance(base, ast.Subscript) else base)
         if word.rpartition(".")[2] in INERT_BASES or word in self.defined:
             return False
@@ -250,7 +254,7 @@ class _Module:
     def _refer(
         self, part: Part, nodes: Iterable[ast.AST], hidden: frozenset[str] = frozenset()
     ) -> None:
-        """What these nodes name; annotations name nothing that runs."""
+        """Add the references of these nodes to the part; annotations refer to nothing that runs."""
         for node in nodes:
             for inner in _running(node):
                 self._one(part, inner, hidden)
@@ -284,7 +288,8 @@ class _Module:
             module, name = self.imported[first]
             rest = word.split(".")[1:]
             while rest and not name and f"{module}.{rest[0]}" in self.modules:
-                module, rest = f"{module}.{rest[0]}", rest[1:]
+                module = f"{module}.{rest[0]}"
+                rest = rest[1:]
             if not name and not rest and module in self.modules:
                 whole = f"{module}.{node.attr}"
                 part.names.add((whole, "") if whole in self.modules else (module, node.attr))
@@ -325,7 +330,7 @@ def _defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
 
 
 def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
-    """Names that the function itself gives a value, which hide those of its module."""
+    """Names that the function itself assigns, which hide the module's names."""
     names = {a.arg for n in ast.walk(node) if isinstance(n, ast.arguments) for a in _arguments(n)}
     names |= {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)

@@ -1,5 +1,5 @@
-"""A tree of Python files, from a folder or from a commit, and what can be counted in it without
-knowing who calls whom."""
+"""A tree of Python files, from a folder or from a commit, and counts in it that need no knowledge
+of calls."""
 
 import ast
 import io
@@ -58,7 +58,8 @@ def read(root: Path, folders: tuple[str, ...] = ("node", "tests", "benchmarks", 
         paths += sorted((root / folder).rglob("*.py"))
     sources = {}
     for path in paths:
-        text, name = path.read_text(), path.relative_to(root).as_posix()
+        text = path.read_text()
+        name = path.relative_to(root).as_posix()
         sources[name] = Source(name, text, ast.parse(text, filename=name))
     return Tree(root, sources)
 
@@ -109,7 +110,7 @@ def moved(before: Tree, after: Tree, *, away_from: str, into: tuple[str, ...]) -
 
 
 def _definitions(sources: list[Source]) -> dict[str, list[Counter[str]]]:
-    """By name, each top-level function or class as the multiset of its statements."""
+    """Each top-level function or class, as the multiset of its statements, by name."""
     found: dict[str, list[Counter[str]]] = {}
     for source in sources:
         for node in source.tree.body:

@@ -1,6 +1,6 @@
-"""What must not have become worse: speeds and losses beside a commit before, benchmarks whose rows
-must hold, the simulator, the time of all tests. Each is run as a person would, in a tree of its
-own."""
+"""Values that must not have become worse: speeds and losses beside an earlier commit, benchmarks
+with rows that must hold, the simulator, the time of all tests. Each is run as a person would run
+it, in a tree of its own."""
 
 import ast
 import contextlib
@@ -19,14 +19,17 @@ from benchmarks import averaging_speed
 from benchmarks.report import ROOT, Report
 from benchmarks.source.tree import Tree
 
-PAIRS, ROUNDS = 5, 60
+PAIRS = 5
+ROUNDS = 60
 LEAST = 0.98
-SCHEDULES, SCHEDULES_S, LARGEST = 10_000, 1200, 1000
+SCHEDULES = 10_000
+SCHEDULES_S = 1200
+LARGEST = 1000
 TESTS_S = 15 * 60
 ONE_RUN_S = 2 * 3600
 FIELDS = ("unit", "peer", "target", "holds")
 GONE = ("peer", "chair", "labour", "pipe", "rounds", "edges", "streams", "past")
-"""What the simulator once had a copy of."""
+"""Modules that the simulator once had as copies of services."""
 HOLDING = (
     ("chaos", "--quick"),
     ("scheduler",),
@@ -34,7 +37,7 @@ HOLDING = (
     ("partition",),
     ("exactness",),
 )
-"""Benchmarks whose rows must all hold."""
+"""Benchmarks with rows that must all hold."""
 LOSSES = """
 import tempfile
 from pathlib import Path
@@ -60,7 +63,8 @@ def simulator(report: Report) -> None:
     command = ("benchmarks.simulator", "--schedules", str(SCHEDULES), "--sizes", "100,1000")
     done = _json(ROOT, "-m", *command, may_fail=True)
     rows = {r["name"].partition(" ")[2]: r for r in done["results"]}
-    seconds, count = rows["schedules, wall"]["value"], rows["schedules"]["value"]
+    seconds = rows["schedules, wall"]["value"]
+    count = rows["schedules"]["value"]
     report.add(
         f"4 {count} schedules",
         seconds,
@@ -79,7 +83,8 @@ def simulator(report: Report) -> None:
 
 def beside(report: Report, base: Tree, commit: str) -> None:
     """Rows 5."""
-    was, here = Path(base.root), ROOT
+    was = Path(base.root)
+    here = ROOT
     for tree in (was, here):
         compiled(tree)
     losses = [_losses(tree) for tree in (was, here)]
@@ -161,8 +166,8 @@ def all_tests(report: Report, item: str = "6", limit_s: int = TESTS_S) -> None:
 
 
 def _run(tree: Path, *command: str, may_fail: bool = False) -> str:
-    """What a command of that tree prints on stdout. Raises CalledProcessError when it fails, and
-    TimeoutExpired after ``ONE_RUN_S``."""
+    """Stdout of a command in that tree. Raises CalledProcessError when it fails, and TimeoutExpired
+    after `ONE_RUN_S`."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=tree,

@@ -14,7 +14,7 @@ TELLING = 4  # files that may define a name for a call of it to say which file i
 
 @dataclass(frozen=True)
 class Walk:
-    """One list of files, and what is wrong with it."""
+    """One list of files, with its faults."""
 
     files: tuple[str, ...]
     missing: tuple[str, ...]
@@ -82,7 +82,7 @@ def _imports(source: Source) -> set[str]:
 
 
 def _protocols(source: Source) -> Iterator[str]:
-    """What the file's protocols say of themselves."""
+    """Docstrings of the file's protocols."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef) and any(
             isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases

@@ -37,7 +37,9 @@ class Cell:
     """Peers "p0".."pN" with fixed gradients; peer i has 10 * (i + 1) tokens; owners go round."""
 
     def __init__(self, count: int, settings: AveragingSettings, chunk: int = 64) -> None:
-        self.net, self.settings, self.chunk = MemoryNet(), settings, chunk
+        self.net = MemoryNet()
+        self.settings = settings
+        self.chunk = chunk
         self.peers = [PeerId(f"p{i}") for i in range(count)]
         self.transports: dict[PeerId, MemoryTransport] = {}
         self.rounds: dict[PeerId, CellRound] = {}
@@ -100,7 +102,7 @@ class Cell:
         )
 
     def exchanges(self, peer: PeerId, owner: PeerId, request: RoundRequest) -> Exchanges:
-        """What ``peer`` has to do with an owner, told by hand."""
+        """The exchanges of `peer` with one owner: `request` uploaded as fp32, in chunks of 64."""
         return Exchanges(self.transports[peer], owner, replace(request, up="fp32"), True, 64)
 
     def step_of(self, peer: PeerId) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
@@ -114,7 +116,7 @@ class Cell:
         return await self.rounds[peer].run_round(request, self.step_of(peer))
 
     def made(self, peer: PeerId, outcome: RoundOutcome) -> dict[str, FreshPart]:
-        """How each part of its outcome was made."""
+        """Provenance of each part of its outcome."""
         held = self.rounds[peer]._epoch(7).held
         return {name: held[name] for name in outcome.fresh}
 
@@ -127,8 +129,10 @@ class Cell:
     def expected(
         self, contributors: list[PeerId], names: Iterable[str] = tuple(SHAPES)
     ) -> dict[str, torch.Tensor]:
-        """What everybody must hold: the weighted mean, summed in PeerId order, stepped."""
-        total, fresh = sum(self.tokens(p) for p in contributors), {}
+        """Parameters that every member must hold: the gradients' mean weighted by tokens, summed in
+        PeerId order, then stepped."""
+        total = sum(self.tokens(p) for p in contributors)
+        fresh = {}
         for name in names:
             summed = torch.zeros(SHAPES[name])
             for peer in sorted(contributors):
@@ -142,7 +146,7 @@ def stepped(name: str, mean: torch.Tensor) -> torch.Tensor:
 
 
 def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
-    """Bit for bit."""
+    """Comparison of tensors bit for bit."""
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 
 

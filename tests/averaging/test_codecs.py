@@ -1,4 +1,4 @@
-"""Few bits: what comes back, what is refused, and that everybody has the same."""
+"""Codecs of few bits: their errors, the bytes they refuse, and equal values at every member."""
 
 import math
 from functools import partial
@@ -80,7 +80,7 @@ def test_the_error_on_normal_numbers(codec: str, most: float) -> None:
 def test_whatever_is_finite_stays_finite_and_keeps_its_sign(
     numbers: list[float], codec: str
 ) -> None:
-    # What would round to infinity is refused.
+    # Magnitudes that would round to infinity are refused.
     tensor = torch.tensor(numbers, dtype=torch.float32).clamp(-2.9e38, 2.9e38)
     again = decode(encode(tensor, codec), len(numbers), codec)
     assert bool(torch.isfinite(again).all())
@@ -127,7 +127,7 @@ def test_top_k_keeps_the_largest_of_each_block_as_two_values() -> None:
 
 
 THREE = 2 * TOP_BLOCK + 200
-"""Numbers of three blocks of top-k, whose magnitudes are the first 12 bytes."""
+"""Numbers in three blocks of top-k; the first 12 bytes of the code are the blocks' magnitudes."""
 HIGH = 12 + 5 * kept(TOP_BLOCK) // 8
 
 
@@ -179,7 +179,8 @@ def test_bytes_may_lie_at_odd_addresses() -> None:
 def test_coded_numbers_read_in_pieces_are_what_they_are_whole(codec: str, numbers: int) -> None:
     given = encode(normal(numbers), codec)
     coded = Coded(given, (numbers,), codec)
-    whole, starts = decode(given, numbers, codec), range(0, numbers, PIECE)
+    whole = decode(given, numbers, codec)
+    starts = range(0, numbers, PIECE)
     pieces = [coded.read(at, torch.empty(min(PIECE, numbers - at))) for at in starts]
     assert torch.equal(coded.whole(), whole)
     assert torch.equal(torch.cat([*pieces, torch.empty(0)]), whole)
@@ -194,8 +195,8 @@ def test_coded_numbers_read_in_pieces_are_what_they_are_whole(codec: str, number
 
 
 def test_where_int4_puts_the_codes_of_a_number() -> None:
-    """Peers of other releases read it: in every 131,072 numbers, or what is left, the first half is
-    in the low half of the bytes."""
+    """The layout that peers of other releases read: of every 131,072 numbers, and of the rest, the
+    first half is in the low four bits of the bytes, the second half in the high four."""
     codes = torch.randint(
         -7, 8, ((1 << 17) + 4096,), generator=torch.Generator().manual_seed(1), dtype=torch.int8
     )
@@ -224,10 +225,12 @@ def test_decoding_reports_values_that_are_not_finite(codec: str, value: float, a
 @pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
 @pytest.mark.parametrize("codec", FORMATS)
 def test_a_lazily_computed_mean_has_the_bits_of_an_eager_one(codec: str, numbers: int) -> None:
-    """Ours rounded when it is asked for, theirs opened, added, rounded again: piece by piece, or
-    each whole after the other."""
-    a, b = PeerId("a"), PeerId("b")
-    ours, theirs = normal(numbers, 1), encode(normal(numbers, 2), codec)
+    """A mean of our own contribution, rounded on demand, and of a received one, decoded on demand:
+    computed piece by piece or in one go, it has the same bits."""
+    a = PeerId("a")
+    b = PeerId("b")
+    ours = normal(numbers, 1)
+    theirs = encode(normal(numbers, 2), codec)
     coded = Coded(theirs, (numbers,), codec)
     rounded = decode(encode(ours, codec), numbers, codec)
     assert torch.equal(Rounded(ours, codec).whole(), rounded)

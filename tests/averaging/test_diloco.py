@@ -1,4 +1,4 @@
-"""DiLoCo: what it must be equal to, and what may not happen to anchors and momentum."""
+"""DiLoCo: the algorithms that it must equal, and the safety of anchors and momentum."""
 
 from dataclasses import replace
 
@@ -24,7 +24,8 @@ class Model:
 
     def __init__(self) -> None:
         dice = torch.Generator().manual_seed(5)
-        self.x, self.y = torch.randn(64, 6, generator=dice), torch.randn(64, 1, generator=dice)
+        self.x = torch.randn(64, 6, generator=dice)
+        self.y = torch.randn(64, 1, generator=dice)
         self.start: Named = {
             "a": torch.randn(6, 5, generator=dice),
             "b": torch.randn(5, 1, generator=dice),
@@ -48,8 +49,10 @@ def close(a: Named, b: Named, atol: float = 1e-6) -> bool:
 
 
 def test_a_round_after_every_step_of_sgd_is_data_parallelism() -> None:
-    model, workers = Model(), [slice(16 * i, 16 * i + 16) for i in range(4)]
-    together, state = model.start, OuterState.begin(model.start)
+    model = Model()
+    workers = [slice(16 * i, 16 * i + 16) for i in range(4)]
+    together = model.start
+    state = OuterState.begin(model.start)
     for _ in range(10):
         together = sgd(model, together, slice(0, 64), 1, 0.1)
         local = [pseudo_gradient(state, sgd(model, state.anchor, r, 1, 0.1)) for r in workers]
@@ -63,10 +66,8 @@ def test_a_round_after_every_step_of_sgd_is_data_parallelism() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_outer_step_is_torchs(optimizer: str, momentum: float) -> None:
     s = replace(DILOCO, optimizer=optimizer, momentum=momentum)
-    state, theirs = (
-        OuterState.begin(Model().start),
-        {n: torch.nn.Parameter(p.clone()) for n, p in Model().start.items()},
-    )
+    state = OuterState.begin(Model().start)
+    theirs = {n: torch.nn.Parameter(p.clone()) for n, p in Model().start.items()}
     nesterov = optimizer == "nesterov" and momentum > 0
     outer = torch.optim.SGD(theirs.values(), lr=s.lr, momentum=momentum, nesterov=nesterov)
     dice = torch.Generator().manual_seed(1)

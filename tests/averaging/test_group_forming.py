@@ -1,6 +1,5 @@
-"""Forming groups without a leader: machines in virtual time, over a directory that is slow and
-forgets, lines that lose messages, clocks that differ, and callers that bind others and go silent.
-"""
+"""Group forming without a leader: machines in virtual time with a slow and forgetful directory,
+lossy lines, differing clocks, and callers that bind others and fall silent."""
 
 import random
 from collections.abc import Collection, Iterable
@@ -13,7 +12,8 @@ from node.averaging.strategies import group_forming as f
 from node.averaging.strategies.group_forming import GroupFormed, GroupForming, WindowSkipped
 from node.core.ids import CellId
 
-LOSS, UNSEEN = 0.02, 0.05
+LOSS = 0.02
+UNSEEN = 0.05
 A, B, C, D = map(CellId, "abcd")
 
 
@@ -82,7 +82,7 @@ def test_members_of_a_group_accepted_it_and_are_in_no_other(seed):
         assert callers, "somebody offered, and everybody else accepted"
         for other in members:
             told = groups.get(other)
-            # A member that the caller counts and that no message reached may have gone elsewhere.
+            # A member that the caller counts and that got no message may have gone elsewhere.
             assert told in (None, members) or cell in callers
     assert all(m.done is not None for m in net.machines.values())
 
@@ -105,7 +105,7 @@ def reading(me: CellId, *others: CellId) -> GroupForming:
 
 
 def told(machine: GroupForming, *script: tuple) -> GroupForming:
-    """What happens when, and what the machine does about it."""
+    """Feed the machine a script of (time, event, expected actions) and return the machine."""
     for now, event, done in script:
         assert machine.handle(event, now) == done, (now, event)
     return machine
@@ -185,10 +185,10 @@ def test_nobody_calls_too_late_for_answers():
 
 
 def wakes(machine: GroupForming) -> Iterable[float]:
-    """When it wants to be told the time, as long as it does."""
+    """Times at which the machine wants to be woken, until it wants no more."""
     return iter(lambda: machine.wakes_at, None)
 
 
 def step(machine: GroupForming, at: float) -> bool:
-    """Let the clock tick; whether the machine offered a group."""
+    """Let the clock tick; returns True if the machine offered a group."""
     return any(isinstance(a, f.Offer) for a in machine.handle(f.TimePassed(), at))

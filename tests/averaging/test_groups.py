@@ -92,7 +92,8 @@ def test_groups_are_about_equal_and_no_more_than_needed(sizes, most, lengths):
 
 
 def test_names_that_run_together_are_other_groups():
-    (one,), (two,) = micro_groups({"a": 1, "bc": 1}, 9), micro_groups({"ab": 1, "c": 1}, 9)
+    (one,) = micro_groups({"a": 1, "bc": 1}, 9)
+    (two,) = micro_groups({"ab": 1, "c": 1}, 9)
     assert one.digest != two.digest
 
 
@@ -101,7 +102,7 @@ def test_contribution_deadlines_divide_the_time_among_groups():
     assert contribute_until(0.0, 10.0, 4) == (6.0, 7.0, 8.0, 9.0)
 
 
-# What the machine does with them
+# The machine with several groups in one attempt
 
 
 def step(group, *by, **changes):
@@ -140,9 +141,9 @@ SCRIPTS = {
         ((done(0),), [Serve(0, ("p0",)), Serve(2, ("p0",))]),
         ((Ended(1),), [step(1, A, C)]),
         ((done(1), began(4, C, 2)), ANYTHING),
-        ((Uploaded(4),), [step(2, A, C)]),  # who has gone is not waited for again
+        ((Uploaded(4),), [step(2, A, C)]),  # nobody waits again for C, which has gone
         ((done(2), began(5, C, 3), began(6, B, 3), Uploaded(5)), ANYTHING),
-        ((Uploaded(6),), [step(3, A, B, C)]),  # who is back gives again
+        ((Uploaded(6),), [step(3, A, B, C)]),  # C, back again, contributes again
     ],
     "a member that breaks off a group is awaited in others": [
         ((opened(members=(A, B)), began(0, B, 0), began(1, B, 1)), [Read(0), Read(1)]),
@@ -170,7 +171,7 @@ SCRIPTS = {
             [(1, Kind.FAILED), (2, Kind.FAILED), Fail(3, "broken")],
         ),
         ((began(3, B, 3),), [(3, Kind.FAILED)]),
-        ((began(4, B, 0),), [Serve(4, ("p0",))]),  # what is fresh is served for ever
+        ((began(4, B, 0),), [Serve(4, ("p0",))]),  # a fresh group is served for ever
         ((opened(MORE, R1, members=(A, B)),), ANYTHING),
         (
             (began(5, B, 0, MORE, R1, names=("p1",)), Uploaded(5)),
@@ -211,11 +212,19 @@ class Schedule:
     def __init__(self, seed):
         self.dice = random.Random(seed)
         self.parts = {f"p{i}": self.dice.randint(1, 9) for i in range(self.dice.randint(1, 7))}
-        self.machine, self.now = RoundMachine(), 0.0
-        self.attempt, self.groups, self.fault = -1, {}, False
-        self.streams, self.answered, self.ended = {}, {}, set()
-        self.reading, self.given = set(), {}
-        self.running, self.fresh, self.counts = None, set(), Counter()
+        self.machine = RoundMachine()
+        self.now = 0.0
+        self.attempt = -1
+        self.groups = {}
+        self.fault = False
+        self.streams = {}
+        self.answered = {}
+        self.ended = set()
+        self.reading = set()
+        self.given = {}
+        self.running = None
+        self.fresh = set()
+        self.counts = Counter()
 
     def apply(self, event):
         for action in self.machine.handle(event, self.now):
@@ -246,7 +255,7 @@ class Schedule:
         )
 
     def held_groups(self):
-        """Groups whose contributions are in memory: read now, or given and not stepped."""
+        """Groups whose contributions are in memory: read now, or uploaded and not yet stepped."""
         yield from (self.streams[n].group for n in self.reading)
         yield from (group for attempt, group, _ in self.given if attempt == self.attempt)
         if self.running is not None and self.running.round.attempt == self.attempt:
@@ -269,14 +278,16 @@ class Schedule:
         self.running = step
 
     def open(self):
-        self.attempt, self.fault = self.attempt + 1, False
+        self.attempt = self.attempt + 1
+        self.fault = False
         names = [n for n in self.parts if self.attempt == 0 or self.dice.random() < 0.8]
         names += [f"q{self.attempt}"] if self.dice.random() < 0.3 else []
         groups = self.groups[self.attempt] = micro_groups(
             {n: self.parts.get(n, 3) for n in names}, self.dice.randint(3, 20)
         )
-        held, mine = self.fresh & set(names), self.dice.choice((0, 10))
-        self.reading.clear()  # whoever is read is told so anew
+        held = self.fresh & set(names)
+        mine = self.dice.choice((0, 10))
+        self.reading.clear()  # the machine asks anew for each stream to be read
         listeners = frozenset({D}) if self.dice.random() < 0.3 else frozenset()
         self.apply(
             opened(
@@ -293,7 +304,8 @@ class Schedule:
     def begin(self):
         attempt = self.attempt + (self.dice.random() < 0.1) - (self.dice.random() < 0.1)
         groups = self.groups.get(attempt) or FIVE
-        group, number = self.dice.choice(groups), len(self.streams)
+        group = self.dice.choice(groups)
+        number = len(self.streams)
         names = (
             group.names
             if self.dice.random() < 0.9
@@ -317,7 +329,7 @@ class Schedule:
         self.apply(Knocked(number, peer, head.round, head.plan_hash))
 
     def turn(self):
-        """Something happens, or nothing."""
+        """Take one random step, which may be none."""
         read = sorted(self.reading)
         live = [n for n in self.streams if n not in self.ended]
         match self.dice.choices(
@@ -331,7 +343,8 @@ class Schedule:
             case "step" if self.running:
                 self.finish()
             case "fail" if self.running:
-                names, self.running = frozenset(self.running.names), None
+                names = frozenset(self.running.names)
+                self.running = None
                 self.apply(Stepped(3, names, "x"))
             case "end" if live:
                 number = self.dice.choice(live)
@@ -356,7 +369,8 @@ class Schedule:
         self.apply(Uploaded(number))
 
     def finish(self):
-        names, self.running = frozenset(self.running.names), None
+        names = frozenset(self.running.names)
+        self.running = None
         self.fresh |= names
         self.apply(Stepped(3, names))
 
@@ -368,7 +382,7 @@ class Schedule:
         if over:  # in the middle of it all
             self.apply(Forgot(3))
             self.begin()
-        # Nobody says anything any more: time alone must end the attempt, in at most a deadline for
+        # Nobody sends anything any more: time alone must end the attempt, in at most a deadline for
         # each group.
         for _ in range(len(self.groups[self.attempt]) + 1):
             self.now += 1000

@@ -21,7 +21,8 @@ class Lair:
     tokens."""
 
     def __init__(self, cell):
-        self.cell, (*self.honest, self.liar) = cell, cell.peers
+        self.cell = cell
+        *self.honest, self.liar = cell.peers
         self.allowed = {p: cell.tokens(p) for p in cell.peers}
         self.total = sum(self.allowed.values())
         self.owners = cell.owners(self.honest)
@@ -46,7 +47,10 @@ class Lair:
             return fault
 
     async def round(self, lie, **changes):
-        """What the honest got and what the liar was told, by owner."""
+        """Run one round with the liar's request changed by `lie`.
+
+        Returns the honest peers' outcomes, and by owner its answer to the liar.
+        """
         requests = {p: self.request(p, **changes) for p in self.honest}
         owners = sorted(set(self.owners.values()))
         lies = [self.lie(o, replace(self.request(self.liar, **changes), **lie)) for o in owners]
@@ -54,7 +58,7 @@ class Lair:
         return outcomes, dict(zip(owners, answers, strict=True))
 
     def counted(self, owner):
-        """What an owner holds against others."""
+        """Faults that an owner counts against its peers: (peer, weight)."""
         return [(p, w) for p, _, w in self.cell.transports[owner].faults]
 
 
@@ -122,7 +126,8 @@ async def test_a_quiet_lie_is_bounded_and_the_honest_agree(cell_of, bits, grads,
     lair = Lair(await cell_of(4, AveragingSettings(reducer=reducer, round_timeout_s=10.0)))
     truth, _ = await lair.round({})
     lied, _ = await lair.round({"gradients": times(grads(lair.liar), -1.0)}, round=RoundId(8, 1, 0))
-    there, here = agree(bits, truth), agree(bits, lied)
+    there = agree(bits, truth)
+    here = agree(bits, lied)
     moved = sum(float((here[n] - there[n]).square().sum()) for n in here) ** 0.5
     given = sum(float(g.square().sum()) for g in grads(lair.liar).values()) ** 0.5 / 40
     assert 0 < moved <= 0.1 * 2 * given, (
@@ -131,7 +136,8 @@ async def test_a_quiet_lie_is_bounded_and_the_honest_agree(cell_of, bits, grads,
 
 
 async def test_offences_add_up_to_a_ban(lair, bits, grads):
-    book, bans = FaultBook(), []
+    book = FaultBook()
+    bans = []
     for epoch in range(6):
         await lair.round(
             {"gradients": times(grads(lair.liar), 2000.0)}, round=RoundId(7 + epoch, 1, 0)
@@ -160,7 +166,8 @@ async def test_of_two_the_loud_one_is_known_by_the_epochs_before(cell_of, bits, 
 
 
 async def test_an_owner_quarantines_its_own_oversized_contribution(lair, bits, grads):
-    owner, requests = lair.honest[0], {p: lair.request(p) for p in lair.cell.peers}
+    owner = lair.honest[0]
+    requests = {p: lair.request(p) for p in lair.cell.peers}
     requests[owner] = replace(requests[owner], gradients=times(grads(owner), 3000.0))
     outcomes = await lair.cell.run_all(requests)
     agree(bits, outcomes)

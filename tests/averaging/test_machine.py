@@ -32,18 +32,21 @@ from node.averaging.exchange.machine import MOST_OPEN, MOST_SERVED, RoundMachine
 from node.core.ids import PeerId, RoundId
 
 A, B, C, D = map(PeerId, "abcd")
-P, Q = "p.weight", "q.weight"
-R0, R1 = RoundId(3, 1, 0), RoundId(3, 1, 1)
+P = "p.weight"
+Q = "q.weight"
+R0 = RoundId(3, 1, 0)
+R1 = RoundId(3, 1, 1)
 
 
 def one(*names):
-    """All in one group."""
+    """Parts cut into a single group."""
     return micro_groups(dict.fromkeys(names, 4), 1 << 20)
 
 
 HEADS = weakref.WeakKeyDictionary()
-"""By machine: the heads of its streams, by number."""
-ALONE, BOTH = one(P), one(P, Q)
+"""Heads of a machine's streams, by machine, then by stream number."""
+ALONE = one(P)
+BOTH = one(P, Q)
 OPEN = Opened(
     round=R0,
     me=A,
@@ -76,9 +79,13 @@ def ahead(stream, peer, round_id=R0, **changes):
 
 
 def feed(machine, *events, now=0.0):
-    """What the machine does about the events; a number among them is the time from then on. A
-    stream that is ahead comes with its head, which is read when the machine says so."""
-    done, heads = [], HEADS.setdefault(machine, {})
+    """Feed the events to the machine and return its actions.
+
+    A number among the events is the time of those after it. A stream in a tuple comes with its
+    head, which is read when the machine asks for it.
+    """
+    done = []
+    heads = HEADS.setdefault(machine, {})
     for event in events:
         if isinstance(event, float):
             now = event
@@ -106,7 +113,7 @@ def step(*by, round_id=R0, group=0, names=(P,)):
 
 
 def play(machine, script):
-    """Feed each line's events and compare what is done; of a refusal its stream and kind."""
+    """Feed each line's events and compare the actions; a refusal is compared by stream and kind."""
     for events, expected in script:
         done = feed(machine, *events)
         said = [(a.stream, a.kind) if isinstance(a, EndStream) else a for a in done]
@@ -114,8 +121,10 @@ def play(machine, script):
 
 
 ANYTHING = ...
-STEPPED, BROKEN = Stepped(3, frozenset({P})), Stepped(3, frozenset({P}), "broken")
-AB, AHEAD = frozenset({A, B}), RoundId(3, 2, 0)
+STEPPED = Stepped(3, frozenset({P}))
+BROKEN = Stepped(3, frozenset({P}), "broken")
+AB = frozenset({A, B})
+AHEAD = RoundId(3, 2, 0)
 AGAIN = replace(OPEN, round=R1, members=AB)
 REPAIR = replace(AGAIN, groups=BOTH, held=frozenset({P}), ownership_hash="new")
 IN_REPAIR = {"round_id": R1, "ownership_hash": "new", "groups": BOTH}
@@ -130,7 +139,8 @@ SCRIPTS = {
     ],
     "the late are left out and served nevertheless": [
         ((OPEN, began(1, B), 99.9, TimePassed()), [Read(1)]),
-        ((100.0, TimePassed()), [step(A), Wait(1)]),  # what comes too late is not read on
+        # a contribution that comes too late is not read further
+        ((100.0, TimePassed()), [step(A), Wait(1)]),
         ((STEPPED,), [Serve(1, (P,))]),
         ((Uploaded(1), 101.0, TimePassed()), []),
     ],

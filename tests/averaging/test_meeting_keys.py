@@ -1,4 +1,4 @@
-"""Under which keys cells look for each other."""
+"""Keys under which cells look for each other."""
 
 import random
 from collections import defaultdict
@@ -23,7 +23,7 @@ def cells(count: int) -> list[CellId]:
 def keys_of(
     s: OuterSettings, me: CellId, others: Sequence[CellId], window: int
 ) -> tuple[tuple[str, ...], int]:
-    """Of a cell that counts itself and the others."""
+    """Meeting keys of a cell that counts itself among the others."""
     return meeting_keys(s, me, *standings(sorted({me, *others}))[me], window)
 
 

@@ -12,8 +12,8 @@ OWNER = PeerId("owner")
 
 
 class Scripted(Exchanges):
-    """``one`` answers "first" at once, fails for "fault", and waits for ever otherwise; ``ended``:
-    what was cancelled."""
+    """Exchanges whose `one` answers "first" at once, fails for "fault", and otherwise waits for
+    ever. `ended` lists the exchanges that were cancelled."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []

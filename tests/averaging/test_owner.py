@@ -1,4 +1,4 @@
-"""What an owner refuses: every case is a hand-made stream from a peer that may be lying."""
+"""An owner's refusals: every case is a hand-made stream from a peer that may be lying."""
 
 import asyncio
 import math
@@ -38,7 +38,9 @@ def head_for(names, tensors, **changes):
 async def send(cell, sender, owner, messages):
     """The owner's answer to these messages: (kind and text of a refusal or "", fresh names)."""
     stub = averaging_pb2_grpc.AveragingStub(await cell.transports[sender].channel(owner))
-    call, names, refusal = stub.Exchange(iter(messages), timeout=20), [], ("", "")
+    call = stub.Exchange(iter(messages), timeout=20)
+    names = []
+    refusal = ("", "")
     async for message in call:
         if message.WhichOneof("part") == "refusal":
             refusal = averaging_pb2.RefusalKind.Name(message.refusal.kind), message.refusal.text
@@ -50,7 +52,8 @@ class Duel:
     """p0 owns everything and runs its round; p1 is made by hand."""
 
     def __init__(self, cell, grads):
-        self.cell, (self.p0, self.p1) = cell, cell.peers[:2]
+        self.cell = cell
+        self.p0, self.p1 = cell.peers[:2]
         self.names = tuple(sorted(cell.owners()))
         self.tensors = [grads(self.p1)[n] for n in self.names]
 
@@ -78,7 +81,7 @@ class Duel:
         return answer, await running
 
     async def refused(self, messages):
-        """Why p1's contribution is, kind and text; p0 goes on alone."""
+        """Kind and text of the refusal of p1's contribution; p0 goes on alone."""
         (kind, text, _), outcome = await self.against(messages)
         assert same(outcome.fresh, self.cell.expected([self.p0]))
         return kind, text
@@ -145,11 +148,13 @@ async def test_heads_of_other_shapes_are_refused_before_allocation(duel, monkeyp
 
 
 async def test_a_replaced_exchange_is_released(duel, bits):
-    running, stub = duel.begin(deadline_s=300.0), await duel.stub()
-    lines, calls = duel.cell.rounds[duel.p0]._lines, []
+    running = duel.begin(deadline_s=300.0)
+    stub = await duel.stub()
+    lines = duel.cell.rounds[duel.p0]._lines
+    calls = []
 
     def newest_alone() -> bool:
-        """It has its two tensors here; nothing is left of those before it."""
+        """Return True if the newest contribution has two tensors here and older ones none."""
         parts = [len(line.reader._parts) for line in lines.values() if line.reader]
         return len(lines) >= len(calls) and parts == [2]
 
@@ -166,7 +171,8 @@ async def test_a_replaced_exchange_is_released(duel, bits):
 
 async def test_an_upload_that_broke_off_may_come_again_unblamed(cell_of, grads, bits):
     duel = Duel(await cell_of(3), grads)
-    owner, running = duel.cell.rounds[duel.p0], duel.begin(deadline_s=300.0)
+    owner = duel.cell.rounds[duel.p0]
+    running = duel.begin(deadline_s=300.0)
     call = (await duel.stub()).Exchange()
     for message in duel.messages()[:2]:
         await call.write(message)
@@ -249,7 +255,7 @@ async def test_a_head_ahead_of_its_round_is_kept_as_bytes(cell_of, grads):
 
 
 class Liar(averaging_pb2_grpc.AveragingServicer):
-    """An owner that answers whatever it is told to."""
+    """An owner that answers as the test tells it."""
 
     def __init__(self, answer):
         self.answer = answer

@@ -106,7 +106,8 @@ async def test_members_and_owners_end_with_equal_bits_in_every_format(cell_of, g
 
 async def test_a_survivor_serves_the_dead_owners_bytes(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
-    owners, changes = cell.owners([p2]), {"listeners": frozenset({p1}), "down": "int8"}
+    owners = cell.owners([p2])
+    changes = {"listeners": frozenset({p1}), "down": "int8"}
     first, _ = await asyncio.gather(
         *(
             cell.rounds[p].run_round(cell.request(p, owners=owners, **changes), means)

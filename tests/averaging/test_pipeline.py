@@ -25,7 +25,7 @@ EACH = 1
 
 @pytest.fixture
 async def cut(cell_of):
-    """``await cut(3)``: a cell whose parts are groups of their own."""
+    """Factory of cells in which every part is a group of its own: `await cut(3)`."""
 
     async def make(count, **changes):
         return await cell_of(
@@ -36,16 +36,19 @@ async def cut(cell_of):
 
 
 class Gates:
-    """Lets an owner's steps happen one by one: ``seen`` is set when a step has begun, the n-th goes
-    on after ``open(n)``."""
+    """Gates between an owner's steps: `seen` is set when a step has begun, and step n goes on after
+    `open(n)`."""
 
     def __init__(self, step):
-        self.loop, self.step, self.done = asyncio.get_running_loop(), step, 0
+        self.loop = asyncio.get_running_loop()
+        self.step = step
+        self.done = 0
         self.seen = [asyncio.Event() for _ in range(8)]
         self.gates = [threading.Event() for _ in range(8)]
 
     def __call__(self, means):
-        number, self.done = self.done, self.done + 1
+        number = self.done
+        self.done = self.done + 1
         self.loop.call_soon_threadsafe(self.seen[number].set)
         if not self.gates[number].wait(300):
             raise TimeoutError("nobody opened this gate")
@@ -58,10 +61,8 @@ class Gates:
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
-    one, many = (
-        await cell_of(3, AveragingSettings(wire=wire, round_timeout_s=120.0)),
-        await cut(3, wire=wire),
-    )
+    one = await cell_of(3, AveragingSettings(wire=wire, round_timeout_s=120.0))
+    many = await cut(3, wire=wire)
     whole = await one.run_all({p: one.request(p) for p in one.peers})
     parts = await many.run_all({p: many.request(p) for p in many.peers})
     for peer in one.peers:
@@ -91,7 +92,8 @@ async def test_listeners_and_spoiled_members_get_every_group(cut, bits, grads):
 
 async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     cell, p0, p1, p2 = await with_peers(cut(3))
-    owners, gates = cell.owners([p2]), Gates(cell.step_of(p2))
+    owners = cell.owners([p2])
+    gates = Gates(cell.step_of(p2))
     victim = asyncio.ensure_future(
         cell.rounds[p2].run_round(cell.request(p2, owners=owners), gates)
     )
@@ -136,7 +138,8 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
 
 async def test_a_failed_step_keeps_earlier_groups_and_is_repaired(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
-    owners, step = cell.owners([p1]), cell.step_of(p1)
+    owners = cell.owners([p1])
+    step = cell.step_of(p1)
 
     def broken(means):
         if len(cell.steps[p1]) == 2:
@@ -163,11 +166,9 @@ async def test_a_failed_step_keeps_earlier_groups_and_is_repaired(cut, bits):
 
 
 async def test_contributions_are_released_at_the_next_attempt(cell_of, bits, monkeypatch):
-    cell, came, tell = (
-        await cell_of(3, AveragingSettings(round_timeout_s=120.0)),
-        asyncio.Event(),
-        ExchangeServer._feed,
-    )
+    cell = await cell_of(3, AveragingSettings(round_timeout_s=120.0))
+    came = asyncio.Event()
+    tell = ExchangeServer._feed
 
     def heard(owner, event):
         tell(owner, event)
@@ -217,7 +218,8 @@ async def test_mismatched_groups_are_refused_by_kind_without_a_fault(cut):
 
 async def test_an_owner_that_stops_answering_fails_by_the_deadline(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
-    owners, gates = cell.owners([p1]), Gates(cell.step_of(p1))
+    owners = cell.owners([p1])
+    gates = Gates(cell.step_of(p1))
     running = asyncio.ensure_future(
         cell.rounds[p1].run_round(cell.request(p1, owners=owners), gates)
     )
@@ -257,7 +259,8 @@ async def test_nobody_waits_for_an_owner_that_is_dead_for_the_leader_alone(cut, 
 
 async def test_groups_are_sent_in_order_though_encoded_out_of_order(cut, bits, monkeypatch):
     cell, p0, p1 = await with_peers(cut(2))
-    encode, later = member.encode, threading.Event()
+    encode = member.encode
+    later = threading.Event()
 
     def slow(tensor, codec):
         if tensor.shape == SHAPES["a.weight"]:
@@ -275,12 +278,15 @@ async def test_groups_are_sent_in_order_though_encoded_out_of_order(cut, bits, m
 
 
 class Counted:
-    """Knows how many bytes of what an owner has read are still alive, of each part. The thread that
-    read a contribution may let go of it only when it gets the processor again, so whoever asks
-    whether it is gone waits a while."""
+    """Counter of the bytes that an owner has read and that are still alive, by part.
+
+    The thread that read a contribution may let go of it only when it gets the processor again; a
+    test that expects it to be gone therefore waits a while.
+    """
 
     def __init__(self, monkeypatch):
-        self.of, self.peak = Counter(), 0
+        self.of = Counter()
+        self.peak = 0
         self._changed = threading.Condition(threading.RLock())
         read = ExchangeServer._fit
 
@@ -308,8 +314,9 @@ class Counted:
             return self._changed.wait_for(lambda: not any(self.of[name] for name in names), 60)
 
 
-PART, PARTS = 4 * 64 * 64, 12
-"""Bytes of each of so many parts."""
+PART = 4 * 64 * 64
+"""Bytes of one part."""
+PARTS = 12
 
 
 @pytest.mark.parametrize(
@@ -323,8 +330,10 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(
     cell_of, monkeypatch, group_bytes, least, most
 ):
     settings = AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes)
-    counted, cell = Counted(monkeypatch), await cell_of(3, settings, chunk=4096)
-    shapes, seen = {f"p{i:02}": (64, 64) for i in range(PARTS)}, []
+    counted = Counted(monkeypatch)
+    cell = await cell_of(3, settings, chunk=4096)
+    shapes = {f"p{i:02}": (64, 64) for i in range(PARTS)}
+    seen = []
     changes = {
         "shapes": shapes,
         "owners": dict.fromkeys(shapes, cell.peers[0]),

@@ -1,4 +1,4 @@
-"""Which contributions are outliers, and which only look like it."""
+"""Contributions that are outliers, and others that only look like it."""
 
 import math
 
@@ -10,7 +10,8 @@ from node.averaging.reducers.quarantine import FEWEST_KNOWN, WINDOW, NormHistory
 from node.core.ids import PeerId
 
 A, B, C, D = map(PeerId, "abcd")
-P, Q = "p.weight", "q.weight"
+P = "p.weight"
+Q = "q.weight"
 
 
 def size(per_token, tokens=100):
@@ -72,7 +73,7 @@ def test_somebody_is_always_left(said, factor, known):
     out = quarantined(sizes, factor, FEWEST_KNOWN, (P,), made)
     assert len(out) < len(sizes)
     assert out == quarantined(dict(reversed(sizes.items())), factor, FEWEST_KNOWN, (P,), made)
-    # of two, a louder one that did little may be within what is usual where the other is not
+    # of two, a louder peer that did little may be within its usual norm where the other is not
     if len(sizes) != 2:
         assert min(sizes, key=lambda p: sizes[p].per_token) not in out
 

@@ -71,7 +71,8 @@ def test_batchers_counts():
 def test_a_selection_leaves_the_wanted_ranks_in_their_place(count, data):
     first = data.draw(st.integers(0, count - 1))
     last = data.draw(st.integers(first, count - 1))
-    row, lost = data.draw(st.permutations(range(count))), None
+    row = data.draw(st.permutations(range(count)))
+    lost = None
     for low, high, keep in selection(count, first, last):
         small, large = sorted(
             (row[low], row[high]), key=lambda v: (v is lost, v if v is not lost else 0)
@@ -103,12 +104,13 @@ def test_the_fast_one_gives_what_the_slow_one_gives(name, count):
 
 def test_centered_clip_starts_where_the_epoch_before_ended():
     settings = AveragingSettings(reducer="centered-clip", quarantine=0.0, clip_iterations=1)
-    reducer, twin = Reducer(settings), TWINS["centered-clip"]
+    reducer = Reducer(settings)
+    twin = TWINS["centered-clip"]
     loud = [contribution(i, scale=20.0 if i == 9 else 1.0) for i in range(9, 14)]
     second = gathered(loud, epoch=8)
     before = reducer.reduce(gathered([contribution(i) for i in range(5)], epoch=7))
     reducer.remember(before)
-    means_of(before)[0].fill_(1e9)  # what the optimizer does with it is its own affair
+    means_of(before)[0].fill_(1e9)  # the optimizer may overwrite the mean
     center = twin(rows(gathered([contribution(i) for i in range(5)])), [4] * 5, iterations=1)
     alone = twin(rows(second), [4] * 5, iterations=1)
     got = flat(means_of(reducer.reduce(second)), 1)
@@ -136,7 +138,8 @@ def test_the_order_of_arrival_changes_no_bit(name, count, random):
     shuffled = Gathered(
         0, NAMES, {p: g.claims[p] for p in peers}, {p: g.gradients[p] for p in reversed(peers)}
     )
-    a, b = made_by(name, g), made_by(name, shuffled)
+    a = made_by(name, g)
+    b = made_by(name, shuffled)
     assert all(torch.equal(x, y) for x, y in zip(means_of(a), means_of(b), strict=True))
     assert a.contributors == b.contributors == tuple(sorted(peers))
 
@@ -213,7 +216,8 @@ def test_one_liar_of_nine_moves_a_centered_clip_hardly_at_all():
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_than_three_are_averaged_with_a_report(name, count):
     g = gathered([contribution(i, 1 + 5 * i) for i in range(count)], [3 + i for i in range(count)])
-    got, expected = made_by(name, g), made_by("mean", g)
+    got = made_by(name, g)
+    expected = made_by("mean", g)
     assert (got.fell_back, expected.fell_back) == (True, False)
     assert all(torch.equal(a, b) for a, b in zip(means_of(got), means_of(expected), strict=True))
     assert not made_by(name, gathered([contribution(i) for i in range(3)])).fell_back

@@ -109,8 +109,9 @@ async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bit
     changes = {"members": (p0, p1, p2, late), "listeners": frozenset({late}), "owners": owners}
     failing = cell.rounds[p1].run_round(cell.request(p1, **changes), broken)
     await asyncio.gather(failing, *(cell.run(cell.request(p, **changes), p) for p in (p0, p2)))
-    # In one answer now: what p0 made with p1, and what it makes without.
-    again, alone = {"listeners": frozenset({late})}, dict.fromkeys(owners, p0)
+    # One answer now has two means: the part that p0 made with p1, and those it makes without p1.
+    again = {"listeners": frozenset({late})}
+    alone = dict.fromkeys(owners, p0)
     requests = {p: cell.repair(p, [p0, p2, late], alone, **again) for p in (p0, p2)}
     requests[late] = cell.repair(late, [p0, p2, late], alone, gradients=None, tokens=0, **again)
     outcomes = await cell.run_all(requests)
@@ -142,8 +143,8 @@ async def test_a_mean_that_cannot_be_sent_back_fails_the_round_only(cell_of):
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
 async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits, codec):
-    """The same contributions through a step that changes nothing, and without one: what is rounded
-    and sent on the way is the same."""
+    """The same contributions pass through a step that changes nothing, and through no step:
+    rounding and messages on the way are the same."""
     results = []
     for step in (None, lambda means: means):
         cell = await cell_of(3)

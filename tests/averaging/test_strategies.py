@@ -1,4 +1,4 @@
-"""Who averages with whom: the theorems the strategies are known by, held to numbers."""
+"""Groups that each strategy forms: the theorems the strategies are known by, held to numbers."""
 
 import math
 
@@ -61,7 +61,8 @@ def test_nobody_meets_twice_and_the_absent_keep_their_values(
     strategy, count: int, number: int, data
 ) -> None:
     alive = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
-    meeting, values = strategy.meet(count, number, 1), values_of(count)
+    meeting = strategy.meet(count, number, 1)
+    values = values_of(count)
     matrix = mixing(meeting, alive)
     assert (matrix >= 0).all()
     assert np.allclose(matrix.sum(1), 1)
@@ -73,8 +74,7 @@ def test_nobody_meets_twice_and_the_absent_keep_their_values(
 
 
 def test_the_dice_are_the_same_on_every_machine() -> None:
-    """Words of Philox and a stable sort; numpy promises the first, and these numbers were written
-    down."""
+    """Words of Philox and a stable sort. numpy guarantees the words; these numbers are a record."""
     assert dice(1, "a", 2).random_raw(2).tolist() == [9057045604928955888, 9014286728687812316]
     assert order(6, 1, "x").tolist() == [1, 0, 2, 3, 4, 5]
     assert sorted(order(1000, 7).tolist()) == list(range(1000))
@@ -89,7 +89,8 @@ def test_a_full_grid_averages_exactly_in_as_many_rounds_as_axes(
     length: int, axes: int, begin: int
 ) -> None:
     count = length**axes
-    values, strategy = values_of(count), Moshpit((length,) * axes)
+    values = values_of(count)
+    strategy = Moshpit((length,) * axes)
     mean = values.mean()
     for number in range(begin, begin + axes):
         assert values.var() > 1e-6
@@ -102,7 +103,8 @@ def test_a_full_grid_averages_exactly_in_as_many_rounds_as_axes(
 def test_keys_average_exactly_too(length: int, axes: int) -> None:
     """The paper's rule, with no view: only the last indices decide who meets."""
     count = length**axes
-    values, keys = values_of(count), first_keys(count, (length,) * axes, 1)
+    values = values_of(count)
+    keys = first_keys(count, (length,) * axes, 1)
     for number in range(axes):
         groups = meet_by_key(keys, length)
         values = grouped(groups, values, everybody(count))
@@ -121,7 +123,8 @@ def test_members_that_met_meet_again_only_after_all_indices() -> None:
 
 
 def test_a_failed_member_keeps_its_key_and_groups_stay_bounded() -> None:
-    keys, failed = first_keys(60, (8, 8), 0), np.zeros(60, bool)
+    keys = first_keys(60, (8, 8), 0)
+    failed = np.zeros(60, bool)
     failed[:20] = True
     for number in range(10):
         groups = meet_by_key(keys, 8)
@@ -196,14 +199,16 @@ def test_pairs_are_drawn_evenly() -> None:
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_parameter_server_equals_a_butterfly_with_one_owner(shards: int) -> None:
-    values, meeting = values_of(9, 12), ParameterServer(shards).meet(9, 0, 0)
+    values = values_of(9, 12)
+    meeting = ParameterServer(shards).meet(9, 0, 0)
     assert len(meeting.owners) == shards
     butterfly = grouped(Butterfly().meet(9, 0, 0), values, everybody(9))
     assert (grouped(meeting, values, everybody(9)) == butterfly).all()
 
 
 def test_only_a_lost_servers_shares_are_not_averaged() -> None:
-    values, meeting = values_of(9, 12), ParameterServer(4).meet(9, 0, 0)
+    values = values_of(9, 12)
+    meeting = ParameterServer(4).meet(9, 0, 0)
     alive = everybody(9)
     alive[meeting.owners[2]] = False
     new = grouped(meeting, values, alive)
@@ -212,7 +217,8 @@ def test_only_a_lost_servers_shares_are_not_averaged() -> None:
 
 
 def test_an_all_reduce_with_somebody_missing_is_void() -> None:
-    values, alive = values_of(5), everybody(5)
+    values = values_of(5)
+    alive = everybody(5)
     alive[1] = False
     assert (grouped(Butterfly(whole=True).meet(5, 0, 0), values, alive) == values).all()
     assert grouped(Butterfly().meet(5, 0, 0), values, alive)[alive].std() < 1e-15

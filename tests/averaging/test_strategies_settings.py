@@ -1,4 +1,4 @@
-"""Which settings hold together, and why the others do not."""
+"""Settings that hold together, and the reasons why others do not."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a claim of tokens is worth."""
+"""The weight that a claim of tokens gets."""
 
 import pytest
 import torch
@@ -21,14 +21,14 @@ PLAN = {A: 100, B: 60, C: 40}
     [
         (PLAN, PLAN, 200, PLAN),  # what the plan assigned
         ({A: 90, B: 60}, PLAN, 200, {A: 90, B: 60}),
-        # who did a dead replica's work may claim it
+        # the peer that did a dead replica's work may claim its tokens
         ({A: 140, B: 60}, PLAN, 200, {A: 140, B: 60}),
         ({A: 200}, PLAN, 200, {A: 200}),
         ({A: 120, B: 40, C: 40}, PLAN, 200, {A: 120, B: 40, C: 40}),
         # more than anybody left over does not count
         ({A: 10**9, B: 60, C: 40}, PLAN, 200, PLAN),
         ({A: 10**9, B: 30, C: 40}, PLAN, 200, {A: 130, B: 30, C: 40}),
-        ({A: 10**9, B: 60, C: 40}, PLAN, 150, PLAN),  # what was dropped leaves no room
+        ({A: 10**9, B: 60, C: 40}, PLAN, 150, PLAN),  # dropped tokens leave no room
         ({**PLAN, PeerId("x"): 50}, PLAN, 200, {**PLAN, PeerId("x"): 0}),
         # without a plan or a total claims stand
         ({A: 10**9, B: 1, C: 0}, {}, 200, {A: 10**9, B: 1, C: 0}),

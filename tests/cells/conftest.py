@@ -9,7 +9,7 @@ from tests.cells.leaders import World
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
-    """Leave out of each search for garbage what was there before this file."""
+    """Exempt all objects older than this file from the searches for garbage."""
     gc.collect()
     gc.freeze()
 

@@ -29,9 +29,12 @@ from node.telemetry.events import Event, Journal
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
-WALL, RUN, WINDOW, KEY = 1_700_000_000.0, "run", 7, "all"
+WALL = 1_700_000_000.0
+RUN = "run"
+WINDOW = 7
+KEY = "all"
 START = 20.0
-"""When the first window begins, by the world's clock."""
+"""Start of the first window in seconds of the world's clock."""
 
 
 def cell_id(number: int) -> CellId:
@@ -39,7 +42,7 @@ def cell_id(number: int) -> CellId:
 
 
 def by_turn(cells: Sequence[CellId], window: int = WINDOW, key: str = KEY) -> list[CellId]:
-    """In the order of their turns."""
+    """Cells in the order of their turns."""
     return sorted(cells, key=lambda cell: rank(PeerId(cell), f"{window}:{key}"))
 
 
@@ -83,7 +86,7 @@ class World:
 
 @dataclass
 class SlowDirectory:
-    """What one peer sees of the directory."""
+    """One peer's view of the directory, with the world's delays."""
 
     world: World
     me: PeerId
@@ -107,14 +110,15 @@ class SlowDirectory:
 
 
 def unheard(peer: PeerId, maddrs: Sequence[str]) -> None:
-    """Where others can be dialled is of no use here."""
+    """No-op: nothing here needs the peer's addresses."""
 
 
 class Peer:
     """A process with a clock that is ``skew`` seconds off."""
 
     def __init__(self, world: World, name: str, skew: float = 0.0) -> None:
-        self.world, self.me = world, PeerId(name)
+        self.world = world
+        self.me = PeerId(name)
         self.loop = ProcessLoop(world.time)
         self.faults: list[tuple[PeerId, str]] = []
         self.transport = SimTransport(
@@ -127,13 +131,15 @@ class Peer:
         self.transport.serving = True
         self.clock = SimClock(world.time)
         self.clock.skew = WALL + skew
-        self.signer, self.journal = SimSigner(self.me), Journal(clock=self.clock)
+        self.signer = SimSigner(self.me)
+        self.journal = Journal(clock=self.clock)
         directory: Any = SlowDirectory(world, self.me, self.clock.wall)
         self.board = WindowBoard(directory, self.clock, self.journal, TIMES)
         self.errors: list[BaseException] = []
 
     def do(self, coro: Coroutine[Any, Any, Any], at: float = 0.0) -> asyncio.Future[Any]:
-        """Run it in this process, from that time of the world on; what it gives."""
+        """Run `coro` in this process from time `at` of the world on, and return a future of its
+        result."""
         done: asyncio.Future[Any] = self.loop.create_future()
 
         async def run() -> None:
@@ -154,7 +160,8 @@ class Peer:
 
     def posts(self, about: CellFacts, at: float, window: int = WINDOW, key: str = KEY) -> None:
         """A posting of this peer, written at that wall-clock second of the window."""
-        seq, body = int((WALL + START + at) * 1000), pack_posting(about)
+        seq = int((WALL + START + at) * 1000)
+        body = pack_posting(about)
         self.world.write(outer_topic(window, key), Row(self.me, body, seq, WALL + START + 600))
 
     def events(self, kind: str) -> list[Event]:
@@ -194,7 +201,7 @@ class Leader(Peer):
 
 
 class Recorder(Peer, rpc.CellsServicer):
-    """Keeps what it is told, and answers nothing of use."""
+    """Peer that keeps the messages it gets, and refuses each of them as busy."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -211,7 +218,8 @@ class Accepter(Recorder):
 
     def __init__(self, world: World, number: int, slow: float = 0.0) -> None:
         super().__init__(world, f"accepter-{number}")
-        self.facts, self.slow = facts(cell_id(number)), slow
+        self.facts = facts(cell_id(number))
+        self.slow = slow
         self.posts(self.facts, -5)
 
     async def Tell(self, request: pb.CellsNote, context: Any) -> pb.CellsReply:

@@ -1,4 +1,4 @@
-"""How cells know their number among all without reading of all, and how a joiner finds the one that
+"""Census: cells learn their number without reading every record, and a joiner finds the cell that
 needs it."""
 
 import asyncio
@@ -80,7 +80,7 @@ class World:
         return sum(n for (p, _), n in self.dht.reads.items() if p == f"leader-{cell}")
 
     def do(self, coro: Any) -> Any:
-        """What it gives, at this time."""
+        """Run the coroutine at this time and return its result."""
         loop = ProcessLoop(self.time)
         done: list[Any] = []
 
@@ -106,7 +106,8 @@ def test_numbers_are_all_different_and_leave_no_hole(count: int) -> None:
 
 
 def test_a_number_is_in_range_whatever_the_counts_say() -> None:
-    near, me = [cell_id(0, n) for n in range(9)], cell_id(0, 4)
+    near = [cell_id(0, n) for n in range(9)]
+    me = cell_id(0, 4)
     for told in ((), (0,) * PREFIXES, (census.MOST,) * PREFIXES, (1,) + (0,) * (PREFIXES - 1)):
         number, cells = census.standing(me, near, told)
         assert 0 <= number < cells
@@ -161,7 +162,8 @@ def test_two_cells_of_a_prefix_tell_its_counts(world: World) -> None:
 
 
 def test_a_hundred_writers_of_one_prefix_stay_in_its_room(world: World) -> None:
-    topic, strangers = cells_topic(7), [world.directory(f"stranger-{n}") for n in range(100)]
+    topic = cells_topic(7)
+    strangers = [world.directory(f"stranger-{n}") for n in range(100)]
     taken = [
         world.do(board.post(topic, record(cell_id(3, n)).pack(), 600.0))
         for n, board in enumerate(strangers)
@@ -180,12 +182,14 @@ def test_a_joiner_takes_the_neediest_of_the_cells_it_sees(
         world.lead(cell, replicas)
         for stage, count in enumerate(replicas):
             for one in range(count):
-                role, leads = "stage" if stage else "ends", not stage and not one
+                role = "stage" if stage else "ends"
+                leads = not stage and not one
                 body = PeerBody(stage, role, "training", 3, "p", "1", cell=cell, leads=leads)
                 mate = PeerId(f"peer-{cell}-{stage}-{one}")
                 assert world.dht.post(mate, body, 0.0, 30.0, cell_topic(cell))
     world.time.run(4 * REFRESH_S)
-    before, joiner = set(world.dht.reads), PeerId("joiner")
+    before = set(world.dht.reads)
+    joiner = PeerId("joiner")
     seen, working = world.do(cells_in_sight(world.directory(joiner), "joiner/0", FIRST, 2))
     chosen = choose_cell(seen, 2, joiner, first=FIRST, working=working)
     assert seen

@@ -1,5 +1,5 @@
-"""Leaders find groups over the wire: honest ones, and beside some that are silent, lie, or are not
-who they say."""
+"""Leaders that find groups over the wire, among honest leaders and among some that are silent, lie,
+or pretend to be others."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -37,7 +37,7 @@ from tests.cells.leaders import (
 
 
 def agree(leaders: Collection[Leader], found: Mapping[CellId, Group | None], most: int) -> None:
-    """Everybody in a group has the same one, with what each said of itself."""
+    """Assert that all members of a group have the same group, with the facts that each stated."""
     by_cell = {leader.cell: leader for leader in leaders}
     for cell, group in found.items():
         if group is None:
@@ -70,7 +70,8 @@ def test_cells_meet_in_groups_that_everybody_in_them_agrees_on(seed, count, most
 
 
 def test_who_is_alone_under_a_key_tries_a_shorter_one(world: World):
-    a, b = Leader(world, 1), Leader(world, 2)
+    a = Leader(world, 1)
+    b = Leader(world, 2)
     found = a.looks(keys=("1.4", "4")), b.looks(keys=("2.4", "4"))
     world.run()
     group = found[0].result()
@@ -80,7 +81,7 @@ def test_who_is_alone_under_a_key_tries_a_shorter_one(world: World):
 
 
 class Silent(GroupFinder):
-    """Binds others and names no group, for as long as ``silent``."""
+    """Finder that binds others and names no group while `silent` is True."""
 
     silent = True
 
@@ -108,7 +109,8 @@ def test_a_caller_that_goes_silent_costs_one_turn_and_is_barred(world: World):
 
 def test_a_barred_cell_is_met_again_when_the_windows_are_over(world: World):
     first, second = by_turn([cell_id(1), cell_id(2)])
-    silent, other = SilentLeader(world, int(first, 16)), Leader(world, int(second, 16))
+    silent = SilentLeader(world, int(first, 16))
+    other = Leader(world, int(second, 16))
     met: list[bool] = []
     for n in range(BARRED_WINDOWS + 2):
         start = START + n * 300.0
@@ -120,7 +122,8 @@ def test_a_barred_cell_is_met_again_when_the_windows_are_over(world: World):
 
 def test_who_never_answers_costs_nothing_but_itself(world: World):
     leaders = [Leader(world, n) for n in range(3)]
-    gone, frozen = Peer(world, "gone"), Leader(world, 8)
+    gone = Peer(world, "gone")
+    frozen = Leader(world, 8)
     gone.posts(facts(cell_id(9)), -5)
     frozen.posts(frozen.facts, -5)
     gone.transport.serving = False
@@ -132,8 +135,10 @@ def test_who_never_answers_costs_nothing_but_itself(world: World):
 
 def test_a_member_that_the_naming_did_not_reach_is_told_again(world: World):
     first, second = by_turn([cell_id(1), cell_id(2)])
-    caller, member = Leader(world, int(first, 16)), Leader(world, int(second, 16))
-    hear, lost = member.finder.Tell, []
+    caller = Leader(world, int(first, 16))
+    member = Leader(world, int(second, 16))
+    hear = member.finder.Tell
+    lost = []
 
     async def loses_the_first(request: pb.CellsNote, context: Any) -> Any:
         if request.WhichOneof("say") == "named" and not lost:
@@ -166,7 +171,7 @@ def test_a_directory_that_never_answers_is_not_waited_for():
     assert leader.events("outer-not-read")
 
 
-# ----------------------------------------------------------- who is asked
+# ----------------------------------------------------------- the cells asked
 
 
 def test_only_those_are_asked_that_fit(world: World):
@@ -193,14 +198,17 @@ def test_only_those_are_asked_that_fit(world: World):
 
 
 def test_an_anchor_does_not_matter_to_who_has_none(world: World):
-    leader, other = Leader(world, 1), Recorder(world, "other")
+    leader = Leader(world, 1)
+    other = Recorder(world, "other")
     other.posts(facts(cell_id(2), anchor="bb"), -5)
     all_look([leader])
     assert other.heard
 
 
 def test_of_two_who_claim_a_cell_the_first_in_order_is_asked(world: World):
-    leader, a, b = Leader(world, 1), Recorder(world, "a"), Recorder(world, "b")
+    leader = Leader(world, 1)
+    a = Recorder(world, "a")
+    b = Recorder(world, "b")
     for peer in (b, a):
         peer.posts(facts(cell_id(2)), -5)
     all_look([leader])
@@ -210,7 +218,8 @@ def test_of_two_who_claim_a_cell_the_first_in_order_is_asked(world: World):
 
 def test_a_caller_names_its_group_and_releases_who_is_not_in_it(world: World):
     leader = Leader(world, 1)
-    quick, late = [Accepter(world, n) for n in (2, 3, 4)], Accepter(world, 5, TIMES.answers + 1)
+    quick = [Accepter(world, n) for n in (2, 3, 4)]
+    late = Accepter(world, 5, TIMES.answers + 1)
     found = all_look([leader], most=3)[leader.cell]
     assert len(found.members) == 3
     for peer in quick:
@@ -231,13 +240,15 @@ def test_a_caller_names_its_group_and_releases_who_is_not_in_it(world: World):
 def offered(
     peer: Peer, to: Leader, caller: CellId, at: float, patience_s: float = 10.0, **changes: Any
 ) -> Any:
-    """An offer under the usual key; the reply."""
+    """Send an offer under the usual key and return the reply."""
     what = {"window": WINDOW, "key": KEY, "caller": caller, **changes}
     return peer.do(peer.tell(to.me, notes.offer_note(**what), patience_s), at)
 
 
 def test_an_offer_by_who_does_not_lead_the_cell_is_refused(world: World):
-    victim, honest, liar = Leader(world, 1), Peer(world, "honest"), Peer(world, "a-liar")
+    victim = Leader(world, 1)
+    honest = Peer(world, "honest")
+    liar = Peer(world, "a-liar")
     honest.posts(facts(cell_id(2)), -5)
     victim.looks()
     lie = offered(liar, victim, cell_id(2), START + 5)
@@ -252,7 +263,8 @@ def test_an_offer_by_who_does_not_lead_the_cell_is_refused(world: World):
 
 
 def test_an_offer_of_a_late_or_bound_cell_is_refused(world: World):
-    victim, peers = Leader(world, 1), [Peer(world, f"p{n}") for n in range(3)]
+    victim = Leader(world, 1)
+    peers = [Peer(world, f"p{n}") for n in range(3)]
     for n, at in enumerate((-5.0, -5.0, -1.0)):
         peers[n].posts(facts(cell_id(n + 2)), at)
     victim.looks()
@@ -264,7 +276,8 @@ def test_an_offer_of_a_late_or_bound_cell_is_refused(world: World):
 @pytest.mark.parametrize("patience_s", [10.0, 0.12], ids=["waits", "hangs-up"])
 def test_strangers_do_not_make_a_peer_read_the_directory_often(patience_s):
     world = World(delay=(0.1, 0.2))
-    victim, stranger = Leader(world, 1), Peer(world, "stranger")
+    victim = Leader(world, 1)
+    stranger = Peer(world, "stranger")
     victim.looks()
     for n in range(200):
         offered(stranger, victim, cell_id(9), START + 10 + n / 10, patience_s=patience_s)
@@ -273,7 +286,8 @@ def test_strangers_do_not_make_a_peer_read_the_directory_often(patience_s):
 
 
 def test_a_caller_seen_late_is_looked_for_again(world: World):
-    victim, caller = Leader(world, 1), Peer(world, "caller")
+    victim = Leader(world, 1)
+    caller = Peer(world, "caller")
     victim.looks()
     world.run(START + 6.0)
     caller.posts(facts(cell_id(2)), -5)  # it took its time to be found
@@ -284,7 +298,9 @@ def test_a_caller_seen_late_is_looked_for_again(world: World):
 
 def test_the_first_in_order_leads_a_cell_though_seen_later():
     world = World(delay=(0.1, 0.2))
-    victim, a, b = Leader(world, 1), Peer(world, "a"), Peer(world, "b")
+    victim = Leader(world, 1)
+    a = Peer(world, "a")
+    b = Peer(world, "b")
     b.posts(facts(cell_id(2)), -5)
     victim.looks()
     world.run(START + 6.0)
@@ -299,7 +315,8 @@ def test_the_first_in_order_leads_a_cell_though_seen_later():
 
 
 def test_everybody_else_is_answered_busy(world: World):
-    victim, caller = Leader(world, 1), Peer(world, "caller")
+    victim = Leader(world, 1)
+    caller = Peer(world, "caller")
     caller.posts(facts(cell_id(2)), -5)
     replies = [offered(caller, victim, cell_id(2), 1.0)]  # it looks for nothing yet
     victim.looks()
@@ -321,7 +338,8 @@ def test_everybody_else_is_answered_busy(world: World):
 
 def test_who_is_released_is_free_at_once(world: World):
     victim = Leader(world, 1)
-    a, b = Peer(world, "a"), Peer(world, "b")
+    a = Peer(world, "a")
+    b = Peer(world, "b")
     for n, peer in enumerate((a, b)):
         peer.posts(facts(cell_id(n + 2)), -5)
     victim.looks()
@@ -346,7 +364,8 @@ class Scene:
     def __init__(self) -> None:
         self.world = World()
         self.victim = Leader(self.world, 1)
-        self.caller, self.third = Peer(self.world, "caller"), Peer(self.world, "third")
+        self.caller = Peer(self.world, "caller")
+        self.third = Peer(self.world, "third")
         self.caller.posts(facts(cell_id(2)), -5)
         self.third.posts(facts(cell_id(3)), -5)
         self.found = self.victim.looks()
@@ -362,7 +381,7 @@ class Scene:
         return said.accept(facts(cell_id(number)), WINDOW, key, cell_id(caller))
 
     def name(self, *members: Acceptance, by: Peer | None = None) -> Any:
-        """What the victim answers."""
+        """Name a group of these members to the victim and return the victim's reply."""
         note = notes.group_note(WINDOW, KEY, cell_id(2), members)
         sender = by or self.caller
         reply = sender.do(sender.tell(self.victim.me, note))
@@ -370,7 +389,7 @@ class Scene:
         return reply.result()
 
     def is_void(self, *members: Acceptance, by: Peer | None = None) -> bool:
-        """Whether the victim takes no part in this group, and holds nobody to blame."""
+        """Return True if the victim takes no part in this group and blames nobody."""
         refused = not self.name(*members, by=by).accepts
         return refused and self.found.result() is None and self.victim.faults == []
 
@@ -381,7 +400,8 @@ class Scene:
 
 def test_a_group_counts_when_posted_leaders_signed_for_it():
     s = Scene()
-    caller, third = s.accept(s.caller, 2), s.accept(s.third, 3)
+    caller = s.accept(s.caller, 2)
+    third = s.accept(s.third, 3)
     assert s.name(caller, third, s.own).accepts
     group = s.found.result()
     assert group.members.keys() == {cell_id(1), cell_id(2), cell_id(3)}
@@ -424,15 +444,16 @@ def test_a_group_is_named_by_its_caller_and_has_the_receiver():
     assert s.is_void(s.accept(s.caller, 2), s.own, by=s.third)
     s = Scene()
     assert s.is_void(s.accept(s.caller, 2), s.accept(s.third, 3))
-    s = Scene()  # an acceptance in the receiver's name that it did not give
+    s = Scene()  # an acceptance in the receiver's name that the receiver did not sign
     stolen = replace(s.own, leader=s.caller.me)
     assert s.name(s.accept(s.caller, 2), stolen) is grpc.StatusCode.INVALID_ARGUMENT
-    s = Scene()  # one that somebody signed who does not lead it
+    s = Scene()  # an acceptance signed by a peer that does not lead its cell
     assert s.is_void(s.accept(s.caller, 2), s.accept(s.caller, 1))
 
 
 def test_a_malformed_note_is_a_fault(world: World):
-    leader, other = Leader(world, 1), Peer(world, "other")
+    leader = Leader(world, 1)
+    other = Peer(world, "other")
     bad = other.do(other.tell(leader.me, pb.CellsNote(window=1, caller="x")), 1.0)
     world.run(START)
     assert bad.result() is grpc.StatusCode.INVALID_ARGUMENT
@@ -444,7 +465,8 @@ def test_a_malformed_note_is_a_fault(world: World):
     [(2, "accepter-2", WINDOW + 1), (3, "accepter-2", WINDOW), (2, "another", WINDOW)],
 )
 def test_an_acceptance_of_another_window_or_leader_is_a_fault(number, signer, window, world: World):
-    leader, other = Leader(world, 1), Accepter(world, 2)
+    leader = Leader(world, 1)
+    other = Accepter(world, 2)
     other.says = lambda request: Accepting(SimSigner(PeerId(signer)), RUN).accept(
         facts(cell_id(number)), window, KEY, leader.cell
     )
@@ -456,8 +478,10 @@ def test_an_acceptance_of_another_window_or_leader_is_a_fault(number, signer, wi
 
 
 def test_one_window_at_a_time_and_not_too_late(world: World):
-    leader, other = Leader(world, 1), Leader(world, 2)
-    first, again = leader.looks(), leader.looks(window=WINDOW + 1, start=START + 5)
+    leader = Leader(world, 1)
+    other = Leader(world, 2)
+    first = leader.looks()
+    again = leader.looks(window=WINDOW + 1, start=START + 5)
     late = other.looks(lead_s=0.0)
     world.run()
     assert again.done()
@@ -467,7 +491,8 @@ def test_one_window_at_a_time_and_not_too_late(world: World):
 
 
 def test_who_is_late_for_the_first_key_tries_the_next(world: World):
-    leader, other = Leader(world, 1), Leader(world, 2)
+    leader = Leader(world, 1)
+    other = Leader(world, 2)
     asked = leader.looks(keys=("1", "2")), other.looks(keys=("1", "2"), lead_s=0.0)
     world.run()
     assert asked[0].result() == asked[1].result()
@@ -475,7 +500,8 @@ def test_who_is_late_for_the_first_key_tries_the_next(world: World):
 
 
 def test_closing_ends_the_search(world: World):
-    leader, other = Leader(world, 1), Leader(world, 2)
+    leader = Leader(world, 1)
+    other = Leader(world, 2)
     asked = leader.looks()
     other.looks()
     leader.do(leader.finder.close(), START + 4.0)
@@ -499,7 +525,8 @@ def test_a_clock_that_is_set_back_ends_the_search(world: World):
 def test_a_search_that_is_cancelled_leaves_nobody_bound():
     world = World(delay=(0.1, 0.2))
     leader = Leader(world, 1)
-    quick, slow = Accepter(world, 2), Accepter(world, 3, slow=1.5)
+    quick = Accepter(world, 2)
+    slow = Accepter(world, 3, slow=1.5)
 
     async def cancelled() -> str:
         try:

@@ -15,7 +15,8 @@ from node.core.journey import Host, Version
 from node.identity.keys import Identity
 from protos import cells_pb2 as pb
 
-A, B = CellId("a" * 16), CellId("b" * 16)
+A = CellId("a" * 16)
+B = CellId("b" * 16)
 VERSION = Version(7, "0f" * 16)
 HOSTS = {0: (Host(PeerId("p"), ("/ip4/1.2.3.4/tcp/5", "/dns4/x/tcp/6")), Host(PeerId("q")))}
 SHOWN = {c: notes.Acceptance(c, PeerId("p"), HOSTS, bytes(64)) for c in (A, B)}
@@ -90,7 +91,8 @@ def test_hosts_are_cut_to_what_a_note_has_room_for():
 
 
 def test_an_acceptance_names_all_that_it_is_for():
-    identity, other = Identity.ephemeral(), Identity.ephemeral()
+    identity = Identity.ephemeral()
+    other = Identity.ephemeral()
     mine = notes.Accepting(identity, "run")
     shown = mine.accept(CellFacts(A, VERSION, HOSTS), 3, "4", B)
     mine.check(shown, 3, "4", B)

@@ -1,4 +1,4 @@
-"""What a daemon says of its cell and of the windows it has been through."""
+"""A daemon's account of its cell and of the windows that the cell went through."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from node.core.journey import Partner, Plan, PlanMember, Window
 from node.training.rounds.window import WindowNews
 from protos.control_pb2 import CellLine
 
-CELL, OTHER, ME = CellId("ab" * 8), CellId("cd" * 8), PeerId("me")
+CELL = CellId("ab" * 8)
+OTHER = CellId("cd" * 8)
+ME = PeerId("me")
 EVERY = 60.0
 PARTNERS = (Partner(OTHER, PeerId("it"), {}),)
 
@@ -24,7 +26,7 @@ def line(tally: CellTally, wall: float, news: WindowNews | None = None) -> CellL
 
 @pytest.fixture
 def tally() -> CellTally:
-    """In the cell since a moment after the beginning of window 10."""
+    """A peer in the cell since a moment after the start of window 10."""
     made = CellTally()
     made.planned(plan(), EVERY, 601.0)
     return made

@@ -9,7 +9,7 @@ GB = 10**9
 
 
 def after(asked: int, nbytes: int, *answers: float, refused: int = 0) -> DescriptionWait:
-    """Descriptions have come after these seconds, and refusals at once."""
+    """The wait after descriptions that came at these seconds, and refusals that came at once."""
     wait = DescriptionWait(asked, nbytes)
     for seconds in answers:
         wait.answered(seconds, True)

@@ -28,11 +28,9 @@ class Keeps(state_pb2_grpc.StateServicer):
         return state_pb2.StateManifest()
 
 
-OK, GONE, BUSY = (
-    grpc.StatusCode.OK,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.UNAVAILABLE,
-)
+OK = grpc.StatusCode.OK
+GONE = grpc.StatusCode.NOT_FOUND
+BUSY = grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_donor_that_does_not_answer_once_is_asked_again(lab: Lab) -> None:
@@ -61,7 +59,7 @@ class Waits(state_pb2_grpc.StateServicer):
 async def test_for_late_donors_others_are_asked_meanwhile(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that are asked first say nothing until another one has been asked."""
+    """The donors that are asked first say nothing until another one is asked."""
     monkeypatch.setattr(module, "LATE_S", 0.01)
     asked = asyncio.Event()
     peers = [await lab.peer(f"peer{i}", Waits(asked)) for i in range(ENOUGH + 1)]

@@ -1,4 +1,5 @@
-"""What a donor holds still, for whom and for how long: counted in bytes, in virtual time."""
+"""Snapshots that a donor pins, the readers it pins them for, and the time it does: counted in
+bytes, in virtual time."""
 
 from collections.abc import Callable
 
@@ -30,7 +31,7 @@ SIZE = 4000
 
 
 class Donor:
-    """Pins of a donor whose parameters have SIZE bytes; epochs are all there."""
+    """Pins of a donor whose parameters have SIZE bytes and which has every epoch."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ def test_strangers_have_half_of_the_places_and_members_the_rest(donor: Donor) ->
 
 
 def test_all_snapshots_together_are_few_times_the_parameters() -> None:
-    """Those of members too."""
+    """The limit counts snapshots pinned for members too."""
     donor = Donor(established=lambda peer: True)
     for n in range(TIMES):
         pin = donor.describe(f"member {n}", n)
@@ -134,7 +135,7 @@ def test_who_has_read_everything_and_begins_anew_gives_way(donor: Donor) -> None
 def test_a_snapshot_ends_without_a_reader_that_takes_anything(donor: Donor) -> None:
     pin = donor.describe("reader", 1)
     while donor.held():
-        # It asks again and again, as who is busy with another stage does, and takes nothing.
+        # The reader asks again and again, like a peer busy with another stage, and takes nothing.
         donor.now += 0.9 * IDLE_S
         if pin is not None and donor.pins.holds(pin):
             donor.pins.reads(pin, PeerId("reader"), ("w",), donor.now)
@@ -145,7 +146,8 @@ def test_a_snapshot_ends_without_a_reader_that_takes_anything(donor: Donor) -> N
 
 
 def test_no_snapshot_is_held_for_ever(donor: Donor) -> None:
-    pin, began = donor.describe("reader", 1), donor.now
+    pin = donor.describe("reader", 1)
+    began = donor.now
     while pin is not None and donor.pins.holds(pin):
         donor.now += 0.9 * IDLE_S
         donor.read("reader", pin, 0.001)
@@ -154,7 +156,7 @@ def test_no_snapshot_is_held_for_ever(donor: Donor) -> None:
 
 
 def test_a_donor_that_gives_little_expects_no_more() -> None:
-    """At its limit nobody can read faster."""
+    """At the donor's rate limit no reader can read faster."""
     slow = Donor(rate=SIZE * TIMES / PACE_S / 4)
     pins = [slow.describe(f"reader {n}", n) for n in range(TIMES)]
     slow.now = GRACE_S + 40

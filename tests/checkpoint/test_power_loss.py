@@ -22,18 +22,20 @@ class PowerCut(BaseException):
 
 
 class FailingDisk:
-    """Stands for ``os``: loses power before call number ``until``, and with it whatever was not
-    flushed.
+    """Substitute for `os` that loses power before call number `until`, and with it all unflushed
+    data.
 
     A file that was written and not flushed may hold anything afterwards: it is cut to half. A name
-    that was given and whose directory was not flushed may be there or not: ``forgetful`` decides.
+    that was given and whose directory was not flushed may be there or not: `forgetful` decides.
     """
 
     def __init__(self, until: int, forgetful: bool) -> None:
-        self.until, self.forgetful, self.calls = until, forgetful, 0
+        self.until = until
+        self.forgetful = forgetful
+        self.calls = 0
         self.dirty: dict[tuple[int, int], Path] = {}
         self.unsaid: list[tuple[Path, Path | None, Path | None]] = []
-        """Directory, new name, old name."""
+        """Names not yet flushed: (directory, new name, old name)."""
 
     def _tick(self) -> None:
         if self.calls == self.until:
@@ -99,7 +101,7 @@ class FailingDisk:
         os.rmdir(name, dir_fd=dir_fd)
 
     def come_back(self) -> None:
-        """What the disk looks like when the power is on again."""
+        """Put the disk into its state when the power is on again."""
         for path in self.dirty.values():
             if path.exists():
                 os.truncate(path, path.stat().st_size // 2)
@@ -137,10 +139,11 @@ def whole(root: Path, epoch: int) -> float:
 def cuts(
     where: Path, forgetful: bool, before: dict[int, float], epoch: int, value: float
 ) -> Iterator[Path]:
-    """What is on the disk after each moment at which the power can go while ``epoch`` is saved
-    beside those of ``before``."""
+    """Cut the power at each moment while `epoch` is saved beside the checkpoints in `before`;
+    yields the directory that is left on the disk each time."""
     for until in range(200):
-        root, disk = where / str(until), FailingDisk(until, forgetful)
+        root = where / str(until)
+        disk = FailingDisk(until, forgetful)
         for earlier, its_value in before.items():
             save(root, earlier, its_value)
         try:
@@ -176,7 +179,7 @@ def test_every_prefix_of_a_save(
     seen: set[tuple[int, ...]],
     unseen: set[tuple[int, ...]],
 ) -> None:
-    """``unseen``: what may also be there."""
+    """`seen`: sets of epochs that must occur; `unseen`: sets that may occur too."""
     outcomes = set()
     for root in cuts(tmp_path, forgetful, {e: float(e) for e in before}, epoch, float(epoch)):
         store = CheckpointStore(root, KEEP, "run")
@@ -191,8 +194,8 @@ def test_every_prefix_of_a_save(
 
 @pytest.mark.parametrize("forgetful", [True, False])
 def test_every_prefix_of_replacing_an_epoch(tmp_path: Path, forgetful: bool) -> None:
-    """A branch that was given up leaves the same epoch with other contents: one of the two is
-    always there."""
+    """An abandoned branch leaves the same epoch with other contents: one of the two is always
+    there."""
     outcomes = set()
     for root in cuts(tmp_path, forgetful, {5: 1.0}, 5, 2.0):
         store = CheckpointStore(root, KEEP, "run")

@@ -33,7 +33,8 @@ class Sends(state_pb2_grpc.StateServicer):
     def __init__(
         self, pieces: Callable[[int], list[tuple[int, bytes]]], breaks: bool = False
     ) -> None:
-        self.pieces, self.breaks = pieces, breaks
+        self.pieces = pieces
+        self.breaks = breaks
         self.asked: list[int] = []
 
     async def File(self, request: state_pb2.FileRequest, context: Any) -> AsyncIterator[Any]:

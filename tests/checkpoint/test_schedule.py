@@ -21,7 +21,8 @@ class Disk:
 
     def __init__(self, write_s: float, keep: int = 3) -> None:
         self.schedule = CheckpointSchedule(CheckpointSettings(WITHIN_S))
-        self.write_s, self.keep = write_s, keep
+        self.write_s = write_s
+        self.keep = keep
         self.newest = (0, 0.0)
         self.there: dict[int, float] = {}
         """Epoch on disk to the time at which its version was settled."""
@@ -60,8 +61,9 @@ class Disk:
 
 
 def lived(disk: Disk, epochs: list[float]) -> Iterator[float]:
-    """Let these epochs, of so many seconds, pass; yields the time at every moment."""
-    now, epoch = 0.0, 0
+    """Let epochs of these durations in seconds pass; yields the time at every moment."""
+    now = 0.0
+    epoch = 0
     disk.settle(0, now)
     for seconds in epochs:
         end = now + seconds
@@ -82,7 +84,7 @@ def lived(disk: Disk, epochs: list[float]) -> Iterator[float]:
 @settings(max_examples=150, deadline=None)
 def test_a_crash_costs_what_is_allowed_or_one_epoch(epochs: list[float], write_s: float) -> None:
     disk = Disk(write_s)
-    # A version is written when an epoch has made it, at the earliest.
+    # A version is written, at the earliest, when an epoch has made it.
     allowed = max(WITHIN_S, max(epochs) + write_s) + 2 * TICK_S + max(0.0, write_s - FIRST_WRITE_S)
     for _ in lived(disk, epochs):
         assert disk.lost() <= allowed

@@ -51,7 +51,10 @@ class Held:
         kind: StateKind = StateKind.PARAMETERS,
         lineage: str = "",
     ) -> None:
-        self.epochs, self.kind, self.lineage, self.asked = dict(epochs), kind, lineage, 0
+        self.epochs = dict(epochs)
+        self.kind = kind
+        self.lineage = lineage
+        self.asked = 0
 
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str
@@ -81,9 +84,12 @@ async def at_once(*_: object) -> None:
 
 
 class Odd(StateService):
-    """A donor unlike others. It may be late: ``before_description`` and ``before_pieces``, which
-    is told the request, are awaited first. It may lie: ``describes`` may change a description,
-    ``sends`` gives another chunk for a request and its chunk, or None for none."""
+    """A donor that is late or lies.
+
+    `before_description` and `before_pieces`, which gets the request, are awaited before an answer.
+    `describes` may change a description; `sends` returns another chunk for a request and its chunk,
+    or None for none.
+    """
 
     def __init__(
         self,
@@ -97,8 +103,10 @@ class Odd(StateService):
         **more: Any,
     ) -> None:
         super().__init__(*args, **more)
-        self.describes, self.sends = describes, sends
-        self.before_description, self.before_pieces = before_description, before_pieces
+        self.describes = describes
+        self.sends = sends
+        self.before_description = before_description
+        self.before_pieces = before_pieces
 
     async def Describe(
         self, request: state_pb2.DescribeRequest, context: Any
@@ -134,7 +142,8 @@ class Swarm:
     async def fetch(self, donors: list[PeerId], epoch: int | None = 3, **more: Any) -> Any:
         more = {"settings": SETTINGS, "patience": QUICK, **more}
         version = None if epoch is None else Version(epoch, more.pop("lineage", ""))
-        kind, shapes = more.pop("kind", "parameters"), more.pop("shapes", SHAPES)
+        kind = more.pop("kind", "parameters")
+        shapes = more.pop("shapes", SHAPES)
         return await fetch(self.me, donors, 1, kind, version, shapes, **more)
 
     def given(self, peer: PeerId) -> int:
@@ -181,7 +190,8 @@ async def test_state_comes_from_all_donors_and_is_exact(
     swarm: Swarm, names: tuple[str, ...]
 ) -> None:
     state = {name: values()[name] for name in names}
-    asked, all_asked = set[int](), asyncio.Event()
+    asked = set[int]()
+    all_asked = asyncio.Event()
 
     async def until_all_are_asked(donor: int, request: state_pb2.FetchRequest) -> None:
         asked.add(donor)
@@ -289,7 +299,8 @@ async def test_a_line_that_breaks_once_costs_no_donor(swarm: Swarm) -> None:
 
 
 async def test_who_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) -> None:
-    begun, given = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
+    given = asyncio.Event()
 
     async def until_given(request: object) -> None:
         begun.set()
@@ -313,7 +324,8 @@ async def test_who_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) ->
 async def test_without_a_digest_a_late_description_holds_nobody_up(swarm: Swarm) -> None:
     """Two of three donors agree; the third describes its state after the others were asked for
     pieces, and gives some too."""
-    begun, given = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
+    given = asyncio.Event()
 
     async def until_given(request: object) -> None:
         begun.set()
@@ -351,10 +363,11 @@ async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm, good: PeerId
 async def test_who_sends_late_is_not_given_up_while_others_send(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All share the line of who fetches: more donors make each of them slower, and not silent."""
+    """All donors share the reader's line: more donors make each of them slower, and not silent."""
     monkeypatch.setattr(service, "MESSAGE", 1000)
     capped = CheckpointSettings(fetch_parallel=1, max_up=40_000)
-    first, sent = asyncio.Event(), list[int]()
+    first = asyncio.Event()
+    sent = list[int]()
 
     def sends(request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
         sent.append(len(chunk.data))
@@ -532,8 +545,9 @@ async def test_kept_files_are_believed_only_by_their_hash(
 async def test_a_piece_that_two_tensors_have_is_kept_once(
     swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two requests may bring it at the same moment."""
-    made, write = list[str](), Path.write_bytes
+    """Two requests may bring the same tensor at the same moment."""
+    made = list[str]()
+    write = Path.write_bytes
     monkeypatch.setattr(Path, "write_bytes", lambda p, d: made.append(p.name) or write(p, d))
     ones = {f"layer.{i}.norm": torch.ones(50) for i in range(20)}
     donor = await swarm.donor("donor", Held({3: ones}))
@@ -562,7 +576,7 @@ async def test_a_full_disk_stops_a_fetch_that_keeps_files(
 
 
 def asking(**fields: Any) -> state_pb2.FetchRequest:
-    """For the whole of the norm of epoch 3, but for ``fields``."""
+    """Request for the whole tensor "norm" of epoch 3, with `fields` changed."""
     norm = {"stage": 1, "kind": state_pb2.PARAMETERS, "epoch": 3, "name": "norm", "length": 28}
     return state_pb2.FetchRequest(**(norm | fields))
 
@@ -571,10 +585,11 @@ def asking(**fields: Any) -> state_pb2.FetchRequest:
 async def two_at_once(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[PeerId, VirtualClock, pins.Pins]:
-    """A donor of many epochs that holds two of them still for strangers."""
+    """A donor of many epochs that pins two of them for strangers."""
     monkeypatch.setattr(pins, "PINS", 4)
     monkeypatch.setattr(pins, "OF_STRANGER", 9)
-    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 9)})
+    clock = VirtualClock()
+    held = Held({e: values(e) for e in range(1, 9)})
     donor = await swarm.donor("donor", held, clock=clock)
     return donor, clock, swarm.services[donor].pins
 
@@ -692,7 +707,8 @@ async def test_who_was_not_told_of_a_snapshot_cannot_read_it(swarm: Swarm, good:
         await stub.Fetch(asking(), timeout=5).read()
 
 
-HERE, THERE = "a" * 32, "b" * 32
+HERE = "a" * 32
+THERE = "b" * 32
 
 
 async def test_a_donor_of_another_lineage_is_not_blamed(swarm: Swarm) -> None:
@@ -711,7 +727,8 @@ async def test_a_pinned_epoch_of_one_history_is_not_given_as_another(swarm: Swar
     held = Held({3: values()}, lineage=HERE)
     donor = await swarm.donor("donor", held)
     await swarm.fetch([donor], lineage=HERE)
-    held.epochs, held.lineage = {3: values(9)}, THERE
+    held.epochs = {3: values(9)}
+    held.lineage = THERE
     assert same((await swarm.fetch([donor], lineage=HERE)).tensors, values()), "held still"
     assert same((await swarm.fetch([donor], lineage=THERE)).tensors, values(9))
 
@@ -747,11 +764,13 @@ async def test_what_is_kept_of_parts_is_listed(swarm: Swarm) -> None:
 
 
 async def test_later_spares_are_served_beside_pinned_ones(swarm: Swarm) -> None:
-    first, later = {"a/momentum": torch.ones(2)}, {"b/momentum": torch.full((3,), 2.0)}
+    first = {"a/momentum": torch.ones(2)}
+    later = {"b/momentum": torch.full((3,), 2.0)}
     held = Held({}, StateKind.SPARE, HERE)
     donor = await swarm.donor("donor", held)
     for now, asked in ((first, first), (later, later), (later, first)):
-        held.epochs, shapes = {3: now}, {name: tuple(t.shape) for name, t in asked.items()}
+        held.epochs = {3: now}
+        shapes = {name: tuple(t.shape) for name, t in asked.items()}
         got = await swarm.fetch([donor], kind="spare", shapes=shapes, lineage=HERE)
         assert same(got.tensors, asked)
 
@@ -778,7 +797,8 @@ async def test_a_tensor_served_whole_is_reported(swarm: Swarm) -> None:
 
 
 async def test_no_request_begins_while_the_gate_is_shut(swarm: Swarm) -> None:
-    gate, asked = asyncio.Event(), asyncio.Event()
+    gate = asyncio.Event()
+    asked = asyncio.Event()
     donor = await swarm.donor("donor", Held({3: values()}), Odd, describes=lambda _: asked.set())
     going = asyncio.ensure_future(swarm.fetch([donor], gate=gate))
     await asked.wait()
@@ -818,13 +838,14 @@ async def test_a_broken_fetch_resumes_its_version_and_drops_others(
 async def test_a_restart_resumes_the_version_under_way(
     swarm: Swarm, tmp_path: Path, damage: bytes | None
 ) -> None:
-    """The swarm has gone on meanwhile. Where it cannot be read what was under way, the newest is
-    fetched."""
+    """The swarm has gone on meanwhile. The newest version is fetched if the file that names the
+    version under way is damaged."""
     held = Held({3: values()}, lineage=HERE)
     donor = await swarm.donor("donor", held, Odd, before_pieces=breaks_at_norm)
     with pytest.raises(NoDonor):
         await swarm.fetch([donor], None, partial=Partial(tmp_path / "in"), settings=ONE_BY_ONE)
-    swarm.services[donor].before_pieces, held.epochs = at_once, {4: values(4)}
+    swarm.services[donor].before_pieces = at_once
+    held.epochs = {4: values(4)}
     if damage is not None:
         (tmp_path / "in" / "version").write_bytes(damage)
     snapshot = await swarm.fetch([donor], None, partial=Partial(tmp_path / "in"))

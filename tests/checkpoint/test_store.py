@@ -51,7 +51,7 @@ def rewritten(page: Path, **changes: object) -> None:
 
 @pytest.fixture
 def said() -> list[str]:
-    """What ``store`` tells."""
+    """Messages that `store` reports."""
     return []
 
 
@@ -102,7 +102,7 @@ def test_loaded_tensors_outlive_their_file(store: CheckpointStore) -> None:
     ("keep", "written", "left"),
     [
         (2, (9, 10, 11, 100), [11, 100]),
-        # What was just written stays beside later epochs.
+        # The epoch just written stays beside later epochs.
         (1, (99, 100, 7), [7]),
         (2, (99, 100, 7), [7, 100]),
     ],
@@ -388,7 +388,7 @@ def test_a_manifest_that_hashes_but_means_nothing_is_refused(
 
 
 def test_a_checkpoint_of_format_1_is_still_read(store: CheckpointStore) -> None:
-    """Its digest is of another kind; its files are hashed as they are today."""
+    """The digest of format 1 is of another kind; its files are hashed as they are today."""
     path = store.save(1, 2, *state(2))
     rewritten(path / "manifest.json", format=1, digest="a" * 64)
     found = store.load(1, 2)
@@ -499,9 +499,10 @@ def test_a_writing_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 def test_a_filesystem_that_writes_no_blocks_directly_gets_them_otherwise(
     tmp_path: Path, refused: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three blocks, of which one is refused after a part of it was taken."""
+    """A write of three blocks, one of which is refused after a part of it was taken."""
     monkeypatch.setattr(files, "_BLOCK", 1 << 16)
-    true, blocks = files.write, list[int]()
+    true = files.write
+    blocks = list[int]()
 
     def write(fd: int, data: memoryview) -> None:
         blocks.append(len(data))

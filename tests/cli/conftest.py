@@ -28,7 +28,7 @@ def started(
     environment: Mapping[str, str] | None = None,
     **how: Any,
 ) -> subprocess.Popen[bytes]:
-    """A command as a process of its own, with both outputs read unless ``how`` says otherwise."""
+    """A command in a process of its own; both outputs are read unless `how` says otherwise."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, *program, "--home", str(home), *words],
@@ -44,20 +44,20 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ours(home: Path) -> NodeConfig:
-    """What the configuration of this home says."""
+    """Configuration of this home."""
     return NodeConfig.load({"home": home}, {})
 
 
 @dataclass
 class Shown:
-    """What a command printed and exited with."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
     stderr: str
 
     def good(self) -> str:
-        """What it printed; fails unless it exited with 0."""
+        """Return the command's stdout; fails unless it exited with 0."""
         assert self.returncode == 0, self.stderr
         return self.stdout
 
@@ -74,7 +74,7 @@ def refused(shown: Shown, code: int, *says: str) -> None:
 
 
 def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
-    """What became of ``code`` in a Python of its own."""
+    """Run `code` in a Python process of its own and return its exit code and output."""
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -88,7 +88,8 @@ class Waits:
     """Double of :mod:`time` for a joiner that waits: the clock shows the sum of all pauses."""
 
     def __init__(self) -> None:
-        self.now, self.pauses = 0.0, list[float]()
+        self.now = 0.0
+        self.pauses = list[float]()
         self.woken: Callable[[], None] = lambda: None
         """Called at the end of every pause."""
 
@@ -117,8 +118,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Lets all who look at the network find this, and nothing else. Returns what they will have
-    asked: addresses, and how."""
+    """Replace the look at the network: every command finds these findings and nothing else.
+
+    Returns the list of requests, each (addresses, keyword arguments), which fills as commands ask.
+    """
 
     def answers(*findings: Diagnosis) -> list[Any]:
         asked = []
@@ -163,7 +166,8 @@ def tutti(
 @pytest.fixture
 def daemon(home: Path) -> Iterator[CannedWindow]:
     """A canned daemon that listens in ``home`` from a thread with a loop of its own."""
-    ready, made = threading.Event(), []
+    ready = threading.Event()
+    made = []
 
     async def serve() -> None:
         window = CannedWindow()

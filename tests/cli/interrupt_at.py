@@ -1,13 +1,12 @@
-"""Runs a command line again and again, each time with a Ctrl-C at another of its audit events.
+"""Run a command line again and again, each time with a Ctrl-C at another audit event.
 
     python interrupt_at.py FOLDER MILESTONES WORD...
 
-Moments are counted in events that the interpreter reports (a module imported, a file opened, a
-process started), so that they are the same on every machine. MILESTONES is a list in JSON: numbers
-of events, shares of all of them (0.5), an event's name with how many of them there have been
-("subprocess.Popen:2"), or a module that is about to be imported ("import torch"). Prints a list in
-JSON: exit code, stdout and stderr of each run; first those of a run without a Ctrl-C if shares are
-asked for.
+MILESTONES is a list in JSON. Its entries are numbers of events, shares of all events (0.5), an
+event's name and its count ("subprocess.Popen:2"), or a module about to be imported ("import
+torch"). Events are those that the interpreter reports (a module imported, a file opened, a process
+started), so that a milestone is the same moment on every machine. Prints a list in JSON: exit code,
+stdout and stderr of each run. If shares are asked for, a run without a Ctrl-C comes first.
 """
 
 import json
@@ -45,7 +44,8 @@ def run(folder: Path, at: Milestone, words: list[str]) -> tuple[int, str, str]:
     end_with(parent)
     for n in (1, 2):
         os.dup2(os.open(folder / f"fd{n}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), n)
-    main_thread, seen = threading.get_ident(), Counter[str]()
+    main_thread = threading.get_ident()
+    seen = Counter[str]()
 
     def watch(event: str, about: tuple[Any, ...]) -> None:
         if threading.get_ident() == main_thread:

@@ -1,5 +1,4 @@
-"""What the command line says when something is wrong can be followed, and its help shows all that
-it was given."""
+"""Advice of the command line: each next step can be followed, and help shows every option."""
 
 import json
 import re
@@ -151,7 +150,8 @@ def test_a_missing_key_error_names_the_command_that_makes_one(tutti, home):
     missing = tutti("id", "show")
     refused(missing, 5, "tutti id new")
     assert "start" not in missing.stderr
-    made, key = tutti("id", "new").good(), home / "identity.key"
+    made = tutti("id", "new").good()
+    key = home / "identity.key"
     identity = Identity.load(key)
     assert identity.peer_id in made
     assert tutti("id", "show").stdout == made

@@ -115,7 +115,7 @@ def test_init_keeps_layers_at_the_ends(tutti, home):
     shown = tutti("swarm", "inspect", "deep.toml").stdout
     assert "the first 2 at the ends" in " ".join(shown.split())
     assert "ends (embedding, 0-1, head) and 3 block stages" in " ".join(shown.split())
-    # Digests of weights are those of stages: another cut has others.
+    # Digests of weights belong to stages: another cut has others.
     file = home.parent / "deep.toml"
     given = amended(
         Manifest.parse(file.read_bytes()), {"model.weights": ["blake3:" + "ab" * 32] * 4}
@@ -136,7 +136,7 @@ def test_inspect_shows_a_file(tutti):
 def test_inspect_shows_what_a_long_invite_leads_to(tutti, ours):
     owner = Identity.ephemeral()
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
-    ours.remember(manifest)  # so that nobody must be asked over the network
+    ours.remember(manifest)  # so that no peer must be asked over the network
     text = Invite(manifest.run_id, owner.peer_id, (ADDRESS + owner.peer_id,), bytes(128)).encode()
     assert len(text) > 255, "longer than the name of a file may be"
     assert json.loads(tutti("swarm", "inspect", text, "--json").good())["swarm"]["name"] == (
@@ -149,11 +149,11 @@ def test_joining_needs_a_yes(tutti, ours):
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
     invite = Invite(manifest.run_id, owner.peer_id, (ADDRESS + owner.peer_id,))
     text = invite.encode()
-    ours.remember(manifest)  # so that nobody must be asked over the network
+    ours.remember(manifest)  # so that no peer must be asked over the network
     asked = tutti("join", text, "--no-start")
     assert asked.returncode == 2
     assert "--yes" in asked.stderr
-    assert owner.peer_id in asked.stderr  # it was shown whose swarm this is
+    assert owner.peer_id in asked.stderr  # the refusal names the swarm's owner
     assert tutti("join", text, "--no-start", "--yes").returncode == 0
     assert ours.remembered() == (manifest, invite)
 
@@ -214,7 +214,8 @@ def test_the_invite_is_to_the_run_of_the_daemon(tutti, ours, private, me):
 
 @pytest.mark.parametrize("verb", ["start", "join"])
 def test_the_swarm_that_was_looked_at_is_started(tutti, home, monkeypatch, verb):
-    raw, started = Manifest.default_demo().sign(Identity.ephemeral()), []
+    raw = Manifest.default_demo().sign(Identity.ephemeral())
+    started = []
     answer = Answer(manifest=ManifestAnswer(toml=raw))
     monkeypatch.setattr("node.app.joining.observe", lambda *_: answer)
     monkeypatch.setattr(cli, "_run_daemon", lambda *swarm: started.append(swarm))
@@ -239,7 +240,8 @@ def test_the_swarm_that_was_looked_at_is_started(tutti, home, monkeypatch, verb)
 
 
 def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
-    owner, other = Identity.ephemeral(), Identity.ephemeral()
+    owner = Identity.ephemeral()
+    other = Identity.ephemeral()
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
     NodeConfig.load({"home": home}, {}).remember(manifest)
     text = Invite(manifest.run_id, other.peer_id, (ADDRESS + owner.peer_id,)).encode()

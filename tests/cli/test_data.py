@@ -47,12 +47,12 @@ def test_init_recognises_conversations_and_shows_two_samples(tutti, home, model,
     assert said.count("sample ") == 2
     assert "<|eos|>" in said
     assert "{+number" in said
-    # What the swarm trains on is what a later start reads.
+    # The samples that the swarm trains on are those that a later start reads.
     assert "signature good" in tutti("swarm", "validate", "swarm.toml").good()
     shown = json.loads(tutti("data", "show", "swarm.toml", "3", "--json").good())
     assert shown["sample"] == 3
     assert 0 < sum(shown["trained"]) < len(shown["ids"]) == 33
-    # Who has no template is told where it is.
+    # A user without a template is told where it is.
     elsewhere = ("--home", str(home.parent / "guest"), "--data", str(chat))
     (home.parent / "alone").mkdir()
     (home.parent / "alone" / "tokenizer.json").write_bytes(ByteTokenizer().to_json())

@@ -30,7 +30,7 @@ ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/" + Identity.ephemeral().peer_id
 
 @pytest.fixture
 def found(tutti):
-    """The checks that ``tutti doctor WORDS --json`` tells of; fails unless it ends with this exit
+    """Checks in the report of `tutti doctor WORDS --json`; fails unless it ends with this exit
     code."""
 
     def run(code, *words):
@@ -245,7 +245,7 @@ def test_a_home_that_is_a_file(first, home):
 
 def test_a_home_that_may_not_be_written_is_mended(first, home, monkeypatch):
     home.mkdir(mode=0o500)
-    if os.geteuid() == 0:  # whom no mode stops
+    if os.geteuid() == 0:  # no mode stops root
         allowed = os.access
         monkeypatch.setattr(
             os,
@@ -365,7 +365,8 @@ def test_data_that_is_not_there_or_not_the_runs(first, home, tmp_path):
 
 
 def test_data_is_a_warning_to_who_can_host_a_block_stage(first, ours):
-    owner, fields = Identity.ephemeral(), {"data.source": "file:/nowhere/text.txt"}
+    owner = Identity.ephemeral()
+    fields = {"data.source": "file:/nowhere/text.txt"}
     ours.remember(
         Manifest.parse(amended(Manifest.default_demo().owned_by(owner.peer_id), fields).sign(owner))
     )

@@ -101,7 +101,8 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
             Manifest.default_demo().owned_by(OWNER.peer_id), {"swarm.admission": "invite"}
         ).sign(OWNER)
     )
-    places, asked = (ADDRESS + OWNER.peer_id,), []
+    places = (ADDRESS + OWNER.peer_id,)
+    asked = []
     answers = {
         "manifest": Answer(manifest=ManifestAnswer(toml=private.to_toml())),
         "peers": Answer(peers=PeersAnswer()),
@@ -160,7 +161,8 @@ def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, network
 
 
 def test_the_addresses_to_examine_are_those_given_or_remembered(ours, network):
-    asked, manifest = network(), Manifest.parse(Manifest.default_demo().sign(OWNER))
+    asked = network()
+    manifest = Manifest.parse(Manifest.default_demo().sign(OWNER))
     one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}" for port in (1, 2, 3))
     examined(ours, ())
     ours.remember(manifest, Invite(manifest.run_id, OWNER.peer_id, (one,)))
@@ -251,7 +253,8 @@ class Founder:
     """Answers in turn as told: an answer, or a fault that is raised."""
 
     def __init__(self, monkeypatch, *answers):
-        self._answers, self.asked = iter(answers), []
+        self._answers = iter(answers)
+        self.asked = []
         monkeypatch.setattr("node.app.joining.observe", self)
 
     def __call__(self, places, question, seed=None, within_s=0.0):
@@ -320,7 +323,8 @@ def test_a_founder_that_is_slow_gets_more_time(ours, monkeypatch, waits, capsys)
 
 def test_joining_ends_only_where_nobody_answers_anybody(ours, monkeypatch, waits, capsys):
     def ends(*answers, took=0.0):
-        waits.now, waits.woken = 0.0, lambda: setattr(waits, "now", waits.now + took)
+        waits.now = 0.0
+        waits.woken = lambda: setattr(waits, "now", waits.now + took)
         Founder(monkeypatch, *answers[:-1], *itertools.repeat(answers[-1], 1000))
         with pytest.raises(NetworkFault) as caught:
             look(ours, INVITE)

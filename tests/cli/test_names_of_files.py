@@ -1,4 +1,4 @@
-"""Files and directories whose names mean something to a shell, a URL, a list or a multiaddr."""
+"""Files and directories with names that mean something to a shell, a URL, a list or a multiaddr."""
 
 import shlex
 
@@ -30,7 +30,7 @@ def test_a_run_is_made_checked_and_started_wherever_its_files_are(
     here = tmp_path / name
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
-    # A manifest names its data, in a line.
+    # Line of a manifest that names its data.
     stem = name.replace("/", "-").replace("\n", "-")
     at = here / f"{stem}.txt"
     at.write_text("one two three " * 4000)

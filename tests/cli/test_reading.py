@@ -1,5 +1,5 @@
-"""Which files of a user a run may read: what consent says of it, and what --yes does not agree
-to."""
+"""Files of a user that a run may read: the text that asks for consent, and the files that --yes
+does not cover."""
 
 import dataclasses
 

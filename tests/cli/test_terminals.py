@@ -96,7 +96,8 @@ def test_every_verb_is_readable_on_every_terminal(home, tmp_path, environment, e
         env={**os.environ, "COLUMNS": "160", **environment},
         timeout=120,
     )
-    said, complaints = done.stdout.decode(encoding), done.stderr.decode(encoding)
+    said = done.stdout.decode(encoding)
+    complaints = done.stderr.decode(encoding)
     assert "Traceback" not in complaints, complaints
     assert "unexpected" not in complaints
     assert dict(zip(verbs, json.loads(codes.read_text()), strict=True)) == {

@@ -1,5 +1,5 @@
-"""``tutti swarm init`` and ``tutti swarm validate`` open what a manifest names, and say what is
-wrong with it."""
+"""`tutti swarm init` and `tutti swarm validate` open the files that a manifest names, and report
+their errors."""
 
 import hashlib
 import json
@@ -81,7 +81,8 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corp
 
 
 def test_the_hash_of_builtin_data_is_written_too(tutti, home):
-    said, digest = tutti("swarm", "init").good(), hashlib.sha256(pydoc()).hexdigest()
+    said = tutti("swarm", "init").good()
+    digest = hashlib.sha256(pydoc()).hexdigest()
     assert read_manifest(home.parent / "swarm.toml").data.sha256 == digest
     assert digest[:12] in said
 
@@ -134,7 +135,7 @@ def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, word
     corpus.write_text(TEXT + "one more line\n")
     refused(tutti("swarm", "validate", "swarm.toml"), 5, "sha256", "same data")
     assert tutti("swarm", "validate", "swarm.toml", "--no-open").returncode == 0
-    # Without a hash it is said that nothing is compared.
+    # Without a hash the report says that nothing is compared.
     assert "no hash" in tutti("swarm", "validate", written(sha256=""), *data).stdout
 
 
@@ -158,7 +159,7 @@ def test_a_run_made_of_somebody_elses_manifest_reads_no_file_that_it_names(
     demo = tutti("demo", "--manifest", "theirs.toml", *guest)
     refused(demo, 2, str(corpus), "is not opened", "swarm init --data FILE")
     tutti(*init, *guest, *place, "--data", str(corpus)).good()
-    # Whose own it is repeats it without a word.
+    # The owner of the manifest repeats it and is asked nothing.
     tutti("swarm", "init", "again.toml", "--from", "theirs.toml").good()
 
 

@@ -322,7 +322,8 @@ def owned_run(ours, daemon):
     ours.remember(manifest)
     daemon.said.swarm.run_id = manifest.run_id
     for line, name in zip(daemon.seen.peers[1:], ("anna", "twin", "twin"), strict=False):
-        line.peer, line.name = Identity.ephemeral().peer_id, name
+        line.peer = Identity.ephemeral().peer_id
+        line.name = name
     return manifest
 
 

@@ -245,7 +245,8 @@ def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, ours, daemo
     daemon.said.swarm.run_id = "0" * 64
     unknown = tutti("swarm", "switch", "diloco.toml")
     assert (unknown.returncode, daemon.switched) == (2, "")
-    daemon.said.swarm.run_id, daemon.said.change.revision = owned.run_id, 4
+    daemon.said.swarm.run_id = owned.run_id
+    daemon.said.change.revision = 4
     assert "change 5" in tutti("swarm", "switch", "diloco.toml").good()
     rules = read(owned, daemon.switched)
     assert (rules.revision, rules.cell, rules.outer.carries) == (5, 2, "deltas")
@@ -263,11 +264,13 @@ def test_the_owner_puts_peers_out_of_a_running_swarm(tutti, home, ours, daemon, 
     assert "change 1" in tutti("swarm", "revoke", one).good()
     rules = read(owned, daemon.switched)
     assert (rules.revokes(one), rules.revokes(two), rules.cell) == (True, False, 1)
-    daemon.said.change.revision, daemon.said.change.signed = 1, daemon.switched
+    daemon.said.change.revision = 1
+    daemon.said.change.signed = daemon.switched
     assert tutti("swarm", "revoke", two).returncode == 0
     rules = read(owned, daemon.switched)
     assert (rules.revokes(one), rules.revokes(two)) == (True, True), "who was out stays out"
-    daemon.said.change.revision, daemon.said.change.signed = 2, daemon.switched
+    daemon.said.change.revision = 2
+    daemon.said.change.signed = daemon.switched
     (home.parent / "more.toml").write_text("[averaging]\ncell = 2\n[outer]\nwindow_s = 20\n")
     assert tutti("swarm", "switch", "more.toml").returncode == 0
     rules = read(owned, daemon.switched)

@@ -1,4 +1,4 @@
-"""What the owner may change in a running swarm, and that nobody else can."""
+"""Changes that the owner may make in a running swarm, and that nobody else can make."""
 
 import base64
 import json

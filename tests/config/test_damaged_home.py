@@ -1,5 +1,5 @@
-"""What a home remembers of its runs, with its files altered, cut, emptied or gone: found again, or
-one clear refusal."""
+"""A home's memory of its runs, with its files altered, cut, emptied or gone: the runs are found
+again, or there is one clear refusal."""
 
 import errno
 import os
@@ -95,7 +95,8 @@ def test_a_damaged_manifest_is_refused_until_a_copy_is_given(
 ) -> None:
     one = a_run()
     ours.remember(one)
-    path, copy = ours.manifest_path(one.run_id), tmp_path / "copy.toml"
+    path = ours.manifest_path(one.run_id)
+    copy = tmp_path / "copy.toml"
     copy.write_bytes(path.read_bytes())
     DAMAGE[how](path)
     before = others(ours.home, path)
@@ -124,7 +125,8 @@ def test_a_damaged_invite_is_replaced_by_remembered_peers(
 
 
 def test_a_manifest_of_another_run_in_its_place_is_damage(ours: NodeConfig) -> None:
-    one, two = a_run(), a_run("two")
+    one = a_run()
+    two = a_run("two")
     ours.remember(one)
     ours.manifest_path(one.run_id).write_bytes(two.to_toml())
     with pytest.raises(Refused, match=f"describes run {two.run_id[:12]}"):
@@ -163,7 +165,8 @@ def test_a_continued_run_inherits_its_own_checkpoints(
     one = a_run()
     two = a_run(**{"swarm.continues": one.run_id, "training.epochs": one.training.epochs + 5})
     assert two.run_id != one.run_id
-    settings, journal = CheckpointSettings(), Journal()
+    settings = CheckpointSettings()
+    journal = Journal()
     old = CheckpointStore(ours.checkpoint_dir(one.run_id), settings, one.run_id)
     for epoch in (20, 40):
         old.save(

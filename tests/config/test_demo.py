@@ -1,4 +1,4 @@
-"""What the demo makes of daemons that come and go; none is started."""
+"""The demo's reactions to daemons that come and go; none is started."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ Watched = Callable[..., DemoSwarm]
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """Watches a swarm whose ends peer says this with every poll."""
+    """Watch a swarm with an ends peer that shows one of these snapshots at each poll."""
     for name in ("start", "kill"):
         monkeypatch.setattr(demo.Child, name, lambda child: None)
     monkeypatch.setattr(demo.Child, "running", True)
@@ -23,7 +23,8 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(demo, "REPLACE_AFTER_S", -1.0)
 
     def watch(options: DemoOptions, *said: Snapshot) -> DemoSwarm:
-        swarm, left = DemoSwarm(tmp_path, options), list(said)
+        swarm = DemoSwarm(tmp_path, options)
+        left = list(said)
         monkeypatch.setattr(swarm, "poll", lambda: [left.pop(0)])
         demo._watch(swarm, options, DemoOutcome(1), lambda snapshots, note: None)
         return swarm

@@ -32,14 +32,15 @@ LLAMA_8B = SMOLLM2 | {
 
 
 def made(of_model, **said) -> Manifest:
-    """The manifest of a run from such a model; ``said`` with __ for the dot."""
+    """Manifest of a run from a pretrained model; in the settings' names `__` stands for the dot."""
     given = typed({name.replace("__", "."): value for name, value in said.items()})
     changes = of_model | fine_tuning.usual(of_model, given) | given
     return amended(Manifest.default_demo(), changes)
 
 
 def test_rates_follow_the_width_and_what_is_trained():
-    small, large = made(SMOLLM2).optimizer, made(LLAMA_8B).optimizer
+    small = made(SMOLLM2).optimizer
+    large = made(LLAMA_8B).optimizer
     assert (small.name, large.name) == ("adamw", "adamw")
     assert 5e-5 <= small.adam_lr <= 3e-4
     assert 1e-5 <= large.adam_lr <= 5e-5
@@ -130,7 +131,8 @@ def test_stages_follow_the_layers_of_any_model():
 
 
 def test_a_run_from_new_weights_keeps_its_rates():
-    new, demo = made({}, model__layers=4), Manifest.default_demo()
+    new = made({}, model__layers=4)
+    demo = Manifest.default_demo()
     assert new.optimizer == demo.optimizer
     assert new.training.target_batch == demo.training.target_batch
     assert not new.training.reference
@@ -138,7 +140,8 @@ def test_a_run_from_new_weights_keeps_its_rates():
 
 def test_a_run_that_made_its_model_worse_is_told_a_tenth_of_its_rate():
     run = {"training__epochs": 60, "optimizer__warmup": 6, "training__eval_every": 6}
-    manifest, before = made(SMOLLM2, optimizer__adam_lr=2e-3, **run), Losses(4.6, 4.5)
+    manifest = made(SMOLLM2, optimizer__adam_lr=2e-3, **run)
+    before = Losses(4.6, 4.5)
     said = fine_tuning.worse(manifest, 13, 4.7, before)
     assert "--set optimizer.adam_lr=0.0002" in said
     assert "--set optimizer.adam_lr=0.0002" in said[:70], "as far as the monitor shows"

@@ -1,5 +1,5 @@
-"""What taking part will move, from the manifest alone. That it is right is measured:
-benchmarks/hour/caps.py."""
+"""Forecast of a peer's traffic from the manifest alone. benchmarks/hour/caps.py measures that it is
+right."""
 
 import math
 

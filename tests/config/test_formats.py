@@ -1,7 +1,7 @@
-"""Manifests of every format: what is hashed, what stays as it was recorded, what is refused.
+"""Manifests of every format: the hashed settings, the values kept as recorded, the refusals.
 
-``format1/`` was written by the code that knew no other format: manifests, and in ``runs.json``
-their run ids, invites, and a change of the owner. ``defaults2.json`` has the defaults of format 2.
+`format1/` was written by the code that knew no other format: manifests, and in `runs.json` their
+run ids, invites, and a change of the owner. `defaults2.json` has the defaults of format 2.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Wider(SECTIONS["model"]):
 
 
 def _bare(raw: bytes) -> bytes:
-    """Without what is said of the sections, which nothing depends on."""
+    """The manifest without the comments behind its sections, which nothing depends on."""
     return re.sub(rb"^(\[\w+\]) #.*$", rb"\1", raw, flags=re.MULTILINE)
 
 
@@ -65,7 +65,8 @@ def test_a_run_of_format_1_keeps_its_id(name: str) -> None:
 
 @pytest.mark.parametrize("name", SIGNED)
 def test_a_format_1_run_verifies_and_is_rewritten_unchanged(name: str) -> None:
-    manifest, invite = old(name), Invite.decode(RUNS[name]["invite"])
+    manifest = old(name)
+    invite = Invite.decode(RUNS[name]["invite"])
     manifest.verify(invite.run_id, invite.owner)
     assert _bare(manifest.to_toml()) == _bare((HERE / "format1" / name).read_bytes())
     assert (
@@ -88,7 +89,8 @@ def test_an_admission_to_a_run_of_format_1_is_good() -> None:
 
 @pytest.mark.parametrize("name", SIGNED)
 def test_a_home_and_its_checkpoints_work_for_both_formats(name: str, tmp_path: Path) -> None:
-    before, owner = old(name), Identity.ephemeral()
+    before = old(name)
+    owner = Identity.ephemeral()
     after = Manifest.parse(before.owned_by(owner.peer_id).sign(owner))
     assert (before.format, after.format) == (1, FORMAT)
     ours = NodeConfig(home=tmp_path)
@@ -147,7 +149,8 @@ def test_a_new_setting_at_its_default_is_read_by_older_software(
     with monkeypatch.context() as newer:
         newer.setitem(SECTIONS, "model", Wider)
         made = dataclasses.replace(DEMO, model=Wider(layers=12))
-        raw, run_id = made.to_toml(), made.run_id
+        raw = made.to_toml()
+        run_id = made.run_id
         used = dataclasses.replace(DEMO, model=Wider(experts=2)).to_toml()
     assert b"# experts = 1" in raw
     assert Manifest.parse(raw).run_id == run_id
@@ -156,7 +159,7 @@ def test_a_new_setting_at_its_default_is_read_by_older_software(
 
 
 def test_no_default_of_format_2_has_changed() -> None:
-    """A run id stands for the defaults too: whoever needs another default makes a new format."""
+    """A run id stands for the defaults too: a change of a default needs a new format."""
     recorded: dict[str, dict[str, Any]] = json.loads((HERE / "defaults2.json").read_text())
     for section, values in recorded.items():
         today = json.loads(json.dumps(dataclasses.asdict(SECTIONS[section]())))

@@ -1,4 +1,4 @@
-"""What a solo swarm's daemons for the other stages are started with."""
+"""Arguments with which a solo swarm starts the daemons of its other stages."""
 
 from dataclasses import replace
 from pathlib import Path

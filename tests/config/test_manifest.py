@@ -202,7 +202,8 @@ def test_one_changed_character_breaks_it():
             Manifest.parse(changed).verify()
 
 
-OWNER, THIEF = Identity.ephemeral(), Identity.ephemeral()
+OWNER = Identity.ephemeral()
+THIEF = Identity.ephemeral()
 SIGNED = Manifest.parse(DEMO.sign(OWNER))
 STOLEN = dataclasses.replace(SIGNED, signature=Manifest.parse(DEMO.sign(THIEF)).signature)
 

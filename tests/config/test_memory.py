@@ -1,4 +1,4 @@
-"""How much of a device a stage may take: what is there, what is free, what is left to others."""
+"""Memory of a device that a stage may take: total, free, and left to others."""
 
 import math
 from dataclasses import dataclass
@@ -52,7 +52,8 @@ def config(home: Path, **flags: str) -> NodeConfig:
 
 ALL = {"memory": "100%"}
 SPARED = {**ALL, "reserve": "2GiB"}
-FREE, KEPT = "20.0 GiB of 24.0 GiB were free", "2.0 GiB are reserved for others"
+FREE = "20.0 GiB of 24.0 GiB were free"
+KEPT = "2.0 GiB are reserved for others"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_device_gives_what_is_free_and_not_reserved(
 
 
 def test_main_memory_is_what_other_daemons_and_the_process_leave(tmp_path: Path) -> None:
-    """A share is one of what is left, and a process takes its part too."""
+    """A share is a share of the memory that others leave, and a process takes its part too."""
     cpu = [Card(0, total=10 * GIB, is_cuda=False, context=0)]
     taken = MainMemory(others=4 * GIB, process=GIB)
     limit, said = room_on(config(tmp_path, memory="50%"), cpu, taken=taken)
@@ -111,9 +112,10 @@ def test_main_memory_is_what_other_daemons_and_the_process_leave(tmp_path: Path)
 def test_daemons_of_a_solo_start_share_main_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each counted all of it: five daemons on a machine of 4 GiB."""
+    """Each of five daemons on a machine of 4 GiB counted all of it."""
     monkeypatch.setattr(resources, "memory_total", lambda: 4 * GIB)
-    ours, taken = config(tmp_path, device="cpu"), MainMemory(process=GIB // 2)
+    ours = config(tmp_path, device="cpu")
+    taken = MainMemory(process=GIB // 2)
     split = {stage: int(said[:-1]) for stage, said in split_between(ours, DEMO, taken).items()}
     processes = DEMO.pipeline.stages + 1
     room = 4 * GIB - processes * taken.process
@@ -126,7 +128,7 @@ def test_daemons_of_a_solo_start_share_main_memory(
 def test_a_run_in_two_formats_is_planned_for_the_larger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: bool
 ) -> None:
-    """Which one is faster is measured after the stage is built."""
+    """The faster format is measured after the stage is built."""
     monkeypatch.setattr("node.app.capacity.bf16_units", lambda: units)
     mixed = amended(DEMO, {"training.mixed_precision": True})
     wide = {"model.d_model": 512, "model.d_ff": 2048, "model.seq_len": 16}
@@ -171,12 +173,14 @@ def test_stages_on_one_card_share_what_is_free(
 
 
 def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path: Path) -> None:
-    config_, stage = config(tmp_path), DEMO.pipeline.stages
+    config_ = config(tmp_path)
+    stage = DEMO.pipeline.stages
     window = config_.limits.in_flight
     parameters = check_memory(config_, DEMO, stage, 0).table[0].nbytes
 
     def places(spare: int) -> tuple[int, int]:
-        """Of a peer with so many bytes beyond the plan: places, and bytes of the stash."""
+        """Return the places, and the bytes of the stash, of a peer with `spare` bytes beyond the
+        plan."""
         needed = check_memory(config_, DEMO, stage, 64 * GIB).needed
         verdict = check_memory(config_, DEMO, stage, math.ceil((needed + spare) / 0.9))
         found = share_places(config_, DEMO, stage, verdict)
@@ -199,10 +203,11 @@ def test_ends_that_train_nothing_have_places_and_texts(tmp_path: Path) -> None:
 
 
 def test_pieces_of_the_loss_are_larger_where_a_gpu_has_memory_left(tmp_path: Path) -> None:
-    ours, most = config(tmp_path), 64 * GIB
+    ours = config(tmp_path)
+    most = 64 * GIB
 
     def found(spare: int, stage: int = 0, gpu: bool = True) -> int:
-        """Logits at once of a peer with ``spare`` bytes beyond the plan."""
+        """Logits that a peer with `spare` bytes beyond the plan computes at once."""
         needed = check_memory(ours, DEMO, stage, most, most).needed
         verdict = check_memory(ours, DEMO, stage, math.ceil((needed + spare) / 0.9), most)
         return logits_at_once(ours, DEMO, stage, verdict, gpu)
@@ -215,14 +220,15 @@ def test_pieces_of_the_loss_are_larger_where_a_gpu_has_memory_left(tmp_path: Pat
 
 
 def test_keys_and_values_of_texts_have_the_memory_that_is_left(tmp_path: Path) -> None:
-    ours, stage = config(tmp_path), 1
+    ours = config(tmp_path)
+    stage = 1
     needed = check_memory(ours, DEMO, stage, 64 * GIB).needed
 
     def verdict(spare: int) -> Verdict:
         return check_memory(ours, DEMO, stage, math.ceil((needed + spare) / 0.9))
 
     def texts(spare: int, ours: NodeConfig = ours) -> int:
-        """Bytes for texts of a peer with so many bytes beyond the plan."""
+        """Bytes for texts of a peer with `spare` bytes beyond the plan."""
         return text_limit(ours, DEMO, stage, verdict(spare))
 
     assert texts(0) == texts(-needed // 2) == 1, "room for none"

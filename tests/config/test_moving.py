@@ -1,5 +1,5 @@
-"""Changing the stage: who may be asked, who says no and why, what the next image is started
-with."""
+"""Changes of the stage: the daemons that may be asked, refusals and their reasons, and the
+arguments of the next image."""
 
 import asyncio
 import os
@@ -115,18 +115,21 @@ def test_reasons_to_stay(
     tmp_path: Path, manifest: Manifest, here: Any, there: int, open_to: str, says: str
 ) -> None:
     d = FakeDaemon(config(tmp_path))
-    d.assembled, d.open_to = here, open_to
+    d.assembled = here
+    d.open_to = open_to
     found = d.refuses(manifest, there)
     assert says in found if says else not found
 
 
 class FakeDaemon(Node):
-    """A daemon that builds and runs nothing, and what it did."""
+    """A daemon that builds and runs nothing, and logs its actions."""
 
     def __init__(self, ours: NodeConfig, stage: int = 1) -> None:
-        clock, journal = VirtualClock(), Journal()
+        clock = VirtualClock()
+        journal = Journal()
         Peer.__init__(self, ours.open_to, clock, journal, MANIFEST, lambda *_: None)
-        self.config, self.log = ours, list[str]()
+        self.config = ours
+        self.log = list[str]()
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
         self.assembled.training = SimpleNamespace(leave=self.leave, standing=ChangeStatus(Rules()))
@@ -226,7 +229,8 @@ async def test_a_signal_ends_a_daemon_that_was_about_to_begin_elsewhere(
 ) -> None:
     monkeypatch.setattr(d, "stop", partial(Node.stop, d))
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("ended without clean-up"))
-    d._end, d._why = asyncio.Event(), ""
+    d._end = asyncio.Event()
+    d._why = ""
     if stage is None:
         d.joins(CELL)
     else:
@@ -267,7 +271,8 @@ async def test_who_drains_or_changes_its_stage_stays_in_its_cell(tmp_path: Path)
 
 
 def test_checkpoints_of_the_cell_that_was_left_are_set_aside(tmp_path: Path) -> None:
-    ours, run = config(tmp_path), "f" * 64
+    ours = config(tmp_path)
+    run = "f" * 64
     assert ours.cell(run) == ""
     ours.change_cell(run, CELL)
     assert ours.cell(run) == CELL

@@ -29,14 +29,19 @@ class FakePresence:
     """Shows always the same; every look at it takes half a second."""
 
     def __init__(self, daemon: "FakeDaemon", others: dict[str, Placed]) -> None:
-        self._d, self.hasty, self.company = daemon, False, asyncio.Event()
-        self.times, self.me = 1.0, PeerId("me")
+        self._d = daemon
+        self.hasty = False
+        self.company = asyncio.Event()
+        self.times = 1.0
+        self.me = PeerId("me")
         self.others = {PeerId(p): placed for p, placed in others.items()}
         self.view = self
         self.posted: list[tuple[int | None, bool]] = []
         self.company.set()
-        self.until, self.over = math.inf, asyncio.Event()
-        self.come_at, self.hosts = math.inf, frozenset[PeerId]()
+        self.until = math.inf
+        self.over = asyncio.Event()
+        self.come_at = math.inf
+        self.hosts = frozenset[PeerId]()
 
     @property
     def hosting(self) -> frozenset[PeerId]:
@@ -59,12 +64,13 @@ class FakePresence:
 
 
 class FakeDaemon(Peer):
-    """One that builds nothing, and is asked to move."""
+    """A daemon that builds nothing, and is asked to move."""
 
     def __init__(self, home: Path, environ: dict[str, str] | None = None, **flags: Any) -> None:
         self.config = NodeConfig.load({"home": str(home), **flags}, environ or {})
         super().__init__(self.config.open_to, VirtualClock(), Journal(), MANIFEST, lambda *_: None)
-        self.asks, self.why = list[int](), ""
+        self.asks = list[int]()
+        self.why = ""
 
     def body(self) -> Any:
         return SimpleNamespace(reach="unknown")
@@ -97,8 +103,9 @@ async def instead(d: FakeDaemon, presence: Any, why: str) -> int:
 
 
 async def watch(d: FakeDaemon, presence: Any, seconds: float) -> None:
-    """Let it watch for so long."""
-    presence.until, presence.over = d.clock.now() + seconds, asyncio.Event()
+    """Let the daemon watch its stage for this time."""
+    presence.until = d.clock.now() + seconds
+    presence.over = asyncio.Event()
     task = asyncio.create_task(d.watch_stage(presence))
     await presence.over.wait()
     task.cancel()
@@ -124,7 +131,8 @@ async def test_who_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path)
 
 async def test_a_joiner_publishes_choosing_before_its_claim(tmp_path: Path) -> None:
     d = FakeDaemon(tmp_path)
-    presence, began = FakePresence(d, {"a": Placed(0), "b": Placed(1)}), d.clock.now()
+    presence = FakePresence(d, {"a": Placed(0), "b": Placed(1)})
+    began = d.clock.now()
     assert await take(d, presence) == 2
     assert d.clock.now() - began <= STABLE_S + 0.5
     assert presence.posted == [(None, False), (2, False)]
@@ -169,7 +177,8 @@ async def test_only_a_peer_awaiting_a_first_epoch_moves_to_the_ends(tmp_path: Pa
 
 async def test_who_cannot_go_to_the_ends_stays_and_is_not_named_again(tmp_path: Path) -> None:
     d = FakeDaemon(tmp_path, {MOVED: "1"})
-    presence, d.why = FakePresence(d, {"b": Placed(1), "c": Placed(2)}), "does not fit"
+    presence = FakePresence(d, {"b": Placed(1), "c": Placed(2)})
+    d.why = "does not fit"
     await take(d, presence)
     d.hosts("an ends peer")
     await watch(d, presence, 5 * WITHOUT_ENDS_S)

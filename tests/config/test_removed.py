@@ -1,4 +1,5 @@
-"""What tutti had once is refused by name wherever it is written, with what to use instead."""
+"""Removed settings and verbs: each is refused by name wherever it is written, with its
+successor."""
 
 import base64
 import json

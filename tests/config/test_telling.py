@@ -1,4 +1,4 @@
-"""The terminal of a daemon keeps telling what it does, and its metrics page how much."""
+"""A daemon's news on its terminal and counts on its metrics page."""
 
 import asyncio
 import json
@@ -25,10 +25,11 @@ from protos.control_pb2 import Snapshot
 async def told(
     monkeypatch: pytest.MonkeyPatch, *snapshots: Snapshot, again_s: float = 1e9
 ) -> list[str]:
-    """What the journal says while the daemon looks like each of these in turn."""
+    """Return the journal's lines while the daemon shows each of these snapshots in turn."""
     monkeypatch.setattr(module, "NEWS_S", 0.0)
     monkeypatch.setattr(module, "TELL_S", again_s)
-    journal, left = Journal(), list(snapshots)
+    journal = Journal()
+    left = list(snapshots)
     shown = SnapshotBuilder(SimpleNamespace(journal=journal, assembled=None))  # type: ignore[arg-type]
 
     def snapshot() -> Snapshot:
@@ -78,7 +79,8 @@ async def test_join_reports_a_finished_run_once(monkeypatch):
 
 
 async def test_a_total_that_went_back_adds_nothing_to_the_page(monkeypatch):
-    page, tokens = SnapshotBuilder(SimpleNamespace()), iter((5, 3, 4))  # type: ignore[arg-type]
+    page = SnapshotBuilder(SimpleNamespace())  # type: ignore[arg-type]
+    tokens = iter((5, 3, 4))
     monkeypatch.setattr(page, "snapshot", lambda: Snapshot(tokens=next(tokens)))
     for grown in (5, 5, 6):
         page.measure()
@@ -97,7 +99,8 @@ async def test_the_page_has_every_result_that_its_help_names(monkeypatch):
 
 
 async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
-    page, told = SnapshotBuilder(SimpleNamespace()), []  # type: ignore[arg-type]
+    page = SnapshotBuilder(SimpleNamespace())  # type: ignore[arg-type]
+    told = []
     monkeypatch.setattr(page, "snapshot", lambda: page.tally.shown)
     for epoch, tokens in ((-1, 0), (70, 1_000_000), (71, 1_000_500)):
         if epoch >= 0:
@@ -118,7 +121,7 @@ async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
 
 
 def banner_of(log_format: str) -> tuple[list[Event], Any]:
-    """The journal of a daemon that has begun, whose log has this format."""
+    """The journal of a daemon that has begun with this log format."""
     journal = Journal()
     manifest = Manifest.default_demo()
     daemon: Any = SimpleNamespace(
@@ -167,8 +170,10 @@ def test_the_fault_that_ends_a_daemon_is_a_line_of_its_log():
 
 def test_an_invite_names_the_rendezvous_before_its_record_is_seen():
     """A founder behind a router that starts with ``--join`` is asked for an invite at once."""
-    me, other = Identity.ephemeral().peer_id, Identity.ephemeral().peer_id
-    mine, rendezvous = f"/ip4/192.168.1.2/tcp/1/p2p/{me}", f"/ip4/11.0.0.7/tcp/1/p2p/{other}"
+    me = Identity.ephemeral().peer_id
+    other = Identity.ephemeral().peer_id
+    mine = f"/ip4/192.168.1.2/tcp/1/p2p/{me}"
+    rendezvous = f"/ip4/11.0.0.7/tcp/1/p2p/{other}"
     reachable = SimpleNamespace(multiaddrs=lambda: [mine], standing=Standing.CLOSED)
     daemon: Any = SimpleNamespace(
         manifest=amended(Manifest.default_demo(), {"swarm.owner": me}),

@@ -10,7 +10,7 @@ from node.control.service import ControlService
 
 
 async def ask(path: Any, question: Callable[[ControlClient], Any]) -> Any:
-    """The synchronous client in a thread, as the command line is a process of its own."""
+    """The synchronous client in a thread, since the command line is a process of its own."""
 
     def run() -> Any:
         with ControlClient(path, timeout_s=60.0) as client:

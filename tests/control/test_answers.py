@@ -1,5 +1,5 @@
-"""What strangers learn over libp2p: of an open run its manifest and its peers, of a private one
-nothing."""
+"""Answers to strangers over libp2p: the manifest and the peers of an open run, nothing of a private
+one."""
 
 import asyncio
 from types import SimpleNamespace
@@ -54,7 +54,8 @@ async def test_a_peer_without_a_run_says_why_it_has_no_manifest(role: str, says:
 
 async def test_a_listed_peer_is_called_first_one_at_a_time() -> None:
     open_, _ = view(private=False)
-    calls, there = list[str](), asyncio.Event()
+    calls = list[str]()
+    there = asyncio.Event()
 
     async def call(peer: str, question: Ask, timeout: float) -> None:
         calls.append(peer)

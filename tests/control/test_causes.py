@@ -1,4 +1,4 @@
-"""The table of reasons for which a peer does not train: each row, and which comes first."""
+"""The table of reasons why a peer does not train: each row, and the order of rows."""
 
 from typing import Any
 
@@ -338,7 +338,7 @@ ORDER = (
 
 
 def test_the_deepest_reason_comes_first():
-    """Each is taken away in turn, and the next one shows."""
+    """Each reason is taken away in turn, and the next one shows."""
     facts = EVERYTHING | {"p2p_up": True}
     for fact, kind in ORDER:
         assert of(**facts).kind == kind

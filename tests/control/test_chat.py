@@ -1,4 +1,4 @@
-"""``tutti chat``: what the model is told, and how a conversation goes on and ends."""
+"""`tutti chat`: the messages that the model gets, and how a conversation goes on and ends."""
 
 import io
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ SETTINGS = GenerateRequest(max_tokens=9, temperature=0.5, seed=3)
 
 
 class Echo:
-    """A daemon that answers with capital letters; ``raises`` before the letter of a number."""
+    """A daemon that answers in capital letters. `raises` is the number of a letter and the error
+    raised before it."""
 
     def __init__(self) -> None:
         self.asked: list[list[tuple[str, str]]] = []
@@ -92,7 +93,8 @@ def test_a_ctrl_c_ends_an_answer_and_what_came_of_it_was_said(talk):
 
 
 def test_two_ctrl_c_leave_and_one_does_not(talk):
-    daemon, stop = Echo(), KeyboardInterrupt()
+    daemon = Echo()
+    stop = KeyboardInterrupt()
     code, shown = talk(daemon, stop, "ab", stop, stop, "cd")
     assert code == ExitCode.OK
     assert len(daemon.asked) == 1

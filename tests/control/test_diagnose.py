@@ -1,4 +1,5 @@
-"""Which of many findings is reported, with which code and words; and who else uses an identity."""
+"""The finding that is reported among many, with its code and words; and the search for another user
+of an identity."""
 
 import errno
 import json
@@ -34,7 +35,7 @@ from node.core.ids import PeerId
 from node.identity.keys import Identity
 from protos.ask_pb2 import PeerLine, PeersAnswer
 
-# The same keys in every process, for what stands in a test's parameters.
+# The same keys in every process, since they stand in a test's parameters.
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
 ONE, TWO, THREE = (Identity(key, None).peer_id for key in KEYS)
 TCP = f"/ip4/11.0.0.1/tcp/4001/p2p/{ONE}"
@@ -89,7 +90,7 @@ TABLE = [
     ("no common family", [familyless(SIX)], Code.NO_COMMON_FAMILY, False),
     ("somebody else", [failed(TCP, "proof", Code.NETWORK, "another")], Code.NETWORK, False),
     ("nothing that can be tried", [not_tried(RELAYED)], Code.NETWORK, False),
-    # Several addresses: the one that came nearest tells most.
+    # Several addresses: the one where an attempt came furthest tells most.
     ("closed tells more than silent", [silent(TCP, 8), closed(OTHER)], Code.PORT_CLOSED, False),
     ("silent tells more than no route", [routeless(OTHER), silent(TCP, 8)], Code.NO_ANSWER, False),
     ("no route tells more than no family", [familyless(SIX), routeless(TCP)], Code.NO_ROUTE, False),
@@ -97,7 +98,7 @@ TABLE = [
     ("closed TCP, silent QUIC", [silent(QUIC, 8), closed(TCP)], Code.PORT_CLOSED, False),
     ("silent QUIC, no family for TCP", [silent(QUIC, 8), familyless(SIX)], Code.UDP_BLOCKED, False),
     ("not tried tells nothing", [not_tried(RELAYED), nameless(NAMED)], Code.NAME_NOT_FOUND, False),
-    # What a private address says may be said by another machine of this network.
+    # The answer at a private address may come from another machine of this network.
     ("public before private", [closed(LAN), silent(TCP, 8)], Code.NO_ANSWER, False),
     ("a private one before loopback", [closed(LOOP), silent(LAN, 8)], Code.NO_ANSWER, False),
     ("no family before private", [silent(LAN, 8), familyless(SIX)], Code.NO_COMMON_FAMILY, False),
@@ -192,7 +193,7 @@ def test_each_system_error_maps_to_a_layer_and_exit_code(
         ("2a09:8280:1::1", FOUR, ("family", ExitCode.NO_COMMON_FAMILY)),
         ("192.168.7.9", NONE, ("route", ExitCode.NO_ROUTE)),
         ("127.0.0.1", NONE, None),
-        # The other version is of no use when nothing leads out with it either.
+        # The other IP version is of no use when nothing leads out with it either.
         (
             "2a09:8280:1::1",
             Machine(FOUR.addresses, {4: "", 6: ""}),
@@ -233,7 +234,7 @@ def test_a_verdict_becomes_an_error() -> None:
 
 
 class Swarm:
-    """A peer that shows the record of ONE, which is refreshed at some times."""
+    """A swarm whose peer shows the record of ONE, refreshed at given times."""
 
     def __init__(
         self,
@@ -242,8 +243,12 @@ class Swarm:
         ahead: float = 0.0,
         path: str = "",
     ) -> None:
-        self.clock, self.asked = VirtualClock(100.0), 0
-        self._refreshed, self._state, self._ahead, self._path = refreshed, state, ahead, path
+        self.clock = VirtualClock(100.0)
+        self.asked = 0
+        self._refreshed = refreshed
+        self._state = state
+        self._ahead = ahead
+        self._path = path
 
     def peers(self) -> PeersAnswer:
         self.asked += 1
@@ -252,13 +257,15 @@ class Swarm:
         answer = PeersAnswer(peers=[PeerLine(peer=TWO, state="ready", path="self")])
         last = max((t for t in self._refreshed if t <= now), default=None)
         if last is not None:
-            seen, state = max(0.0, now - last - self._ahead), self._state
+            seen = max(0.0, now - last - self._ahead)
+            state = self._state
             line = PeerLine(peer=ONE, name="calm-otter", state=state, seen_s=seen, path=self._path)
             answer.peers.append(line)
         return answer
 
     def watch(self, ask: Callable[[], PeersAnswer] | None = None) -> Diagnosis | None:
-        now, sleep = self.clock.now, self.clock.advance
+        now = self.clock.now
+        sleep = self.clock.advance
         return watch_identity(PeerId(ONE), ask or self.peers, 6.5, now, sleep)
 
 
@@ -295,7 +302,7 @@ def test_the_peer_that_answers_may_be_it() -> None:
 
 
 def test_a_dead_writer_with_a_fast_clock_is_not_taken_for_alive() -> None:
-    """A dead daemon of this machine, whose clock is ahead: its record looks new, then ages."""
+    """The clock of a dead daemon of this machine is ahead: its record looks new, then ages."""
     for ahead in (2.0, 4.0, 60.0):
         assert Swarm([100.0], ahead=ahead).watch() is None
 

@@ -58,11 +58,13 @@ SETTINGS = CheckpointSettings()
 
 
 class Peer:
-    """A peer that hosts a stage: gives the version in place there, as a daemon does, and counts the
-    pieces it sends. ``serves``: pieces it sends before it fails, None for all."""
+    """A peer that hosts a stage, gives the version in place there, as a daemon does, and counts the
+    pieces it sends. `serves`: pieces it sends before it fails, None for all."""
 
     def __init__(self, lab: "Lab", stage: int, files: Callable[[str], bytes | None] | None) -> None:
-        self.lab, self.stage, self.at = lab, stage, lab.version
+        self.lab = lab
+        self.stage = stage
+        self.at = lab.version
         self.peer = PeerId(f"stage-{stage}-{len(lab.peers)}")
         self.serves: int | None = None
         self.sent = 0
@@ -104,7 +106,8 @@ class Lab:
     or ``stage``."""
 
     def __init__(self, root: Path, changes: Mapping[str, Any], stage: int = 1) -> None:
-        self.root, self.stage = root, stage
+        self.root = root
+        self.stage = stage
         self.manifest = amended(Manifest.default_demo(), {**SMALL, **changes})
         self.net = MemoryNet()
         self.me = self.net.transport("exporter")
@@ -166,7 +169,8 @@ class Lab:
         lab = self
 
         class Stage:
-            stage, empty = lab.stage, False
+            stage = lab.stage
+            empty = False
             frozen = property(lambda _: lab.base[lab.stage] if lab.base else None)
             version = property(lambda _: lab.here)
 
@@ -194,7 +198,7 @@ class Lab:
         return Exporter(a, self.me, self.config, hosts, ExportRequest(**request))
 
     async def export(self, **request: Any) -> News:
-        """The last word of an export."""
+        """Run an export and return its last news."""
         news: list[News] = []
         async with aclosing(self.exporter(**request).run()) as words:
             async for word in words:
@@ -325,7 +329,7 @@ async def test_a_tokenizer_without_a_hash_comes_from_nobody_else(make, tmp_path)
         await lab.export()
     assert "export at a peer that hosts the ends" in e.value.next_step
     assert "--tokenizer FILE" in e.value.next_step
-    # The path in a manifest of somebody else is no permission to read what is there.
+    # A path in somebody else's manifest is no permission to read the file there.
     (tmp_path / "gone.json").write_bytes(TOKENIZER)
     with pytest.raises(UsageFault, match="is not opened"):
         await lab.export()
@@ -366,7 +370,7 @@ async def test_files_of_the_model_come_from_another_peer_to_the_byte(make) -> No
     for name, content in {**GIVEN, "tokenizer.json": TOKENIZER}.items():
         assert (lab.out / name).read_bytes() == content
     assert json.loads((lab.out / "config.json").read_bytes())["eos_token_id"] == [258, 257]
-    ends.service._files = None  # the copies that were kept are enough from now on
+    ends.service._files = None  # from now on the kept copies are enough
     kept = RunFiles(lab.config, lab.manifest, None).load()
     assert (kept.chat_template, kept.eos_ids, kept.end_id) == ("T", (258, 257), 258)
     _, _, fields = await lab.export(without_tokenizer=True)
@@ -412,11 +416,11 @@ async def test_a_joiner_at_the_ends_fetches_the_tokenizer(make, monkeypatch, tmp
     files, fetched = for_text(lab)
     await fetched
     assert files.missing_for_text() == {}
-    # What was fetched is opened like a file that the user has.
+    # A fetched file is opened like a file that the user has.
     places = files.located(Places())
     assert open_tokenizer(lab.manifest.data, places).to_json() == TOKENIZER
     assert files.load().chat_template == "T"
-    # What the user names for this run is not replaced.
+    # A file that the user names for this run is not replaced.
     named = Places(tokenizer=str(tmp_path / "mine.json"))
     assert files.located(named) == named
     # A directory for all runs is searched first.

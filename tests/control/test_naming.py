@@ -31,7 +31,7 @@ def test_a_name_of_two_is_refused_with_both():
 
 
 def test_a_name_comes_before_last_letters():
-    """Else whoever chooses a key could stand for a name."""
+    """Otherwise a peer could choose its key so that it stands for another's name."""
     assert resolve(BERT[-6:], KNOWN | {ANNA: BERT[-6:]}) == ANNA
 
 

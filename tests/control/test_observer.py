@@ -101,8 +101,8 @@ STRANGER = "12D3KooWGQmdpbHXA4BTXpaGrFWCrgJMJhdGbyBQrT9HqGRbYs5B"
 
 @pytest.fixture(scope="module")
 def observed_places() -> Iterator[dict[str, str]]:
-    """The multiaddrs of a node that answers questions, by IP version and transport: "4/tcp",
-    "6/udp". It ends when its standard input does."""
+    """Multiaddrs of a node that answers questions, by IP version and transport: "4/tcp", "6/udp".
+    The node ends when its standard input does."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -127,7 +127,7 @@ def observed_node(observed_places: dict[str, str]) -> str:
 
 @pytest.fixture
 def closed() -> str:
-    """An address nobody listens at."""
+    """An address at which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         return f"/ip4/127.0.0.1/tcp/{gone.getsockname()[1]}/p2p/{STRANGER}"
 
@@ -141,8 +141,8 @@ def mute() -> Iterator[str]:
 
 @pytest.fixture
 def in_time() -> Iterator[None]:
-    """For a test that asks for a minute at most: addresses that are not needed, or of a peer that
-    has refused, are not waited for."""
+    """Assert that a test which allows a minute takes less than 30 s: nothing waits for addresses
+    that are not needed, nor for other addresses of a peer that has refused."""
     begin = time.monotonic()
     yield
     assert time.monotonic() - begin < 30
@@ -346,7 +346,8 @@ def test_an_examination_compares_clocks(observed_places: dict[str, str], mute: s
         found = examine([mute, observed_places["4/tcp"]], first=first, seconds=60)
         assert found.verdict.exit_code is ExitCode.CLOCK_WRONG
         assert found.clock_s == pytest.approx(-100, abs=30)
-        # Content with the first, it asks the others all the same when that one's clock differs.
+        # Though the first answer is enough, the others are asked all the same when that peer's
+        # clock differs.
         assert [f.ok for f in found.findings] == ([True, False] if first else [False, True])
 
 
@@ -406,7 +407,7 @@ def test_a_conversation_that_breaks_off_is_put_into_words(
         found = observer._broke(trial, why)
         assert (found.layer, found.code, found.ok) == (layer, code, False)
         assert says in found.cause
-        # Something that speaks libp2p hangs up: it has too much to do.
+        # A peer that speaks libp2p and hangs up because it has too much to do.
         assert found.alive == (layer == "answer" or (greeted and why == "boom"))
 
 

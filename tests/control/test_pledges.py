@@ -55,7 +55,8 @@ def test_a_renewed_pledge_looks_new_to_cleaners_of_temporary_files(tmp_path: Pat
 
 
 def test_a_pledge_counts_at_least_what_is_resident(tmp_path: Path) -> None:
-    one, two = made(tmp_path / "memory", "a"), made(tmp_path / "memory", "b")
+    one = made(tmp_path / "memory", "a")
+    two = made(tmp_path / "memory", "b")
     one.pledge(1)
     assert two.others() == pytest.approx(resident(os.getpid()), rel=0.1)
 
@@ -75,7 +76,7 @@ def test_the_pledge_of_a_killed_process_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_foreign_directory_is_not_used(tmp_path: Path) -> None:
-    """Anybody may make a directory in /tmp: what others can write says nothing."""
+    """Any user may make a directory in /tmp: a file that others can write proves nothing."""
     folder = tmp_path / "memory"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
@@ -89,7 +90,8 @@ def test_a_foreign_directory_is_not_used(tmp_path: Path) -> None:
 
 def test_one_decides_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    one, two = made(tmp_path / "memory", "a"), made(tmp_path / "memory", "b")
+    one = made(tmp_path / "memory", "a")
+    two = made(tmp_path / "memory", "b")
     with one.alone():
         monkeypatch.setattr("node.control.pledges.time.sleep", waited.append)
         monkeypatch.setattr("node.control.pledges.WAIT_S", 0.01)

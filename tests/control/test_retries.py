@@ -30,15 +30,17 @@ from protos.ask_pb2 import Answer, PingAnswer, Refusal
 
 
 class Joiner:
-    """Plays attempts that all come out as told; each takes the time that it was given."""
+    """Attempts that all come out as told; each takes the time that it was given."""
 
     def __init__(self) -> None:
-        self.now, self.said, self.pauses = 0.0, list[str](), list[float]()
+        self.now = 0.0
+        self.said = list[str]()
+        self.pauses = list[float]()
         self.within_s = ATTEMPT_S
         self.retries = Retries(self.now)
 
     def plays(self, outcome: Outcome, times: int = 1, took: float | None = None) -> GiveUp | None:
-        """Play an outcome ``times`` times; returns the end, if it comes."""
+        """Play an outcome `times` times; returns the final result or error, if there is one."""
         for _ in range(times):
             self.now += self.within_s if took is None else took
             decided = self.retries.handle(outcome, self.now, 0.5)

@@ -30,7 +30,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Closes its socket after a line, and ends after another one."""
+    """A process that closes its socket after one line of input, and ends after another."""
     command = [sys.executable, "-c", ENDING, str(tmp_path / "s")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as made:
@@ -52,17 +52,20 @@ def test_a_daemon_is_gone_when_its_process_is(tmp_path, process):
         assert process.stdout.readline() == "closed\n"
         assert not client.wait_gone(0.0), "nobody listens, and it still runs"
         tell(process)
-        # Not waited for: its parent may have better things to do, and it is gone all the same.
+        # The test does not wait for its child: a parent may do so late, and the daemon is gone all
+        # the same.
         assert client.wait_gone(60.0)
 
 
 class Slow:
-    """A daemon that is gone after some looks, and says these sentences until then."""
+    """A daemon that is gone after some looks, and reports these messages until then."""
 
     pid = 4711
 
     def __init__(self, looks: int, *says: tuple[str, str]) -> None:
-        self.looks, self.says, self.asked = looks, list(says), list[Any]()
+        self.looks = looks
+        self.says = list(says)
+        self.asked = list[Any]()
 
     def stop(self, *, now: bool) -> None:
         self.asked.append(now)

@@ -81,7 +81,7 @@ def test_status_shows_the_facts_in_eighty_columns():
 
 
 def worst() -> Snapshot:
-    """Everything that a screen can say, at its longest."""
+    """A snapshot of everything that a screen can show, at its longest."""
     s = training_snapshot(
         healthy=False,
         reason="no way to " + "brisk-otter (stage 2), " * 8,
@@ -104,7 +104,9 @@ def worst() -> Snapshot:
             says="cells of 3, moshpit on a grid of 3 x 3 x 3 with int8, nesterov",
         )
     )
-    s.paths.how, s.paths.run_s, s.paths.round_s = "planned", 1.0, 2.0
+    s.paths.how = "planned"
+    s.paths.run_s = 1.0
+    s.paths.round_s = 2.0
     s.paths.why.extend(
         ["stage 2 is skipped by every third micro-batch, for its peers are slow at this time"] * 3
     )
@@ -414,7 +416,7 @@ def test_peers_are_sorted_and_filtered(chosen: dict[str, Any], line: int, says: 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_the_peers_table_is_whole_in_any_terminal(width: int):
-    """A narrow one goes without columns; the words that are left are whole, names apart."""
+    """A narrow screen goes without columns; the remaining words are whole, names apart."""
     answer = some_peers()
     answer.peers[3].state = "silent"
     answer.peers[3].silent_s = 4.0
@@ -487,7 +489,8 @@ def test_cells_that_are_whole_and_peers_without_one():
     lines = shown(peers_table(answer))
     assert lines[-1] == "1 other cell, it lacks a stage"
     assert lines[6].split()[2] == "-"
-    answer.peers[4].stage, answer.peers[4].state = 2, "training"
+    answer.peers[4].stage = 2
+    answer.peers[4].state = "training"
     assert shown(peers_table(answer))[-1] == "1 other cell, it has every stage"
     assert [p["cell"] for p in plain(answer)["peers"]] == [p.cell for p in answer.peers]
 
@@ -545,7 +548,8 @@ def test_the_picture_shows_who_is_gone_and_who_disagrees():
     text = "\n".join(shown(swarm_picture(snapshots)))
     assert "bit-identical" in text
     assert text.count("●") == 8
-    snapshots[3].digest, snapshots[5].state = "ff" * 32, "lost"
+    snapshots[3].digest = "ff" * 32
+    snapshots[5].state = "lost"
     text = "\n".join(shown(swarm_picture(snapshots)))
     assert "DIFFER in stage 1" in text
     assert text.count("✗") == 1
@@ -555,8 +559,11 @@ def test_the_picture_shows_who_is_gone_and_who_disagrees():
 
 
 def test_digests_are_compared_only_at_the_same_epoch():
-    a, b, c = swarm(1, 1)[0], swarm(1, 1)[0], swarm(1, 1)[0]
-    b.digest, b.epoch = "ff" * 32, a.epoch + 1
+    a = swarm(1, 1)[0]
+    b = swarm(1, 1)[0]
+    c = swarm(1, 1)[0]
+    b.digest = "ff" * 32
+    b.epoch = a.epoch + 1
     assert compare_digests([a, b]) == (0, ())
     assert compare_digests([a, b, c]) == (2, ())
     c.digest = "ee" * 32
@@ -564,7 +571,8 @@ def test_digests_are_compared_only_at_the_same_epoch():
 
 
 def test_digests_of_different_cells_are_not_compared():
-    a, b = own_cell(), own_cell(cell="b" * 16)
+    a = own_cell()
+    b = own_cell(cell="b" * 16)
     b.digest = "ff" * 32
     assert compare_digests([a, b]) == (0, ())
     b.cell.cell = a.cell.cell
@@ -572,10 +580,8 @@ def test_digests_of_different_cells_are_not_compared():
 
 
 def test_the_peer_furthest_ahead_speaks_for_the_swarm():
-    behind, ahead = (
-        training_snapshot(epoch=5, loss=4.0),
-        training_snapshot(epoch=9, loss=3.0, stage=0),
-    )
+    behind = training_snapshot(epoch=5, loss=4.0)
+    ahead = training_snapshot(epoch=9, loss=3.0, stage=0)
     behind.time_s["wire"] = 1080.0
     first, *_, legend, _ = shown(swarm_picture([behind, ahead]))
     assert "epoch 9/150   loss 3.000" in first

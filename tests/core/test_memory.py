@@ -1,4 +1,4 @@
-"""What is freed is there for the next round."""
+"""Freed memory is there for the next round."""
 
 import platform
 import resource

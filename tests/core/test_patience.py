@@ -1,5 +1,4 @@
-"""How long others are waited for: a floor, what was measured, and how late this process itself
-runs."""
+"""Adaptive timeouts: the floor, the measured durations, and the lateness of this process itself."""
 
 import math
 
@@ -31,7 +30,8 @@ def test_slow_answers_widen_the_wait_quick_ones_keep_the_floor() -> None:
 
 
 def test_unsteady_answers_widen_the_wait_beyond_their_mean() -> None:
-    steady, unsteady = Took(), Took()
+    steady = Took()
+    unsteady = Took()
     for i in range(200):
         steady.add(2.0)
         unsteady.add(4.0 * (i % 2))

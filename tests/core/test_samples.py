@@ -1,4 +1,5 @@
-"""Shares of the sample order: what a stranger may send, halves, and no position lost or doubled."""
+"""Shares of the sample order: the cursors that a stranger may send, halves, and no position lost or
+doubled."""
 
 import json
 import random
@@ -59,7 +60,7 @@ def odd(start: int) -> SampleClass:
             (SampleClass(0, 0, 7, (2, 3)),),
         ),
         ((odd(9),), (even(8),), (SampleClass(0, 0, 8),)),
-        # From where they were taken unequally far both stay.
+        # Two classes that were taken unequally far both stay.
         *(((even(a),), (odd(b),), (even(a), odd(b))) for a, b in ((10, 7), (6, 9), (0, 7))),
         (
             (SampleClass(0, 2, 4), SampleClass(1, 2, 5)),
@@ -157,10 +158,11 @@ def test_a_hostile_cursor_is_refused(said: object) -> None:
 
 
 class Owner:
-    """Whoever has a share, and the positions that are out from it."""
+    """Owner of a share, and the positions that are out from it."""
 
     def __init__(self, cursor: Cursor, out: set[int]) -> None:
-        self.sampler, self.out = Sampler(cursor), out
+        self.sampler = Sampler(cursor)
+        self.out = out
 
     def has(self, position: int) -> bool:
         return any(c.has(position) for c in self.sampler.cursor())
@@ -169,7 +171,8 @@ class Owner:
 @given(st.integers(0, 2**32))
 def test_every_position_is_out_given_back_or_counted_once(seed: int) -> None:
     rng = random.Random(seed)
-    owners, counted = [Owner(WHOLE, set())], Counter[int]()
+    owners = [Owner(WHOLE, set())]
+    counted = Counter[int]()
     for _ in range(60):
         one = rng.choice(owners)
         match rng.choice(("take", "take", "back", "count", "split", "merge", "send")):
@@ -209,7 +212,7 @@ def test_every_position_is_out_given_back_or_counted_once(seed: int) -> None:
         (of,) = (c for c in classes if c.has(p))
         out = (p in o.out for o in owners)
         assert sum([p >= of.next, p in of.returned, counted[p] == 1, *out]) == 1, p
-    # And everything that is free comes, whoever goes on.
+    # Every free position comes, whichever owner goes on.
     for cursor in cursors:
         free = {p for c in cursor for p in range(end) if c.has(p) and p >= c.next}
         free.update(p for c in cursor for p in c.returned)

@@ -1,4 +1,4 @@
-"""Tasks end with their owner, and whoever ends them can be ended too."""
+"""Tasks end with their owner, and the task that ends them can be ended too."""
 
 import asyncio
 
@@ -16,7 +16,8 @@ async def takes_a_moment_to_end(ended: list[str]) -> None:
 
 
 async def test_who_closes_waits_for_its_tasks_and_goes_on() -> None:
-    tasks, ended = Tasks("owner"), list[str]()
+    tasks = Tasks("owner")
+    ended = list[str]()
     for n in range(3):
         tasks.spawn(takes_a_moment_to_end(ended), f"child {n}")
     await asyncio.sleep(0)
@@ -26,7 +27,8 @@ async def test_who_closes_waits_for_its_tasks_and_goes_on() -> None:
 
 
 async def test_who_is_cancelled_while_it_closes_tasks_ends() -> None:
-    tasks, ended = Tasks("owner"), list[str]()
+    tasks = Tasks("owner")
+    ended = list[str]()
 
     async def begins_anew() -> None:
         await tasks.close()

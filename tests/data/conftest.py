@@ -20,7 +20,7 @@ def _one_thread():
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small pieces, and a server that is gone is asked again at once."""
+    """Make pieces small, and ask a server that is gone again at once."""
     monkeypatch.setattr(pieces, "PIECE", 4096)
     monkeypatch.setattr(pieces, "LANES", 4)
     monkeypatch.setattr(stream_module, "FIRST_PAUSE_S", 0.01)
@@ -29,7 +29,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def opens() -> AsyncIterator[Callable[..., Stream]]:
-    """As :func:`stream`; what is open at the end of the test is closed."""
+    """Factory of streams, with the arguments of :func:`stream`; closes all of them after the
+    test."""
     made: list[Stream] = []
 
     def opened(*what: object, **more: object) -> Stream:
@@ -43,7 +44,7 @@ async def opens() -> AsyncIterator[Callable[..., Stream]]:
 
 @pytest.fixture
 def answers():
-    """Makes an :class:`Answers` of a function; each is closed after the test."""
+    """Factory of an :class:`Answers` from a function; closes each of them after the test."""
     made = []
     yield lambda say: made.append(Answers(say)) or made[-1]
     for server in made:
@@ -53,7 +54,7 @@ def answers():
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """The file of a tokenizer that learnt a few words, which cuts short inputs."""
+    """File of a tokenizer that learnt a few words, and that truncates its inputs."""
     rust = tokenizers.Tokenizer(tokenizers.models.BPE())
     rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = tokenizers.decoders.ByteLevel()

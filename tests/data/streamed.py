@@ -1,4 +1,4 @@
-"""Shards on a disk, and a stream of what a server has of them."""
+"""Shards on a disk, and streams of them from a server."""
 
 import gzip
 import hashlib
@@ -88,7 +88,7 @@ def shard_of(path: Path) -> Shard:
 def given(
     found: Files, shard: Shard, column: str = "text", part: Part | None = None
 ) -> list[bytes]:
-    """The documents of a part of a shard, of all of it unless another is said."""
+    """Documents of a part of a shard; of the whole shard without a part."""
     part = part or Part(0, 0, shard.size)
     left = LeftOut(shard.name)
     texts, _ = documents_of(found, shard, part, RowFormat(column), left)
@@ -98,7 +98,7 @@ def given(
 def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap: int = CAP,
            holdout: float = 0.05, masked: bool = False, places: Places = OWN_MANIFEST,
            tokenizer: Tokenizer | None = None, **more: Any) -> Stream:  # fmt: skip
-    """A stream of the owner of the run, whose manifest may name hosts of this machine."""
+    """A stream at the run's owner; a manifest of the owner's own may name hosts of this machine."""
     settings = DataSettings(
         source=source, windows=windows, holdout=holdout, document_mask=masked, **more
     )
@@ -107,7 +107,7 @@ def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap:
 
 @contextmanager
 def served(directory: Path) -> Iterator[FileServer]:
-    """A server of a directory, which runs on a thread."""
+    """A file server of a directory, on a thread."""
     with FileServer(directory) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
@@ -115,7 +115,8 @@ def served(directory: Path) -> Iterator[FileServer]:
 
 
 class Answers(ThreadingHTTPServer):
-    """Server whose every request ``say(handler)`` answers; ``headers``: those of each request."""
+    """Server that answers every request by `say(handler)`; `headers` lists the requests'
+    headers."""
 
     daemon_threads = True
 
@@ -140,7 +141,7 @@ class Answers(ThreadingHTTPServer):
 
 
 def reply(handler, status: int, body: bytes, **headers: str) -> None:
-    """Answer a request with ``body``, whose length is the Content-Length unless that is given."""
+    """Answer a request with `body`; Content-Length is the body's length unless given."""
     handler.send_response(status)
     for name, value in {"content_length": str(len(body)), **headers}.items():
         handler.send_header(name.replace("_", "-"), value)

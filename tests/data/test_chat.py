@@ -1,4 +1,4 @@
-"""Conversations, as five published formats write them, against their text written out by hand."""
+"""Conversations in five published formats, against their text written out by hand."""
 
 import json
 import tracemalloc
@@ -83,7 +83,8 @@ def reference(name: str) -> list[list[tuple[str, bool]]]:
         ]]  # fmt: skip
     if name == "llama":
         header = "<|start_header_id|>{}<|end_header_id|>\n\n"
-        user, assistant = header.format("user"), header.format("assistant")
+        user = header.format("user")
+        assistant = header.format("assistant")
         return [[
             (f"<s>{user}{ask}<|eot_id|>{assistant}", False), (f"{answer}<|eot_id|>", True),
             (f"{user}{again}<|eot_id|>{assistant}", False), (f"{last}<|eot_id|>", True),
@@ -99,7 +100,7 @@ def reference(name: str) -> list[list[tuple[str, bool]]]:
             (f"\nuser: {again}\nassistant: ", False), (f"{last}</s>", True), ("\n", False),
         ]]  # fmt: skip
     first = im.format("user", ask) + head
-    return [  # what was thought is left out of what the second answer sees
+    return [  # the second answer does not see the thoughts before the first
         [(first, False), (f"{answer}<|im_end|>\n", True)],
         [(f"{first}{short}<|im_end|>\n" + im.format("user", again) + head, False),
          (f"<think>\n\n</think>\n\n{last}<|im_end|>\n", True)],

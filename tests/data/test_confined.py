@@ -23,15 +23,15 @@ from node.data.tokenizer import FileTokenizer
 from tests.data.streamed import given, opened, published, shard_of, stream
 
 BACKTRACKS = r"(?:a|aa)+$"
-"""A pattern whose tries double with each letter of a text without an end."""
+"""A pattern that doubles its tries with each letter of a text that never ends."""
 PANICS = "a" * 1000 + "c"
-"""A text for which the library gives the pattern up, by a panic."""
+"""A text for which the library gives up the pattern, by a panic."""
 ENDLESS = ("a" * 27 + "c") * 10_000
-"""A text for which it does not: each place takes a tenth of a second."""
+"""A text for which the library never gives it up: each position takes a tenth of a second."""
 
 
 def letters(path: Path, change=lambda rust: None) -> Path:
-    """A tokenizer.json of two letters, with ``change`` made to it."""
+    """File of a tokenizer with two letters, after `change` was made to it."""
     rust = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "c": 1, "<|eos|>": 2}, []))
     change(rust)
     rust.save(str(path))
@@ -143,7 +143,7 @@ def test_a_corpus_is_refused_with_its_tokenizer(tmp_path):
 # ---------------------------------------------------------------- bombs
 
 RUBBISH = [b"PAR1" + bytes(100) + b"PAR1", b"\x28\xb5\x2f\xfd" + bytes(range(256)) * 20]
-"""Beginnings that a library knows, and nothing behind."""
+"""Headers that a library knows, with nothing behind them."""
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="only Linux bounds addresses")

@@ -1,5 +1,5 @@
-"""Where a manifest, a list or a redirect may lead a fetch: public addresses, and hosts that the
-user of this peer allows."""
+"""Addresses to which a manifest, a list or a redirect may lead a fetch: public ones, and hosts that
+the user of this peer allows."""
 
 import socket
 import threading
@@ -20,7 +20,7 @@ from tests.data.streamed import documents, published, served, stream
 
 @contextmanager
 def server(**paths):
-    """Answers of a server by their path; yields its address and the requests that come."""
+    """A server's answers by path; yields its address and the requests it gets."""
     came = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -154,7 +154,7 @@ def test_a_redirect_that_is_not_followed(location, says):
 
 
 def test_the_body_of_a_redirect_is_not_read():
-    # Its length is a lie: whoever reads it waits.
+    # Its length is a lie: a reader that trusts it waits.
     head = {"location": "/b", "content-length": str(1 << 40), "content-encoding": "gzip"}
     with server(a=(302, head, b"x" * 100), b=SECRET) as (url, _):
         assert fetched(f"{url}/a", *host_entry(url)) == b"secret"
@@ -174,7 +174,8 @@ def test_who_asks_is_not_told_to_another_host():
 
 def test_a_name_is_resolved_once_and_the_checked_address_is_dialled(monkeypatch):
     """A second look at the name would give the address of this machine."""
-    looked, dialled = [], []
+    looked = []
+    dialled = []
     real = socket.getaddrinfo
 
     def getaddrinfo(host, port, *what, **more):
@@ -224,7 +225,8 @@ def test_the_host_of_somebody_elses_manifest_must_be_public(web, tmp_path):
 
 @pytest.mark.parametrize("name", ["part-{000..069}.jsonl", "SHA256SUMS"])
 def test_a_joiner_asks_for_few_sizes_and_for_none_that_the_manifest_has(web, tmp_path, name):
-    source, guest = f"{web.url}/{name}", Places(hosts=host_entry(web.url))
+    source = f"{web.url}/{name}"
+    guest = Places(hosts=host_entry(web.url))
     with pytest.raises(UsageFault, match="70 shards whose sizes the manifest does not say"):
         stream(source, tmp_path / "guest", places=guest)
     assert [m for m, *_ in web.asked].count("HEAD") == 0

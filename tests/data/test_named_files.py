@@ -41,7 +41,7 @@ def test_a_path_without_a_hash_is_the_owners_alone(diary, tmp_path, name, monkey
             corpus(source, tmp_path)
     assert "--data FILE" in refused.value.next_step
     assert corpus(source, tmp_path, OWN_MANIFEST).sha256 == HASH
-    # What the user names is read; a directory for all runs is a place to look.
+    # A file that the user names is read; a directory for all runs is a place to look.
     assert corpus(source, tmp_path, Places(str(diary))).sha256 == HASH
     with pytest.raises(UsageFault, match="is not opened"):
         corpus(source, tmp_path, Places(str(diary.parent)))
@@ -124,7 +124,7 @@ def test_a_directory_that_a_hub_name_happens_to_be_is_not_read(diary, tmp_path, 
     assert not streams(named, OWN_MANIFEST)
     assert not streams(named, Places(str(saved)))
     assert not streams(named, Places(str(saved.parent), own=True))
-    # What is set for all runs is not named for this one.
+    # A place set for all runs is not named for this one.
     assert streams(named, Places(str(saved.parent)))
     assert streams(named, Places(str(saved), for_all_runs=("data",)))
     with pytest.raises(UsageFault, match="is read whole, as runs of older versions do"):
@@ -149,7 +149,8 @@ def test_a_list_without_a_hash_is_the_owners_alone(tmp_path):
 
 @pytest.mark.parametrize("sha256", ["", "0" * 64])
 def test_the_users_token_opens_no_data_set_that_only_the_user_may_read(sha256):
-    """The Hub learns who asks if the content is proven, or the manifest is the user's own."""
+    """The Hub learns of this peer only if a hash proves the content or the manifest is the user's
+    own."""
     named = DataSettings(source="hf:me/private:train", sha256=sha256)
     assert shards.admitted(named, NO_PLACES) == bool(sha256)
     assert shards.admitted(named, OWN_MANIFEST)

@@ -9,7 +9,8 @@ from node.data.order import SampleOrder, Sampler
 @given(st.integers(1, 700), st.integers(0, 2**64), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_each_pass_is_a_permutation(count, seed, data_pass):
-    order, start = SampleOrder(count, seed), data_pass * count
+    order = SampleOrder(count, seed)
+    start = data_pass * count
     assert sorted(order.sample(p) for p in range(start, start + count)) == list(range(count))
 
 

@@ -1,5 +1,5 @@
-"""A manifest names content: where a file lies is each peer's own, and its hash says whether it is
-the same."""
+"""Content that a manifest names: each peer keeps the file where it likes, and the hash proves that
+it is the same."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def test_a_file_is_found_where_this_peer_keeps_it(tmp_path, text):
     named = DataSettings(source="file:corpus.txt", sha256=sha256(TEXT))
     for place in (text, text.parent):
         assert open_source(named, 16, tmp_path, Places(str(place))).tokens == len(TEXT)
-    # Under another name, and instead of the path of somebody else's machine.
+    # The file under another name, and in place of a path on somebody else's machine.
     other = text.rename(tmp_path / "renamed")
     for source in ("file:corpus.txt", "file:/srv/nowhere/corpus.txt"):
         assert (
@@ -110,10 +110,10 @@ def test_the_note_beside_an_array_of_ids_is_content(tmp_path):
     note.write_text('{"dtype": "uint32", "vocab": 200}')
     settings = DataSettings(source=f"file:{path}")
     pinned = replace(settings, sha256=open_source(settings, 16, tmp_path).sha256)
-    # Manifests that name the array alone go on to hold.
+    # Manifests that name the array alone stay valid.
     for named in (settings, pinned, replace(settings, sha256=sha256(path.read_bytes()))):
         assert open_source(named, 16, tmp_path).tokens == 400
-    # Without the note the same bytes are other ids, none of them out of range.
+    # Without the note the same bytes mean other ids, none of them out of range.
     note.unlink()
     assert open_source(settings, 16, tmp_path).tokens == 800
     with pytest.raises(Refused):

@@ -1,4 +1,4 @@
-"""The files that people have: tables, JSON, packed files, directories, other encodings."""
+"""Files as people have them: tables, JSON, packed files, directories, other encodings."""
 
 import csv
 import gzip
@@ -270,7 +270,7 @@ def test_a_directory_of_a_strangers_manifest_is_not_looked_at(tmp_path):
     base = directory(tmp_path)
     named = DataSettings(source=f"file:{base}/")
     for settings, places in (
-        (named, Places(data=str(base))),  # no hash proves what is read
+        (named, Places(data=str(base))),  # no hash proves the content
         (replace(named, sha256="0" * 64), Places()),  # nobody named a directory here
         (replace(named, source="file:../"), Places(data=str(base), own=True)),
         (replace(named, source="file:gone/"), Places(data=str(base / "gone"), own=True)),

@@ -19,7 +19,7 @@ WORDS = ByteTokenizer()
 
 
 def row(*parts: tuple[str, int]) -> np.ndarray:
-    """Marked ids: each text with the mark of its tokens."""
+    """Ids with their mark: each text's mark holds for all its tokens."""
     ids = [WORDS.encode(text).astype(np.uint32) | np.uint32(mark) for text, mark in parts]
     return np.concatenate(ids)
 

@@ -13,13 +13,14 @@ from tests.data.streamed import TEXT, opened, reply, stream
 
 
 def part_of(handler, tag: str = '"one"', **more: str) -> None:
-    """The part that is asked for, or all."""
+    """Answer with the requested range, or with the whole file."""
     asked = handler.headers.get("range", "").removeprefix("bytes=")
     if not asked:
         reply(handler, 200, TEXT, etag=tag, **more)
         return
     start, _, stop = asked.partition("-")
-    first, last = int(start), int(stop or len(TEXT) - 1)
+    first = int(start)
+    last = int(stop or len(TEXT) - 1)
     whole = {"content_range": f"bytes {first}-{last}/{len(TEXT)}", "etag": tag}
     reply(handler, 206, TEXT[first : last + 1], **{**whole, **more})
 
@@ -71,7 +72,8 @@ async def test_403_is_patience_for_ten_minutes_and_said(answers, tmp_path, monke
 
 def test_403_for_longer_is_a_refusal(answers, tmp_path, monkeypatch):
     server = answers(lambda handler: reply(handler, 403, b""))
-    found, shard = opened(tmp_path), Shard(server.url, len(TEXT))
+    found = opened(tmp_path)
+    shard = Shard(server.url, len(TEXT))
     with pytest.raises(NetworkFault, match="403"):
         found.read(shard, 0, 10)
     monkeypatch.setattr(files, "FORBIDDEN_S", 0.0)
@@ -106,7 +108,8 @@ def test_packed_parts_and_other_parts_are_refused(answers, tmp_path, monkeypatch
         part_of(handler, **(wrong if handler.command == "GET" else {}))
 
     server = answers(say)
-    found, shard = opened(tmp_path), Shard(server.url, len(TEXT))
+    found = opened(tmp_path)
+    shard = Shard(server.url, len(TEXT))
     for more, says in (
         ({"content_encoding": "gzip"}, "packs what it sends"),
         ({"content_range": f"bytes 0-9/{len(TEXT) + 1}"}, "gives no parts"),
@@ -138,7 +141,8 @@ def test_a_tag_that_a_server_adds_to_names_the_same_version(
             part_of(handler, tag=given)
 
     server = answers(say)
-    found, shard = opened(tmp_path), Shard(server.url, len(TEXT))
+    found = opened(tmp_path)
+    shard = Shard(server.url, len(TEXT))
     if same:
         assert found.read(shard, 10, 20) == TEXT[10:20]
     else:
@@ -148,7 +152,7 @@ def test_a_tag_that_a_server_adds_to_names_the_same_version(
 
 def test_a_window_of_zstd_that_is_too_large_is_said(tmp_path):
     path = tmp_path / "a.txt.zst"
-    # The head of a frame without a size, whose window has 2 GiB.
+    # The head of a frame of unknown size, with a window of 2 GiB.
     path.write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([(31 - 10) << 3]) + b"\x01\x00\x00")
     found = opened(tmp_path)
     with pytest.raises(UsageFault, match="a window of 2048 MiB") as fault:

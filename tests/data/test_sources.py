@@ -153,7 +153,8 @@ def test_a_damaged_cache_file_is_made_anew(tmp_path, caplog, damage):
 
 
 def test_changed_content_or_tokenizer_is_another_cache_file(tmp_path):
-    path, trained = tmp_path / "a.jsonl", tmp_path / "t.json"
+    path = tmp_path / "a.jsonl"
+    trained = tmp_path / "t.json"
     write_jsonl(path)
     open_source(DataSettings(source=f"file:{path}"), 16, tmp_path / "home")
     path.write_text(path.read_text() + '{"text": "one more"}\n')
@@ -165,7 +166,8 @@ def test_changed_content_or_tokenizer_is_another_cache_file(tmp_path):
 
 
 def test_a_trained_tokenizer_over_a_text_file(tmp_path, trained):
-    path, rust = tmp_path / "a.txt", tokenizers.Tokenizer.from_file(str(trained))
+    path = tmp_path / "a.txt"
+    rust = tokenizers.Tokenizer.from_file(str(trained))
     path.write_text("the cat sat on the mat\n" * 200)
     corpus = open_source(
         DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home"
@@ -229,7 +231,8 @@ def test_parquet_without_its_library_names_what_to_install(tmp_path, monkeypatch
 
 
 def test_pretokenised(tmp_path):
-    path, ids = tmp_path / "a.bin", np.arange(1000, dtype="<u2") % 200
+    path = tmp_path / "a.bin"
+    ids = np.arange(1000, dtype="<u2") % 200
     path.write_bytes(ids.tobytes())
     corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
     assert (ids_of(corpus), corpus.vocab) == (ids.tolist(), 259)

@@ -1,4 +1,4 @@
-"""Which files are a split, by the rules of the library ``datasets``."""
+"""Files that make up a split, by the rules of the library `datasets`."""
 
 import fsspec
 import pytest
@@ -75,7 +75,7 @@ def test_the_time_for_many_names_grows_with_their_number(monkeypatch):
     )
     names = [f"{i % 7}/{i:03}.txt" for i in range(200)]
     assert files_of_split(names, {}, "", "train") == sorted(names)
-    assert len(looked) < 100  # each looks through all names
+    assert len(looked) < 100  # each call looks through all names
     assert not memory.store
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("small")
 
 @pytest.fixture
 def web(tmp_path):
-    """A server of eight shards of text of 20,000 bytes, and of a list of them."""
+    """A server of eight shards of text, 20,000 bytes each, and of their list."""
     texts = ["".join(f"{i}.{j:05} " for j in range(2500))[:20000] for i in range(8)]
     shards = {f"part-{i:03}.txt": [text] for i, text in enumerate(texts)}
     with served(published(tmp_path / "web", shards).parent) as server:
@@ -30,7 +30,7 @@ def web(tmp_path):
 
 
 async def rows(made, count: int, at_once: int = 16) -> np.ndarray:
-    """The first samples, some at a time."""
+    """The first `count` samples, read `at_once` at a time."""
     found = [await made.rows(range(i, i + at_once)) for i in range(0, count, at_once)]
     return np.concatenate(found)
 
@@ -45,7 +45,7 @@ async def test_samples_are_windows_of_the_text_wherever_one_begins(web, tmp_path
     wholes = [p.read_bytes() for p in sorted(web.directory.glob("*.txt"))]
     first = await rows(one, 512)
     for row in first:
-        # Two shards that lie side by side may meet in a window.
+        # Two neighbouring shards may meet in a window.
         assert any(text_of(row)[:8] in whole for whole in wholes)
     assert len({row.tobytes() for row in first}) > 480
     later = await two.rows(range(300, 316))
@@ -66,7 +66,8 @@ async def test_held_out_text_is_never_trained_on(web, tmp_path, opens):
 
 
 async def test_a_micro_batch_goes_over_a_small_text_many_times(tmp_path, opens):
-    """Every pass has its own pieces, and all that it touches are needed at once."""
+    """Every pass has pieces of its own, and this micro-batch needs those of all its passes at
+    once."""
     source = published(tmp_path / "files", {f"{i}.txt": [f"{i} cat " * 200] for i in range(3)})
     made = opens(f"file:{source}", tmp_path, windows=2)
     assert made.pieces.count == 1
@@ -90,7 +91,8 @@ async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, ca
 
 async def test_what_came_of_a_shard_is_not_fetched_again(web, tmp_path, opens):
     made = opens(f"{web.url}/part-000.txt", tmp_path)
-    web.cut, web.asked[:] = 12000, []
+    web.cut = 12000
+    web.asked[:] = []
     await asyncio.wait_for(made.rows(range(8)), 20)
     assert made.files.received == 20000
     assert [r for m, _, r in web.asked if m == "GET"] == ["", "bytes=12000-"]
@@ -135,9 +137,11 @@ async def test_a_shard_with_another_hash_is_never_trained_on(web, tmp_path, capl
 
 
 async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path, opens):
-    cap, most = 120_000, 0
+    cap = 120_000
+    most = 0
     made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=250, cap=cap)
-    folder, stat = tmp_path / "data" / "stream", files._stat
+    folder = tmp_path / "data" / "stream"
+    stat = files._stat
 
     def watch():
         nonlocal most
@@ -145,7 +149,8 @@ async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path, o
             sizes = [s.st_size for p in folder.iterdir() if (s := stat(p)) is not None]
             most = max(most, sum(sizes))
 
-    count, ended = made.pieces.count * 250 // 50 * 50, threading.Event()
+    count = made.pieces.count * 250 // 50 * 50
+    ended = threading.Event()
     watching = asyncio.create_task(asyncio.to_thread(watch))
     assert len(await asyncio.wait_for(rows(made, count, 50), 120)) == count
     ended.set()
@@ -156,7 +161,8 @@ async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path, o
 async def test_a_restart_needs_no_server_for_what_is_here(web, tmp_path):
     source = f"{web.url}/SHA256SUMS"
     made = stream(source, tmp_path)
-    digest, found = made.sha256, await made.rows(range(8))
+    digest = made.sha256
+    found = await made.rows(range(8))
     await made.close()
     web.down = True
     again = stream(source, tmp_path, sha256=digest)
@@ -188,7 +194,8 @@ async def test_a_stream_of_documents_keeps_them_apart(web, tmp_path):
     source = published(tmp_path / "here", {"a.jsonl": documents(200)})
     made = stream(f"file:{source}", tmp_path, seq_len=64, masked=True)
     text = StreamedText(made, 16)
-    (tokens, targets), (_, held) = (await text.fetch(range(16)))(), await text.fetch_held_out(0)
+    tokens, targets = (await text.fetch(range(16)))()
+    _, held = await text.fetch_held_out(0)
     assert int((tokens == 257).sum()) == int((targets == NO_TARGET).sum()) > 0
     assert torch.equal(targets == NO_TARGET, tokens == 257)
     assert (held == NO_TARGET).any()

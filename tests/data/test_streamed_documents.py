@@ -21,10 +21,12 @@ NAMES = (
 @pytest.mark.parametrize("seed", range(4))
 def test_parts_side_by_side_give_each_document_once(tmp_path, name, seed):
     texts = documents(120, seed)
-    shard, rng = shard_of(write(tmp_path / name, texts)), random.Random(seed)
+    shard = shard_of(write(tmp_path / name, texts))
+    rng = random.Random(seed)
     inside = [rng.randrange(shard.size) for _ in range(rng.choice((0, 1, 5, 60)))]
     cuts = sorted({0, *inside, shard.size})
-    read, found = opened(tmp_path), []
+    read = opened(tmp_path)
+    found = []
     for start, stop in zip(cuts, cuts[1:], strict=False):
         left = LeftOut(name)
         given, ended = documents_of(read, shard, Part(0, start, stop), TEXTS, left)
@@ -40,7 +42,8 @@ def test_a_line_that_is_no_document_is_left_out_and_counted(tmp_path):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": "one"}), "{broken", "[]", "7", '{"other": 1}', '{"text": 3}']
     path.write_text("\n".join([*lines, "", json.dumps({"text": "two"})]))
-    left, shard = LeftOut("a"), shard_of(path)
+    left = LeftOut("a")
+    shard = shard_of(path)
     found, _ = documents_of(opened(tmp_path), shard, Part(0, 0, shard.size), TEXTS, left)
     assert list(found) == [b"one", b"two"]
     assert left.reasons == {

@@ -1,5 +1,4 @@
-"""Servers that answer what nobody asked for, shards that hold what nobody can read, a disk that is
-full."""
+"""Servers with answers that nobody asked for, shards that nobody can read, a disk that is full."""
 
 import asyncio
 import errno
@@ -63,7 +62,8 @@ def test_a_part_that_nobody_asked_for_is_refused(answers, tmp_path, monkeypatch)
             reply(handler, 206, TEXT[:100], **part)
 
     server = answers(say)
-    found, shard = opened(tmp_path), Shard(server.url, len(TEXT))
+    found = opened(tmp_path)
+    shard = Shard(server.url, len(TEXT))
     assert found.read(shard, 0, 100) == TEXT[:100]
     with pytest.raises(UsageFault, match="gives no parts"):
         found.read(shard, 100, 200)
@@ -74,10 +74,11 @@ def test_another_part_is_not_put_behind_what_is_here(answers, tmp_path):
         if "range" not in handler.headers:
             handler.close_connection = True
             reply(handler, 200, TEXT[:1000], content_length=str(len(TEXT)))
-        else:  # as many bytes as are missing, from the wrong place
+        else:  # the right number of bytes, from the wrong place
             reply(handler, 206, TEXT[:3000], content_range=f"bytes 0-2999/{len(TEXT)}")
 
-    found, shard = opened(tmp_path), Shard(answers(say).url, len(TEXT))
+    found = opened(tmp_path)
+    shard = Shard(answers(say).url, len(TEXT))
     for fault in (NetworkFault, UsageFault):
         with pytest.raises(fault):
             found.whole(shard)
@@ -133,7 +134,8 @@ def test_names_of_a_list_are_files_of_its_server(answers, tmp_path, small, name)
 
 
 async def test_closing_does_not_wait_for_a_slow_server(answers, tmp_path, small):
-    begun, ended = threading.Event(), threading.Event()
+    begun = threading.Event()
+    ended = threading.Event()
 
     def say(handler):
         reply(handler, 200, b"", content_length=str(len(TEXT)))
@@ -203,7 +205,8 @@ async def test_what_no_library_can_read_is_said_and_replaced(
     web, tmp_path, caplog, monkeypatch, opens
 ):
     made = opens(f"{web.url}/SHA256SUMS", tmp_path)
-    broken, encode = made.pieces.place(0)[0], made._tokenised
+    broken = made.pieces.place(0)[0]
+    encode = made._tokenised
 
     def tokenised(number):
         if number == broken:
@@ -226,7 +229,7 @@ def test_parquet_is_read_over_the_edges_of_what_is_fetched(web, tmp_path, monkey
     assert size > 20_000
     found = opened(tmp_path)
     assert given(found, Shard(f"{web.url}/a.parquet", size)) == [t.encode() for t in texts]
-    assert not found._making  # no lock is kept for what was read
+    assert not found._making  # no lock is kept for a shard that was read
 
 
 NO_UTF8 = pyarrow.Array.from_buffers(
@@ -257,7 +260,8 @@ def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("node.data.streamed.documents.LONGEST", 1 << 20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + b"x" * (5 << 20) + b'\n{"text": "b"}\n')
-    read, shard = opened(tmp_path), shard_of(path)
+    read = opened(tmp_path)
+    shard = shard_of(path)
     cuts = [0, 100, 1000, 3 << 20, shard.size]
     parts = [Part(0, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
     left = LeftOut("a")
@@ -294,10 +298,12 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
 
 
 def test_a_file_gets_its_name_when_the_disk_has_it(answers, tmp_path, monkeypatch):
-    synced, packed = [], zstd(TEXT)
+    synced = []
+    packed = zstd(TEXT)
     monkeypatch.setattr(files.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     url = answers(lambda h: reply(h, 200, packed)).url
-    found, shard = opened(tmp_path), Shard(url.replace(".txt", ".txt.zst"), len(packed))
+    found = opened(tmp_path)
+    shard = Shard(url.replace(".txt", ".txt.zst"), len(packed))
     assert [found.whole(shard).stat().st_ino] == synced
     text = Path(found.unpacked(shard, FileKind("text", "zstd")).name)
     found.put(tmp_path / "kept" / "0.block", TEXT)
@@ -312,7 +318,7 @@ async def test_a_kept_shard_that_lost_its_content_is_fetched_anew(web, tmp_path,
     path.write_bytes(content)
     again = opened(tmp_path)
     assert again.read(shard, 0, shard.size) == text
-    path.write_bytes(content)  # while the daemon runs only what is cut is noticed
+    path.write_bytes(content)  # while the daemon runs, it notices only a shorter file
     if not content:
         with pytest.raises(UsageFault, match="cut short"):
             again.read(shard, 0, shard.size)
@@ -320,7 +326,8 @@ async def test_a_kept_shard_that_lost_its_content_is_fetched_anew(web, tmp_path,
 
 
 async def test_a_disk_that_fails_does_not_end_training(web, tmp_path, monkeypatch, caplog, opens):
-    made, faults = opens(f"{web.url}/SHA256SUMS", tmp_path), [errno.EIO, errno.ENXIO]
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path)
+    faults = [errno.EIO, errno.ENXIO]
     wanted = await made.rows(range(8))
 
     def failing(*what):
@@ -343,7 +350,8 @@ async def test_tokens_on_a_disk_that_can_only_be_read_are_read(web, tmp_path, mo
 
 def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
     path = write(tmp_path / "a.jsonl", documents(50))
-    shard, found = shard_of(path), opened(tmp_path)
+    shard = shard_of(path)
+    found = opened(tmp_path)
     assert len(given(found, shard)) == 50
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UsageFault, match="cut short"):

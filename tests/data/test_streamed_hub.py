@@ -1,5 +1,5 @@
-"""Data sets of the Hub: which files a split has, at one commit, from a server that answers as the
-Hub does."""
+"""Data sets of the Hub: the files of a split at one commit, from a server that answers as the Hub
+does."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ FILES = (*TRAIN, "en/test.parquet", "de/a.jsonl.gz", "README.md")
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A server of one data set; ``publish(files, card)`` says what it has."""
+    """A server of one data set; `publish(names, card)` sets its files and its card."""
     root = tmp_path / "hub"
     files = root / "datasets/owner/name/resolve" / COMMIT
 

@@ -1,4 +1,5 @@
-"""Where the samples of a stream are read: sums over every byte and every position."""
+"""Positions in the data from which a stream's samples are read: sums over every byte and
+position."""
 
 from collections import Counter
 
@@ -20,7 +21,7 @@ def _small(monkeypatch):
 
 
 def bytes_of(made: Pieces, numbers) -> Counter:
-    """How often each (shard, byte) is in these pieces."""
+    """Number of times that each (shard, byte) is in these pieces."""
     return Counter(
         (part.shard, at)
         for number in numbers
@@ -50,14 +51,14 @@ def test_a_pass_has_every_byte_once_and_none_that_is_held_out(sizes, windows, ho
 @given(SIZES, st.integers(1, 9), st.integers(0, 99))
 def test_a_pass_has_every_window_of_every_piece_once(sizes, windows, seed):
     made = Pieces(sizes, windows, 0.0, seed)
-    columns = 3  # of the lanes: whole rounds of them
+    columns = 3  # whole rounds of the lanes
     places = [made.place(p) for p in range(columns * made.lanes * windows)]
     assert sorted(places) == [
         (number, window) for number in range(columns * made.lanes) for window in range(windows)
     ]
     read = Counter(number for number, _ in places)
     assert set(read.values()) == {windows}
-    # What follows a piece is what its lane reads next.
+    # `following` is the piece that the same lane reads next.
     for position, (number, _) in enumerate(places[: 2 * made.lanes * windows]):
         later = made.place(position + made.lanes * windows)[0]
         assert later == made.following(number)

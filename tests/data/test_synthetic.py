@@ -18,26 +18,27 @@ def text(language):
 
 
 def numbers_of(text):
-    """Of its letters, in the order of the rows."""
+    """Row numbers of the text's letters."""
     letters = np.frombuffer(LETTERS, np.uint8)
     return np.argsort(letters)[np.searchsorted(np.sort(letters), text)]
 
 
 def probabilities(language):
-    """By the two letters before."""
+    """Probabilities of each letter after the two letters before it; one row for each pair."""
     return language.counts / language.counts[0].sum()
 
 
 def cross_entropy(language, text):
-    """Mean nats a letter under the model, from the third on."""
+    """Mean cross-entropy of the text under the model, in nats a letter, from the third letter
+    on."""
     number = numbers_of(text)
     context = number[:-2] * len(LETTERS) + number[1:-1]
     return float(-np.log(probabilities(language)[context, number[2:]]).mean())
 
 
 def entropy_rate(language):
-    """Nats a letter no model can beat: the rows' entropies, weighted by how often each context
-    occurs."""
+    """The language's entropy rate in nats a letter, a lower bound of every model's loss: entropies
+    of the rows, weighted by how often each context occurs."""
     letters = len(LETTERS)
     entropies = -(probabilities(language) * np.log(probabilities(language))).sum(axis=1)
     often = np.full(letters**2, letters**-2.0)

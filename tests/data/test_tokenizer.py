@@ -33,7 +33,8 @@ def test_the_exported_tokenizer_gives_equal_ids_and_text(text):
 
 
 def test_special_words_are_bytes_when_asked_so():
-    fresh, text = tokenizers.Tokenizer.from_str(BYTES.to_json().decode()), "a<|eos|>b"
+    fresh = tokenizers.Tokenizer.from_str(BYTES.to_json().decode())
+    text = "a<|eos|>b"
     assert fresh.encode(text).ids == [97, 257, 98]
     fresh.encode_special_tokens = True
     assert fresh.encode(text).ids == BYTES.encode(text).tolist()
@@ -76,7 +77,7 @@ def test_a_trained_tokenizer_is_loaded_and_exported_unchanged(trained):
 
 
 def words() -> tokenizers.Tokenizer:
-    """Words with the space before them, which its decoder takes away from the first."""
+    """A tokenizer of words with the space before them; its decoder drops the first word's space."""
     known = ["<unk>", "\u2581the", "\u2581cat", "\u2581sat"]
     rust = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -1.0) for w in known], unk_id=0))
     rust.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
@@ -85,7 +86,8 @@ def words() -> tokenizers.Tokenizer:
 
 
 def lone_bytes() -> tokenizers.Tokenizer:
-    """Bytes as ids, those beside a broken character are broken too; and a letter."""
+    """A tokenizer of single bytes and one letter; bytes beside a broken character are broken
+    too."""
     ids = {f"<0x{i:02X}>": i for i in range(256)} | {"m": 256}
     rust = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [], byte_fallback=True))
     rust.decoder = tokenizers.decoders.Sequence(
@@ -95,7 +97,7 @@ def lone_bytes() -> tokenizers.Tokenizer:
 
 
 def said(ours: Tokenizer, before: str, ids: list[int]) -> list[str]:
-    """What each of these ids completes after the text ``before``."""
+    """The text that each of these ids completes after the text `before`."""
     return [*map(ours.stream(ours.encode(before).tolist()), ids)]
 
 

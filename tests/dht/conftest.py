@@ -1,4 +1,4 @@
-"""Directories over real p2pd processes and over the in-process wall, under one roof."""
+"""Directories over real p2pd processes and over the in-process wall, behind one interface."""
 
 import asyncio
 import inspect
@@ -51,7 +51,7 @@ def body() -> Callable[..., PeerBody]:
 
 
 async def eventually(check: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """The first true answer of ``check``, which may be awaitable; fails after ``seconds``."""
+    """Return the first true answer of `check`, which may be awaitable; fails after `seconds`."""
     async with asyncio.timeout(seconds):
         while True:
             answer = check()
@@ -114,7 +114,8 @@ class Swarm:
         self, seeds: Sequence[str] = (), identity: Identity | None = None, **options: Any
     ) -> tuple[Directory, P2P]:
         identity = identity or self.identity()
-        directory, p2p = self.directory(identity, **options), await self.p2p(identity)
+        directory = self.directory(identity, **options)
+        p2p = await self.p2p(identity)
         await directory.attach(p2p, seeds)
         return directory, p2p
 
@@ -138,7 +139,7 @@ async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
 
 @pytest.fixture(params=["memory", "hivemind"])
 async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
-    """Three peers of one run whose clocks can be moved, whatever the directory is made of."""
+    """Three peers of one run with clocks that can be moved, over either kind of directory."""
     clocks = [SetClock() for _ in range(3)]
     settings = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2)
     if request.param == "memory":

@@ -1,4 +1,4 @@
-"""A package whose modules can be had without its __init__."""
+"""Modules of a package, imported without its __init__."""
 
 import importlib
 import sys

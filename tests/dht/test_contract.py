@@ -73,7 +73,9 @@ async def found(reader, topic: str) -> dict:
 
 async def test_postings_are_seen_under_their_topic_alone(three, body) -> None:
     first, second, third = three.directories
-    cell, prefix, pair = f"cell/{'0a' * 8}", "cells/3f", "outer/7/1.2"
+    cell = f"cell/{'0a' * 8}"
+    prefix = "cells/3f"
+    pair = "outer/7/1.2"
     await first.publish(body())
     for writer, topic, said in (
         (first, cell, b"first"),

@@ -75,7 +75,7 @@ async def test_a_restarted_first_peer_finds_the_others_by_records(swarm, body) -
     await both_see(first, other)
 
     await p2p_first.shutdown()
-    # on another port, with nobody to ask but whom it remembers
+    # on another port, with only the peers that it remembers to ask
     await first.attach(await swarm.p2p(identity))
 
     assert await eventually(lambda: first.neighbours > 0)
@@ -173,10 +173,13 @@ async def test_meeting_one_peer_is_meeting_all(swarm) -> None:
 
 
 async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, body) -> None:
-    owner, guest, stranger = swarm.identity(), swarm.identity(), swarm.identity()
+    owner = swarm.identity()
+    guest = swarm.identity()
+    stranger = swarm.identity()
     gate = Gate(RUN, owner.peer_id, private=True)
     grant = admission_token(owner, RUN, None, time.time() + 60)
-    journal, seeds = Journal(), ()
+    journal = Journal()
+    seeds = ()
     made: list[Directory] = []
     for who, admission in ((owner, b""), (guest, shown(grant, guest, RUN)), (stranger, b"")):
         # The stranger runs a program of its own, which admits everybody.
@@ -209,7 +212,7 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, body) -
 
 
 def note_refusals(store, refused: list[str]) -> None:
-    """Write down what ``store`` refuses, older copies of a record apart."""
+    """Record in `refused` what `store` refuses, except older copies of a record."""
     offer = store.offer
 
     def noting(*args) -> bool:
@@ -227,7 +230,8 @@ async def test_postings_outlive_a_p2pd_and_are_not_posted_again(swarm) -> None:
     one, p2p_one = await swarm.node(refresh_s=0.02)
     seeds = await addresses(p2p_one)
     identity = swarm.identity()
-    other, p2p_other = swarm.directory(identity, lookup_timeout_s=1.0), await swarm.p2p(identity)
+    other = swarm.directory(identity, lookup_timeout_s=1.0)
+    p2p_other = await swarm.p2p(identity)
     refused: list[str] = []
     for d in (one, other):
         note_refusals(d._record_store, refused)
@@ -252,10 +256,12 @@ async def test_postings_outlive_a_p2pd_and_are_not_posted_again(swarm) -> None:
 
 
 class Busy:
-    """A node of the DHT whose walks take as long as ``gate`` is closed."""
+    """A node of the DHT whose walks last until `gate` is opened."""
 
     def __init__(self) -> None:
-        self.gate, self.walks, self.cancelled = asyncio.Event(), [], 0
+        self.gate = asyncio.Event()
+        self.walks = []
+        self.cancelled = 0
 
     async def get(self, key: str, latest: bool) -> None:
         await self._walk("read" if key.endswith("/peers") else f"look {key.partition('/')[2]}")
@@ -307,7 +313,8 @@ async def test_a_slow_walk_is_neither_cancelled_nor_repeated(alone, body) -> Non
 
 
 async def test_a_reading_right_after_a_post_asks_nobody(alone, body) -> None:
-    clock, node = VirtualClock(), Busy()
+    clock = VirtualClock()
+    node = Busy()
     node.gate.set()
     directory = alone(clock, node)
     await directory.publish(body("one"))
@@ -341,7 +348,8 @@ async def test_nothing_stays_of_topics_no_longer_asked_for(alone) -> None:
 
 
 async def test_only_what_is_not_published_again_in_time_is_refreshed(alone, body) -> None:
-    clock, refresh_s = VirtualClock(), 0.01
+    clock = VirtualClock()
+    refresh_s = 0.01
     directory = alone(clock, refresh_s=refresh_s)
 
     async def number() -> int:
@@ -361,7 +369,8 @@ async def test_only_what_is_not_published_again_in_time_is_refreshed(alone, body
 
 
 async def test_a_rarely_posting_peer_has_a_longer_lived_record(alone, body) -> None:
-    clock, ttl_s = VirtualClock(), DirectorySettings().ttl_s
+    clock = VirtualClock()
+    ttl_s = DirectorySettings().ttl_s
     directory = alone(clock)
     await directory.publish(body("one"), 4.0)
     clock.advance(3 * ttl_s)

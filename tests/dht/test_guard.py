@@ -1,5 +1,5 @@
-"""What strangers may not do to a node. Requests go straight into the protocol's handlers, as p2pd
-would deliver them."""
+"""Attacks of strangers on a node that must fail. Requests go straight into the protocol's handlers,
+as p2pd would deliver them."""
 
 import asyncio
 import math
@@ -40,7 +40,8 @@ from node.identity.records import seal
 
 guard.install()
 RUN = RunId("ab" * 32)
-ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
+ALICE = Identity.ephemeral()
+BOB = Identity.ephemeral()
 KEY = DHTID.generate(source=RecordStore(RUN, DirectorySettings()).key).to_bytes()
 pack = MSGPackSerializer.dumps
 
@@ -58,7 +59,7 @@ def sealed(
 
 
 class FakeP2P:
-    """Takes the handlers a protocol registers and delivers nothing."""
+    """Keeps the handlers that a protocol registers, and delivers nothing."""
 
     peer_id = PeerID.from_base58(ALICE.peer_id)
 
@@ -70,7 +71,7 @@ def called_by(who: Identity) -> P2PContext:
 
 
 class StandingClock(SystemClock):
-    """No time passes between requests, so that it is their number alone that counts."""
+    """No time passes between requests, so that only their number counts."""
 
     def now(self) -> float:
         return 0.0
@@ -80,7 +81,9 @@ class Node:
     def __init__(
         self, protocol: guard.SwarmProtocol, record_store: RecordStore, postings: TopicStore
     ) -> None:
-        self.protocol, self.record_store, self.postings = protocol, record_store, postings
+        self.protocol = protocol
+        self.record_store = record_store
+        self.postings = postings
         self.context = called_by(BOB)
 
     def store(
@@ -115,7 +118,8 @@ async def make_node(
     max_up: float = 0.0,
     **settings: Any,
 ) -> Node:
-    knobs, clock = DirectorySettings(**settings), StandingClock()
+    knobs = DirectorySettings(**settings)
+    clock = StandingClock()
     record_store = RecordStore(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
     admit = gate.admit if gate else None
@@ -148,7 +152,8 @@ def test_over_nested_extensions_are_refused(depth: int) -> None:
 
 
 async def test_over_nested_requests_are_refused_and_the_node_lives(node: Node, body) -> None:
-    deep, expires = nested(300), until()
+    deep = nested(300)
+    expires = until()
     good = pack(sealed(BOB, body().pack(), expires))
     assert list((await node.store(deep, expires)).store_ok) == [False]
     assert list((await node.store(good, expires, subkey=deep)).store_ok) == [False]
@@ -161,7 +166,8 @@ async def test_over_nested_requests_are_refused_and_the_node_lives(node: Node, b
 
 async def test_everything_that_is_not_our_record_is_refused(node: Node, body) -> None:
     expires = until()
-    good, packed = pack(sealed(BOB, body().pack(), expires)), body().pack()
+    good = pack(sealed(BOB, body().pack(), expires))
+    packed = body().pack()
     for attempt in (
         node.store(pack(bytes(1 << 20)), expires),  # a megabyte
         node.store(pack(sealed(BOB, b" " * (1 << 20), expires)), expires),  # signed, but a megabyte
@@ -187,7 +193,8 @@ async def test_everything_that_is_not_our_record_is_refused(node: Node, body) ->
 
 
 async def test_a_bad_record_in_a_dictionary_does_not_hide_good_ones(node: Node, body) -> None:
-    expires, local_checkpoints = until(), DictionaryDHTValue()
+    expires = until()
+    local_checkpoints = DictionaryDHTValue()
     local_checkpoints.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
     local_checkpoints.store(str(ALICE.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
     local_checkpoints.store("stranger", pack(b"?"), 2.0**62)
@@ -202,9 +209,11 @@ async def test_a_bad_record_in_a_dictionary_does_not_hide_good_ones(node: Node, 
 
 
 async def test_a_found_dictionary_lives_only_as_long_as_its_records(node: Node, body) -> None:
-    expires, local_checkpoints = until(), DictionaryDHTValue()
+    expires = until()
+    local_checkpoints = DictionaryDHTValue()
     local_checkpoints.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
-    bob, alice = PeerID.from_base58(BOB.peer_id), PeerID.from_base58(ALICE.peer_id)
+    bob = PeerID.from_base58(BOB.peer_id)
+    alice = PeerID.from_base58(ALICE.peer_id)
     result = dht_pb2.FindResult(
         type=dht_pb2.FOUND_DICTIONARY, value=pack(local_checkpoints), expiration_time=math.inf
     )
@@ -220,7 +229,8 @@ async def test_a_found_dictionary_lives_only_as_long_as_its_records(node: Node, 
 
 async def test_requests_are_bounded(node: Node, body) -> None:
     expires = until()
-    value, many = pack(sealed(BOB, body().pack(), expires)), guard.MAX_KEYS + 1
+    value = pack(sealed(BOB, body().pack(), expires))
+    many = guard.MAX_KEYS + 1
     flood = dht_pb2.StoreRequest(
         keys=[KEY] * many,
         subkeys=[pack(str(BOB.peer_id))] * many,
@@ -247,7 +257,8 @@ async def test_requests_are_bounded(node: Node, body) -> None:
 
 
 async def test_a_place_in_the_dht_cannot_be_chosen(node: Node, body) -> None:
-    bob, mine = PeerID.from_base58(BOB.peer_id), guard.node_id_of(FakeP2P.peer_id).to_bytes()
+    bob = PeerID.from_base58(BOB.peer_id)
+    mine = guard.node_id_of(FakeP2P.peer_id).to_bytes()
     expires = until()
     good = pack(sealed(BOB, body().pack(), expires))
     for elsewhere in (
@@ -300,7 +311,8 @@ def dictionary_of(writers: list[Identity], packed: bytes, expires: float) -> byt
 
 
 async def test_one_connection_fills_nothing_but_its_own_place(node: Node, body) -> None:
-    expires, packed = until(), body().pack()
+    expires = until()
+    packed = body().pack()
     crowd = [Identity.ephemeral() for _ in range(3 * OTHERS)]
     for who in crowd[:OTHERS]:
         await node.store(pack(sealed(who, packed, expires)), expires, pack(str(who.peer_id)))
@@ -316,7 +328,9 @@ async def test_one_connection_fills_nothing_but_its_own_place(node: Node, body) 
 
 
 async def test_a_record_that_loses_its_place_is_not_passed_on(body) -> None:
-    node, expires, packed = await make_node(max_peers=4), until(), body().pack()
+    node = await make_node(max_peers=4)
+    expires = until()
+    packed = body().pack()
     for _ in range(20):
         who = Identity.ephemeral()
         node.context = called_by(who)
@@ -346,7 +360,8 @@ async def test_what_is_no_dictionary_is_not_stored(node: Node) -> None:
 
 
 async def test_a_long_answer_costs_its_asker_more_than_a_short_one(node: Node, body) -> None:
-    expires, packed = until(), body().pack()
+    expires = until()
+    packed = body().pack()
     for who in [Identity.ephemeral() for _ in range(400)]:
         node.protocol.storage.store_subkey(
             DHTID.from_bytes(KEY), str(who.peer_id), pack(sealed(who, packed, expires)), expires
@@ -420,14 +435,17 @@ def key_bytes(topic: str, run: RunId = RUN) -> bytes:
 def posting(
     who: Identity, expires: float, topic: str = PAIR, said: str = "", run: RunId = RUN
 ) -> bytes:
-    """Signed for ``topic`` of ``run``, and said to be for ``said``."""
+    """A posting signed for `topic` of `run`, presented as one for `said`."""
     raw = seal(who, topics.key_of(run, topic), wrap(b"", b"here"), 1, expires)
     return pack(topics.wrap(said or topic, raw))
 
 
 async def test_hostile_postings_are_refused(node: Node, body) -> None:
-    expires, elsewhere = until(), RunId("cd" * 32)
-    good, key, peers = posting(BOB, expires), key_bytes(PAIR), key_bytes("peers")
+    expires = until()
+    elsewhere = RunId("cd" * 32)
+    good = posting(BOB, expires)
+    key = key_bytes(PAIR)
+    peers = key_bytes("peers")
     oversized = seal(BOB, topics.key_of(RUN, PAIR), wrap(b"", bytes(2049)), 1, expires)
     unheard = seal(BOB, f"tutti/{RUN}/other/7", wrap(b"", b"here"), 1, expires)
     for attempt in (
@@ -457,7 +475,9 @@ async def test_hostile_postings_are_refused(node: Node, body) -> None:
 
 
 async def test_the_directory_of_a_private_run_is_closed_to_strangers(body) -> None:
-    owner, expires, told = Identity.ephemeral(), until(), []
+    owner = Identity.ephemeral()
+    expires = until()
+    told = []
     gate = Gate(RUN, owner.peer_id, private=True)
     token = admission_token(owner, RUN, BOB.peer_id, time.time() + 60)
     node = await make_node(gate, tell=lambda *said: told.append(said))
@@ -499,13 +519,14 @@ async def test_validator_refuses_what_is_not_bytes(node: Node) -> None:
 
 
 def dictionary(*records: Any) -> bytes:
-    """A dictionary of records as hivemind packs it, whatever the records are."""
+    """A dictionary of records as hivemind packs it, with any values as records."""
     body = msgpack.packb([math.inf, until(), list(records)])
     return msgpack.packb(msgpack.ExtType(0x50, body))
 
 
 def test_a_dictionary_comes_back_as_it_was_packed() -> None:
-    made, expires = DictionaryDHTValue(), until()
+    made = DictionaryDHTValue()
+    expires = until()
     for name in ("alice", "bob"):
         made.store(name, name.encode(), expires)
     found = guard.RecordSerializer.loads(pack(made))
@@ -554,7 +575,8 @@ def test_what_is_no_dictionary_of_records_is_refused_before_it_is_built(raw: byt
 async def test_an_answer_that_names_too_many_nodes_is_none(
     node: Node, result: dht_pb2.FindResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bob, key = PeerID.from_base58(BOB.peer_id), DHTID.from_bytes(KEY)
+    bob = PeerID.from_base58(BOB.peer_id)
+    key = DHTID.from_bytes(KEY)
     answers = [dht_pb2.FindResult(type=dht_pb2.NOT_FOUND), result]
     stub = SimpleNamespace(
         rpc_find=AsyncMock(side_effect=[dht_pb2.FindResponse(results=[r]) for r in answers])

@@ -1,4 +1,4 @@
-"""Which records stand. All with virtual time: the board is told what time it is."""
+"""Records that stand and records that do not, in virtual time: the store is given the time."""
 
 import math
 
@@ -18,7 +18,8 @@ from node.identity.records import seal
 
 NOW = 1_800_000_000.0
 RUN = RunId("ab" * 32)
-ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
+ALICE = Identity.ephemeral()
+BOB = Identity.ephemeral()
 
 
 def record_store(**settings) -> RecordStore:
@@ -37,7 +38,8 @@ def sealed(
 
 
 def test_a_good_record_is_news_once(body) -> None:
-    b, raw = record_store(), sealed(ALICE, body().pack())
+    b = record_store()
+    raw = sealed(ALICE, body().pack())
     assert b.offer(ALICE.peer_id, raw, NOW + 15, NOW) is True
     assert b.offer(ALICE.peer_id, raw, NOW + 15, NOW + 1) is False
     assert b.entries(NOW)[ALICE.peer_id].body == body()
@@ -66,7 +68,8 @@ def test_an_expiry_that_was_not_signed_or_is_absurd_is_refused(body, expires: fl
 
 
 def test_another_writer_key_or_size_is_refused(body) -> None:
-    b, packed = record_store(), body().pack()
+    b = record_store()
+    packed = body().pack()
     for raw in (
         sealed(BOB, packed),  # Bob's record under Alice's name
         sealed(ALICE, packed, key="tutti/" + "cd" * 32 + "/peers"),  # of another run
@@ -87,10 +90,8 @@ def test_another_writer_key_or_size_is_refused(body) -> None:
 
 def test_an_old_record_cannot_come_back(body) -> None:
     b = record_store()
-    first, second = (
-        sealed(ALICE, body(epoch=1).pack(), 1),
-        sealed(ALICE, body(epoch=2).pack(), 2, NOW + 16),
-    )
+    first = sealed(ALICE, body(epoch=1).pack(), 1)
+    second = sealed(ALICE, body(epoch=2).pack(), 2, NOW + 16)
     b.offer(ALICE.peer_id, first, NOW + 15, NOW)
     b.offer(ALICE.peer_id, second, NOW + 16, NOW)
     with pytest.raises(WireError, match="after"):
@@ -104,7 +105,8 @@ def test_an_old_record_cannot_come_back(body) -> None:
 
 
 def test_a_withdrawal_hides_its_writer_and_survives_a_replay(body) -> None:
-    b, old = record_store(), sealed(ALICE, body().pack(), 1, NOW + 100)
+    b = record_store()
+    old = sealed(ALICE, body().pack(), 1, NOW + 100)
     b.offer(ALICE.peer_id, old, NOW + 100, NOW)
     b.offer(ALICE.peer_id, sealed(ALICE, b"", 2, NOW + 101), NOW + 101, NOW)
     with pytest.raises(WireError):
@@ -123,7 +125,8 @@ def test_a_writer_is_forgotten_with_its_last_record(body) -> None:
 
 
 def test_the_writer_limit_frees_up_when_records_expire(body) -> None:
-    settings, packed = DirectorySettings(max_peers=3), body().pack()
+    settings = DirectorySettings(max_peers=3)
+    packed = body().pack()
     b = RecordStore(RUN, settings, BOB.peer_id, company=Company(proven=lambda peer: True))
     crowd = [Identity.ephemeral() for _ in range(5)]
     for one in crowd[:3]:
@@ -157,7 +160,9 @@ def test_established_writers_keep_their_records_while_strangers_change(body) -> 
 @given(st.lists(st.integers(-2_000, 20_000) | st.just(-86_400_000), max_size=30))
 def test_a_record_is_newer_than_the_last_whatever_the_clock(steps: list[int]) -> None:
     settings = DirectorySettings(max_ttl_s=60)
-    b, author, now = record_store(max_ttl_s=60), Author(ALICE, RUN, settings), NOW
+    b = record_store(max_ttl_s=60)
+    author = Author(ALICE, RUN, settings)
+    now = NOW
     for step in steps:
         now += step / 1000
         raw, expires = author.seal(b"", now, b.newest(ALICE.peer_id))
@@ -166,7 +171,8 @@ def test_a_record_is_newer_than_the_last_whatever_the_clock(steps: list[int]) ->
 
 @given(st.floats(0, 1000))
 def test_a_record_of_the_longest_life_is_taken(later: float) -> None:
-    b, author = record_store(), Author(ALICE, RUN, DirectorySettings())
+    b = record_store()
+    author = Author(ALICE, RUN, DirectorySettings())
     raw, expires = author.seal(b"", NOW + later, times=math.inf)
     assert b.offer(ALICE.peer_id, raw, expires, NOW + later)
 
@@ -177,7 +183,8 @@ def test_a_ttl_that_others_would_refuse_is_a_settings_error() -> None:
 
 
 def test_a_private_run_accepts_records_only_while_admitted(body) -> None:
-    owner, packed = Identity.ephemeral(), body().pack()
+    owner = Identity.ephemeral()
+    packed = body().pack()
     gate = Gate(RUN, owner.peer_id, private=True)
     token = admission_token(owner, RUN, ALICE.peer_id, NOW + 10)
     b = RecordStore(RUN, DirectorySettings(), BOB.peer_id, gate.admit)

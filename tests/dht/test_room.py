@@ -1,4 +1,4 @@
-"""Room for records: who keeps a place when there are more writers than places."""
+"""Room for records: the writers that keep a place when there are more writers than places."""
 
 import contextlib
 import random
@@ -8,7 +8,9 @@ import pytest
 from node.core.ids import PeerId
 from node.dht.room import OTHERS, Company, NoRoom, Room, Source
 
-MEMBER, NEWCOMER, HONEST = PeerId("member"), PeerId("newcomer"), PeerId("honest")
+MEMBER = PeerId("member")
+NEWCOMER = PeerId("newcomer")
+HONEST = PeerId("honest")
 
 
 class Present:
@@ -29,7 +31,8 @@ def crowd(count: int, name: str = "stranger") -> list[PeerId]:
 
 def test_one_connection_brings_few_records_of_others() -> None:
     room = Present().room(512)
-    flood, attempts = Source(PeerId("attacker")), crowd(512)
+    flood = Source(PeerId("attacker"))
+    attempts = crowd(512)
     for peer in attempts[:OTHERS]:
         room.enter(peer, peer, flood)
     for peer in attempts[OTHERS:]:
@@ -54,7 +57,8 @@ def test_a_writer_that_is_connected_outstays_one_that_is_gone() -> None:
 
 
 def test_a_newcomer_is_in_at_once_while_twenty_peers_bring_all_they_can() -> None:
-    present, dice = Present(), random.Random(7)
+    present = Present()
+    dice = random.Random(7)
     room = present.room(512)
     attackers = crowd(20, "attacker")
     present.connected |= {*attackers, HONEST, NEWCOMER}

@@ -1,4 +1,4 @@
-"""Under which topics something is posted, and how much of it is kept. All with virtual time."""
+"""Topics under which peers post, and the amount that is kept, in virtual time."""
 
 import pytest
 from hypothesis import given
@@ -15,9 +15,12 @@ from node.identity.keys import Identity
 from node.identity.records import seal
 
 NOW = 1_800_000_000.0
-RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
-ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
-PAIR, CELL = "outer/7/all", f"cell/{'0a' * 8}"
+RUN = RunId("ab" * 32)
+OTHER_RUN = RunId("cd" * 32)
+ALICE = Identity.ephemeral()
+BOB = Identity.ephemeral()
+PAIR = "outer/7/all"
+CELL = f"cell/{'0a' * 8}"
 
 
 def sealed(
@@ -127,7 +130,8 @@ def test_what_names_no_topic_is_refused(raw: bytes) -> None:
 
 
 def test_a_topic_takes_so_many_writers_and_the_own_record() -> None:
-    b, crowd = store(), [Identity.ephemeral() for _ in range(65)]
+    b = store()
+    crowd = [Identity.ephemeral() for _ in range(65)]
     for one in crowd[:64]:
         assert post(b, one)
     with pytest.raises(NoRoom, match="64"):
@@ -142,7 +146,8 @@ def test_a_topic_takes_so_many_writers_and_the_own_record() -> None:
 def test_kinds_of_topics_have_room_for_different_numbers(monkeypatch) -> None:
     monkeypatch.setitem(topics.WRITERS, "cell", 1)
     monkeypatch.setitem(topics.WRITERS, "cells", 2)
-    b, crowd = store(), [Identity.ephemeral() for _ in range(3)]
+    b = store()
+    crowd = [Identity.ephemeral() for _ in range(3)]
     for topic, most in ((CELL, 1), ("cells/00", 2)):
         for one in crowd[:most]:
             assert post(b, one, topic)
@@ -151,7 +156,8 @@ def test_kinds_of_topics_have_room_for_different_numbers(monkeypatch) -> None:
 
 
 def test_a_full_store_takes_own_records_and_own_topics_only() -> None:
-    b, strangers = store(max_postings=3), [Identity.ephemeral() for _ in range(4)]
+    b = store(max_postings=3)
+    strangers = [Identity.ephemeral() for _ in range(4)]
     for n, who in enumerate(strangers[:3]):
         assert post(b, who, f"outer/{n}/all", life=60.0 + n)
     with pytest.raises(NoRoom, match="3 records for strangers"):
@@ -172,7 +178,9 @@ def test_a_full_store_takes_own_records_and_own_topics_only() -> None:
 
 
 def test_a_topic_is_the_own_one_for_a_life_after_its_last_use() -> None:
-    b, (first, second) = store(max_postings=1), (Identity.ephemeral(), Identity.ephemeral())
+    b = store(max_postings=1)
+    first = Identity.ephemeral()
+    second = Identity.ephemeral()
     b.use(PAIR, NOW)
     assert post(b, first, "cells/00", NOW, life=600.0)
     assert post(b, first, "cells/01", NOW + 600) is True

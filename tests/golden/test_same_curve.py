@@ -75,7 +75,7 @@ def failed(name: str, error: BaseException) -> None:
 
 
 class Peer:
-    """One member without p2pd: everything real but the network's lowest floor."""
+    """One member without p2pd: everything is real except the network's lowest layer."""
 
     def __init__(
         self,
@@ -87,9 +87,13 @@ class Peer:
         home: Path,
         limits: PipelineLimits | None = None,
     ) -> None:
-        self.identity, self.transport = identity, net.transport(identity.peer_id)
-        self.journal, self.thread, metrics = Journal(), DeviceThread(), Metrics()
-        parameters, text = m.optimizer.parameters, None
+        self.identity = identity
+        self.transport = net.transport(identity.peer_id)
+        self.journal = Journal()
+        self.thread = DeviceThread()
+        metrics = Metrics()
+        parameters = m.optimizer.parameters
+        text = None
         if stage == ENDS:
             corpus = open_data(m.data, m.model.seq_len, m.model.vocab, home, OWN_MANIFEST)[0]
             text = Text(corpus, SampleOrder(corpus.windows, m.data.seed), m.pipeline.micro_batch)
@@ -123,7 +127,8 @@ class Peer:
         )
         module = build(m.model, m.pipeline.stages, stage, parameters)
         made = compose(m, ports, StageState(module, stage))
-        self.work, self.training = made.work, made.training
+        self.work = made.work
+        self.training = made.training
         self.services = made.training, made.work, made.pipeline, made.cell, self.transport
 
     async def close(self) -> None:
@@ -137,8 +142,9 @@ class Peer:
 async def swarm_of(
     m: Manifest, stages: list[int], home: Path, limits: PipelineLimits | None = None
 ) -> AsyncIterator[list[Peer]]:
-    """A peer for each of ``stages``, the first of them with the ends, that can be reached."""
-    net, keys = MemoryNet(), [Identity.ephemeral() for _ in stages]
+    """Reachable peers, one for each of `stages`; the first has the ends."""
+    net = MemoryNet()
+    keys = [Identity.ephemeral() for _ in stages]
     ids = [key.peer_id for key in keys]
     peers = [Peer(net, m, s, k, ids, home, limits) for s, k in zip(stages, keys, strict=True)]
     try:
@@ -151,7 +157,7 @@ async def swarm_of(
 
 
 async def trained(peers: list[Peer]) -> list[Event]:
-    """What the first peer's journal says when all have finished."""
+    """Train until all peers have finished; returns the first peer's journal."""
     for peer in peers:
         peer.training.start()
     async with asyncio.timeout(120):
@@ -162,7 +168,7 @@ async def trained(peers: list[Peer]) -> list[Event]:
 def same_as_alone(
     peers: list[Peer], events: list[Event], alone: Reference, expected: list[float]
 ) -> None:
-    """Losses, those of held-out text and all parameters."""
+    """Compare the losses, those on held-out text, and all parameters with the reference's."""
     losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
     assert losses == pytest.approx(expected, abs=2e-5)
     held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
@@ -174,7 +180,8 @@ def same_as_alone(
 
 def documents(folder: Path) -> Manifest:
     """The same run on documents of 1 to 60 characters, kept apart, in two block stages."""
-    made, dice = manifest(), random.Random(3)
+    made = manifest()
+    dice = random.Random(3)
     texts = ["".join(dice.choices("abcdefgh ", k=dice.randint(1, 60))) for _ in range(3000)]
     file = folder / "documents.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -202,10 +209,12 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
     async with swarm_of(m, [0, 1, 1, 2, 2, 3, 3], tmp_path) as peers:
         keys = [peer.identity for peer in peers]
         events = await trained(peers)
-        # A peer that holds no ends signs plans of its own: they are not followed, and what cannot
-        # be is a fault of its own.
-        last, me = peers[1].training.member.plan, peers[2].training.member
-        there, term = TrainingStub(await peers[1].transport.channel(keys[2].peer_id)), me.term
+        # Plans signed by a peer that holds no ends: nobody follows them, and an impossible plan is
+        # a fault of that peer.
+        last = peers[1].training.member.plan
+        me = peers[2].training.member
+        there = TrainingStub(await peers[1].transport.channel(keys[2].peer_id))
+        term = me.term
         for change, faults in (
             ({"term": term + 1}, 0),
             ({"term": 2**62}, 1),
@@ -223,7 +232,7 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
                 keys[1].peer_id
             ] * faults, change
             assert me.term == term
-        # Heartbeats beyond what the run can have made, to who leads.
+        # Heartbeats to the leader that claim more than the run can have made.
         leader = TrainingStub(await peers[2].transport.channel(keys[0].peer_id))
         stands = Heartbeat(keys[2].peer_id, 1, me.at, "d", tokens=me.tokens)
         for change in ({"tokens": 2**53}, {"at": Version(EPOCHS + 1, "ab" * 16)}, {"term": 2**62}):

@@ -23,7 +23,8 @@ from node.identity.invites import Invite
 from node.identity.keys import Identity
 
 OWNER, GUEST, STRANGER = (Identity.ephemeral() for _ in range(3))
-RUN, OTHER_RUN = RunId("0123456789abcdef" * 4), RunId("f" * 64)
+RUN = RunId("0123456789abcdef" * 4)
+OTHER_RUN = RunId("f" * 64)
 NOW = 1_700_000_000.0
 TOKEN = admission_token(OWNER, RUN, GUEST.peer_id, NOW + 60)
 GRANT = admission_token(OWNER, RUN, None, NOW + 60)
@@ -61,7 +62,7 @@ def test_a_token_admits_its_peer_to_its_run_for_its_time(token: bytes) -> None:
         # A grant is for one run.
         (shown(GRANT, GUEST, OTHER_RUN), {"run": OTHER_RUN}, ""),
         (shown(GRANT, GUEST, OTHER_RUN), {}, ""),
-        # Nobody signs tokens but the owner.
+        # Only the owner signs tokens.
         (admission_token(GUEST, RUN, GUEST.peer_id, NOW + 60), {}, "not signed"),
         (shown(admission_token(GUEST, RUN, None, NOW + 60), GUEST, RUN), {}, "not signed"),
     ],
@@ -118,7 +119,8 @@ def test_admissions_fit_an_invite_and_a_record() -> None:
 
 
 def test_the_gate_checks_a_token_once_and_its_time_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, counted = Gate(RUN, OWNER.peer_id, True), Mock(side_effect=check_admission)
+    gate = Gate(RUN, OWNER.peer_id, True)
+    counted = Mock(side_effect=check_admission)
     monkeypatch.setattr(admission, "check_admission", counted)
     for now in (NOW, NOW + 1, NOW + 59):
         assert gate.admit(GUEST.peer_id, TOKEN, now) == NOW + 60

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from node.core.ids import PeerId
 from node.identity.faults import FaultBook
 
-A, B = PeerId("a"), PeerId("b")
+A = PeerId("a")
+B = PeerId("b")
 
 
 def test_nobodys_fault_leaves_no_trace() -> None:
@@ -18,7 +19,9 @@ def test_nobodys_fault_leaves_no_trace() -> None:
 
 
 def test_bans_double_up_to_a_limit_and_are_forgiven_in_time() -> None:
-    book, now, lengths = FaultBook(max_ban_s=60, forgive_s=500), 0.0, []
+    book = FaultBook(max_ban_s=60, forgive_s=500)
+    now = 0.0
+    lengths = []
     for _ in range(5):
         lengths.append(book.count(A, 3, now))
         now += lengths[-1]
@@ -36,7 +39,8 @@ def test_further_faults_during_a_ban_do_not_lengthen_it() -> None:
 
 
 def test_a_thousand_bans_do_not_overflow() -> None:
-    book, now = FaultBook(), 0.0
+    book = FaultBook()
+    now = 0.0
     for _ in range(2000):
         now += book.count(A, 3, now)
     assert book.banned(A, now - 1) == 1
@@ -56,10 +60,13 @@ def test_strangers_cannot_fill_the_book() -> None:
 def test_a_ban_comes_from_enough_weight_within_the_window(
     faults: list[tuple[PeerId, float, float]],
 ) -> None:
-    book, now, counted = FaultBook(), 0.0, {A: [], B: []}
+    book = FaultBook()
+    now = 0.0
+    counted = {A: [], B: []}
     for peer, weight, gap in faults:
         now += gap
-        free, length = book.banned(peer, now) == 0, book.count(peer, weight, now)
+        free = book.banned(peer, now) == 0
+        length = book.count(peer, weight, now)
         if free and weight:
             counted[peer].append((now, weight))
             enough = sum(w for at, w in counted[peer] if now - at < 100) >= 3

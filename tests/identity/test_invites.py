@@ -1,4 +1,4 @@
-"""Invites that survive mail and say what is wrong."""
+"""Invites that survive mail, and whose errors say what is wrong."""
 
 import base64
 
@@ -111,7 +111,8 @@ def test_whatever_stands_before_the_peer_comes_back(text: str) -> None:
 
 
 def test_a_usual_invite_fits_a_chat_message() -> None:
-    me, friend = OWNER.peer_id, STRANGER.peer_id
+    me = OWNER.peer_id
+    friend = STRANGER.peer_id
     usual = Invite(
         RUN,
         me,

@@ -1,4 +1,4 @@
-"""The key file, its refusals, its lock, and what a signature is worth."""
+"""The key file, its refusals, its lock, and the strength of a signature."""
 
 import os
 import subprocess
@@ -27,7 +27,8 @@ sys.stdin.read()
 """
 
 
-ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
+ME = Identity.ephemeral()
+OTHER = Identity.ephemeral()
 PEER = PeerId("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq")
 
 
@@ -59,7 +60,8 @@ def test_peer_id_of_a_known_key() -> None:
 def test_the_slower_of_two_creators_takes_the_other_key(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast, missing = Identity.create(path), Refused("no key")
+    fast = Identity.create(path)
+    missing = Refused("no key")
     missing.__cause__ = FileNotFoundError()
     looks = Mock(side_effect=[missing, Identity.load(path)])
     monkeypatch.setattr(Identity, "load", looks)
@@ -128,7 +130,8 @@ def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_objects_cannot_hold_one_key(path: Path) -> None:
-    first, second = Identity.create(path), Identity.load(path)
+    first = Identity.create(path)
+    second = Identity.load(path)
     first.lock()
     first.lock()
     with pytest.raises(Refused, match=f"in use by pid {os.getpid()}$"):
@@ -200,7 +203,7 @@ def test_names_are_stable_and_speakable() -> None:
         "1" * 64,
         "Q" * 10_000,
         "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
-        # Of a PeerId there is only one spelling.
+        # A PeerId has only one spelling.
         PEER + " ",
         PEER + "\n",
         "1" + PEER,

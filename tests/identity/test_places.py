@@ -7,7 +7,8 @@ import pytest
 from node.core.ids import PeerId
 from node.identity.places import Places, block_of
 
-MEMBER, NEWCOMER = PeerId("member"), PeerId("newcomer")
+MEMBER = PeerId("member")
+NEWCOMER = PeerId("newcomer")
 
 
 def places(total: int = 8, per_peer: int = 4) -> Places[str]:
@@ -73,7 +74,8 @@ def test_equals_do_not_change_places() -> None:
 
 def test_books_balance_whatever_comes() -> None:
     dice = random.Random(5)
-    some, held = places(total=20, per_peer=6), set[str]()
+    some = places(total=20, per_peer=6)
+    held = set[str]()
     for number in range(3000):
         if held and dice.random() < 0.4:
             gone = dice.choice(sorted(held))

@@ -10,7 +10,8 @@ from node.core.errors import WireError
 from node.identity.keys import Identity
 from node.identity.records import OVERHEAD, SignedRecord, open_record, seal
 
-ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
+ME = Identity.ephemeral()
+OTHER = Identity.ephemeral()
 NOW = 1_700_000_000.0
 
 

@@ -1,4 +1,4 @@
-"""Refusals of the last minute."""
+"""The record of refusals in the last minute."""
 
 from node.identity.refusals import LATELY_S, MUCH, Refusals
 

@@ -1,5 +1,5 @@
-"""A stage over two CPU processes beside the same stage on one device. One at a time: a process is
-in one group of ranks."""
+"""A stage over two CPU processes beside the same stage on one device. One test at a time: a process
+is in one group of ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ OPTIM = OptimSettings(warmup=1)
 
 @dataclass
 class Side:
-    """What the daemon has of a stage: arithmetic, gradient sums, parameters, optimizer."""
+    """The daemon's parts of a stage: arithmetic, gradient sums, parameters, optimizer."""
 
     math: StageMath
     gradients: GradientSum
@@ -43,8 +43,10 @@ class Side:
     owner: Owner
 
     def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
-        """Take the gradients, step, put the fresh parameters in place; the gradients and their
-        tokens."""
+        """Take the gradients, step, and put the fresh parameters in place.
+
+        Returns the gradient sums by parameter, and their number of tokens.
+        """
         sums, tokens = self.gradients.whole()
         parameters = self.state.parameters()
         mean = {n: g / tokens for n, g in sums.items()}
@@ -59,7 +61,7 @@ class Side:
 
 @dataclass
 class Pair:
-    """The stage over two processes, and alone."""
+    """The stage over two processes, and the same stage alone."""
 
     ranks: Ranks
     local: LocalStage
@@ -68,8 +70,8 @@ class Pair:
     lost: list[DeviceLost] = field(default_factory=list)
 
     def step_alike(self, epoch: int, tokens: int) -> None:
-        """Both take their gradients and step: the same sums over so many tokens, the same
-        parameters."""
+        """Step both stages on their gradients; assert the same sums over `tokens` tokens and the
+        same parameters."""
         sums, counted = self.two.adopt(epoch)
         wanted, counted_alone = self.one.adopt(epoch)
         assert counted == counted_alone == tokens
@@ -79,8 +81,8 @@ class Pair:
                 sums[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
             )
         for name, parameter in self.one.state.parameters().items():
-            # Newton-Schulz turns what is small in a direction into what is as large as the rest:
-            # the last bits of a sum grow.
+            # Newton-Schulz makes a direction's small components as large as the others: differences
+            # in the last bits of a sum grow.
             torch.testing.assert_close(
                 self.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5
             )
@@ -93,7 +95,8 @@ def pair(stage: int, folder: Path, model: ModelSettings = MODEL) -> Iterator[Pai
     ranks = Ranks(folder / "devices", lost.append, timeout_s=300.0)
     try:
         ranks.start(["cpu", "cpu"], model, 1, stage, 1)
-        module, alone = build(model, 1, stage), build(model, 1, stage)
+        module = build(model, 1, stage)
+        alone = build(model, 1, stage)
         device = Device.pick("cpu")
         local = LocalStage(
             ranks, Program(ranks.meet(device), model, 1, stage), module, model, least_flops=0

@@ -1,9 +1,8 @@
-"""Run by the tests as a process of its own: forks ranks that step matrices together, and writes
-what each of them got.
+"""Program of the tests: forks ranks that step matrices together, and writes each rank's results.
 
     python forked.py FOLDER
 
-Writes FOLDER/<ranks>-<rank>.json with what is asked.
+Each rank writes its results to FOLDER/<ranks>-<rank>.json.
 """
 
 import json
@@ -28,7 +27,8 @@ from node.optim.muon import muon_direction
 from node.optim.newton_schulz import newton_schulz_all
 from node.optim.settings import OptimSettings
 
-STEPS, TIMEOUT_S = 5, 300.0
+STEPS = 5
+TIMEOUT_S = 300.0
 MODEL = ModelSettings(layers=1, d_model=16, heads=4, kv_heads=4, d_ff=32, vocab=61, seq_len=8)
 
 
@@ -94,18 +94,23 @@ def stepped(step: TensorParallelStep, shards: dict[str, Tensor]) -> dict[str, Te
 
 
 def alone(m: Sharded, whole: Tensor, rank: int) -> Tensor:
-    """The shard of the update that one process makes of the whole matrix."""
+    """This rank's shard of the update that one process makes of the whole matrix."""
     return shard(m, newton_schulz_all([whole], STEPS, False)[0].float(), rank)
 
 
 def training(here: Rank) -> float:
-    """Momentum stays with the shards: five steps of Muon's direction, orthogonalised together. How
-    far the last update is from that of whole matrices."""
-    matrices, settings = even(here.size), OptimSettings()
+    """Take five steps of Muon's direction, orthogonalised together, with momentum in the shards.
+
+    Returns the largest difference of the last update from the update of whole matrices.
+    """
+    matrices = even(here.size)
+    settings = OptimSettings()
     step = TensorParallelStep(here, matrices, STEPS, most_bytes=10_000)
     momenta = {m.name: torch.zeros(m.shape(here.rank)) for m in matrices}
     kept = {m.name: torch.zeros(m.rows, m.cols) for m in matrices}
-    got, directions, wanted = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    got = dict[str, Tensor]()
+    directions = dict[str, Tensor]()
+    wanted = dict[str, Tensor]()
     for turn in range(5):
         for name, whole in wholes(matrices, 100 + turn).items():
             m = next(m for m in matrices if m.name == name)
@@ -125,7 +130,7 @@ def rank(number: int, ranks: int, folder: Path) -> None:
     for scene, (matrices, options) in scenes(ranks).items():
         whole = wholes(matrices, 7)
         step = TensorParallelStep(here, matrices, STEPS, **options)
-        for _ in range(2):  # buffers are used again
+        for _ in range(2):  # the second turn uses the buffers again
             got = stepped(
                 step, {m.name: shard(m, whole[m.name], number) for m in matrices if m.part(number)}
             )
@@ -142,7 +147,8 @@ def rank(number: int, ranks: int, folder: Path) -> None:
             ],
         }
     told["training"] = training(here)
-    told["unwaited"], told["pieces"] = unwaited(here), pieces(here)
+    told["unwaited"] = unwaited(here)
+    told["pieces"] = pieces(here)
     told["finite"] = [
         Program(here, MODEL, 1, 0)._finite([torch.tensor([bad if number == 1 else 1.0])])
         for bad in (1.0, float("nan"))
@@ -152,23 +158,28 @@ def rank(number: int, ranks: int, folder: Path) -> None:
 
 
 def unwaited(here: Rank) -> int:
-    """Collectives that torch still keeps after a look-up whose result this rank does not use."""
-    program, before = Program(here, MODEL, 1, 0), _get_work_registry_size()
+    """Number of collectives that torch still keeps after a look-up with a result that this rank
+    does not use."""
+    program = Program(here, MODEL, 1, 0)
+    before = _get_work_registry_size()
     program.embed(torch.zeros(1, 8, dtype=torch.int64))
     return _get_work_registry_size() - before
 
 
 def pieces(here: Rank) -> list[float]:
-    """How far a loss taken in pieces of 5 tokens is from one device's, and the gradients of hidden
-    states and head."""
+    """Errors of a loss taken in pieces of 5 tokens, against one device.
+
+    Returns the loss's relative error, the largest error of the hidden states' gradient, 1.0 if the
+    gradients were not finite, and the largest error of the head's gradient.
+    """
     stages.LOGITS_AT_ONCE = 5 * MODEL.vocab
-    program, alone = Program(here, MODEL, 1, 0), stages.Ends(MODEL)
+    program = Program(here, MODEL, 1, 0)
+    alone = stages.Ends(MODEL)
     dice = torch.Generator().manual_seed(1)
-    h, targets = (
-        torch.randn(2, 8, 16, generator=dice).requires_grad_(),
-        torch.randint(0, MODEL.vocab, (2, 8), generator=dice),
-    )
-    loss, (wanted, _) = program.loss(h, targets), alone.loss(h, targets)
+    h = torch.randn(2, 8, 16, generator=dice).requires_grad_()
+    targets = torch.randint(0, MODEL.vocab, (2, 8), generator=dice)
+    loss = program.loss(h, targets)
+    wanted, _ = alone.loss(h, targets)
     found, share, finite = program.gradients(loss, [h], None)
     dh, head = torch.autograd.grad(wanted, [h, alone.lm_head.weight])  # pyright: ignore
     whole = program.whole(share, ["lm_head.weight"])
@@ -181,10 +192,11 @@ def pieces(here: Rank) -> list[float]:
 
 
 def dying(number: int, ranks: int, folder: Path) -> None:
-    """Rank 1 ends without a word between two steps; the others must say so."""
+    """Rank 1 ends without notice between two steps; the others must report it."""
     torch.set_num_threads(1)
     here = Rank.meet(number, ranks, Device.pick("cpu"), folder / "store-dying", TIMEOUT_S)
-    matrices, whole = even(ranks), wholes(even(ranks), 7)
+    matrices = even(ranks)
+    whole = wholes(even(ranks), 7)
     step = TensorParallelStep(here, matrices, STEPS, most_bytes=10_000)
     shards = {m.name: shard(m, whole[m.name], number) for m in matrices}
     stepped(step, shards)
@@ -198,7 +210,8 @@ def dying(number: int, ranks: int, folder: Path) -> None:
 
 
 def main() -> int:
-    folder, fork = Path(sys.argv[1]), multiprocessing.get_context("fork")
+    folder = Path(sys.argv[1])
+    fork = multiprocessing.get_context("fork")
     codes = []
     for target, ranks in ((rank, 2), (rank, 4), (dying, 2)):
         processes = [fork.Process(target=target, args=(n, ranks, folder)) for n in range(ranks)]

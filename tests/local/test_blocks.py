@@ -30,7 +30,7 @@ def floats(raw: bytes) -> torch.Tensor:
 
 
 def trip(side: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One micro-batch there and back, counted: its output and the gradient of its input."""
+    """Take one micro-batch there and back, counted; returns the output and the input's gradient."""
     y, dx, share = visit(side.math, numbers(seed, 3, 16, 32), numbers(seed + 1, 3, 16, 32))
     side.gradients.offer([share], 3 * 16)
     side.gradients.drain()
@@ -40,14 +40,17 @@ def trip(side: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_epochs_of_training_are_those_of_one_device(blocks):
     for epoch in range(3):
         for seed in (10 * epoch, 10 * epoch + 5):
-            (y, dx), (y1, dx1) = trip(blocks.two, seed), trip(blocks.one, seed)
+            y, dx = trip(blocks.two, seed)
+            y1, dx1 = trip(blocks.one, seed)
             torch.testing.assert_close(y, y1, **CLOSE)
             torch.testing.assert_close(dx, dx1, **CLOSE)
         blocks.step_alike(epoch, 2 * 3 * 16)
 
 
 def test_documents_are_kept_apart_on_every_device(blocks):
-    x, dy, ends = numbers(3, 3, 16, 32), numbers(4, 3, 16, 32), (4, 5, 15, 40)
+    x = numbers(3, 3, 16, 32)
+    dy = numbers(4, 3, 16, 32)
+    ends = (4, 5, 15, 40)
     one, two = (visit(side.math, x, dy, ends) for side in (blocks.one, blocks.two))
     for a, b in zip(two[:2], one[:2], strict=True):
         torch.testing.assert_close(floats(a), floats(b), **CLOSE)
@@ -105,7 +108,9 @@ def test_what_is_freed_here_is_forgotten_there(blocks, monkeypatch):
 
 
 def test_bad_numbers_break_a_micro_batch_and_not_the_devices(blocks, monkeypatch):
-    math, x, dy = blocks.two.math, numbers(5, 3, 16, 32), numbers(6, 3, 16, 32)
+    math = blocks.two.math
+    x = numbers(5, 3, 16, 32)
+    dy = numbers(6, 3, 16, 32)
     with pytest.raises(NotFinite):
         math.forward(arrived(x * float("nan")))
     with pytest.raises(ValueError, match="hidden states"):

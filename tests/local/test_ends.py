@@ -12,7 +12,8 @@ from node.model.shapes import parameter_shapes
 from node.pipeline.visit_buffers import VisitBuffers
 
 TOKENS = torch.randint(0, 61, (3, 17), generator=torch.Generator().manual_seed(3))
-X, Y = TOKENS[:, :-1].contiguous(), TOKENS[:, 1:].contiguous()
+X = TOKENS[:, :-1].contiguous()
+Y = TOKENS[:, 1:].contiguous()
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -21,7 +22,7 @@ def hidden(seed):
 
 
 def loss_of(side, h, targets):
-    """The visit of hidden states at the head, and their gradient."""
+    """Take the loss of hidden states at the head; returns the visit and their gradient."""
     work = arrived(h)
     work.targets = targets
     side.math.loss(work)
@@ -44,7 +45,8 @@ def trip(side, seed):
 def test_epochs_of_training_are_those_of_one_device(ends):
     for epoch in range(2):
         for seed in (epoch, 10 + epoch):
-            (y, dh, loss), (y1, dh1, loss1) = trip(ends.two, seed), trip(ends.one, seed)
+            y, dh, loss = trip(ends.two, seed)
+            y1, dh1, loss1 = trip(ends.one, seed)
             torch.testing.assert_close(y, y1, **CLOSE)
             torch.testing.assert_close(dh, dh1, **CLOSE)
             assert loss == pytest.approx(loss1, rel=1e-6)
@@ -55,7 +57,8 @@ def test_epochs_of_training_are_those_of_one_device(ends):
 
 def test_forward_only_work_is_that_of_one_device(ends):
     ends.two.state.adopt(ends.one.state.parameters(), Version(90))
-    two, one = ends.two.math, ends.one.math
+    two = ends.two.math
+    one = ends.one.math
     h = hidden(4)
     torch.testing.assert_close(two.logits_only(read(h)), one.logits_only(read(h)), **CLOSE)
     last = (4, 15, 21, 47)  # documents end there

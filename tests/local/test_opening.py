@@ -1,4 +1,4 @@
-"""Which devices, how many threads, and the refusals of what cannot be: no process is started
+"""Choice of devices, number of threads, and refusals of impossible settings: no process is started
 here."""
 
 import ast
@@ -45,7 +45,8 @@ def test_every_parameter_is_cut_without_a_gap():
     model = ModelSettings(layers=1, qk_norm=True)
     check_devices(model, 2)
     for name, shape in all_shapes(model).items():
-        parts, dim = [local_shape(name, shape, r, 2) for r in range(2)], cut_of(name)
+        parts = [local_shape(name, shape, r, 2) for r in range(2)]
+        dim = cut_of(name)
         if dim is None:
             assert parts == [shape, shape]
             assert len(shape) == 1, "matrices are cut"
@@ -59,7 +60,7 @@ def test_every_parameter_is_cut_without_a_gap():
 
 @pytest.fixture(params=[0])
 def gpus(monkeypatch, request) -> None:
-    """A machine with so many."""
+    """A machine with this number of GPUs."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: request.param > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: request.param)
 
@@ -116,7 +117,7 @@ def test_a_wrong_number_on_the_command_line_is_a_usage_error(tmp_path, capsys, v
 
 
 def test_one_device_imports_nothing_of_this_package():
-    """Outside the package it is imported by assembly alone, and there inside functions."""
+    """Outside the package only assembly imports it, and only inside functions."""
     for file in (f for f in (ROOT / "node").rglob("*.py") if f.parent.name != "local"):
         tree = ast.parse(file.read_text())
         inside = {

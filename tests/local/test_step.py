@@ -99,7 +99,7 @@ def test_hosts_are_balanced_by_the_cost_of_whole_matrices():
         Sharded("flat", 8, 4096, 0, (4, 4))
     ]
     (group,) = micro_groups(matrices, 2, 1 << 30, 5)
-    # The flat one has eight times the bytes of a square one and costs two thirds of it.
+    # The flat matrix has eight times the bytes of a square one and costs two thirds of it.
     assert [sum(m.name != "flat" for m in slot) for slot in group] == [3, 3]
 
 

@@ -29,8 +29,8 @@ def exported(
     gguf: bool = False,
     base: str = "",
 ) -> Path:
-    """Write all tensors of a model at once; the directory. ``given``: the files that came with it;
-    ``tokenizer``: a tokenizer.json alone."""
+    """Write all tensors of a model at once and return its directory. `given`: the files that came
+    with the model; `tokenizer`: a tokenizer.json alone."""
     given = given or TokenizerFiles({}, tokenizer)
     files = dict(given.files)
     if given.tokenizer_json is not None:

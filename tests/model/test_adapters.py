@@ -28,7 +28,8 @@ TOKENS = torch.arange(20)[None] * 7 % 259
 def test_only_adapters_are_parameters(stage: int, ends_layers: int) -> None:
     cut = {"layers": 4, "ends_layers": ends_layers}
     lora = replace(LORA, **cut)
-    module, plain = build(lora, 2, stage), build(replace(SMALL, **cut), 2, stage)
+    module = build(lora, 2, stage)
+    plain = build(replace(SMALL, **cut), 2, stage)
     trained = {name: tuple(p.shape) for name, p in module.named_parameters()}
     assert trained == parameter_shapes(lora, 2, stage)
     assert bool(trained) == (stage > 0 or ends_layers > 0)
@@ -38,7 +39,8 @@ def test_only_adapters_are_parameters(stage: int, ends_layers: int) -> None:
 
 
 def test_a_new_adapter_changes_nothing_and_a_trained_one_does() -> None:
-    lora, plain = Unsplit(LORA), Unsplit(SMALL)
+    lora = Unsplit(LORA)
+    plain = Unsplit(SMALL)
     with torch.no_grad():
         before = plain(TOKENS)
         assert torch.equal(lora(TOKENS), before)
@@ -62,7 +64,8 @@ def test_an_export_has_the_adapters_of_the_ends() -> None:
 
 
 def test_memory_and_work_count_what_stays(saved: Path) -> None:
-    lora, plain = stage_bytes(LORA, 1, 1), stage_bytes(SMALL, 1, 1)
+    lora = stage_bytes(LORA, 1, 1)
+    plain = stage_bytes(SMALL, 1, 1)
     trained = 4 * count(parameter_shapes(LORA, 1, 1))
     assert lora.parameters == plain.parameters + trained
     assert lora.gradients == trained
@@ -90,7 +93,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_exported_adapters_load_in_peft(saved: Path, tmp_path: Path) -> None:
     settings = ModelSettings(**model_of(saved)[0], adapter=3, adapter_alpha=6.0)
-    weights, lora = Weights(saved), Unsplit(settings)
+    weights = Weights(saved)
+    lora = Unsplit(settings)
     for stage in (0, 1):
         lora.load_state_dict(weights.stage(settings, 1, stage), strict=False)
     with torch.no_grad():

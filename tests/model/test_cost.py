@@ -67,7 +67,7 @@ def test_the_stash_of_the_ends_is_what_they_keep(ends_layers, mode):
         work.gradient = read(x.fill_(0.1))
         math.embed_backward(work)
     assert first <= set(work.share or {})
-    beside = tokens.nbytes + 2 * x.nbytes  # targets, what was sent and what came back
+    beside = tokens.nbytes + 2 * x.nbytes  # targets, output and its gradient
     tables = 2 * 4 * 32 * 32 if ends_layers and mode == "off" else 0
     graph = math.graph_bytes[tuple(x.shape)] - tables
     kept = graph if mode != "stage" else tokens.nbytes
@@ -79,7 +79,8 @@ def test_the_stash_of_the_ends_is_what_they_keep(ends_layers, mode):
 @pytest.mark.parametrize("ends_layers", [0, 1])
 def test_flops_are_those_torch_counts(tied, ends_layers):
     settings = ModelSettings(seq_len=32, layers=4, ends_layers=ends_layers, tied=tied)
-    model, tokens = Unsplit(settings), torch.randint(0, settings.vocab, (2, 32))
+    model = Unsplit(settings)
+    tokens = torch.randint(0, settings.vocab, (2, 32))
     with FlopCounterMode(display=False) as counter:
         loss, _ = model.loss(tokens, tokens)
         loss.backward()
@@ -105,7 +106,7 @@ def test_stage_bytes_add_up_over_the_model(ends_layers):
 
 
 def test_memory_is_the_larger_of_micro_batches_and_rounds() -> None:
-    """The stash is empty in a round: what one takes is there for the other."""
+    """The stash is empty in a round: stash and round share the larger one's memory."""
     settings = ModelSettings(layers=2, d_model=64, heads=2, kv_heads=2, d_ff=256, seq_len=64)
     rounds = RoundBytes(optimizer=100, staged=50, exchange=7 << 20, step=30, shelf=20, outer=4)
     idle = stage_bytes(settings, 1, 1, micro_batch=1, in_flight=1, rounds=rounds)
@@ -120,8 +121,8 @@ def test_memory_is_the_larger_of_micro_batches_and_rounds() -> None:
 
 
 def test_gradients_wait_until_their_micro_batch_counts() -> None:
-    """A share of the stage's gradients for each micro-batch on its way home, where activations were
-    before."""
+    """The peak holds a share of the stage's gradients for each micro-batch on its way home, in the
+    memory of earlier activations."""
     settings = ModelSettings(layers=8, d_model=128, heads=2, kv_heads=2, d_ff=512, seq_len=8)
     first, last, ends = (
         stage_bytes(settings, 4, stage, micro_batch=1, in_flight=6) for stage in (1, 4, ENDS)
@@ -134,7 +135,8 @@ def test_gradients_wait_until_their_micro_batch_counts() -> None:
 
 
 def test_state_that_is_left_room_for_fits_twice() -> None:
-    """What a peer owns stands twice in a round: the leader hears of so much as fits."""
+    """The optimizer state of a peer is in memory twice in a round: the leader learns how much of it
+    fits."""
     settings = ModelSettings(layers=2, d_model=256, heads=2, kv_heads=2, d_ff=512, seq_len=8)
     size = {"micro_batch": 1, "in_flight": 1}
     available = 2 * stage_bytes(settings, 1, 1, **size).total
@@ -246,7 +248,8 @@ def test_copies_that_no_micro_batch_keeps_are_work_space():
         [stage_bytes(settings, 3, s, recompute=mode, cast=cast) for cast in (False, True)]
         for s, mode in ((1, "off"), (1, "layers"), (ENDS, "off"))
     )
-    copies, head = cast_bytes(settings, 3, 1), 2 * settings.vocab * settings.d_model
+    copies = cast_bytes(settings, 3, 1)
+    head = 2 * settings.vocab * settings.d_model
     layer = [graph_bytes(settings, tokens, cast=cast) for cast in (False, True)]
     assert kept[1].stash == kept[1].stashed * stash_bytes(settings, 3, 1, 16, cast=True)
     assert kept[1].work == kept[0].work

@@ -58,7 +58,8 @@ def test_a_gpu_computes_in_bf16_where_it_has_units_for_it(monkeypatch, capabilit
 
 
 def test_the_peak_remembers_memory_that_is_free_again():
-    device, held = Device.pick("cpu"), torch.ones(1 << 24)
+    device = Device.pick("cpu")
+    held = torch.ones(1 << 24)
     del held
     assert device.memory_peak() - device.memory_used() > 60 << 20
 

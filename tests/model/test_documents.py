@@ -15,7 +15,8 @@ from node.pipeline.visit_buffers import StageMath
 
 SMALL = ModelSettings(layers=3, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16)
 LENGTHS = ((5, 1, 7, 3), (16,), (9, 7))
-"""Of the documents in three sequences; the last of the second goes on behind it."""
+"""Lengths of the documents in three sequences; the second's last document continues in the
+third."""
 ENDS = (4, 5, 12, 15, 40, 47)
 
 
@@ -38,7 +39,8 @@ def test_ends_and_lengths_say_the_same() -> None:
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_a_packed_document_is_as_it_is_alone(qk_norm: bool, recompute: bool) -> None:
     settings = replace(SMALL, qk_norm=qk_norm)
-    together, alone = Unsplit(settings), Unsplit(settings)
+    together = Unsplit(settings)
+    alone = Unsplit(settings)
     together.blocks.recompute = recompute
     tokens, targets = packed(settings)
     logits = together.logits(tokens, ENDS)
@@ -61,7 +63,8 @@ def test_a_packed_document_is_as_it_is_alone(qk_norm: bool, recompute: bool) -> 
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_visit_in_slices_keeps_documents_apart(most: int) -> None:
-    x, dy = torch.randn(3, 16, 32), torch.randn(3, 16, 32)
+    x = torch.randn(3, 16, 32)
+    dy = torch.randn(3, 16, 32)
     whole = visit(StageMath(build(SMALL, 1, 1), "fp32"), x, dy, ENDS)
     sliced = StageMath(build(SMALL, 1, 1), "fp32", recompute="stage")
     sliced.slice = most

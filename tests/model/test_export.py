@@ -74,7 +74,8 @@ def test_transformers_loads_it_with_equal_logits(tmp_path, kind, tied):
     settings = replace(SMALL, tied=tied, rope_theta=777.0, norm_eps=1e-6, **changes)
     ours = Unsplit(settings)
     for parameter in ours.parameters():
-        if parameter.dim() == 1:  # away from what it begins with, so that one left out would show
+        # away from the first value, so that a missing parameter would show
+        if parameter.dim() == 1:
             parameter.data.uniform_(0.5, 1.5)
     tensors = ours.ends.state_dict() | ours.blocks.state_dict()
     where = exported(tmp_path / "out", settings, tensors, TOKENIZER)
@@ -285,7 +286,8 @@ def test_an_export_of_before_there_were_cards_is_replaced(tmp_path):
 
 def test_when_the_new_cannot_take_its_place_the_old_comes_back(tmp_path, monkeypatch):
     out = exported(tmp_path / "out", SMALL, merged(SMALL))
-    before, real = (out / "model.safetensors").read_bytes(), export.Path.rename
+    before = (out / "model.safetensors").read_bytes()
+    real = export.Path.rename
 
     def once_refused(self, target):
         if (

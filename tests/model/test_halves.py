@@ -1,4 +1,4 @@
-"""Modules whose parameters are bf16: what they compute, what they take, how they come and go."""
+"""Modules with bf16 parameters: their results, their memory, exports and imports."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,9 +29,10 @@ HALF = partial(Device(torch.device("cpu")).autocast, "bf16")
 @pytest.mark.parametrize("settings", [SMALL, LORA])
 @pytest.mark.parametrize("recompute", ["off", "layers", "stage"])
 def test_a_visit_in_bf16_is_near_one_in_fp32(settings: ModelSettings, recompute: str) -> None:
-    """Of the rounded weights. Hidden states are fp32; gradients are in the parameters' format, and
-    summed in fp32."""
-    half, whole = build(settings, 1, 1, "bf16"), build(settings, 1, 1)
+    """Both modules have the rounded weights. Hidden states are fp32; gradients are in the
+    parameters' format, and summed in fp32."""
+    half = build(settings, 1, 1, "bf16")
+    whole = build(settings, 1, 1)
     whole.load_state_dict(half.state_dict())
     assert {t.dtype for t in half.state_dict().values()} == {torch.bfloat16}
     found = []
@@ -82,7 +83,8 @@ def test_parameters_take_half_and_sums_do_not(stage: int) -> None:
 def test_given_weights_are_those_that_are_rounded(tmp_path: Path) -> None:
     there = made("qwen3", tmp_path / "hf")
     settings = ModelSettings(**model_of(there)[0])
-    whole, half = Weights(there), Weights(there, "bf16")
+    whole = Weights(there)
+    half = Weights(there, "bf16")
     named = half.digests(settings, 2)
     assert named != whole.digests(settings, 2)
     found = half.verified(settings, 2, 1, named[1])
@@ -91,7 +93,7 @@ def test_given_weights_are_those_that_are_rounded(tmp_path: Path) -> None:
     )
     tensors = half.stage(settings, 1, 0) | half.stage(settings, 1, 1)
     out = exported(tmp_path / "out", settings, tensors, parameters="bf16")
-    # Numbers that bf16 can say have one name, whoever reads them.
+    # Numbers that bf16 can hold have one name in either format.
     assert Weights(out).digests(settings, 2) == named
     size = sum(t.numel() for t in tensors.values())
     assert 2 * size < (out / "model.safetensors").stat().st_size < 2 * size + 20_000

@@ -27,7 +27,7 @@ def random(*size: int, seed: int = 0) -> torch.Tensor:
 
 
 def passed(math_: StageMath, dy: torch.Tensor) -> tuple[torch.Tensor, Share]:
-    """(gradient of the input, gradients of the parameters) of one micro-batch."""
+    """Return (gradient of the input, gradients of the parameters) of one micro-batch."""
     _, upstream, share = visit(math_, random(*SIZE), dy)
     return torch.frombuffer(bytearray(upstream), dtype=torch.float32), share
 
@@ -38,7 +38,8 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("recompute", ["off", "layers", "stage"])
 def test_small_gradients_survive_fp16(recompute: str) -> None:
-    module, dy = build(SHAPE, 1, 1), 1e-8 * random(*SIZE, seed=1)
+    module = build(SHAPE, 1, 1)
+    dy = 1e-8 * random(*SIZE, seed=1)
     exact, exact_share = passed(StageMath(module, "fp32"), dy)
     half = Precision(CPU, "fp32", lambda: "fp16")
     made = partial(StageMath, module, "fp32", half.autocast, recompute)
@@ -51,7 +52,8 @@ def test_small_gradients_survive_fp16(recompute: str) -> None:
 
 
 def test_after_an_overflow_the_same_backward_is_made_again() -> None:
-    scale, x = GradientScale(), torch.ones(4, requires_grad=True)
+    scale = GradientScale()
+    x = torch.ones(4, requires_grad=True)
     y = (x.half() * 60000).float()
     (found,) = scale.gradients(y, [x], torch.ones(4))
     assert found is not None
@@ -64,7 +66,8 @@ def test_after_an_overflow_the_same_backward_is_made_again() -> None:
 
 
 def test_the_scale_grows_again_up_to_the_first() -> None:
-    scale, x = GradientScale(), torch.ones(1, requires_grad=True)
+    scale = GradientScale()
+    x = torch.ones(1, requires_grad=True)
     scale.size = FIRST_SIZE / 2
     sizes = set()
     for _ in range(2 * GROW_AFTER):
@@ -86,7 +89,8 @@ def test_the_format_may_change_between_two_passes() -> None:
 
 
 def test_what_only_goes_forward_is_computed_in_fp32() -> None:
-    module, x = build(SHAPE, 1, 1), random(*SIZE)
+    module = build(SHAPE, 1, 1)
+    x = random(*SIZE)
     precision = Precision(CPU, "fp32", lambda: "bf16")
 
     def passes(mode: str) -> tuple[bytes, bytes]:
@@ -102,10 +106,12 @@ def test_what_only_goes_forward_is_computed_in_fp32() -> None:
 
 
 def test_a_peer_in_bf16_is_not_taken_for_a_broken_one() -> None:
-    """The sizes of what peers of both formats send are compared by those who receive it."""
-    module, guard = build(SHAPE, 1, 1), ActivationGuard(8.0)
+    """A receiver compares the magnitudes of tensors that peers of both formats send."""
+    module = build(SHAPE, 1, 1)
+    guard = ActivationGuard(8.0)
     for i in range(3 * YOUNG):
-        x, kind = random(*SIZE, seed=i), ("fp32", "bf16", "fp16")[i % 3]
+        x = random(*SIZE, seed=i)
+        kind = ("fp32", "bf16", "fp16")[i % 3]
         with torch.no_grad(), CPU.computing_in(kind):
             size = rms(module(x))
         assert guard.odd("lane", kind, size) == 0.0

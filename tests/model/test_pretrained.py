@@ -48,14 +48,15 @@ def llama(saved: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
 def test_logits_are_those_of_transformers(kind: str, numbers: torch.dtype, tmp_path: Path) -> None:
-    """Of one document, and of three that are packed into one sequence."""
+    """Logits of one document, and of three that are packed into one sequence."""
     there = made(kind, tmp_path)
     if numbers is torch.bfloat16:
         model = transformers.AutoModelForCausalLM.from_pretrained(there).to(numbers)
         for file in there.glob("*.safetensors*"):
             file.unlink()
         model.save_pretrained(there)  # one file
-    settings, weights = settings_of(there), Weights(there)
+    settings = settings_of(there)
+    weights = Weights(there)
     weights.check(settings)
     model = Unsplit(settings)
     parts = [weights.stage(settings, 2, stage) for stage in range(3)]
@@ -71,7 +72,8 @@ def test_logits_are_those_of_transformers(kind: str, numbers: torch.dtype, tmp_p
 
 
 def test_the_weights_of_the_ends_have_their_layers(llama: Path) -> None:
-    settings, weights = settings_of(llama), Weights(llama)
+    settings = settings_of(llama)
+    weights = Weights(llama)
     deep = replace(settings, ends_layers=1)
     ends, block = (weights.stage(deep, 1, stage) for stage in range(2))
     plain = {**weights.stage(settings, 1, 0), **weights.stage(settings, 1, 1)}
@@ -85,7 +87,8 @@ def test_the_weights_of_the_ends_have_their_layers(llama: Path) -> None:
 
 
 def test_digests_name_the_weights_of_every_stage(llama: Path) -> None:
-    settings, weights = settings_of(llama), Weights(llama)
+    settings = settings_of(llama)
+    weights = Weights(llama)
     ends, one, two = weights.digests(settings, 2)
     assert len({ends, one, two}) == 3
     assert weights.verified(settings, 2, 1, one).keys() == weights.stage(settings, 2, 1).keys()
@@ -184,7 +187,8 @@ def test_a_directory_that_is_named_and_not_there_is_refused(tmp_path: Path, name
 
 
 def test_files_that_are_none_are_refused(llama: Path) -> None:
-    index, config = llama / "model.safetensors.index.json", llama / "config.json"
+    index = llama / "model.safetensors.index.json"
+    config = llama / "config.json"
     whole = json.loads(index.read_bytes())
     for raw, says in (
         (b"{", "no JSON"),
@@ -212,7 +216,8 @@ def test_files_that_are_none_are_refused(llama: Path) -> None:
 
 
 def test_tensors_that_do_not_fit_the_model_are_refused(llama: Path) -> None:
-    settings, tensors = settings_of(llama), dict[str, torch.Tensor]()
+    settings = settings_of(llama)
+    tensors = dict[str, torch.Tensor]()
     for file in llama.glob("*.safetensors"):
         tensors |= load_file(file)
     (llama / "model.safetensors.index.json").unlink()

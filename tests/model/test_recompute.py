@@ -1,4 +1,4 @@
-"""What is computed again for a backward instead of kept: the same gradients, a smaller stash."""
+"""Recomputation for a backward in place of storage: the same gradients, a smaller stash."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,9 @@ SHAPE = (2, 16, 32)
 
 @pytest.mark.parametrize("document_ends", [(), (4, 5, 12, 15, 40, 47)])
 def test_gradients_are_the_same_to_the_bit(document_ends: tuple[int, ...]) -> None:
-    x, dy, found = torch.randn(3, 16, 32), torch.randn(3, 16, 32), {}
+    x = torch.randn(3, 16, 32)
+    dy = torch.randn(3, 16, 32)
+    found = {}
     for mode in RECOMPUTE:
         math = StageMath(build(SMALL, 1, 1), "fp32", recompute=mode)
         first, found[mode] = (visit(math, x, dy, document_ends) for _ in range(2))
@@ -43,8 +45,8 @@ DEEP = replace(SMALL, layers=5, ends_layers=2)
 
 
 def begins(math: StageMath, tokens: torch.Tensor, dy: torch.Tensor) -> tuple[bytes, Share]:
-    """What the ends send of ``tokens``, and the share that ``dy`` makes of it. The targets of two
-    tokens are missing: a document ends there."""
+    """Return the output of the ends for `tokens`, and the share of gradients that `dy` gives. The
+    targets of two tokens are missing: a document ends there."""
     targets = tokens.clone()
     targets[0, 5] = targets[1, 2] = NO_TARGET
     work = VisitBuffers(float("inf"), tuple(dy.shape), batch=lambda: (tokens, targets))
@@ -55,7 +57,9 @@ def begins(math: StageMath, tokens: torch.Tensor, dy: torch.Tensor) -> tuple[byt
 
 
 def test_the_ends_make_the_same_gradients_of_their_layers() -> None:
-    tokens, dy, found = torch.randint(0, 259, (4, 16)), torch.randn(4, 16, 32), {}
+    tokens = torch.randint(0, 259, (4, 16))
+    dy = torch.randn(4, 16, 32)
+    found = {}
     for mode in RECOMPUTE:
         found[mode] = begins(StageMath(build(DEEP, 1, 0), "fp32", recompute=mode), tokens, dy)
     output, whole = found["off"]
@@ -69,7 +73,8 @@ def test_the_ends_make_the_same_gradients_of_their_layers() -> None:
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("most", [1, 3])
 def test_ends_that_run_out_of_memory_take_smaller_slices(where: str, most: int) -> None:
-    tokens, dy = torch.randint(0, 259, (4, 16)), torch.randn(4, 16, 32)
+    tokens = torch.randint(0, 259, (4, 16))
+    dy = torch.randn(4, 16, 32)
     whole = begins(StageMath(build(DEEP, 1, 0), "fp32"), tokens, dy)
     scarce = Scarce(where, most, build(DEEP, 1, 0))
     output, share = begins(scarce, tokens, dy)
@@ -81,11 +86,13 @@ def test_ends_that_run_out_of_memory_take_smaller_slices(where: str, most: int) 
 
 
 class Scarce(StageMath):
-    """A device on which more than ``most`` sequences at once are too many, in what is named."""
+    """Device on which the passes named `where` fail for more than `most` sequences at once."""
 
     def __init__(self, where: str, most: int, module: torch.nn.Module, **more: Any) -> None:
         super().__init__(module, "fp32", **more)
-        self.where, self.most, self.failed = where, most, 0
+        self.where = where
+        self.most = most
+        self.failed = 0
 
     def _refuse(self, where: str, sequences: int) -> None:
         if where == self.where and sequences > self.most:
@@ -111,7 +118,8 @@ def close(a: Any, b: Any) -> bool:
 def test_a_block_that_runs_out_of_memory_takes_smaller_slices(
     where: str, most: int, mode: str
 ) -> None:
-    x, dy = torch.randn(7, 16, 32), torch.randn(7, 16, 32)
+    x = torch.randn(7, 16, 32)
+    dy = torch.randn(7, 16, 32)
     whole = visit(StageMath(build(SMALL, 1, 1), "fp32"), x, dy)
     scarce = Scarce(where, most, build(SMALL, 1, 1), recompute=mode)
     for _ in range(2):
@@ -126,7 +134,8 @@ def test_a_block_that_runs_out_of_memory_takes_smaller_slices(
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_the_loss_that_runs_out_of_memory_takes_smaller_slices(most: int) -> None:
-    h, tokens = torch.randn(4, 16, 32), torch.randint(0, 259, (4, 16))
+    h = torch.randn(4, 16, 32)
+    tokens = torch.randint(0, 259, (4, 16))
 
     def loss(math: StageMath) -> VisitBuffers:
         work = VisitBuffers(float("inf"), (4, 16, 32), targets=tokens, input=read(h))
@@ -143,7 +152,8 @@ def test_the_loss_that_runs_out_of_memory_takes_smaller_slices(most: int) -> Non
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_forward_only_work_takes_smaller_slices_too(most: int) -> None:
-    x, scarce = torch.randn(4, 16, 32), Scarce("forward", most, build(SMALL, 1, 1))
+    x = torch.randn(4, 16, 32)
+    scarce = Scarce("forward", most, build(SMALL, 1, 1))
     maths = (scarce, StageMath(build(SMALL, 1, 1), "fp32"))
     found, wanted = (
         torch.frombuffer(math.forward_only(read(x, (4, 40)), False)[0], dtype=torch.float32)
@@ -157,9 +167,11 @@ def test_forward_only_work_takes_smaller_slices_too(most: int) -> None:
 def test_a_held_out_loss_takes_smaller_slices_too(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    h, tokens = torch.randn(4, 16, 32), torch.randint(0, 259, (4, 16))
+    h = torch.randn(4, 16, 32)
+    tokens = torch.randint(0, 259, (4, 16))
     math = StageMath(build(SMALL, 1, 0), "fp32")
-    whole, loss = math.loss_only(read(h), tokens), math.module.loss
+    whole = math.loss_only(read(h), tokens)
+    loss = math.module.loss
 
     def scarce(h: torch.Tensor, targets: torch.Tensor) -> Any:
         if len(h) > most:

@@ -1,4 +1,4 @@
-"""Every kind of rotary embedding is that of transformers, wherever a config.json puts it."""
+"""Every kind of rotary embedding equals the one of transformers, wherever a config.json puts it."""
 
 import json
 import random
@@ -22,7 +22,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def drawn(kind: str, dice: random.Random) -> dict[str, Any]:
-    """Numbers of one embedding of this kind, some left to their defaults."""
+    """Settings of one embedding of this kind, some left to their defaults."""
     width = dice.choice([16, 64, 128])
     before = dice.choice([32, 64, 256])
     most = before * dice.choice([1, 4])

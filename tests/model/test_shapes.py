@@ -37,7 +37,7 @@ PUBLISHED = {
     "llama-3.1-8b": 8_030_261_248,
     "mistral-7b": 7_248_023_552,
 }
-"""Parameters, as the models' cards count them."""
+"""Number of parameters, as the models' cards count them."""
 
 
 @given(st.integers(1, 40), st.data())

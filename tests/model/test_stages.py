@@ -68,7 +68,8 @@ FIRST = [0.013582918792963028, 0.02771661803126335, 0.0102290790528059, -0.04507
 
 
 def test_another_seed_is_another_model_and_initialise_repeats():
-    a, b = Ends(SMALL), Ends(replace(SMALL, init_seed=1))
+    a = Ends(SMALL)
+    b = Ends(replace(SMALL, init_seed=1))
     assert not torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
     initialise(b, SMALL)
     assert torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
@@ -95,7 +96,9 @@ def test_pipeline_by_hand_gives_the_bits_of_the_unsplit_model(settings):
 
     ends, *blocks = (build(settings, 3, s) for s in range(4))
     first = ends.embed(tokens)
-    inputs, outputs, h = [], [], first
+    inputs = []
+    outputs = []
+    h = first
     for block in blocks:
         inputs.append(h.detach().requires_grad_())
         h = block(inputs[-1])
@@ -116,8 +119,10 @@ def test_pipeline_by_hand_gives_the_bits_of_the_unsplit_model(settings):
 
 
 def test_the_layers_of_the_ends_keep_documents_apart():
-    whole, (ends, block) = Unsplit(DEEP), (build(DEEP, 1, s) for s in range(2))
-    tokens, last = tokens_of(DEEP)[0], (4, 20, 31)
+    whole = Unsplit(DEEP)
+    ends, block = (build(DEEP, 1, s) for s in range(2))
+    tokens = tokens_of(DEEP)[0]
+    last = (4, 20, 31)
     with torch.no_grad():
         h = block(ends.embed(tokens, last), last)
         assert torch.equal(ends.logits(h), whole.logits(tokens, last))
@@ -136,11 +141,13 @@ def test_loss_is_the_sum_over_tokens_in_nats():
 @pytest.mark.parametrize("at_once", [1, 61 * 7, 61 * 48 - 1])
 def test_loss_in_pieces_is_the_loss(monkeypatch, at_once):
     tokens, targets = tokens_of(SMALL)
-    whole, pieces = Unsplit(SMALL), Unsplit(SMALL)
+    whole = Unsplit(SMALL)
+    pieces = Unsplit(SMALL)
     a, _ = whole.loss(tokens, targets)
     a.backward()
     pieces.ends.logits_at_once = at_once
-    sizes, real = [], F.cross_entropy
+    sizes = []
+    real = F.cross_entropy
     monkeypatch.setattr(
         F, "cross_entropy", lambda x, *r, **k: (sizes.append(x.numel()), real(x, *r, **k))[1]
     )
@@ -157,14 +164,17 @@ def test_a_sequence_may_be_shorter_or_longer_than_seq_len():
     model = Unsplit(SMALL)
     tokens, _ = tokens_of(SMALL, length=40)
     with torch.no_grad():
-        long, short = model.logits(tokens), model.logits(tokens[:, :5])
+        long = model.logits(tokens)
+        short = model.logits(tokens[:, :5])
     torch.testing.assert_close(long[:, :5], short, atol=1e-5, rtol=1e-5)
 
 
 def test_rotary_tables_follow_the_number_format():
-    blocks, h = Blocks(SMALL, range(2)), torch.randn(1, 8, SMALL.d_model)
+    blocks = Blocks(SMALL, range(2))
+    h = torch.randn(1, 8, SMALL.d_model)
     with torch.no_grad():
-        single, double = blocks(h), blocks.to(torch.float64)(h.double())
+        single = blocks(h)
+        double = blocks.to(torch.float64)(h.double())
     assert double.dtype == torch.float64
     torch.testing.assert_close(single.double(), double, atol=1e-5, rtol=1e-5)
     tables = blocks.rope.tables(4, torch.zeros(1, dtype=torch.bfloat16))
@@ -172,7 +182,7 @@ def test_rotary_tables_follow_the_number_format():
 
 
 def test_a_stage_is_built_without_torchs_compiler():
-    # In a process of its own: others may have loaded it here.
+    # In a process of its own: other tests may have loaded the module here.
     code = (
         "import sys; from node.model.settings import ModelSettings as M; "
         "from node.model.stages import build; "
@@ -185,7 +195,8 @@ def test_a_stage_is_built_without_torchs_compiler():
 
 def test_norms_of_two_formats_are_computed_in_the_wider_one():
     settings = ModelSettings(layers=1, seq_len=8, qk_norm=True)
-    block, x = Blocks(settings, range(1)), torch.randn(2, 8, settings.d_model)
+    block = Blocks(settings, range(1))
+    x = torch.randn(2, 8, settings.d_model)
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings(), torch.autocast("cpu", dtype=torch.bfloat16):

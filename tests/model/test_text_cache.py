@@ -24,7 +24,7 @@ FAMILIES = {
 
 
 class Cached:
-    """A model in stages, each with its caches of the texts by name."""
+    """A model in stages; each stage has its caches of the texts by name."""
 
     def __init__(self, settings: ModelSettings, stages: int = 2) -> None:
         self.ends, *self.blocks = (build(settings, stages, s) for s in range(stages + 1))
@@ -32,7 +32,7 @@ class Cached:
 
     @torch.no_grad()
     def logits(self, **new: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Logits [n, V] of the next tokens of each text, of one pass over all of them."""
+        """Logits [n, V] of each text's next tokens, from one pass over all texts."""
         for name in new:
             self.texts.setdefault(name, [TextCache() for _ in (self.ends, *self.blocks)])
         h = self.ends.rows(torch.cat([*new.values()]))
@@ -44,7 +44,7 @@ class Cached:
 
 
 def wake(module: torch.nn.Module) -> None:
-    """Biases and norms away from their first values, where a mistake would not show."""
+    """Move biases and norms away from their first values, where a mistake would not show."""
     torch.manual_seed(7)
     for parameter in module.parameters():
         if parameter.dim() < 2:
@@ -58,7 +58,8 @@ def test_greedy_tokens_are_those_of_transformers(name):
 
     architecture, changes = FAMILIES[name]
     settings = replace(SMALL, **changes)
-    ours, whole = Cached(settings), Unsplit(settings)
+    ours = Cached(settings)
+    whole = Unsplit(settings)
     wake(whole)
     for part in (ours.ends, *ours.blocks):
         part.load_state_dict({k: whole.get_parameter(k) for k in part.state_dict()})
@@ -71,7 +72,8 @@ def test_greedy_tokens_are_those_of_transformers(name):
         prompt[None], max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
     )[0]
     ours.logits(text=prompt[:4])
-    said, new = prompt.tolist(), prompt[4:]
+    said = prompt.tolist()
+    new = prompt[4:]
     for _ in range(20):
         said.append(int(ours.logits(text=new)["text"][-1].argmax()))
         new = torch.tensor(said[-1:])
@@ -81,7 +83,8 @@ def test_greedy_tokens_are_those_of_transformers(name):
 @pytest.mark.parametrize("settings", [SMALL, replace(SMALL, layers=5, ends_layers=1, qk_norm=True)])
 def test_texts_of_one_pass_know_nothing_of_each_other(settings):
     """One text begins, one goes on with several tokens and one with a single token."""
-    ours, whole = Cached(settings), Unsplit(settings)
+    ours = Cached(settings)
+    whole = Unsplit(settings)
     a, b, c = (torch.randint(0, settings.vocab, (n,)) for n in (9, 12, 5))
     ours.logits(a=a[:8], b=b[:7])
     found = ours.logits(a=a[8:], b=b[7:], c=c)
@@ -91,11 +94,13 @@ def test_texts_of_one_pass_know_nothing_of_each_other(settings):
 
 
 def test_a_pass_that_breaks_off_leaves_the_text_as_it_was():
-    ours, whole = Cached(SMALL), Unsplit(SMALL)
+    ours = Cached(SMALL)
+    whole = Unsplit(SMALL)
     text = torch.randint(0, SMALL.vocab, (6,))
     ours.logits(text=text[:4])
     last = ours.blocks[-1].model.layers["3"]
-    mlp, last.mlp = last.mlp, None
+    mlp = last.mlp
+    last.mlp = None
     with pytest.raises(TypeError):
         ours.blocks[-1].extend(torch.zeros(1, 32), [Turn(ours.texts["text"][-1], 1)])
     last.mlp = mlp
@@ -105,7 +110,8 @@ def test_a_pass_that_breaks_off_leaves_the_text_as_it_was():
 
 
 def test_the_memory_of_a_text_is_what_was_planned():
-    cache, stage = TextCache(), build(SMALL, 2, 1)
+    cache = TextCache()
+    stage = build(SMALL, 2, 1)
     for count in (1, GROWTH - 1, 1):
         with torch.no_grad():
             stage.extend(torch.zeros(count, 32), [Turn(cache, count)])
@@ -114,7 +120,8 @@ def test_the_memory_of_a_text_is_what_was_planned():
 
 
 def test_bf16_halves_the_memory():
-    cache, stage = TextCache(), build(SMALL, 2, 1)
+    cache = TextCache()
+    stage = build(SMALL, 2, 1)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         stage.extend(torch.zeros(3, 32), [Turn(cache, 3)])
         stage.extend(torch.zeros(1, 32), [Turn(cache, 1)])

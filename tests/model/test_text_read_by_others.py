@@ -60,13 +60,13 @@ def sent(ends: Ends, tokens: Tensor, wire: str = "fp32") -> Tensor:
 
 
 def nearest(ends: Ends, h_BTD: Tensor) -> Tensor:
-    """The token whose row of the embedding is nearest to each hidden state."""
+    """Id [B, T] of the token with the embedding row nearest to each hidden state."""
     rows = ends.model.embed_tokens.weight.detach()
     return torch.cdist(h_BTD.flatten(0, 1), rows).argmin(-1).view(h_BTD.shape[:2])
 
 
 def share(guessed: Tensor, tokens: Tensor) -> float:
-    """The share of tokens that were guessed."""
+    """Share of tokens that were guessed."""
     return (guessed == tokens).float().mean().item()
 
 
@@ -80,7 +80,8 @@ def test_stage_1_reads_every_token_where_the_ends_hold_no_layer(
 
 
 def test_behind_a_trained_layer_the_nearest_row_is_another_token(trained: Reference) -> None:
-    """Training is what takes the look-up away: new weights change the hidden states too little."""
+    """Training defeats the look-up of embedding rows: new weights change the hidden states too
+    little."""
     tokens, _ = trained.text.held_out(0)
     new, old = (ends_of(trained.model.settings, 1, known) for known in (None, trained))
     assert share(nearest(new, sent(new, tokens)), tokens) == 1.0
@@ -88,7 +89,8 @@ def test_behind_a_trained_layer_the_nearest_row_is_another_token(trained: Refere
 
 
 def test_a_linear_map_reads_most_of_it_behind_a_trained_layer(trained: Reference) -> None:
-    """Fitted by least squares on another text, which the reader sent through the same layer."""
+    """The map is fitted by least squares on another text, which the reader sent through the same
+    layer."""
     ends = ends_of(trained.model.settings, 1, trained)
     known, _ = trained.text.at(range(64))
     tokens, _ = trained.text.held_out(0)
@@ -103,10 +105,12 @@ def test_a_linear_map_reads_most_of_it_behind_a_trained_layer(trained: Reference
 
 
 def test_who_has_the_layers_of_the_ends_reads_every_token(trained: Reference) -> None:
-    """Position by position: the token that gives the hidden state that came (arXiv 2510.15511)."""
+    """Position by position, the reader tries every token and takes the one that gives the received
+    hidden state (arXiv 2510.15511)."""
     ends = ends_of(trained.model.settings, 1, trained)
     tokens = trained.text.held_out(0)[0][:1, :12]
-    h_BTD, read_so_far = sent(ends, tokens), torch.empty(0, dtype=torch.int64)
+    h_BTD = sent(ends, tokens)
+    read_so_far = torch.empty(0, dtype=torch.int64)
     every = torch.arange(ends.settings.vocab)[:, None]
     for place in range(tokens.shape[1]):
         tried = torch.cat([read_so_far.expand(len(every), -1), every], 1)
@@ -120,7 +124,8 @@ def test_who_has_the_layers_of_the_ends_reads_every_token(trained: Reference) ->
 def test_the_last_stage_reads_every_target_in_the_gradient(
     trained: Reference, ends_layers: int
 ) -> None:
-    """It made the hidden state itself, and computes the gradient that each token would give."""
+    """The last stage made the hidden state itself, and computes the gradient that each token would
+    give."""
     ends = ends_of(trained.model.settings, ends_layers, trained)
     tokens, targets = (t[:2] for t in trained.text.held_out(0))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Products that are the same to the bit whatever library makes them."""
+"""Matrix products that are the same to the bit, whatever library makes them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ torch.set_num_threads(1)
 
 @contextmanager
 def matrix_by_matrix() -> Iterator[None]:
-    """Products of a stack are made one matrix after the other. No library promises a stack the bits
-    that each of its matrices has by itself (most processors' do), so that whatever still differs is
-    our own doing."""
+    """Compute products of a stack one matrix after the other. No library promises a stack the bits
+    that each of its matrices has by itself (most processors' libraries do give them), so that any
+    remaining difference is our own doing."""
     whole = gram.multiply
 
     def each(
@@ -46,6 +46,6 @@ def two_threads() -> Iterator[None]:
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Norm of the difference over that of what is expected."""
+    """Norm of the difference divided by the norm of `expected`."""
     apart = torch.linalg.vector_norm(found.double() - expected.double())
     return float(apart / torch.linalg.vector_norm(expected.double()))

@@ -7,7 +7,8 @@ from node.optim.gram import ALIGN, PANELS, coefficients, gram, runs, symmetric
 from node.optim.gram import standard as overwriting
 from tests.optim.conftest import distance
 
-SIMPLE, POLAR = coefficients("simple", 5), coefficients("polar_express", 5)
+SIMPLE = coefficients("simple", 5)
+POLAR = coefficients("polar_express", 5)
 
 
 def wide(kind, m=64, n=256, seed=0):
@@ -23,7 +24,8 @@ def wide(kind, m=64, n=256, seed=0):
     elif kind == "ones":
         x = torch.ones(m, n, dtype=torch.float64)
     elif kind == "power":
-        u, v = torch.linalg.qr(x[:, :m])[0], torch.linalg.qr(x.mT)[0]
+        u = torch.linalg.qr(x[:, :m])[0]
+        v = torch.linalg.qr(x.mT)[0]
         x = (u / torch.arange(1, m + 1)) @ v.mT
     elif kind == "orthogonal":
         x = torch.linalg.qr(x.mT)[0].mT.contiguous()
@@ -57,8 +59,7 @@ def test_gram_stays_bounded_on_ill_conditioned_matrices(kind, steps):
     ):
         found = gram(x.to(dtype), steps).double()
         assert float(torch.linalg.matrix_norm(found, 2)) < slack * max(top, 1.0)
-        # What rounding loses on tiny singular values the standard form loses too: Gram is not much
-        # worse.
+        # The standard form loses tiny singular values to rounding too: Gram is not much worse.
         lost = distance(standard(x.to(dtype), steps), exact)
         assert distance(found, exact) < times * lost + more
 
@@ -92,7 +93,8 @@ def test_panels_are_the_symmetric_product(m, plus):
     r = x @ x.mT
     added = {"plus": r @ r, "beta": -2.0, "alpha": 0.5} if plus else {}
     expected = 0.5 * r - 2 * (r @ r) if plus else r
-    found, whole = torch.full_like(r, float("nan")), torch.full_like(r, float("nan"))
+    found = torch.full_like(r, float("nan"))
+    whole = torch.full_like(r, float("nan"))
     symmetric(x, x.mT, found, 1, **added)
     symmetric(x, x.mT, whole, **added)
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-9)

@@ -1,4 +1,4 @@
-"""The rule that chooses between the ways of multiplying, and how it follows from times."""
+"""The rule that chooses between the ways of multiplying, and its derivation from times."""
 
 import pytest
 import torch
@@ -22,15 +22,15 @@ from node.optim.kernel_rule import (
 from node.optim.newton_schulz import follow, followed, newton_schulz_all, rule_of
 
 UNITS = {64: 5.6, 128: 5.0, 256: 6.0, 512: 8.0, 768: 9.0}
-"""How many times as fast bf16 is on the squares of a processor with matrix units."""
+"""Speed of bf16 relative to fp32 on square matrices, by side, on a processor with matrix units."""
 NONE = dict.fromkeys(SQUARES, 0.5)
-"""On one where it is emulated."""
+"""The same on a processor that emulates bf16."""
 NOWHERE = dict.fromkeys(OPERANDS, 0.9)
 MIXED = KernelRule(bf16_from=4096)
 
 
 def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512, layers=None):
-    """A processor: what a trial takes there."""
+    """A processor: a function from a trial to its seconds."""
 
     def seconds(trial):
         work = 1e-9 * trial.many * trial.rows**2 * trial.cols
@@ -47,8 +47,9 @@ def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512, layers=Non
 
 
 def measured(seconds):
-    """All times that are asked for there, and the groups in which they are."""
-    times, groups = {}, []
+    """All times that the rule asks for on a processor, and the groups of trials."""
+    times = {}
+    groups = []
     while group := following(times):
         groups.append(group)
         times.update((trial, seconds(trial)) for trial in group)
@@ -66,7 +67,7 @@ OWN = KernelRule(bf16_from=16, stack_bf16_to=16, gram_aspect=1.0, gram_from=1)
         ((16, 16), MIXED, {"precision": "fp32", "stacked": True}),
         ((128, 128), CPU, {"stacked": False}),
         ((64, 64), OWN, {"precision": "bf16", "stacked": False, "gram": True}),
-        # what is worked by panels is not stacked
+        # a product made by panels is not stacked
         ((512, 1024), KernelRule(bf16_from=1, panels_bf16=512 * 2048), {"stacked": True}),
         ((512, 2048), KernelRule(bf16_from=1, panels_bf16=512 * 2048), {"stacked": False}),
         ((512, 2048), KernelRule(bf16_from=1, panels_bf16=0), {"stacked": True}),

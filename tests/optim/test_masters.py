@@ -1,4 +1,4 @@
-"""Parameters in bf16 with fp32 masters at their owners: nothing that is learned is rounded away."""
+"""Parameters in bf16 with fp32 masters at their owners: no update is rounded away."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ def halves(seed: int = 0) -> dict[str, Tensor]:
 
 
 def trained(method: str, epochs: int, parameters: dict[str, Tensor], **more: Any) -> Any:
-    """An owner after so many epochs of bf16 parameters, and these."""
+    """Train bf16 parameters for this number of epochs; returns the owner and the parameters."""
     owner = Owner(replace(settings_of(method, "bf16"), **more), 0)
     for epoch in range(epochs):
         parameters = step_all(owner, parameters, numbers(epoch + 1, scale=0.01), epoch)
@@ -37,10 +37,10 @@ def test_halves_are_the_number_to_the_bit() -> None:
     whole = whole[whole.abs() < 3e38]
     upper, lower = split(whole)
     assert torch.equal(join(upper, lower).view(torch.int32), whole.view(torch.int32))
-    # Nearest: as torch rounds, but for what lies in the middle of two.
+    # Rounding to nearest, as torch does, except for ties.
     apart = (upper.double() - whole.double()).abs()
     assert torch.equal(apart, (whole.bfloat16().double() - whole.double()).abs())
-    # Any lower half goes with any upper one.
+    # Any lower half fits any upper half.
     other = lower.roll(1)
     again = split(join(upper, other))
     assert torch.equal(again[0].view(torch.int16), upper.view(torch.int16))
@@ -68,12 +68,14 @@ def test_masters_are_what_fp32_training_has(method: str) -> None:
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 def test_a_large_part_is_stepped_some_rows_at_a_time(parameters: str, monkeypatch: Any) -> None:
     name = "model.embed_tokens.weight"
-    settings, shape = settings_of("adamw", parameters), SHAPES[name]
+    settings = settings_of("adamw", parameters)
+    shape = SHAPES[name]
     begin = {name: numbers(0)[name].to(torch.bfloat16 if settings.masters else torch.float32)}
     found = []
     for at_once in (1 << 22, 5 * shape[1]):
         monkeypatch.setattr("node.optim.owner.AT_ONCE", at_once)
-        owner, now = Owner(settings, 0), begin
+        owner = Owner(settings, 0)
+        now = begin
         for epoch in range(3):
             now = step_all(owner, now, {name: numbers(epoch + 1)[name]}, epoch)
         found.append(now | owner.state(name))
@@ -83,16 +85,18 @@ def test_a_large_part_is_stepped_some_rows_at_a_time(parameters: str, monkeypatc
 
 
 def test_updates_below_the_resolution_of_bf16_add_up() -> None:
-    """Steps of 1e-5 beside numbers of about 1, whose neighbours in bf16 are 0.004 to 0.008 away."""
+    """Steps are 1e-5 and the numbers about 1; the neighbours of 1 in bf16 are 0.004 and 0.008
+    away."""
     rates = {"adam_lr": 1e-5, "decay": 0.0, "weight_decay": 0.0}
     ones = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}
     up = {name: torch.full(shape, -1.0) for name, shape in SHAPES.items()}
     owner = Owner(replace(settings_of("adamw", "bf16"), **rates), 0)
     rounded = Owner(replace(settings_of("adamw"), **rates), 0)
-    kept, lost = ones, ones
+    kept = ones
+    lost = ones
     for epoch in range(500):
         kept = step_all(owner, kept, up, epoch)
-        # Without masters: every step is rounded.
+        # Without masters every step is rounded away.
         lost = {n: t.bfloat16() for n, t in step_all(rounded, lost, up, epoch).items()}
         assert epoch > 300 or all(bool((t == 1).all()) for t in kept.values())
     assert all(bool((t == 1).all()) for t in lost.values())
@@ -104,9 +108,10 @@ def test_updates_below_the_resolution_of_bf16_add_up() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_lower_half_of_others_moves_little(method: str) -> None:
-    """As that of an older copy, or one that somebody made up."""
+    """Such a half comes from an older copy, or from a peer that made it up."""
     owner, parameters = trained(method, 3, halves())
-    state, gradient = owner.state(UP), {UP: numbers(9, scale=0.01)[UP]}
+    state = owner.state(UP)
+    gradient = {UP: numbers(9, scale=0.01)[UP]}
     made = []
     for low in (torch.zeros_like(state[LOW]), torch.full_like(state[LOW], -(2**15))):
         taker = Owner(replace(settings_of(method, "bf16"), weight_decay=0.0), 0)
@@ -119,7 +124,7 @@ def test_a_lower_half_of_others_moves_little(method: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "wrong", "says"),
     [
-        ("bf16", None, "should have"),  # without a lower half
+        ("bf16", None, "should have"),  # with a lower half where no owner has masters
         ("fp32", 0.0, "should have"),  # with one where nobody has masters
         ("bf16", float("inf"), "not finite"),
         ("bf16", 0.5, "16 bits"),

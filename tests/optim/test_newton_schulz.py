@@ -16,7 +16,7 @@ MIXED = KernelRule(bf16_from=4096)
 
 
 def applied(value, chosen):
-    """What the steps make of singular values."""
+    """Singular values after the steps."""
     for a, b, c in chosen:
         value = a * value + b * value**3 + c * value**5
     return value

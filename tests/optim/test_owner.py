@@ -32,7 +32,9 @@ def same(left, right):
 
 
 def test_nothing_given_is_changed():
-    owner, parameters, gradients = Owner(SETTINGS, 8), numbers(0), numbers(1)
+    owner = Owner(SETTINGS, 8)
+    parameters = numbers(0)
+    gradients = numbers(1)
     step_all(owner, parameters, gradients, 0)
     assert same(parameters, numbers(0))
     assert same(gradients, numbers(1))
@@ -45,8 +47,10 @@ def test_nothing_given_is_changed():
 
 
 def test_a_repeated_step_has_equal_bits_and_one_momentum_update():
-    owner, twin = Owner(SETTINGS, 8), Owner(SETTINGS, 8)
-    parameters, gradients = numbers(0), numbers(1)
+    owner = Owner(SETTINGS, 8)
+    twin = Owner(SETTINGS, 8)
+    parameters = numbers(0)
+    gradients = numbers(1)
     first = owner.step(UP, parameters[UP], gradients[UP], 0)
     again = owner.step(UP, parameters[UP], gradients[UP], 0)
     twin.step(UP, parameters[UP], gradients[UP], 0)
@@ -60,7 +64,9 @@ def test_a_repeated_step_has_equal_bits_and_one_momentum_update():
 
 
 def test_a_committed_epoch_is_not_stepped_again():
-    owner, parameters, gradients = Owner(SETTINGS, 8), numbers(0), numbers(1)
+    owner = Owner(SETTINGS, 8)
+    parameters = numbers(0)
+    gradients = numbers(1)
     step_all(owner, parameters, gradients, 4)
     before = owner.state(UP)
     for epoch in (3, 4):
@@ -71,7 +77,8 @@ def test_a_committed_epoch_is_not_stepped_again():
 
 
 def test_abort_leaves_the_state_as_it_was():
-    owner, parameters = Owner(SETTINGS, 8), numbers(0)
+    owner = Owner(SETTINGS, 8)
+    parameters = numbers(0)
     step_all(owner, parameters, numbers(1), 0)
     before = owner.state(UP)
     owner.step(UP, parameters[UP], numbers(2)[UP], 1)
@@ -81,7 +88,9 @@ def test_abort_leaves_the_state_as_it_was():
 
 
 def test_commit_of_some_names_drops_the_others_and_older_epochs():
-    owner, parameters, gradients = Owner(SETTINGS, 8), numbers(0), numbers(1)
+    owner = Owner(SETTINGS, 8)
+    parameters = numbers(0)
+    gradients = numbers(1)
     owner.step_parts(parameters, gradients, 0)
     owner.step_parts(parameters, gradients, 1)
     assert owner.commit(1, names=[UP]) == {UP}
@@ -91,7 +100,9 @@ def test_commit_of_some_names_drops_the_others_and_older_epochs():
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_state_moves_to_another_owner(name):
-    old, new, parameter = Owner(SETTINGS, 8), Owner(SETTINGS, 8), numbers(0)[name]
+    old = Owner(SETTINGS, 8)
+    new = Owner(SETTINGS, 8)
+    parameter = numbers(0)[name]
     for epoch in range(3):
         parameter = old.step(name, parameter, numbers(epoch + 1)[name], epoch)
         old.commit(epoch)
@@ -132,7 +143,8 @@ def test_state_that_cannot_be_is_refused():
 
 
 def test_loaded_state_is_a_copy():
-    owner, state = Owner(SETTINGS, 8), {"momentum": torch.zeros(20, 8), "steps": torch.ones(1)}
+    owner = Owner(SETTINGS, 8)
+    state = {"momentum": torch.zeros(20, 8), "steps": torch.ones(1)}
     owner.load_state(UP, (20, 8), state)
     state["momentum"].fill_(7)
     assert owner.state(UP)["momentum"].abs().max() == 0

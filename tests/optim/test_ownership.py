@@ -53,7 +53,8 @@ def test_every_part_has_exactly_one_living_owner(values, before, after, data):
 @settings(max_examples=40, deadline=None)
 @given(costs, peers, st.randoms())
 def test_the_order_of_the_inputs_does_not_matter(values, members, dice):
-    ps, ms = list(parts(values)), [(p, float(1 + i % 3)) for i, p in enumerate(members)]
+    ps = list(parts(values))
+    ms = [(p, float(1 + i % 3)) for i, p in enumerate(members)]
     previous = assign(ps, ms[: 1 + len(ms) // 2])
     expected = assign(ps, ms), assign(ps, ms, previous)
     dice.shuffle(ps)
@@ -69,11 +70,13 @@ def test_the_order_of_the_inputs_does_not_matter(values, members, dice):
 @settings(max_examples=40, deadline=None)
 @given(costs.filter(len), peers, peers)
 def test_equal_peers_have_near_equal_loads(values, before, after):
-    ps, ms = parts(values), [(p, 1.0) for p in after]
-    mean, largest = sum(values) / len(after), max(values)
+    ps = parts(values)
+    ms = [(p, 1.0) for p in after]
+    mean = sum(values) / len(after)
+    largest = max(values)
     assert makespan(ps, ms, assign(ps, ms)) <= mean + largest * (1 - 1 / len(after)) + 1e-9
-    # Repair never insists on less than MUST times the ideal, or times the floor, which the fresh
-    # plan is not below.
+    # Repair never insists on less than MUST times the ideal, nor on less than MUST times the floor;
+    # the fresh plan is never below the floor.
     repaired = assign(ps, ms, assign(ps, [(p, 0.0) for p in before]))
     assert makespan(ps, ms, repaired) <= mean + largest + 1e-9
 
@@ -83,7 +86,8 @@ def test_equal_peers_have_near_equal_loads(values, before, after):
 def test_leaving_and_joining_move_about_one_share(count, method):
     ps = parts_of(model(layers=28), OptimSettings(name=method))
     members = [(PeerId(f"p{i:02}"), 1.0 + (i % 3) * 0.5) for i in range(count)]
-    total, before = sum(p.state for p in ps), assign(ps, members)
+    total = sum(p.state for p in ps)
+    before = assign(ps, members)
     for changed in (members[:3] + members[4:], [*members, (PeerId("p99"), 1.0)]):
         after = assign(ps, changed, before)
         moved = sum(p.state for p in ps if before[p.name] != after[p.name])
@@ -92,7 +96,8 @@ def test_leaving_and_joining_move_about_one_share(count, method):
 
 
 def test_only_orphans_move_when_the_rest_is_balanced():
-    ps, members = parts([10] * 12), [(PeerId(p), 1.0) for p in "abcd"]
+    ps = parts([10] * 12)
+    members = [(PeerId(p), 1.0) for p in "abcd"]
     before = assign(ps, members)
     after = assign(ps, members[:3], before)
     assert {n for n in before if before[n] != after[n]} == {
@@ -117,9 +122,11 @@ def test_members_that_make_no_sense_are_refused():
 
 def test_parts_go_to_members_with_memory_for_their_state():
     ps = parts_of(model(2), OptimSettings(name="soap"))
-    largest, total = max(p.state for p in ps), sum(p.state for p in ps)
+    largest = max(p.state for p in ps)
+    total = sum(p.state for p in ps)
     a, b, c = (PeerId(p) for p in "abc")
-    members, room = [(a, 1.0), (b, 1.0), (c, 8.0)], {a: total, c: largest}
+    members = [(a, 1.0), (b, 1.0), (c, 8.0)]
+    room = {a: total, c: largest}
     for previous in (None, dict.fromkeys((p.name for p in ps), c)):
         owners = assign(ps, members, previous, room)
         held = {peer: sum(p.state for p in ps if owners[p.name] == peer) for peer in (a, b, c)}
@@ -129,7 +136,9 @@ def test_parts_go_to_members_with_memory_for_their_state():
 
 
 def test_a_matrix_larger_than_any_members_memory_is_an_error():
-    ps, a, b = parts_of(model(2), OptimSettings()), PeerId("a"), PeerId("b")
+    ps = parts_of(model(2), OptimSettings())
+    a = PeerId("a")
+    b = PeerId("b")
     small = max(p.state for p in ps) - 1
     for previous in (None, dict.fromkeys((p.name for p in ps), a)):
         with pytest.raises(OutOfResources, match=f"keeps {small + 1} bytes of state") as fault:
@@ -177,7 +186,9 @@ def test_a_side_that_is_too_long_has_no_preconditioner():
 
 
 def test_the_hash_covers_method_shapes_and_owners():
-    a, b, ps = PeerId("a"), PeerId("b"), parts([3, 4])
+    a = PeerId("a")
+    b = PeerId("b")
+    ps = parts([3, 4])
     of = dict.fromkeys(("w000", "w001"), a)
     hashes = {
         ownership_hash(ps, of, "muon"),

@@ -65,11 +65,12 @@ def test_a_constant_rate_stays_after_its_warm_up():
     ],
 )
 def test_decay_over_all_but_the_warm_up_is_as_in_transformers(schedule, theirs):
-    warm, epochs = 10, 60
+    warm = 10
+    epochs = 60
     settings = OptimSettings(warmup=warm, decay=1 - warm / epochs, schedule=schedule, floor=0.0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     rates = getattr(transformers, theirs)(optimizer, warm, epochs - 1).lr_lambdas[0]
-    # Theirs begins at 0 and wastes a step; from the peak on both are the same.
+    # torch's schedule begins at 0 and wastes a step; from the peak on both are the same.
     assert [share(settings, e, epochs) for e in range(warm)] == pytest.approx(
         [rates(e + 1) for e in range(warm)]
     )

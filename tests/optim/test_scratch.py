@@ -18,7 +18,8 @@ def shelf(monkeypatch):
 def test_a_name_has_the_memory_it_had_and_another_has_not():
     like = torch.zeros(0, dtype=torch.bfloat16)
     with scratch.reuse():
-        first, other = scratch.empty("a", (8, 16), like), scratch.empty("b", (8, 16), like)
+        first = scratch.empty("a", (8, 16), like)
+        other = scratch.empty("b", (8, 16), like)
     with scratch.reuse():
         again = scratch.empty("a", (4, 3), like)
         larger = scratch.empty("a", (16, 16), like)
@@ -28,7 +29,8 @@ def test_a_name_has_the_memory_it_had_and_another_has_not():
 
 
 def test_outside_and_after_a_failure_everything_is_fresh():
-    like, given = torch.zeros(0), []
+    like = torch.zeros(0)
+    given = []
 
     def fail() -> None:
         with scratch.reuse():
@@ -41,7 +43,8 @@ def test_outside_and_after_a_failure_everything_is_fresh():
 
 
 def test_threads_share_only_the_total_scratch_size():
-    like, found = torch.zeros(0), []
+    like = torch.zeros(0)
+    found = []
 
     def act() -> None:
         with scratch.reuse():

@@ -1,4 +1,4 @@
-"""Who keeps copies for whom, and which copies are worth keeping."""
+"""State replicas: the peers that keep copies for others, and the copies worth keeping."""
 
 import pytest
 import torch
@@ -8,8 +8,11 @@ from node.core.journey import Version
 from node.optim import state_replica
 from node.optim.state_replica import Spares, VersionTrail, buddy, wards
 
-A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
-LINE, OTHER = "0" * 32, "f" * 32
+A = PeerId("a")
+B = PeerId("b")
+C = PeerId("c")
+LINE = "0" * 32
+OTHER = "f" * 32
 
 
 def state(x: float) -> dict[str, torch.Tensor]:
@@ -35,7 +38,7 @@ def test_the_buddy_is_the_next_member_and_wraps_around(cell, owner, keeper) -> N
     [
         *((me, (B, C, A), (of,)) for me, of in ((A, C), (B, A), (C, B))),
         (A, (A,), ()),
-        (C, (A, B), ()),  # who is no member keeps nothing
+        (C, (A, B), ()),  # a peer that is no member keeps nothing
     ],
 )
 def test_everybody_is_the_buddy_of_one_and_nobody_of_itself(me, cell, kept) -> None:
@@ -75,7 +78,7 @@ def test_copies_of_one_version_are_shown_together() -> None:
         (Version(4, OTHER), False),
         (Version(6, LINE), False),  # a version that is not here yet
         (Version(0, ""), False),
-        (Version(2, OTHER), True),  # too long ago to be remembered
+        (Version(2, OTHER), True),  # too old to be in the trail
     ],
 )
 def test_a_trail_knows_what_led_here(
@@ -94,7 +97,7 @@ def test_a_trail_knows_what_led_here(
     [
         # a rollback keeps the trail
         (LINE, {Version(4, LINE): False, Version(2, OTHER): False}),
-        # of another history nothing is known before epoch 3
+        # another lineage is unknown before epoch 3
         (OTHER, {Version(2, OTHER): True, Version(3, LINE): False}),
     ],
 )
@@ -106,7 +109,8 @@ def test_a_rollback_keeps_the_trail_a_new_lineage_clears_it(back: str, led: dict
 
 
 def test_copies_of_a_history_that_was_given_up_go() -> None:
-    spares, trail = Spares(), VersionTrail()
+    spares = Spares()
+    trail = VersionTrail()
     for name, version in {
         "old": Version(2, LINE),
         "undone": Version(5, LINE),

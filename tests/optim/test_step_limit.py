@@ -43,7 +43,8 @@ def test_every_step_of_an_owner_is_within_the_bounds(method, kind, parameters) -
     settings = OptimSettings(
         method, parameters, weight_decay=0.5, warmup=3, precondition_every=4, adam_beta2=0.99
     )
-    owner, limits = Owner(settings, EPOCHS), StepLimits(settings, EPOCHS)
+    owner = Owner(settings, EPOCHS)
+    limits = StepLimits(settings, EPOCHS)
     g = torch.Generator().manual_seed(1)
     dtype = torch.bfloat16 if settings.masters else torch.float32
     held = {name: torch.randn(shape, generator=g).to(dtype) for name, shape in SHAPES.items()}
@@ -57,7 +58,7 @@ def test_every_step_of_an_owner_is_within_the_bounds(method, kind, parameters) -
 @pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", METHODS)
 def test_parameters_that_moved_too_far_are_refused(method, parameters) -> None:
-    """One number of a part, or all of them, by more than twice what the bound says."""
+    """One number of a part moves, or all of them, by more than twice the bound."""
     settings = OptimSettings(method, parameters, warmup=0)
     limits = StepLimits(settings, EPOCHS)
     dtype = torch.bfloat16 if settings.masters else torch.float32
@@ -85,7 +86,7 @@ def test_the_schedule_and_the_decay_count() -> None:
 
 
 def poisoned(name: str, shape: tuple[int, ...], settings: OptimSettings) -> dict[str, torch.Tensor]:
-    """State that passes every check of a receiver, and that no history of gradients leaves."""
+    """State that passes every check of a receiver and that no history of gradients can produce."""
     state = {key: torch.zeros(of) for key, of in state_shapes(name, shape, settings).items()}
     for key in ("momentum", "exp_avg"):
         if key in state:
@@ -98,9 +99,10 @@ def poisoned(name: str, shape: tuple[int, ...], settings: OptimSettings) -> dict
 
 @pytest.mark.parametrize("method", METHODS)
 def test_state_that_another_peer_made_up_makes_no_longer_step(method) -> None:
-    """An honest owner takes it over, and nobody refuses its parameters."""
+    """An honest owner takes the state over, and nobody refuses its parameters."""
     settings = OptimSettings(method, warmup=0)
-    limits, g = StepLimits(settings, EPOCHS), torch.Generator().manual_seed(2)
+    limits = StepLimits(settings, EPOCHS)
+    g = torch.Generator().manual_seed(2)
     for name, shape in SHAPES.items():
         owner = Owner(settings, EPOCHS)
         owner.load_state(name, shape, poisoned(name, shape, settings))
@@ -111,8 +113,9 @@ def test_state_that_another_peer_made_up_makes_no_longer_step(method) -> None:
 
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.95), (0.9, 0.999), (0.0, 0.95), (0.8, 0.9)])
 def test_the_bound_of_adam_is_reached_and_not_passed(beta1, beta2) -> None:
-    """By the gradients for which the inequality of Cauchy and Schwarz is an equation."""
-    most, bound = 0.0, adam_bound(beta1, beta2)
+    """Gradients for which the Cauchy-Schwarz inequality is an equation reach the bound."""
+    most = 0.0
+    bound = adam_bound(beta1, beta2)
     for length in (1, 2, 5, 20, 200, 8000):
         m = v = 0.0
         for i in range(length):

@@ -13,7 +13,7 @@ from node.optim.kernel_rule import KernelTrial, following
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """The same trials of matrices that take no time."""
+    """The same trials, with matrices that take no time."""
     monkeypatch.setattr(kernel_rule, "SQUARES", {16: 3, 32: 2})
     monkeypatch.setattr(kernel_rule, "OPERANDS", ((32, 32), (40, 64)))
     monkeypatch.setattr(kernel_rule, "LAYERS", (64,))
@@ -35,7 +35,8 @@ def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
     # Four trials of the first group take turns: the first round takes no time, the next ones 9, 5
     # and 7 seconds each.
     took = iter([0.0] * 4 + [9.0] * 4 + [5.0] * 4 + [7.0] * 4)
-    now, reads = 0.0, 0
+    now = 0.0
+    reads = 0
 
     def clock():
         nonlocal now, reads
@@ -51,7 +52,9 @@ def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
 
 
 def test_measuring_stops_between_trials_without_half_groups():
-    stop, clock, reads = threading.Event(), ticking(), 0
+    stop = threading.Event()
+    clock = ticking()
+    reads = 0
 
     def stopping():
         nonlocal reads

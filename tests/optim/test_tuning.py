@@ -1,5 +1,5 @@
-"""The file of times: read when it is good, measured anew and written over when it is anything else,
-never an error."""
+"""The file of times: a good file is read; in place of any other a new one is measured and written,
+and there is never an error."""
 
 import asyncio
 import fcntl
@@ -39,10 +39,11 @@ def nothing_followed(monkeypatch):
 
 
 class Counting:
-    """Stands for measuring."""
+    """Stand-in for the measurement."""
 
     def __init__(self, times=TIMES):
-        self.calls, self.times = 0, times
+        self.calls = 0
+        self.times = times
 
     def __call__(self, stop):
         self.calls += 1
@@ -66,7 +67,7 @@ def file_in(folder):
 
 
 def signed_again(change):
-    """The same with a digest that fits."""
+    """The same file with a digest that fits."""
 
     def write(path):
         found = json.loads(path.read_text())
@@ -153,7 +154,8 @@ def test_what_was_stopped_is_not_kept(tmp_path):
 
 
 def test_of_two_processes_one_measures_and_the_other_reads(tmp_path):
-    begun, done = threading.Event(), threading.Event()
+    begun = threading.Event()
+    done = threading.Event()
 
     def slow(stop):
         begun.set()
@@ -213,8 +215,10 @@ def test_a_processor_with_units_for_bf16_measures_where_a_run_allows_bf16(monkey
 def test_layers_follow_the_measured_rule_where_the_run_allows_it(monkeypatch):
     cpu = Device(torch.device("cpu"))
     width = demo().model.d_model
-    old, new = demo(), demo(training__mixed_precision=True)
-    plain, mixed = precision_of(old, cpu), precision_of(new, cpu)
+    old = demo()
+    new = demo(training__mixed_precision=True)
+    plain = precision_of(old, cpu)
+    mixed = precision_of(new, cpu)
     assert (plain.format, mixed.format) == ("fp32", "fp32"), "not measured yet"
     follow(KernelRule(layers_bf16_from=width))
     assert (plain.format, mixed.format) == ("fp32", "bf16")
@@ -269,7 +273,8 @@ async def test_a_daemon_reports_its_kernel_rule_and_can_be_stopped(tmp_path, mon
         RULE.bf16_from,
     )
 
-    begun, ended = asyncio.Event(), threading.Event()
+    begun = asyncio.Event()
+    ended = threading.Event()
     loop = asyncio.get_running_loop()
 
     def endless(folder, stop):

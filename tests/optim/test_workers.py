@@ -19,7 +19,7 @@ def test_results_keep_their_order_and_run_side_by_side(two_threads):
     both = threading.Barrier(2, timeout=60)
 
     def act(i):
-        both.wait()  # would break if one ended before the other began
+        both.wait()  # deadlocks if one ended before the other began
         return i, torch.get_num_threads(), threading.current_thread().name
 
     found = spread([lambda: act(0), lambda: act(1)], 2)
@@ -95,7 +95,8 @@ def test_large_matrices_are_divided_among_threads_in_order(two_threads, monkeypa
 
 
 def test_two_threads_step_the_same_values_as_one(two_threads):
-    """But for rounding: on two threads a library may add up a product in another order."""
+    """The numbers differ by rounding alone: on two threads a library may sum a product in another
+    order."""
     names = [f"model.layers.{i}.w.weight" for i in range(9)]
     g = torch.Generator().manual_seed(0)
     shapes = [(64, 64)] * 5 + [(256, 64), (64, 256), (200, 200), (200, 200)]

@@ -30,7 +30,8 @@ def numbers(seed, shape):
 
 def library(method, p, s):
     if method == "adamw":  # which decays no vector
-        betas, decay = (s.adam_beta1, s.adam_beta2), 0.1 if p.ndim == 2 else 0.0
+        betas = (s.adam_beta1, s.adam_beta2)
+        decay = 0.1 if p.ndim == 2 else 0.0
         return torch.optim.AdamW([p], lr=s.adam_lr, betas=betas, weight_decay=decay)
     betas = (s.momentum, s.adam_beta2)
     if method == "soap":
@@ -64,7 +65,8 @@ def library(method, p, s):
 )
 def test_it_is_the_librarys(method, shape, side):
     s = settings(method, precondition_side=side)
-    owner, ours = Owner(s, 0), numbers(0, shape)
+    owner = Owner(s, 0)
+    ours = numbers(0, shape)
     p = torch.nn.Parameter(ours.clone())
     theirs = library(method, p, s)
     for epoch in range(8):
@@ -83,11 +85,13 @@ def test_it_is_the_librarys(method, shape, side):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_wrapped_step_is_repeatable_and_keeps_its_inputs(method):
-    owner, twin = Owner(settings(method), 0), Owner(settings(method), 0)
+    owner = Owner(settings(method), 0)
+    twin = Owner(settings(method), 0)
     parameter = numbers(0, (6, 10))
     for epoch in range(7):
         gradient = numbers(epoch + 1, (6, 10))
-        kept, dice = (parameter.clone(), gradient.clone(), owner.state(UP)), torch.get_rng_state()
+        kept = (parameter.clone(), gradient.clone(), owner.state(UP))
+        dice = torch.get_rng_state()
         first = owner.step(UP, parameter, gradient, epoch)
         torch.rand(3)
         again = owner.step(UP, parameter, gradient, epoch)
@@ -109,7 +113,9 @@ def test_a_wrapped_step_is_repeatable_and_keeps_its_inputs(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_strides_of_what_comes_do_not_matter(method):
     s = settings(method)
-    one, two, parameter = Owner(s, 0), Owner(s, 0), numbers(0, (6, 10))
+    one = Owner(s, 0)
+    two = Owner(s, 0)
+    parameter = numbers(0, (6, 10))
     other = parameter.mT.contiguous().mT
     for epoch in range(5):
         gradient = numbers(epoch + 1, (6, 10))
@@ -118,7 +124,8 @@ def test_strides_of_what_comes_do_not_matter(method):
         one.commit(epoch)
         two.commit(epoch)
         assert torch.equal(left, right)
-        parameter, other = left, right.mT.contiguous().mT
+        parameter = left
+        other = right.mT.contiguous().mT
     assert all(t.is_contiguous() for t in one.state(UP).values())
 
 
@@ -140,7 +147,10 @@ def test_strides_of_what_comes_do_not_matter(method):
     ],
 )
 def test_any_optimizer_that_steps_one_tensor_can_be_wrapped(make, keeps):
-    method, s, parameter, state = Wrapped(make), OptimSettings(), numbers(0, (6, 10)), {}
+    method = Wrapped(make)
+    s = OptimSettings()
+    parameter = numbers(0, (6, 10))
+    state = {}
     p = torch.nn.Parameter(parameter.clone())
     theirs = make(p, s, 0.01, 0)
     for epoch in range(6):
@@ -168,7 +178,7 @@ def test_state_that_was_not_declared_is_not_lost_in_silence():
 
 
 class Fails(torch.optim.SGD):
-    """Stands for a decomposition that is not found, or for numbers that are no longer any."""
+    """Stand-in for a decomposition that fails, or for numbers that are not finite."""
 
     def step(self, closure=None):
         super().step()
@@ -193,7 +203,8 @@ def test_an_impossible_step_is_reported_and_changes_nothing(monkeypatch, lr, why
 
 @pytest.mark.parametrize(("method", "name"), [("soap", "gg_1"), ("shampoo", "statistics_1")])
 def test_statistics_that_cannot_be_are_refused(method, name):
-    s, owner = settings(method), Owner(settings(method), 0)
+    s = settings(method)
+    owner = Owner(settings(method), 0)
     owner.step(UP, numbers(0, (6, 10)), numbers(1, (6, 10)), 0)
     owner.commit(0)
     good = owner.state(UP)
@@ -206,10 +217,8 @@ def test_statistics_that_cannot_be_are_refused(method, name):
 
 
 def test_what_is_not_a_matrix_of_a_block_is_adamws():
-    owner, plain = (
-        Owner(settings("soap"), 0),
-        Owner(OptimSettings(name="adamw", warmup=0, weight_decay=0.1), 0),
-    )
+    owner = Owner(settings("soap"), 0)
+    plain = Owner(OptimSettings(name="adamw", warmup=0, weight_decay=0.1), 0)
     for name, shape in (
         ("lm_head.weight", (4, 6)),
         ("model.layers.0.input_layernorm.weight", (5,)),

@@ -1,4 +1,4 @@
-"""The attackers of the benchmark: they speak HTTP/2 as gRPC does, and to this machine only."""
+"""The attackers of the benchmark: they speak HTTP/2 as gRPC does, and only to this machine."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""What a row of a benchmark says was asked for, and whether it holds."""
+"""Rows of the benchmarks: each states its target, and whether the value meets it."""
 
 import ast
 import importlib
@@ -16,12 +16,12 @@ from benchmarks.report import Report
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 IN_PARTS = sorted(p.stem for p in BENCHMARKS.glob("*.py") if '"--only"' in p.read_text())
 NAMED = re.compile(r"[\w/]+/test_\w+:test_\w+")
-"""A test as the tables of faults name it."""
+"""A test's name in the tables of faults."""
 COLUMNS = ("name", "value", "unit", "peer", "target", "holds")
 
 
 def rows(source: str) -> Iterator[dict[str, str]]:
-    """The columns of every row that is written out where it is added, as they stand there."""
+    """Source text of the columns of every row that is written out at its `report.add`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "report.add":
             given = [*zip(COLUMNS, node.args, strict=False)]
@@ -31,12 +31,15 @@ def rows(source: str) -> Iterator[dict[str, str]]:
 
 
 def test_a_row_that_can_hold_says_what_was_asked():
-    wrong, count = [], 0
+    wrong = []
+    count = 0
     for path in sorted(BENCHMARKS.rglob("*.py")):
         for row in rows(path.read_text()):
             count += 1
-            asked, judged = row["target"] != "''", row["holds"] != "None"
-            if asked != judged and row["holds"] != "False":  # of what did not come to its end
+            asked = row["target"] != "''"
+            judged = row["holds"] != "None"
+            # rows of benchmarks that did not reach their end
+            if asked != judged and row["holds"] != "False":
                 wrong.append(f"{path.relative_to(BENCHMARKS)}: {row['name']}")
     assert count > 100
     assert not wrong

@@ -1,4 +1,4 @@
-"""The counters of ``benchmarks.codebase`` on a made-up tree: each sees what it is there to see."""
+"""The counters of `benchmarks.codebase` on a made-up tree: each sees the case it was made for."""
 
 import textwrap
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_docstrings_and_bare_constants_are_no_statements(tmp_path: Path) -> None
 
 
 def test_moved_code_is_not_saved(tmp_path: Path) -> None:
-    """What kept its name and most statements; neither new functions nor those that stayed."""
+    """Moved code kept its name and most statements; new functions and unmoved ones do not count."""
     kept = "def kept(a):\n    b = a + 1\n    c = b * 2\n    return c\n"
     before = made(tmp_path / "a", {"node/a.py": kept + "def gone():\n    return 4\n"})
     after = made(

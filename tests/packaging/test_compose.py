@@ -19,7 +19,8 @@ from node.config import ENVIRONMENT, NodeConfig
 from node.manifest import read_manifest
 
 READ = {*ENVIRONMENT, "TUTTI_HOME", "TUTTI_CONFIG"}
-STAGES, REPLICAS = 3, 2
+STAGES = 3
+REPLICAS = 2
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,7 @@ def services(compose: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def peers(services: dict[str, Any]) -> dict[str, Any]:
-    """Everything that runs on: the rendezvous, the ends, the stages."""
+    """Every service that runs on: the rendezvous, the ends, the stages."""
     return {name: service for name, service in services.items() if name != "founder"}
 
 
@@ -146,7 +147,8 @@ def test_the_code_reads_from_them_what_is_meant(
 def test_ports_agree_everywhere(
     services: dict[str, Any], image_env: dict[str, str], dockerfile: list[tuple[str, str]]
 ) -> None:
-    p2p, grpc = image_env["TUTTI_P2P_PORT"], image_env["TUTTI_GRPC_PORT"]
+    p2p = image_env["TUTTI_P2P_PORT"]
+    grpc = image_env["TUTTI_GRPC_PORT"]
     assert [rest for word, rest in dockerfile if word == "EXPOSE"] == [
         f"{p2p}/tcp {p2p}/udp {grpc}/tcp"
     ]
@@ -237,7 +239,9 @@ def test_the_founder_writes_what_the_others_read(
     root: Path, services: dict[str, Any], peers: dict[str, Any], tmp_path: Path
 ) -> None:
     """The script runs here, on the real command line, with its two volumes in a temporary place."""
-    swarm, state, bin_dir = tmp_path / "swarm", tmp_path / "state", tmp_path / "bin"
+    swarm = tmp_path / "swarm"
+    state = tmp_path / "state"
+    bin_dir = tmp_path / "bin"
     for folder in (swarm, state, bin_dir):
         folder.mkdir()
     run = shlex.join([sys.executable, str(root / "cli.py")])

@@ -1,4 +1,5 @@
-"""constraints.txt pins everything, satisfies pyproject.toml, and is what is installed here."""
+"""constraints.txt pins everything, satisfies pyproject.toml, and matches the packages installed
+here."""
 
 import re
 import tomllib

@@ -132,7 +132,8 @@ def cpu():
 
 
 def test_a_difference_that_is_no_number_is_within_no_bound():
-    whole, broken = torch.ones(4), torch.tensor([1.0, math.nan, 1.0, 1.0])
+    whole = torch.ones(4)
+    broken = torch.tensor([1.0, math.nan, 1.0, 1.0])
     assert differs(whole, whole) == 0.0
     assert differs(1.5 * whole, whole) == pytest.approx(0.5)
     assert not differs(broken, whole) <= 1e9

@@ -1,4 +1,4 @@
-"""The import contracts hold, and they would notice: every one of them is broken on purpose in a
+"""The import contracts hold, and they detect violations: each contract is broken on purpose in a
 copy."""
 
 import os

@@ -8,7 +8,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name of it: its headings as GitHub spells them, and marks of its own."""
+    """Anchors of a page that a link may name: its headings as GitHub spells them, and its own
+    marks."""
     text = page.read_text()
     headings = (re.sub(r"\]\([^)]*\)", "", h) for h in re.findall(r"^#+ (.*)$", text, re.M))
     spelled = (re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings)

@@ -1,5 +1,5 @@
-"""The generated code is what the compiler makes of protos/*.proto today, and every call of the
-contract is explained."""
+"""The generated code matches protos/*.proto and today's compiler, and every call of the contract is
+explained."""
 
 import re
 from pathlib import Path

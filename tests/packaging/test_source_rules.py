@@ -16,7 +16,7 @@ UNPICKLE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "s
 
 
 def name_of(node: ast.AST) -> str:
-    """ "torch.load" of that expression; empty when it is not made of names."""
+    """Dotted name of that expression, such as "torch.load"; empty when it is not made of names."""
     if isinstance(node, ast.Attribute):
         inner = name_of(node.value)
         return f"{inner}.{node.attr}" if inner else ""
@@ -30,7 +30,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def spawns(node: ast.AST) -> Iterator[str]:
-    """Only node/core/tasks.py makes tasks: elsewhere they have a parent and a name."""
+    """Only node/core/tasks.py makes tasks, so that each has a parent and a name."""
     if isinstance(node, ast.Call):
         word = node.func.attr if isinstance(node.func, ast.Attribute) else name_of(node.func)
         if word in SPAWN:
@@ -38,7 +38,7 @@ def spawns(node: ast.AST) -> Iterator[str]:
 
 
 def runs_foreign_code(node: ast.AST) -> Iterator[str]:
-    """Nothing that can turn data into code."""
+    """The code calls nothing that can turn data into code."""
     for module in imported(node):
         if module.split(".")[0] in UNPICKLE:
             yield f"imports {module}"
@@ -56,7 +56,7 @@ def asserts(node: ast.AST) -> Iterator[str]:
 
 
 bounded: set[ast.AST] = set()
-"""Everything inside an ``asyncio.timeout`` block of the trees that were parsed."""
+"""Every node inside an `asyncio.timeout` block of the parsed trees."""
 
 
 def parsed(source: str) -> ast.AST:
@@ -70,8 +70,8 @@ def parsed(source: str) -> ast.AST:
 
 
 def calls_without_timeout(node: ast.AST) -> Iterator[str]:
-    """A call on something named ``…stub``, or on a ``XStub(…)`` made on the spot, says how long it
-    waits, or stands in an ``async with asyncio.timeout(…)``."""
+    """A call on something named `…stub`, or on a new `XStub(…)`, has a timeout, or stands in an
+    `async with asyncio.timeout(…)`."""
     if (
         not isinstance(node, ast.Call)
         or not isinstance(node.func, ast.Attribute)
@@ -88,7 +88,7 @@ def calls_without_timeout(node: ast.AST) -> Iterator[str]:
 
 
 def reads_as_the_locale_says(node: ast.AST) -> Iterator[str]:
-    """Text in files is UTF-8, whatever the terminal shows."""
+    """Text in files is UTF-8, whatever the terminal's encoding."""
     if not isinstance(node, ast.Call):
         return
     word = node.func.attr if isinstance(node.func, ast.Attribute) else name_of(node.func)
@@ -190,7 +190,7 @@ def test_the_rule_would_notice(rule: Rule) -> None:
 
 
 def test_there_are_remote_calls_for_the_rule_to_see(sources: dict[str, str]) -> None:
-    """Without their timeouts the calls are found: the rule knows how they are written here."""
+    """Without their timeouts the calls are found: the rule knows how this code writes them."""
     untimed = {file: re.sub(r"\btimeout=", "ignored=", text) for file, text in sources.items()}
     assert (
         sum(bool(findings(calls_without_timeout, ast.parse(text))) for text in untimed.values())

@@ -62,7 +62,8 @@ def test_few_units_are_placed_optimally(costs, speeds):
 @given(few.filter(lambda c: len(c) <= 7), pace)
 def test_both_exact_searches_find_the_optimum(costs, speeds):
     costs.sort(reverse=True)
-    problem, best = OwnershipProblem(costs, speeds), least(costs, speeds)
+    problem = OwnershipProblem(costs, speeds)
+    best = least(costs, speeds)
     worst = SearchState(problem, [0] * len(costs))
     for search in (settle, _branched):
         found, proof = search(worst, 0.0)
@@ -82,7 +83,8 @@ def test_both_exact_searches_find_the_optimum(costs, speeds):
 )
 def test_packing_knows_whether_there_is_a_plan(costs, speeds):
     costs.sort(reverse=True)
-    problem, best = OwnershipProblem(costs, speeds), least(costs, speeds)
+    problem = OwnershipProblem(costs, speeds)
+    best = least(costs, speeds)
     owner, _ = _packed(problem, best, 300)
     assert owner is not None
     assert SearchState(problem, owner).makespan() == pytest.approx(best)
@@ -124,7 +126,8 @@ def test_transformers_reach_their_floor(name, form, ranks, expected):
 
 
 def test_splitting_lowers_the_floor():
-    fused, parts = fused_form(MODELS["32B"]), fused_form(MODELS["32B"], "parts")
+    fused = fused_form(MODELS["32B"])
+    parts = fused_form(MODELS["32B"], "parts")
     whole, split = (
         make_plan(units_of(m, "muon"), [1.0] * 256, "muon", tensor=8) for m in (fused, parts)
     )
@@ -148,12 +151,13 @@ def test_giant_thousands_and_more_ranks_than_units():
     assert idle.over_ideal == idle.floor_over_ideal
 
 
-BY_COST, BY_BYTES = [100, 50, 50, 50], [80, 10, 10, 10]
+BY_COST = [100, 50, 50, 50]
+BY_BYTES = [80, 10, 10, 10]
 
 
 def test_memory_is_a_key_of_its_own():
-    # By cost alone the first rank would take the first unit and little else; its memory only holds
-    # the small ones.
+    # By cost alone the first rank would take the first unit and little else; its memory holds only
+    # the small units.
     items = units(BY_COST, BY_BYTES)
     plan = make_plan(items, [4.0, 1.0], "muon", room=[30, 200])
     assert plan.owner["w0000"] == 1
@@ -230,10 +234,8 @@ def test_every_process_makes_the_same_plan():
 
 def test_tensor_groups_hold_near_equal_bytes():
     items = units_of(split_form(MODELS["0.6B"]), "muon")
-    flat, joint = (
-        make_plan(items, [1.0] * 16, "muon"),
-        make_plan(items, [1.0] * 16, "muon", tensor=4),
-    )
+    flat = make_plan(items, [1.0] * 16, "muon")
+    joint = make_plan(items, [1.0] * 16, "muon", tensor=4)
     assert joint.makespan == flat.makespan
     held = [sum(u.bytes for u in items if joint.owner[u.name] // 4 == g) for g in range(4)]
     assert max(held) <= 1.03 * sum(held) / 4
@@ -310,7 +312,8 @@ def test_ample_memory_does_not_change_the_plan():
 
 @pytest.mark.parametrize("speeds", [(5e-324, 1.0), (1e17, 1e-300), (5e-324, 5e-324)])
 def test_hardly_any_speed_is_still_one(speeds):
-    items, peers = units([5, 4, 3]), [(PeerId(str(i)), s) for i, s in enumerate(speeds)]
+    items = units([5, 4, 3])
+    peers = [(PeerId(str(i)), s) for i, s in enumerate(speeds)]
     owners = assign_units(items, peers)
     assert owners.keys() == {u.name for u in items}
     assert assign_units(items, peers, owners) == owners

@@ -1,4 +1,5 @@
-"""Repair: whoever stays keeps what he has, bytes near the least, makespan near the ideal."""
+"""Repair: a peer that stays keeps its units, bytes moved are near the least, makespan is near the
+ideal."""
 
 import random
 
@@ -20,7 +21,7 @@ speeds = st.lists(st.floats(0.2, 5), min_size=1, max_size=8)
 
 
 def bytes_moved(sizes, before, owner):
-    """Of state whose owner is another one now; a unit without state moves nothing."""
+    """Bytes of state that change their owner; a unit without state moves nothing."""
     of = zip(sizes, before, owner, strict=True)
     return sum(size for size, was, now in of if was is not None and was != now)
 
@@ -45,7 +46,8 @@ def test_repair_counts_what_it_moves_and_keeps_a_good_plan(values, pace, data):
 def test_who_stays_makes_room_for_an_orphan_that_fits_nowhere():
     rows = {"a": (300, 2), "b": (100, 5), "c": (500, 5), "d": (200, 6)}
     units = [Unit(name, 1, 1, cost, size) for name, (cost, size) in rows.items()]
-    previous, room = {"a": 2, "b": 1, "c": 0, "d": 3}, [8, 7, 7]
+    previous = {"a": 2, "b": 1, "c": 0, "d": 3}
+    room = [8, 7, 7]
     plan = make_plan(units, [2.0, 1.0, 2.0], "muon", previous, room)
     held = [sum(u.bytes for u in units if plan.owner[u.name] == p) for p in range(3)]
     assert all(used <= most for used, most in zip(held, room, strict=True))
@@ -59,7 +61,8 @@ def test_one_of_sixteen_leaves_or_joins(name, seed):
     dice = random.Random(seed)
     pace = [dice.lognormvariate(0, 0.7) if seed else 1.0 for _ in range(17)]
     units = in_order(units_of(split_form(MODELS[name]), "muon"))
-    total, first = sum(u.bytes for u in units), make_plan(units, pace[:16], "muon")
+    total = sum(u.bytes for u in units)
+    first = make_plan(units, pace[:16], "muon")
     for gone in (0, 7, 15):
         stay = [r for r in range(16) if r != gone]
         new = {r: i for i, r in enumerate(stay)}
@@ -75,16 +78,17 @@ def test_one_of_sixteen_leaves_or_joins(name, seed):
     joined = make_plan(units, pace, "muon", dict(first.owner))
     assert 0 < joined.moved <= 1.25 * total * pace[16] / sum(pace)
     assert joined.over_ideal <= 1.05
-    # Bytes came to the newcomer; among the others nearly nothing changed hands.
+    # Bytes moved to the newcomer; among the others nearly nothing changed hands.
     gained = sum(u.bytes for u in units if joined.owner[u.name] == 16)
     assert gained >= 0.6 * joined.moved
 
 
 def test_large_orphans_that_displace_others():
-    """Those who held six of the large ones leave six units that fit nowhere as they are: each must
-    displace something."""
+    """An owner of six large units leaves six units that fit nowhere as they are: each must displace
+    another."""
     units = in_order(units_of(split_form(MODELS["1.7B"]), "muon"))
-    first, shares = make_plan(units, [1.0] * 16, "muon"), []
+    first = make_plan(units, [1.0] * 16, "muon")
+    shares = []
     for gone in range(16):
         previous = {n: -1 if r == gone else r - (r > gone) for n, r in first.owner.items()}
         after = make_plan(units, [1.0] * 15, "muon", previous)
@@ -103,7 +107,7 @@ def test_who_is_gone_and_what_is_new():
     gone = make_plan(units, [1.0] * 4, "muon", {u.name: 7 for u in units})
     assert gone.moved == sum(u.bytes for u in units)
     assert gone.over_ideal == first.over_ideal
-    # A unit nobody had, and a name nobody has: nothing to move.
+    # A unit without an owner, and an unknown name: nothing to move.
     name = units[0].name
     others = {n: r for n, r in first.owner.items() if n != name}
     assert make_plan(units, [1.0] * 4, "muon", {**others, "other": 3}).moved == 0
@@ -120,7 +124,8 @@ def test_a_slower_peer_sheds_work_only_when_it_matters():
 
 
 def test_a_peer_with_less_memory_gives_up_what_it_cannot_hold():
-    values, sizes = [8, 7, 6, 5], [10, 10, 10, 10]
+    values = [8, 7, 6, 5]
+    sizes = [10, 10, 10, 10]
     problem = OwnershipProblem(values, [1.0, 1.0], sizes, [20, 40])
     done = repair(problem, [0, 0, 0, 1])
     assert sum(s for s, p in zip(sizes, done.owner, strict=True) if p == 0) <= 20

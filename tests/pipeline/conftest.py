@@ -27,7 +27,8 @@ from node.pipeline.settings import PipelineLimits, PipelineSettings
 
 torch.set_num_threads(1)
 
-ORIGIN, STAGES = PeerId("s0a"), 3
+ORIGIN = PeerId("s0a")
+STAGES = 3
 
 MODEL = ModelSettings(layers=3, d_model=16, heads=2, kv_heads=1, d_ff=24, vocab=31, seq_len=8)
 DEEP = replace(MODEL, layers=4, ends_layers=1)
@@ -42,8 +43,8 @@ def make_plan(
     dice: random.Random | None = None,
     term: int = 1,
 ) -> Plan:
-    """Replicas take turns; with ``dice``, each path leaves one block stage out or visits two in
-    another order, now and then."""
+    """Plan of `batches` micro-batches over `stages` stages, replicas in turns. `dice` makes a path
+    leave one block stage out or visit its stages in another order, now and then."""
     peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, stages + 1)}
     members = (PlanMember(ORIGIN, 0), *(PlanMember(p, s) for s, ps in peers.items() for p in ps))
     paths = []
@@ -58,7 +59,7 @@ def make_plan(
 
 
 class Ear:
-    """A telemetry that remembers."""
+    """Telemetry that remembers."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -80,7 +81,9 @@ class Swarm:
     2."""
 
     def __init__(self, model: ModelSettings = MODEL, settings: PipelineSettings = SETTINGS) -> None:
-        self.net, self.model, self.settings = MemoryNet(), model, settings
+        self.net = MemoryNet()
+        self.model = model
+        self.settings = settings
         self.pipelines: dict[str, Pipeline] = {}
         self.ears: dict[str, Ear] = {}
         self.dead: set[str] = set()
@@ -92,7 +95,8 @@ class Swarm:
         self, name: str, limits: PipelineLimits | None = None, **extra: object
     ) -> Pipeline:
         transport = self.net.transport(name)
-        stage, ear = stage_of(name), Ear()
+        stage = stage_of(name)
+        ear = Ear()
         pipeline = Pipeline(
             transport,
             build(self.model, self.settings.stages, stage),
@@ -105,7 +109,8 @@ class Swarm:
             **{"plan_wait_s": 1.0, **extra},  # pyright: ignore[reportArgumentType]
         )
         await transport.start()
-        self.pipelines[name], self.ears[name] = pipeline, ear
+        self.pipelines[name] = pipeline
+        self.ears[name] = ear
         return pipeline
 
     async def fill(self, replicas: int = 2, **extra: object) -> "Swarm":
@@ -122,8 +127,8 @@ class Swarm:
         choose: Callable[[int, int], str] | None = None,
         deadline_s: float = 30.0,
     ) -> Plan:
-        """``count`` micro-batches, spread over the replicas; ``choose(index, stage)`` names a
-        letter."""
+        """A plan of `count` micro-batches, spread over the replicas; `choose(index, stage)` names a
+        replica's letter."""
         letters = {
             s: [n[2] for n in self.pipelines if stage_of(n) == s]
             for s in range(1, self.settings.stages + 1)
@@ -157,14 +162,17 @@ class Swarm:
         return partial(self.batch, path)
 
     def adopt(self, plan: Plan) -> Plan:
-        """Put the plan in force at every peer; the plan."""
+        """Put the plan in force at every peer and return it."""
         for pipeline in self.pipelines.values():
             pipeline.set_plan(plan)
         return plan
 
     async def run(self, plan: Plan, counted: bool | None = None) -> dict[int, MicroBatchDone]:
-        """Run all paths of s0a; every micro-batch must be reported exactly once, and all of them,
-        or none, be ``counted``."""
+        """Run all paths of s0a and return the results by micro-batch.
+
+        Fails unless every micro-batch is reported exactly once, and each result's `counted` is as
+        given, if it is given.
+        """
         self.results = []
         await asyncio.wait_for(
             self.pipelines["s0a"].origin.run(plan.paths, self.fetch, self.results.append), 60
@@ -175,7 +183,8 @@ class Swarm:
         return {r.index: r for r in self.results}
 
     async def settle(self) -> None:
-        """The origin has its results before its neighbours have the last receipts."""
+        """Wait for every live peer's tasks: the origin has its results before its neighbours have
+        the last receipts."""
         while under_way := [
             t
             for n, pipeline in self.pipelines.items()
@@ -185,13 +194,13 @@ class Swarm:
             await asyncio.wait(under_way)
 
     async def kill(self, *names: str) -> None:
-        """As SIGKILL: these answer nothing and, being dead, contribute nothing to the round."""
+        """Kill peers as by SIGKILL: they answer nothing and contribute nothing to the round."""
         self.dead.update(names)
         for name in names:
             await self.net.kill(PeerId(name))
 
     async def gradients(self, epoch: int = 3) -> tuple[dict[str, Tensor], dict[int, int]]:
-        """What the living replicas of each stage sum to, and their tokens per stage."""
+        """Gradient sums over the living replicas of each stage, and tokens by stage."""
         sums: dict[str, Tensor] = {}
         tokens: dict[int, int] = {}
         for name, pipeline in self.pipelines.items():
@@ -206,15 +215,16 @@ class Swarm:
     def hidden(self, tokens: Tensor, *visited: int, lengths: tuple[int, ...] = ()) -> Tensor:
         """Hidden states of the model in one piece before the head, over the layers of the ends and
         of these block stages."""
-        h, blocks = self.unsplit.ends.embed(tokens), self.unsplit.blocks
+        h = self.unsplit.ends.embed(tokens)
+        blocks = self.unsplit.blocks
         for stage in (ENDS, *visited):
             for layer in layers_of(self.model, self.settings.stages, stage):
                 h = blocks.model.layers[str(layer)](h, blocks.rope, lengths)
         return h
 
     def loss(self, path: Path) -> tuple[Tensor, int]:
-        """Of a micro-batch in the model in one piece, over the stages of its path in their order;
-        documents are kept apart where targets are missing."""
+        """Loss of a micro-batch in the model in one piece, over the stages of its path in their
+        order; documents are kept apart where targets are missing."""
         tokens, targets = self.batch(path)
         ends = ends_of(targets)
         lengths = lengths_of(ends, *tokens.shape) if ends else ()
@@ -234,8 +244,8 @@ class Swarm:
         }, total
 
     async def check(self, plan: Plan, skip_stages: tuple[int, ...] = ()) -> None:
-        """Every gradient equals that of the model in one piece, except at stages whose dead replica
-        took some with it."""
+        """Assert that every gradient equals the model's in one piece, except at `skip_stages`,
+        where a dead replica took some with it."""
         mine, tokens = await self.gradients()
         theirs, total = self.reference(plan)
         names = {
@@ -268,7 +278,7 @@ class Swarm:
 
 
 async def begun(filling: Awaitable[Swarm], count: int, **how: Any) -> tuple[Swarm, Plan]:
-    """A swarm whose peers have all adopted a plan of ``count`` micro-batches; the plan."""
+    """A swarm in which all peers have adopted a plan of `count` micro-batches, and that plan."""
     swarm = await filling
     return swarm, swarm.adopt(swarm.plan(count, **how))
 
@@ -290,7 +300,9 @@ async def make_swarm() -> AsyncIterator[Callable[..., Swarm]]:
 def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 1) -> asyncio.Event:
     """Kill ``name`` when its machine is about to hear the ``nth`` event of ``kind``; from then on
     it does nothing at all."""
-    pipeline, died, seen = swarm.pipelines[name], asyncio.Event(), [0]
+    pipeline = swarm.pipelines[name]
+    died = asyncio.Event()
+    seen = [0]
     handle = pipeline.machine.handle
 
     def mortal(event: object, now: float) -> list[object]:

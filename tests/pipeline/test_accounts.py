@@ -38,8 +38,8 @@ requests = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 20)), max_
 
 @given(requests, st.integers(20, 100))
 def test_greedy_holders_leave_the_others_their_parts(asked: list[tuple[str, int]], n: int) -> None:
-    """However the others ask, a holder that has nothing yet gets a request where there is room, and
-    its part as far as the half that is left reaches."""
+    """Whatever the others ask for, a holder that has nothing yet gets a request that fits, and its
+    part while the remaining half lasts."""
     account = Account[str](n)
     account.divide(dict.fromkeys("abcd", 1.0))
     for holder, amount in asked:

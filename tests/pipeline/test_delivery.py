@@ -13,7 +13,7 @@ A, B, C, D = (PeerId(x) for x in "abcd")
 
 
 def asked(delivery, preferred, suspects):
-    """Who of A, B and C is asked one after the other, all of them busy."""
+    """Peers of A, B and C in the order in which they are asked, all of them busy."""
     for _ in range(3):
         peer = delivery.choose(preferred, (A, B, C), suspects, 0.0)
         yield peer
@@ -21,7 +21,8 @@ def asked(delivery, preferred, suspects):
 
 
 def test_the_planned_peer_first_then_the_others_then_a_pause():
-    delivery, suspects = Delivery(1), Suspects()
+    delivery = Delivery(1)
+    suspects = Suspects()
     assert [*asked(delivery, B, suspects)] == [B, C, A]
     assert isinstance(delivery.choose(B, (A, B, C), suspects, 0.0), Pause)
     assert delivery.choose(B, (A, B, C), suspects, 0.0) == B
@@ -47,7 +48,8 @@ def test_a_slow_replica_is_asked_last_unless_the_plan_chose_it():
 
 
 def test_pauses_grow_to_a_bound():
-    delivery, pauses = Delivery(0), []
+    delivery = Delivery(0)
+    pauses = []
     for _ in range(30):
         choice = delivery.choose(A, (A,), Suspects(), 0.0)
         if isinstance(choice, Pause):
@@ -60,7 +62,8 @@ def test_pauses_grow_to_a_bound():
 
 @given(st.lists(st.sampled_from([Trouble.FAILED, Trouble.REFUSED]), min_size=1), st.integers(0, 9))
 def test_delivery_gives_up_after_enough_refusals_and_failures(troubles, spread):
-    delivery, counts = Delivery(spread), dict.fromkeys((A, B, C), 0.0)
+    delivery = Delivery(spread)
+    counts = dict.fromkeys((A, B, C), 0.0)
     for i in range(100):
         choice = delivery.choose(A, (A, B, C), Suspects(), 0.0)
         if choice is None:
@@ -76,7 +79,8 @@ def test_delivery_gives_up_after_enough_refusals_and_failures(troubles, spread):
 
 
 def test_the_least_loaded_replica_is_chosen_first() -> None:
-    busy, dead = {A: 3.0, B: 9.0, C: 1.0, D: 1.0}, Suspects()
+    busy = {A: 3.0, B: 9.0, C: 1.0, D: 1.0}
+    dead = Suspects()
     dead.gone.add(B)
     assert [Delivery(i).choose(B, (A, B, C, D), dead, 0.0, busy) for i in range(4)] == [C, C, D, C]
     assert Delivery(0).choose(A, (A, B, C), Suspects(), 0.0, busy) == A, (
@@ -89,10 +93,12 @@ def test_the_least_loaded_replica_is_chosen_first() -> None:
 
 
 def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
-    """Twelve of its micro-batches: the one that is three times as fast and the one without work get
-    most of them."""
-    e, names = PeerId("e"), (A, B, C, D)
-    speeds, work = {A: 1.0, B: 3.0, C: 1.0, D: 0.0}, [A] * 12 + [B] * 6 + [C] * 6
+    """Of the dead replica's twelve micro-batches, most go to the replica that is three times as
+    fast and to the one without work."""
+    e = PeerId("e")
+    names = (A, B, C, D)
+    speeds = {A: 1.0, B: 3.0, C: 1.0, D: 0.0}
+    work = [A] * 12 + [B] * 6 + [C] * 6
     paths = tuple(Path(i, e, (i,), (Hop(1, p),)) for i, p in enumerate(work))
     members = (PlanMember(e, 0), *(PlanMember(p, 1, speeds[p]) for p in names))
     plan = Plan(1, 1, e, members, paths, {})

@@ -19,7 +19,8 @@ def device(request):
 
 
 async def test_backward_runs_before_forward_unless_ordered(device):
-    gate, order = threading.Event(), []
+    gate = threading.Event()
+    order = []
     blocked = device.enqueue(Priority.COMMIT, gate.wait)
     waiting = [
         device.enqueue(priority, lambda name=name: order.append(name))
@@ -54,7 +55,8 @@ async def test_an_error_reaches_the_waiter_and_the_thread_lives_on(device):
 
 
 async def test_a_cancelled_waiter_takes_its_job_out(device):
-    gate, ran = threading.Event(), []
+    gate = threading.Event()
+    ran = []
     first = device.enqueue(Priority.COMMIT, gate.wait)
     waiter = asyncio.ensure_future(device.run(lambda: ran.append(1)))
     await asyncio.sleep(0)
@@ -79,7 +81,7 @@ def test_whoever_waits_for_a_cancelled_job_hears_of_it(device, priority):
 
 
 async def test_texts_without_end_let_training_go_on(device):
-    """Each token asks for the next one at once, as many texts together do."""
+    """Each token asks for the next one at once, like many texts together."""
     order: list[str] = []
 
     def token() -> None:
@@ -92,7 +94,8 @@ async def test_texts_without_end_let_training_go_on(device):
         device.breathe()
         order.append("layer")
 
-    busy, gate = threading.Event(), threading.Event()
+    busy = threading.Event()
+    gate = threading.Event()
     device.enqueue(Priority.COMMIT, lambda: busy.set() or gate.wait())
     await asyncio.to_thread(busy.wait)
     device.enqueue(Priority.TOKEN, token)
@@ -105,7 +108,8 @@ async def test_texts_without_end_let_training_go_on(device):
 
 @pytest.mark.parametrize("cancel", [False, True])
 def test_the_end_comes_after_all_that_waits_and_nothing_after_it(device, cancel):
-    gate, ran = threading.Event(), []
+    gate = threading.Event()
+    ran = []
     device.enqueue(Priority.COMMIT, gate.wait)
     waiting = [device.enqueue(p, lambda p=p: ran.append(p)) for p in reversed(Priority)]
     device.shutdown(wait=False, cancel_futures=cancel)

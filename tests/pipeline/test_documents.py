@@ -18,7 +18,7 @@ END = 3
 
 
 def apart(swarm):
-    """The swarm, whose documents end at every token END."""
+    """The swarm with documents that end at every token END."""
     plain = swarm.batch
 
     def batch(path):
@@ -92,8 +92,10 @@ async def test_ends_that_cannot_be_are_refused_and_counted(make_swarm):
 
 async def test_a_gradient_brings_no_ends(make_swarm):
     swarm, plan = await ready(make_swarm, replicas=1, count=1)
-    sender, held = swarm.pipelines["s2a"].sender, asyncio.Event()
-    send, waiting = sender.send, []
+    sender = swarm.pipelines["s2a"].sender
+    held = asyncio.Event()
+    send = sender.send
+    waiting = []
 
     def hold(action):
         if action.way is Direction.FORWARD:

@@ -1,5 +1,5 @@
-"""Forward-only work around stages that nobody serves: what may be left out, what it computes then,
-and what is said of it."""
+"""Forward-only work around stages without peers: the stages it may leave out, its results, and the
+reports of it."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ from protos.control_pb2 import GenerateRequest, LeaveOut
 
 
 class Pings:
-    """A transport of which only signs of life are wanted."""
+    """A transport of which tests need only pings."""
 
     def __init__(self) -> None:
         self.dead: set[str] = set()
@@ -52,7 +52,8 @@ def planned(stages: int, replicas: str = "ab") -> Plan:
 
 
 def around(pings: Pings) -> ForwardRouter:
-    settings, plan = PipelineSettings(stages=4, may_skip=0.5), planned(4)
+    settings = PipelineSettings(stages=4, may_skip=0.5)
+    plan = planned(4)
     return ForwardRouter(pings, settings, lambda: plan)  # pyright: ignore
 
 
@@ -63,7 +64,7 @@ def test_unserved_stages_are_left_out_within_the_skip_ratio():
     found = decide(PipelineSettings(stages=4, may_skip=0.25), LIVE, ())
     assert (found.dead, found.asked, found.missing) == ((2,), (), (2,))
     assert found.hops(1) == (Hop(1, PeerId("a")), Hop(3, PeerId("d")), Hop(4, PeerId("e")))
-    # The operator may leave out what the run does not by itself.
+    # The operator may leave out stages that the run does not leave out by itself.
     assert decide(PipelineSettings(stages=4), LIVE, (2, 3)).dead == ()
 
 
@@ -71,7 +72,7 @@ def test_unserved_stages_are_left_out_within_the_skip_ratio():
     ("may_skip", "live", "asked", "why", "advice"),
     [
         (0.0, LIVE, (), r"^stage 2 has no live peer.*at most 0 of its 4", "--drop-stages 2"),
-        # What the operator leaves out counts too.
+        # Stages that the operator leaves out count too.
         (0.25, LIVE, (3,), "1 are left out already", "--drop-stages 2,3"),
         (1.0, {}, (), "stages 1, 2, 3, 4 have no live peer", ""),
     ],
@@ -117,7 +118,8 @@ def test_choices_of_missing_stages_are_even_and_different():
 
 
 async def test_work_that_is_lost_takes_another_way():
-    pings, tried = Pings(), []
+    pings = Pings()
+    tried = []
     way = around(pings)
     assert (await way.look()).missing == ()
 
@@ -139,7 +141,9 @@ async def test_work_that_is_lost_takes_another_way():
 
 async def test_work_that_hangs_behind_a_dead_hop_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "WATCH_S", 0.0)
-    pings, ways, hung = Pings(), [], asyncio.Event()
+    pings = Pings()
+    ways = []
+    hung = asyncio.Event()
     way = around(pings)
 
     async def work(hops: tuple[Hop, ...]) -> tuple[int, ...]:
@@ -194,10 +198,13 @@ class Batches:
 async def test_the_loss_without_stages_is_that_without_their_layers(make_swarm, monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
-    plan, pipeline, text = swarm.adopt(swarm.plan(1)), swarm.pipelines["s0a"], Batches(swarm)
+    plan = swarm.adopt(swarm.plan(1))
+    pipeline = swarm.pipelines["s0a"]
+    text = Batches(swarm)
 
     def through(asked: object) -> ForwardRouter:
-        transport, settings = pipeline.transport, pipeline.settings
+        transport = pipeline.transport
+        settings = pipeline.settings
         return ForwardRouter(transport, settings, lambda: plan, asked)  # pyright: ignore
 
     async def measured(*asked: int, share: float = 0.0) -> list[tuple]:
@@ -230,7 +237,8 @@ async def test_the_loss_without_stages_is_that_without_their_layers(make_swarm, 
 async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
-    plan, pipeline = swarm.adopt(swarm.plan(1)), swarm.pipelines["s0a"]
+    plan = swarm.adopt(swarm.plan(1))
+    pipeline = swarm.pipelines["s0a"]
 
     class Letters(ByteTokenizer):
         """The tiny vocabulary as bytes 0 to 30."""
@@ -249,7 +257,8 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
     )  # pyright: ignore
 
     async def said(request: GenerateRequest, dies: int = -1) -> tuple[str, list]:
-        text, news = "", []
+        text = ""
+        news = []
         async for piece in speak(host, pipeline.transport, request):  # pyright: ignore
             if piece.HasField("missing"):
                 news.append((len(text), list(piece.missing.asked), list(piece.missing.dead)))
@@ -259,7 +268,7 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
         return text, news
 
     def alone(*ways: tuple[int, ...]) -> str:
-        """What the model in one process says, over the block stages of each letter's way."""
+        """Text of the model in one process, over the block stages of each letter's path."""
         ids = [ord(c) % 31 for c in "abc"]
         for visited in ways:
             h = swarm.hidden(torch.tensor([ids[-swarm.model.seq_len :]]), *visited)

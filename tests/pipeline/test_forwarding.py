@@ -1,4 +1,4 @@
-"""A peer that hosts no ends lets one that does run the passes: over real calls, with peers that
+"""A peer without the ends asks a peer with them to run the passes: over real calls, with peers that
 die, refuse and lie."""
 
 import asyncio
@@ -28,7 +28,10 @@ from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
 
 STAGES = 2
-A, B, ME, STRANGER = PeerId("ends-a"), PeerId("ends-b"), PeerId("s1a"), PeerId("stranger")
+A = PeerId("ends-a")
+B = PeerId("ends-b")
+ME = PeerId("s1a")
+STRANGER = PeerId("stranger")
 
 
 async def no_files() -> TokenizerFiles:
@@ -36,18 +39,17 @@ async def no_files() -> TokenizerFiles:
 
 
 class Letters:
-    """A pipeline whose next token is always the letter after the last one."""
+    """A pipeline that always gives the letter after the last one as the next token."""
 
     def __init__(self) -> None:
-        self.settings, self.me = PipelineSettings(stages=STAGES), A
+        self.settings = PipelineSettings(stages=STAGES)
+        self.me = A
         self.shape = SimpleNamespace(length=8, context=8)
         self.math = SimpleNamespace(caches_texts=True)
-        self.gate, self.waiting, self.ended, self.passes = (
-            asyncio.Event(),
-            asyncio.Event(),
-            asyncio.Event(),
-            0,
-        )
+        self.gate = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.passes = 0
         self.gate.set()
         self.last_pass = 0
         """It closes the gate itself; 0: none does."""
@@ -79,7 +81,8 @@ class Peers:
             PlanMember(PeerId("s2a"), 2),
         )
         self.plan = Plan(3, 1, B, members, (), {})
-        self.pipelines, self.services = {}, {}
+        self.pipelines = {}
+        self.services = {}
 
     async def start(self) -> "Peers":
         for member in self.plan.members:
@@ -108,10 +111,12 @@ class Peers:
     async def said(
         self, request: pb.GenerateRequest, *ends: PeerId, who: PeerId = ME
     ) -> tuple[str, str]:
-        """(text, who ran the passes)."""
-        text, by = "", ""
+        """Return the text, and the peer that ran the passes."""
+        text = ""
+        by = ""
         async for piece in self.ask(request, *ends, who=who):
-            text, by = text + piece.text, piece.by or by
+            text = text + piece.text
+            by = piece.by or by
         return text, by
 
     async def freed(self) -> None:
@@ -143,7 +148,8 @@ async def test_a_text_streams_back_with_the_peer_that_made_it(peers):
 
 async def test_an_answer_that_is_not_read_leaves_its_place(peers, monkeypatch):
     monkeypatch.setattr(forwarding, "UNREAD_S", 0.05)
-    service, seen = peers.services[A], []
+    service = peers.services[A]
+    seen = []
 
     class Context:
         def invocation_metadata(self):
@@ -169,7 +175,7 @@ async def test_lost_or_busy_peers_are_passed_over(peers):
     with pytest.raises(NetworkFault, match="in sight") as nobody:
         await forwarding.generate(peers.net.transports[ME], (), STAGES, request).__anext__()
     assert "swarm invite" in nobody.value.next_step
-    # One question of each peer at a time: the second one goes to somebody else.
+    # One question to each peer at a time: the second one goes to another peer.
     peers.pipelines[A].gate.clear()
     first = asyncio.ensure_future(peers.said(request))
     await peers.pipelines[A].waiting.wait()
@@ -199,7 +205,8 @@ async def test_a_peer_lost_mid_answer_ends_it_with_an_error(peers):
 
 async def test_a_silent_peer_is_given_up_after_missed_pings(peers, monkeypatch):
     monkeypatch.setattr(forwarding, "WATCH_S", 0.01)
-    transport, pings = peers.net.transports[ME], []
+    transport = peers.net.transports[ME]
+    pings = []
 
     async def ping(peer: PeerId, timeout: float = 5.0) -> float:
         pings.append(peer)
@@ -216,7 +223,8 @@ async def test_a_silent_peer_is_given_up_after_missed_pings(peers, monkeypatch):
 
 
 async def test_a_call_lost_with_its_channel_is_a_network_fault(peers):
-    pipeline, me = peers.pipelines[A], peers.net.transports[ME]
+    pipeline = peers.pipelines[A]
+    me = peers.net.transports[ME]
     pipeline.gate.clear()
     task = asyncio.ensure_future(peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))
     await pipeline.waiting.wait()
@@ -366,6 +374,7 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
     daemon.role = "rendezvous"
     with pytest.raises(UsageFault, match="no part of the model"):
         await by()
-    daemon.role, daemon.assembled = "auto", None
+    daemon.role = "auto"
+    daemon.assembled = None
     with pytest.raises(NetworkFault, match="not joined yet"):
         await by()

@@ -5,7 +5,8 @@ from node.pipeline.gradients import GradientSum
 
 
 def test_shares_add_up_and_the_first_is_not_kept_by_reference():
-    total, first = GradientSum(), torch.ones(2, 3)
+    total = GradientSum()
+    first = torch.ones(2, 3)
     total.offer([{"a": first}, {"b": torch.ones(1).expand(4)}], 10)
     total.drain()
     total.offer([{"a": torch.full((2, 3), 2.0)}, {"b": torch.ones(4)}], 5)
@@ -17,7 +18,8 @@ def test_shares_add_up_and_the_first_is_not_kept_by_reference():
 
 
 def test_a_share_that_fails_to_be_added_is_added_later(monkeypatch):
-    total, ones = GradientSum(), torch.ones(2)
+    total = GradientSum()
+    ones = torch.ones(2)
 
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")

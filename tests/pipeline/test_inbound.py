@@ -1,5 +1,5 @@
-"""What a peer may not send: each is refused before its tensor is read, and counted when no honest
-peer would send it."""
+"""Messages that a peer may not send: each is refused before its tensor is read, and counted when no
+honest peer would send it."""
 
 import asyncio
 
@@ -42,12 +42,12 @@ async def answers(swarm, sender, receiver, messages, method="Forward"):
 
 
 async def answers_to_head(swarm, plan, sender="s0a", receiver="s1a", method="Forward", **changes):
-    """Of a stream that is nothing but a head."""
+    """Answers to a stream that consists of a head alone."""
     return await answers(swarm, sender, receiver, [pb.Frame(head=head(plan, **changes))], method)
 
 
 async def verdicts(*asked):
-    """Of :func:`answers`."""
+    """Verdicts of :func:`answers`."""
     return [verdict for verdict, _ in await answers(*asked)]
 
 
@@ -142,7 +142,8 @@ async def test_an_impossible_head_is_refused_and_counted(swarm, plan):
 
 
 async def test_a_patient_frame_waits_for_room_and_no_longer_than_it_may(swarm, plan, monkeypatch):
-    s1a, room_wait = swarm.pipelines["s1a"], "node.pipeline.hops.inbound.ROOM_WAIT"
+    s1a = swarm.pipelines["s1a"]
+    room_wait = "node.pipeline.hops.inbound.ROOM_WAIT"
     monkeypatch.setattr(room_wait, 0.0)
     s1a.plan_wait_s = 60.0
     messages = [pb.Frame(head=head(plan, patient=True)), pb.Frame(chunk=bytes(2048))]
@@ -199,7 +200,9 @@ async def test_only_next_stage_replicas_fetch_before_the_gradient(swarm, plan):
 
 
 async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
-    s1a, key, sent = swarm.pipelines["s1a"], Key(3, 0, 1), []
+    s1a = swarm.pipelines["s1a"]
+    key = Key(3, 0, 1)
+    sent = []
     swarm.net.mute(PeerId("s2a"))
     running = asyncio.ensure_future(swarm.run(plan))
     await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
@@ -269,7 +272,8 @@ async def test_forward_only_frames_beyond_the_runs_limits_are_refused(swarm, pla
 
 
 async def test_only_the_asked_path_may_bring_an_evaluation_home(swarm, plan):
-    forward_requests, path = swarm.pipelines["s0a"].forward_requests, plan.paths[0]
+    forward_requests = swarm.pipelines["s0a"].forward_requests
+    path = plan.paths[0]
     swarm.net.mute("s3a")
     swarm.net.mute("s3b")
     going = asyncio.ensure_future(forward_requests.go(pb.EVALUATE, path.hops, swarm.batch(path)[0]))
@@ -282,7 +286,7 @@ async def test_only_the_asked_path_may_bring_an_evaluation_home(swarm, plan):
 
 
 async def fill(swarm, caller, frame_head, calls, used):
-    """Begin so many calls to s1a whose tensor never comes, until so many bytes are reserved."""
+    """Begin `calls` calls to s1a that never send their tensor, until `used` bytes are reserved."""
 
     async def no_tensor():
         yield pb.Frame(head=frame_head)
@@ -311,7 +315,7 @@ async def test_guests_leave_members_half_of_the_forward_only_work(swarm, plan):
 
 @pytest.mark.parametrize(("way", "sender"), [("Forward", "s0a"), ("Backward", "s2a")])
 async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way, sender):
-    """Each is charged while it is read; the oldest of more gives way."""
+    """Each stream is charged while it is read; beyond two the oldest gives way."""
     s1a = swarm.pipelines["s1a"]
     stub = PipelineStub(await swarm.net.transports[sender].channel("s1a"))
     calls = []
@@ -329,12 +333,14 @@ async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way
 
 
 async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan, monkeypatch):
-    s1a, key = swarm.pipelines["s1a"], Key(3, 0, 1)
+    s1a = swarm.pipelines["s1a"]
+    key = Key(3, 0, 1)
     swarm.net.mute(PeerId("s2a"))
     swarm.net.mute(PeerId("s2b"))
     running = asyncio.ensure_future(swarm.run(plan))
     await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
-    inbound, aborted = Inbound(s1a, s1a.forward_requests.receive), []
+    inbound = Inbound(s1a, s1a.forward_requests.receive)
+    aborted = []
 
     class Context:
         def invocation_metadata(self):

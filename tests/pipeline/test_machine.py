@@ -27,14 +27,16 @@ def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
 def at(
     peer: str, batches: int = 1, replicas: int = 1, fewest: int = 99
 ) -> tuple[PipelineMachine, Plan]:
-    """A machine with a plan of so many micro-batches and replicas of each stage in force."""
-    machine, plan = PipelineMachine(PeerId(peer), fewest), make_plan(batches, replicas)
+    """A machine with a plan in force, of `batches` micro-batches and `replicas` replicas a
+    stage."""
+    machine = PipelineMachine(PeerId(peer), fewest)
+    plan = make_plan(batches, replicas)
     machine.handle(ev.AdoptPlan(plan), 0.0)
     return machine, plan
 
 
 def forwarded(machine: PipelineMachine, claim: ev.Claim, sender: str) -> list[ev.Action]:
-    """What is done when the activation of ``claim`` came and its forward is computed."""
+    """Actions after the activation of `claim` came and its forward is computed."""
     machine.handle(ev.TensorReceived(Direction.FORWARD, claim, PeerId(sender)), 0.0)
     return machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0)
 
@@ -56,7 +58,7 @@ def visited_backward(machine: PipelineMachine, plan: Plan) -> Key:
 
 
 def play(machine: PipelineMachine, *script: tuple[ev.Event, object]) -> None:
-    """Each event, and what is done about it: of an answer what it says."""
+    """Feed each event and compare the actions; an answer is compared by its verdict."""
     for event, expected in script:
         done = machine.handle(event, 0.0)
         said = [a.say if isinstance(a, ev.Answer) else a for a in done]
@@ -123,16 +125,18 @@ def claims_at_2(plan: Plan) -> list[ev.Claim]:
 
 
 def gradient(machine: PipelineMachine, claim: ev.Claim) -> ev.Action:
-    """What is done first about the gradient of a micro-batch."""
+    """First action after the gradient of a micro-batch came."""
     forwarded(machine, claim, "s1a")
     came = ev.TensorReceived(Direction.BACKWARD, claim, PeerId("s3a"))
     return machine.handle(came, 0.0)[1]
 
 
 def test_gradients_wait_for_a_place_until_an_earlier_share_is_named():
-    plan, machine = make_plan(4, 1), PipelineMachine(PeerId("s2a"), 99, places=2)
+    plan = make_plan(4, 1)
+    machine = PipelineMachine(PeerId("s2a"), 99, places=2)
     machine.handle(ev.AdoptPlan(plan), 0.0)
-    back, keys = Direction.BACKWARD, [claim.key for claim in claims_at_2(plan)]
+    back = Direction.BACKWARD
+    keys = [claim.key for claim in claims_at_2(plan)]
     done = [gradient(machine, claim) for claim in claims_at_2(plan)]
     computes = [ev.Compute(key, back) for key in keys]
     assert done == [*computes[:2], ev.Hold(keys[2]), ev.Hold(keys[3])]
@@ -159,7 +163,8 @@ def test_gradients_wait_for_a_place_until_an_earlier_share_is_named():
 
 
 def test_a_gradient_that_waits_past_its_deadline_is_given_up():
-    plan, machine = make_plan(2, 1), PipelineMachine(PeerId("s2a"), 99, places=1)
+    plan = make_plan(2, 1)
+    machine = PipelineMachine(PeerId("s2a"), 99, places=1)
     machine.handle(ev.AdoptPlan(plan), 0.0)
     first, second = claims_at_2(plan)
     gradient(machine, first)
@@ -169,14 +174,15 @@ def test_a_gradient_that_waits_past_its_deadline_is_given_up():
 
 
 def test_an_origin_that_names_nothing_takes_no_place_of_another():
-    other, plan = PeerId("s0b"), make_plan(12, 1)
+    other = PeerId("s0b")
+    plan = make_plan(12, 1)
     paths = tuple(replace(p, origin=other) if p.index >= 9 else p for p in plan.paths)
     members = (*plan.members, PlanMember(other, 0))
     plan = replace(plan, paths=paths, members=members)
     machine = PipelineMachine(PeerId("s2a"), 99, places=8)
     machine.handle(ev.AdoptPlan(plan), 0.0)
     done = [type(gradient(machine, claim)) for claim in claims_at_2(plan)]
-    # Of nine micro-batches in twelve, six places in eight.
+    # Nine of twelve micro-batches get six of eight places.
     assert done[:9] == [ev.Compute] * 6 + [ev.Hold] * 3
     assert done[9:11] == [ev.Compute] * 2
 
@@ -187,7 +193,7 @@ def test_a_gradient_without_its_activation_needs_room():
     came = ev.Arrived(Direction.BACKWARD, claim, PeerId("s3a"), room=False)
     play(machine, (came, [Say.BUSY]), (replace(came, room=True), [Say.TAKE]))
     forwarded(machine, claim, "s1a")
-    play(machine, (came, [Say.TAKE]))  # its room is what its activation has
+    play(machine, (came, [Say.TAKE]))  # its activation's room serves for it
 
 
 def test_nothing_counts_after_the_close():
@@ -229,7 +235,8 @@ def test_the_origin_names_the_journey_that_came_home():
 )
 def test_an_unavailable_stage_is_skipped_within_the_limit(fewest, expected):
     machine, plan = at("s1a", fewest=fewest)
-    claim, asked = left_out(plan, 1), []
+    claim = left_out(plan, 1)
+    asked = []
     actions = forwarded(machine, claim, ORIGIN)
     while sends := [a for a in actions if isinstance(a, ev.Send)]:
         asked.append(sends[0].peer)
@@ -246,7 +253,8 @@ def test_an_unavailable_stage_is_skipped_within_the_limit(fewest, expected):
 def test_the_first_way_an_activation_came_is_kept():
     machine, plan = at("s3a", fewest=2)
     back = Direction.BACKWARD
-    over, around = left_out(plan, 3), left_out(plan, 3, 2)
+    over = left_out(plan, 3)
+    around = left_out(plan, 3, 2)
     play(
         machine,
         (

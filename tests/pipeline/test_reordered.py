@@ -19,7 +19,7 @@ async def swarm(make_swarm):
 
 
 def reordered(swarm, ways):
-    """A plan whose micro-batch i visits the stages ways[i], replicas in turns."""
+    """A plan in which micro-batch i visits the stages ways[i], replicas in turns."""
     plan = swarm.plan(len(ways))
     return replace(
         plan,

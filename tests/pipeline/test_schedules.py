@@ -1,5 +1,5 @@
-"""Swarms of real machines and no network: whatever can happen next is drawn at random, faults
-included, in virtual time."""
+"""Swarms of real machines without a network: the next event is drawn at random, faults included, in
+virtual time."""
 
 import random
 from collections import Counter, defaultdict
@@ -69,16 +69,16 @@ class World:
     commits: list[tuple[str, int, int, PeerId]] = field(default_factory=list)
     """(plan, index, stage, peer) of every share that was added to a sum."""
     held: set[tuple[str, int, int, Direction]] = field(default_factory=set)
-    """(plan, index, position, way): somebody has had the tensor."""
+    """(plan, index, position, direction) of every tensor that some peer has had."""
     tensors: dict[tuple[str, PeerId, Key, Direction], tuple[int, ...]] = field(default_factory=dict)
-    """What a visit holds, as the stages it came over: of an activation those before, of a gradient
-    all up to the loss."""
+    """Contents of a visit's tensor, as the stages behind it: for an activation the stages before,
+    for a gradient all up to the loss."""
     ended: dict[tuple[str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
     seen: Counter = field(default_factory=Counter)
     receipts: int = 0
     now: float = 0.0
     late: frozenset[PeerId] = frozenset()
-    """Whom the plan reaches some time after the others."""
+    """Peers that the plan reaches some time after the others."""
 
     def __post_init__(self) -> None:
         for member in self.plan.members:
@@ -102,7 +102,7 @@ class World:
         plan = self.machines[peer].plan
         return plan.hash if plan else ""
 
-    # What a service does
+    # The service's part
     # ------------------------------------------------------------
 
     def tell(self, peer: PeerId, event: ev.Event) -> ev.Answer | None:
@@ -128,7 +128,7 @@ class World:
                 now = self.machines[peer].plan
                 if now is None or now.term < event.plan.term:  # members take no older plan
                     self.tell(peer, event)
-            elif self.plan_of(peer) == plan:  # a service drops what belongs to another plan
+            elif self.plan_of(peer) == plan:  # a service drops tensors of another plan
                 self.tell(peer, event)
 
         self.todo.append(told)
@@ -205,7 +205,7 @@ class World:
                 self.ended[plan, index].append("dropped")
 
     def check_places(self, me: PeerId) -> None:
-        """No more shares are made or wait to be named than there are places."""
+        """Assert that shares made or waiting for their names are no more than the places."""
         machine = self.machines[me]
         unnamed = [
             key
@@ -218,7 +218,7 @@ class World:
         assert len(set(unnamed) - machine._waiting.keys()) <= self.places
 
     def result(self, plan: str, peer: PeerId, key: Key, way: Direction) -> tuple[int, ...]:
-        """What a visit makes of what it holds."""
+        """Result of a visit, from the tensor that it has."""
         last = len(self.machines[peer].visits[key].journey) - 1
         if way is Direction.FORWARD or key.position == last:
             held = self.tensors[plan, peer, key, Direction.FORWARD]
@@ -226,7 +226,7 @@ class World:
         return self.tensors[plan, peer, key, way]
 
     def check_done(self, me: PeerId, key: Key, way: Direction, plan: str) -> None:
-        """DONE is only said when the next hop has had the result; at the turning point the gradient
+        """DONE is only said when the next hop has had the result. At the turning point the gradient
         is the result."""
         last = (
             len(self.machines[me].visits[key].journey) - 1 if key in self.machines[me].visits else 0
@@ -241,7 +241,7 @@ class World:
         )
 
     def back(self, sender: PeerId, send: ev.Send, number: int, plan: str, event: ev.Event) -> None:
-        """A receipt on its way, in order with the others of its stream; only the attempt under way
+        """Send a receipt, in order with the others of its stream; only the current attempt
         listens."""
         stream = self.streams[plan, sender, send.key, send.way, number]
 
@@ -273,7 +273,8 @@ class World:
     def arrive(
         self, sender: PeerId, send: ev.Send, number: int, plan: str, tensor: tuple[int, ...]
     ) -> None:
-        peer, claim = send.peer, ev.Claim(3, plan, send.key.index, send.journey, send.position)
+        peer = send.peer
+        claim = ev.Claim(3, plan, send.key.index, send.journey, send.position)
         stale = self.attempts[plan, sender, send.key, send.way] != number
         if sender in self.dead or (stale and not self.chance(self.chaos.loss)):
             return
@@ -305,10 +306,8 @@ class World:
             return self.turned(sender, send, number, plan, Trouble.FAILED)
         place = (plan, send.peer, claim.key, send.way)
         # an action may look at it at once
-        kept, self.tensors[place] = (
-            self.tensors.get(place),
-            tensor,
-        )
+        kept = self.tensors.get(place)
+        self.tensors[place] = tensor
         answer = self.tell(send.peer, ev.TensorReceived(send.way, claim, sender))
         assert answer is not None
         if answer.say is Say.TAKE:
@@ -327,7 +326,8 @@ class World:
         claim: ev.Claim,
         answer: ev.Answer,
     ) -> None:
-        done, peer = ev.Settled(send.key, send.way, send.peer), send.peer
+        done = ev.Settled(send.key, send.way, send.peer)
+        peer = send.peer
         if answer.say in (Say.TAKE, Say.AGAIN):
 
             def finished(ok: bool) -> None:
@@ -404,8 +404,10 @@ class World:
 
     def step(self) -> bool:
         if not self.todo and self.chaos.hold:
-            # Nothing else happens any more: what still waits for a place has waited long enough.
-            held_up, self.held_up = self.held_up, []
+            # Let each gradient that still waits for a place reach the end of its wait, after all
+            # other events.
+            held_up = self.held_up
+            self.held_up = []
             for peer, plan, key in held_up:
                 if self.plan_of(peer) == plan:
                     self.later(peer, ev.Retry(key, Direction.BACKWARD))
@@ -422,9 +424,10 @@ class World:
         return True
 
     def run(self, fates: dict[int, Callable[[], None]] | None = None) -> None:
-        """Until nothing is left to happen; ``fates`` happen before the step of their number, the
+        """Run until nothing is left to happen; `fates` happen before the step of their number, the
         rest at the end."""
-        fates, steps = dict(fates or {}), 0
+        fates = dict(fates or {})
+        steps = 0
         while True:
             for fate in [fates.pop(n) for n in sorted(fates) if n <= steps]:
                 fate()
@@ -436,8 +439,8 @@ class World:
             assert steps < 20_000, "it never ends"
 
     def conclude(self) -> None:
-        """What is stuck is dropped by its origin's time-out; then the epoch is closed and forgotten
-        everywhere."""
+        """Let the origin's timeout drop each stuck micro-batch; then close and forget the epoch at
+        every peer."""
         for path in self.plan.paths:
             if not self.ended[self.plan.hash, path.index]:
                 self.tell(ORIGIN, ev.Drop(path.index, "not finished in time"))
@@ -450,8 +453,8 @@ class World:
             assert peer in self.dead or not self.machines[peer].visits
 
     def check_once(self) -> None:
-        """The heart of it: dead or alive, nobody's share of a micro-batch and a stage is added to
-        any sum twice."""
+        """The main invariant: dead or alive, no peer's share of a micro-batch and a stage is added
+        to any sum twice."""
         twice = [
             x
             for x, n in Counter(
@@ -469,9 +472,9 @@ class World:
             )
 
     def check(self, everything_finishes: bool) -> None:
-        """After at most one fault."""
+        """Assert the invariants after at most one fault."""
         self.check_once()
-        gone = {stage_of(p) for p in self.dead}  # the dead take what they counted along
+        gone = {stage_of(p) for p in self.dead}  # a dead peer's counted shares die with it
         for path in self.plan.paths:
             finished = self.ended[self.plan.hash, path.index] == ["finished"]
             assert finished or not everything_finishes
@@ -543,11 +546,9 @@ def test_a_stage_that_dies_out_is_skipped_where_allowed_or_ends_all(seed, stage,
 def at_random(seed: int) -> World:
     """A swarm and its misfortunes, all from one seed."""
     dice = random.Random(seed)
-    stages, replicas, skips = (
-        dice.choice([1, 2, 3, 4]),
-        dice.choice([1, 2, 2, 3]),
-        dice.random() < 0.5,
-    )
+    stages = dice.choice([1, 2, 3, 4])
+    replicas = dice.choice([1, 2, 2, 3])
+    skips = dice.random() < 0.5
     plan = make_plan(dice.randint(1, 3), replicas, stages, dice if skips and stages > 1 else None)
 
     def one_of(*chances: float) -> float:
@@ -575,9 +576,13 @@ def at_random(seed: int) -> World:
     )
     fates: dict[int, Callable[[], None]] = {}
     for _ in range(dice.choice([0, 1, 2, 3])):
-        victim, a, b = dice.choice(peers[1:]), dice.choice(peers), dice.choice(peers)
-        kill, part = (lambda v=victim: world.kill(v)), (lambda a=a, b=b: world.cut.update({(a, b)}))
-        fates[dice.randrange(150)] = dice.choice([kill, part])
+        victim = dice.choice(peers[1:])
+        a = dice.choice(peers)
+        b = dice.choice(peers)
+        fate = dice.choice(
+            [lambda v=victim: world.kill(v), lambda a=a, b=b: world.cut.update({(a, b)})]
+        )
+        fates[dice.randrange(150)] = fate
     if dice.random() < 0.15:
         fates[dice.randrange(200)] = lambda: (
             [world.tell(p, ev.Close(3)) for p in dice.sample(peers, len(peers))] and None
@@ -588,7 +593,8 @@ def at_random(seed: int) -> World:
     return world
 
 
-SCHEDULES, BUNCHES = 2400, 8
+SCHEDULES = 2400
+BUNCHES = 8
 RARE = [10294, 10422, 14683]
 """A replacement asks for an input of peers that took the same micro-batch over different stages."""
 
@@ -608,7 +614,7 @@ def test_under_all_faults_nothing_counts_twice(bunch):
             raise
         seen.update(world.seen)
         ends.update(end for all_ends in world.ended.values() for end in all_ends)
-    # The dice must have reached what is to be tested.
+    # The dice must have reached every case under test.
     assert (
         min(
             seen[k]

@@ -102,7 +102,8 @@ async def test_a_micro_batch_past_the_deadline_is_dropped(make_swarm):
 async def test_a_cancelled_run_is_dropped_without_a_report(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s2a"))
-    pipeline, results = swarm.pipelines["s0a"], []
+    pipeline = swarm.pipelines["s0a"]
+    results = []
     running = asyncio.ensure_future(pipeline.origin.run(plan.paths, swarm.fetch, results.append))
     await until(lambda: pipeline.machine.visits, 10)
     running.cancel()
@@ -143,7 +144,8 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm,
     monkeypatch.setattr("node.pipeline.service.RECEIPTS_S", 60.0)
     swarm = await make_swarm().fill(replicas=2)
     sender = swarm.pipelines["s0a"].sender
-    kept, named = sender._tell, asyncio.Event()
+    kept = sender._tell
+    named = asyncio.Event()
 
     async def slow(*args):
         await named.wait()
@@ -152,7 +154,7 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm,
     plan = swarm.adopt(swarm.plan(4))
     sender._tell = slow
     await swarm.pipelines["s0a"].origin.run(plan.paths, swarm.fetch, swarm.results.append)
-    # As in a swarm: the end of the epoch is known before the origin's last notes have arrived
+    # As in a swarm, the end of the epoch is known before the origin's last notes have arrived
     # everywhere.
     assert swarm.pipelines["s1a"].machine.unsure() == 2
     asyncio.get_running_loop().call_later(0.05, named.set)
@@ -162,7 +164,8 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm,
 
 async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm, monkeypatch):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
-    sender, asked = swarm.pipelines["s0a"].sender, []
+    sender = swarm.pipelines["s0a"].sender
+    asked = []
     kept = sender._tell
 
     async def mute(peer, *rest):
@@ -226,7 +229,8 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
 async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
     make_swarm, stash_bytes, before, monkeypatch
 ):
-    peaks, charge = defaultdict(int), Stash.charge
+    peaks = defaultdict(int)
+    charge = Stash.charge
 
     def charged(stash, nbytes, origin=None):
         charge(stash, nbytes, origin)
@@ -235,7 +239,8 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
     monkeypatch.setattr(Stash, "charge", charged)
     limits = PipelineLimits(stash_bytes=stash_bytes, in_flight=4)
     swarm = await make_swarm().fill(replicas=1, limits=limits, plan_wait_s=5.0)
-    plan, late = swarm.plan(4), swarm.pipelines["s1a"]
+    plan = swarm.plan(4)
+    late = swarm.pipelines["s1a"]
     if before:
         late.set_plan(swarm.plan(1, epoch=before))
     for name in ("s0a", "s2a", "s3a"):
@@ -252,14 +257,16 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
 
 
 def unnamed_bytes(pipeline):
-    """Of the shares that wait for their names, or are about to."""
+    """Bytes of the shares that wait for their names, or are about to."""
     shares = [work.share for work in pipeline.stash._entries.values() if work.share]
     return sum(tensor.nbytes for share in shares for tensor in share.values())
 
 
 def watched(pipeline):
-    """The bytes of unnamed shares after everything that the pipeline carries out."""
-    seen, carry_out = [], pipeline.carry_out
+    """List of the bytes of unnamed shares, one entry after each time the pipeline carries out
+    actions."""
+    seen = []
+    carry_out = pipeline.carry_out
 
     def watch(actions):
         carry_out(actions)
@@ -298,7 +305,8 @@ async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(
 ):
     monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
     swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
-    s1a, channel = swarm.pipelines["s1a"], await swarm.net.transports["s0a"].channel("s1a")
+    s1a = swarm.pipelines["s1a"]
+    channel = await swarm.net.transports["s0a"].channel("s1a")
     swarm.net.mute(PeerId("s2a"))
     journey = [pb.PathHop(stage=h.stage, peer=h.peer) for h in plan.paths[0].journey]
     head = pb.FrameHead(
@@ -360,7 +368,8 @@ async def test_forward_only_work_uses_another_replica_or_fails(make_swarm):
 
 async def test_forward_only_work_that_cannot_be_computed_is_a_fault(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
-    origin, hops = swarm.pipelines["s0a"], plan.paths[0].hops
+    origin = swarm.pipelines["s0a"]
+    hops = plan.paths[0].hops
     tokens, targets = swarm.batch(plan.paths[0])
     with pytest.raises(PeerFault, match="s0a: could not compute it"):
         await origin.evaluate(hops, tokens, targets + 1000)
@@ -383,7 +392,8 @@ async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
 
 async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm, monkeypatch):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
-    origin, left = swarm.pipelines["s0a"], Pipeline.time_left
+    origin = swarm.pipelines["s0a"]
+    left = Pipeline.time_left
     monkeypatch.setattr(
         Pipeline,
         "time_left",
@@ -403,7 +413,8 @@ async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm, mon
 
 async def test_what_the_epoch_has_no_time_for_says_so_and_is_not_begun(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 3, deadline_s=0.0)
-    ear, said = swarm.ears["s0a"], list[str]()
+    ear = swarm.ears["s0a"]
+    said = list[str]()
     ear.emit = lambda kind, text, *_, **__: said.append(f"{kind}: {text}")
     good = swarm.fetch
 
@@ -418,7 +429,7 @@ async def test_what_the_epoch_has_no_time_for_says_so_and_is_not_begun(make_swar
 
 
 def poisoned(swarm, name, what, make):
-    """Whatever ``name`` computes in one direction is changed between its own check and the wire."""
+    """Change every result of `name` in one direction between its own check and the wire."""
     math = swarm.pipelines[name].math
     job = getattr(math, what)
     field = "output" if what == "forward" else "upstream"

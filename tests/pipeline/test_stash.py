@@ -12,7 +12,8 @@ def work(deadline: float = 0.0) -> VisitBuffers:
 
 
 def test_one_entry_always_fits_and_the_next_waits():
-    stash, key = Stash(10), Key(1, 0, 1)
+    stash = Stash(10)
+    key = Key(1, 0, 1)
     stash.charge(100)
     assert not stash.room(1)
     stash.charge(-100)
@@ -31,7 +32,9 @@ def test_the_expired_are_named_oldest_first():
 
 
 def test_an_origin_beyond_its_part_leaves_half_to_the_others():
-    stash, greedy, other = Stash(100), PeerId("greedy"), PeerId("other")
+    stash = Stash(100)
+    greedy = PeerId("greedy")
+    other = PeerId("other")
     stash.divide({greedy: 1, other: 3})
     for index in range(6):
         if stash.room(10, greedy):

@@ -33,12 +33,14 @@ PROMPT = [5, 3, 8, 1, 30, 2, 2, 9, 11, 4, 7]
 
 
 class Writer:
-    """A text that a swarm goes on with, by its likeliest tokens."""
+    """Writer that continues a text on a swarm, by its likeliest tokens."""
 
     def __init__(self, swarm, version=lambda: 3) -> None:
-        self.swarm, self.pipeline = swarm, swarm.pipelines["s0a"]
+        self.swarm = swarm
+        self.pipeline = swarm.pipelines["s0a"]
         self.plan = self.pipeline.machine.plan
-        transport, settings = self.pipeline.transport, self.pipeline.settings
+        transport = self.pipeline.transport
+        settings = self.pipeline.settings
         self.router = ForwardRouter(transport, settings, lambda: self.plan)
         self.session = TextSession(self.pipeline, self.router, version)
         self.ids = list(PROMPT)
@@ -49,7 +51,7 @@ class Writer:
         return self.ids
 
     def alone(self, count: int, *visited: int, first: int = 0) -> list[int]:
-        """The same by whole passes of the model in one piece, over the tokens from ``first``."""
+        """The same text by whole passes of the model in one piece, over the tokens from `first`."""
         ids = list(self.ids)
         for _ in range(count):
             h = self.swarm.hidden(torch.tensor([ids[first:]]), *(visited or (1, 2, 3)))
@@ -70,7 +72,7 @@ async def writing(make_swarm, replicas: int = 1, model=LONG, **settings) -> Writ
 
 
 def watch_lengths(writer: Writer) -> list[int]:
-    """Tokens of each pass of a text at stage 1, as they come."""
+    """Number of tokens of each pass of a text at stage 1, in the order of passes."""
     seen: list[int] = []
     math = writer.swarm.pipelines["s1a"].math
     real = math.extend_texts
@@ -86,7 +88,8 @@ def watch_lengths(writer: Writer) -> list[int]:
 @pytest.mark.parametrize("model", [LONG, replace(DEEP, positions=64)])
 async def test_a_token_is_a_pass_over_itself_alone(make_swarm, model):
     writer = await writing(make_swarm, model=model)
-    wanted, seen = writer.alone(6), watch_lengths(writer)
+    wanted = writer.alone(6)
+    seen = watch_lengths(writer)
     assert await writer.write(6) == wanted
     # The prompt in pieces of the longest tensor there may be, then one token at a time.
     assert seen == [8, 3, 1, 1, 1, 1, 1]
@@ -157,7 +160,7 @@ async def test_a_text_longer_than_the_model_sees_goes_on_with_its_last_tokens(ma
     writer = await writing(make_swarm, model=replace(MODEL, positions=16))
     await writer.write(6)
     assert len(writer.ids) == 17
-    # Three quarters of 16 tokens, of which the next ones are seen too.
+    # The text keeps three quarters of 16 tokens, so that there is room for the next ones.
     wanted = writer.alone(3, first=17 - 12)
     assert await writer.write(3) == wanted
     assert writer.session.begun == 2
@@ -174,10 +177,12 @@ async def test_keys_and_values_grow_old(make_swarm):
 
 
 async def test_the_next_tokens_may_come_before_the_last_ones_are_passed_on(make_swarm, monkeypatch):
-    """A hop that hears late that its output was taken has the text ready all the same."""
+    """A hop that hears late that its output was taken is ready for the text's next tokens all the
+    same."""
     writer = await writing(make_swarm)
     requests = writer.swarm.pipelines["s1a"].forward_requests
-    real, late = requests._pass_on, asyncio.Event()
+    real = requests._pass_on
+    late = asyncio.Event()
 
     async def pass_on(*how, **more):
         await real(*how, **more)
@@ -191,13 +196,14 @@ async def test_the_next_tokens_may_come_before_the_last_ones_are_passed_on(make_
 
 
 async def test_a_text_is_known_by_the_hop_that_brings_it(make_swarm):
-    """Another peer cannot go on with it, whatever number it guesses."""
+    """Another peer cannot continue the text, whatever number it guesses."""
     writer = await writing(make_swarm)
     await writer.write(1)
     stage = writer.swarm.pipelines["s1a"]
     [key] = stage.texts._texts
     assert key == TextKey(PeerId("s0a"), writer.session._number, PeerId("s0a"))
-    past, now = len(PROMPT), stage.clock.now()
+    past = len(PROMPT)
+    now = stage.clock.now()
     for other in (key._replace(before=PeerId("s2a")), key._replace(origin=PeerId("s2a"))):
         assert stage.texts.take(other, past, 1, now) is None
     assert stage.texts.take(key, past, 1, now) is not None
@@ -220,10 +226,13 @@ async def test_only_a_hop_of_the_text_may_call_it_lost(make_swarm):
 
 
 async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_swarm):
-    """A hop tells the origin that a frame names, and any peer can send it a frame."""
+    """A hop reports to the origin that a frame names, and any peer can send it a frame."""
     writer = await writing(make_swarm)
-    wanted, stages = writer.alone(1), writer.swarm.pipelines
-    inbound, heard, all_told = writer.pipeline.inbound, [], asyncio.Event()
+    wanted = writer.alone(1)
+    stages = writer.swarm.pipelines
+    inbound = writer.pipeline.inbound
+    heard = []
+    all_told = asyncio.Event()
     real = inbound._text_lost
 
     def lost(caller, note):
@@ -238,10 +247,12 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
     try:
         task = asyncio.ensure_future(writer.write(1))
         journey = [(0, "s0a"), (1, "s3a"), (2, "s2a"), (3, "s1a"), (0, "s0a")]
-        hops, output = tuple(Hop(s, PeerId(p)) for s, p in journey), encode(torch.zeros(16), "fp32")
+        hops = tuple(Hop(s, PeerId(p)) for s, p in journey)
+        output = encode(torch.zeros(16), "fp32")
         liar = stages["s3a"]
         for index in range(8):
-            claim, text = Claim(0, "", index, hops, 2), pb.TextTurn(text=index)
+            claim = Claim(0, "", index, hops, 2)
+            text = pb.TextTurn(text=index)
             how = (claim, pb.GENERATE, 0.001, (1, 1, 16), output, liar.shape)
             await liar.sender.stream(
                 PeerId("s2a"), Direction.FORWARD, frames(*how, text=text), 64, lambda seconds: None
@@ -269,7 +280,7 @@ def key(number: int, origin: str = "a") -> TextKey:
 
 
 def turn(held: TextTable, number: int, past: int, count: int, now: float, origin: str = "a"):
-    """A whole turn; its cache, or None."""
+    """Take a whole turn; returns the text's cache, or None."""
     found = held.take(key(number, origin), past, count, now)
     if found is not None:
         found.advance(count)
@@ -333,7 +344,7 @@ def test_a_guest_makes_no_text_of_a_member_give_way():
 
 
 def test_whoever_names_another_origin_ends_none_of_its_texts(monkeypatch):
-    """A hop says of which origin a text is; its own key alone is proven."""
+    """A hop names the text's origin; only the hop's own key is proven."""
     monkeypatch.setattr(texts, "EACH", 2)
     held = table()
     for number in (1, 2):
@@ -415,7 +426,8 @@ async def test_one_that_fails_does_not_spoil_the_others(device):
 
 async def test_items_of_a_lower_priority_do_not_go_first(device):
     """Strangers bring texts too, and those wait for training."""
-    gate, order = threading.Event(), []
+    gate = threading.Event()
+    order = []
     batcher = Batcher(device, lambda x: order.append(list(x)) or list(x), lambda item: 1, 2)
     holding = await held(device, gate)
     running = [
@@ -435,7 +447,8 @@ async def test_items_of_a_lower_priority_do_not_go_first(device):
 
 
 async def test_nobody_waits_for_a_device_that_is_closed():
-    device, gate = DeviceThread(), threading.Event()
+    device = DeviceThread()
+    gate = threading.Event()
     batcher = Batcher(device, list, int, 100)
     holding = await held(device, gate)
     waiting = asyncio.ensure_future(batcher.run(1, Priority.TOKEN))

@@ -1,4 +1,4 @@
-"""What work and ways cost, measured in passing."""
+"""Costs of work and of paths, measured in passing."""
 
 import math
 

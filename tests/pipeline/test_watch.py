@@ -1,4 +1,4 @@
-"""Sizes in, verdicts out."""
+"""The guard of activations: sizes in, verdicts out."""
 
 import math
 import random
@@ -17,8 +17,9 @@ LANE = (2, "forward")
 
 
 def fed(senders, rounds=40, limit=8.0, noise=0.1, seed=0):
-    """A watch that has seen ``rounds`` tensors of everybody, of RMS about 1."""
-    watch, dice = ActivationGuard(limit), random.Random(seed)
+    """A guard that has seen `rounds` tensors of each sender, of RMS about 1."""
+    watch = ActivationGuard(limit)
+    dice = random.Random(seed)
     for _ in range(rounds):
         for sender in senders:
             assert not watch.odd(LANE, sender, math.exp(dice.gauss(0, noise)))

@@ -1,4 +1,5 @@
-"""What one host of the lab does with node.reach.nearby; a JSON line for all that happens."""
+"""Program on one host of the lab that announces and finds peers with node.reach.nearby; prints a
+JSON line for each event."""
 
 import asyncio
 import contextlib
@@ -70,11 +71,12 @@ async def announce(number: str) -> None:
 
 
 async def browse() -> None:
-    """Say who is there whenever that changes, until standard input ends."""
+    """Print the peers found whenever they change, until standard input ends."""
     journal = Journal()
     browser = nearby.Nearby(journal, lambda found: say("found", peer=found.peer, name=found.name))
     await browser.start()
-    reader, before = await lines(), None
+    reader = await lines()
+    before = None
     while not reader.at_eof():
         there = sorted(f.peer for f in browser.found)
         if there != before:

@@ -1,4 +1,4 @@
-"""A host behind a router: maps the ports given, prints what became of it, ends with its input.
+"""A host behind a router: maps the given ports, prints the mappings it gets, ends with its input.
 
 One JSON object a line. A listener on every TCP port answers "here".
 """

@@ -1,4 +1,4 @@
-"""A program on one host of the lab: what it says, and a way to end it."""
+"""A program on one host of the lab: reads its output, and ends it."""
 
 import json
 import queue
@@ -16,8 +16,7 @@ WAIT_S = 30.0
 
 
 class Program:
-    """A module of tests.reach, which says what happens in JSON lines, in the end with ``what``
-    "closed"."""
+    """A module of tests.reach that prints JSON lines, the last one with `what` "closed"."""
 
     def __init__(self, net: Internet, host: str, module: str, *words: str) -> None:
         pipe = subprocess.PIPE
@@ -42,7 +41,7 @@ class Program:
                 self._said.put({"what": "noise", "text": line})
 
     def until(self, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The next thing said that is ``wanted``."""
+        """Return the next line of output that is `wanted`."""
         while True:
             try:
                 said = self._said.get(timeout=WAIT_S)
@@ -57,7 +56,8 @@ class Program:
         self._process.stdin.flush()
 
     def end(self) -> list[dict[str, Any]]:
-        """Close its standard input; all it said, after a look at what it left behind."""
+        """Close the program's standard input and return all its output; fails if it left anything
+        behind."""
         self._process.stdin.close()
         left = self.until(lambda s: s["what"] == "closed")
         assert not any(left["left"].values()), left

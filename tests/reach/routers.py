@@ -8,23 +8,29 @@ NUMBERS = {6: "tcp", 17: "udp"}
 
 
 class FakeRouter(asyncio.DatagramProtocol):
-    """``speaks``: "pcp", "natpmp". ``table``: (protocol, internal) to (external, lifetime in s)."""
+    """A router on loopback. `speaks`: "pcp", "natpmp". `table`: (protocol, internal port) to
+    (external port, lifetime in s)."""
 
     def __init__(self, *speaks: str) -> None:
-        self.speaks, self.address = set(speaks), "203.0.113.7"
+        self.speaks = set(speaks)
+        self.address = "203.0.113.7"
         self.table: dict[tuple[str, int], tuple[int, int]] = {}
         self.nonces: dict[tuple[str, int], bytes] = {}
         self.taken: set[int] = set()
-        self.epoch, self.result = 1000, 0
-        self.longest, self.lose = 7200, 0
-        """Requests that do not arrive from now on."""
+        self.epoch = 1000
+        self.result = 0
+        self.longest = 7200
+        """Longest lifetime of a mapping in s."""
+        self.lose = 0
+        """Number of requests that get lost from now on."""
         self.mute = False
         """Requests are carried out and not answered."""
         self.before: list[bytes] = []
-        """What is sent before each answer."""
+        """Datagrams sent before each answer."""
         self.heard: list[bytes] = []
         self.peers: set[tuple[str, int]] = set()
-        self.asked, self.port = asyncio.Event(), 0
+        self.asked = asyncio.Event()
+        self.port = 0
 
     async def start(self) -> "FakeRouter":
         loop = asyncio.get_running_loop()
@@ -60,7 +66,7 @@ class FakeRouter(asyncio.DatagramProtocol):
             self._transport.sendto(answer, addr)
 
     def _other(self, data: bytes) -> bytes | None:
-        """Unsupported version, said in the version that is spoken."""
+        """Answer "unsupported version" in the protocol that this router speaks."""
         if "natpmp" in self.speaks:
             return struct.pack("!BBHI", 0, data[1] | 128, 1, self.epoch)
         return struct.pack("!BBBBII12x", 2, 128, 0, 1, 0, self.epoch) if self.speaks else None
@@ -88,12 +94,14 @@ class FakeRouter(asyncio.DatagramProtocol):
         return head + struct.pack("!HHI", internal, *self._grant(key, external, lifetime))
 
     def _pcp(self, data: bytes) -> bytes:
-        opcode, lifetime = data[1], int.from_bytes(data[4:8], "big")
+        opcode = data[1]
+        lifetime = int.from_bytes(data[4:8], "big")
         assert data[8:24] == bytes(10) + b"\xff\xff" + socket.inet_aton("127.0.0.1")
         if opcode == 0:
             return struct.pack("!BBBBII12x", 2, 128, 0, 0, 0, self.epoch)
         nonce, number, internal, external = struct.unpack_from("!12sB3xHH", data, 24)
-        key, result = (NUMBERS[number], internal), self.result
+        key = (NUMBERS[number], internal)
+        result = self.result
         if self.nonces.get(key, nonce) != nonce:
             result = 2
         if not result:

@@ -1,5 +1,5 @@
-"""When a better way to a peer is tried: at once when something has changed, ever more rarely while
-it fails."""
+"""Times at which a better way to a peer is tried: at once after a change, ever more rarely while it
+fails."""
 
 import pytest
 
@@ -13,8 +13,9 @@ def relayed(**changes: object) -> Climb:
 
 
 def tried(climb: Climb, until: float, step: float = 0.5) -> list[tuple[float, ClimbAttempt]]:
-    """Every attempt up to a time, all of which fail."""
-    found, now = [], 0.0
+    """Every attempt up to a time; all of them fail."""
+    found = []
+    now = 0.0
     while now <= until:
         while (attempt := climb.due(now)) is not None:
             found.append((now, attempt))

@@ -42,7 +42,7 @@ V4 = "00000000000000000000ffff"
         (pmp_address(), "0000"),
         (pmp_map(("udp", 31337), 31338, 3600), "0001 0000 7a69 7a6a 00000e10"),
         (pmp_map(("tcp", 31337), 31338, 3600), "0002 0000 7a69 7a6a 00000e10"),
-        # Of a mapping that is removed: RFC 6886, 3.4, and RFC 6887, 15.
+        # Requests that remove a mapping: RFC 6886, 3.4, and RFC 6887, 15.
         (pmp_map(("tcp", 31337), 31338, 0), "0002 0000 7a69 0000 00000000"),
         (pcp_announce("10.0.0.2"), f"0200 0000 00000000 {V4}0a000002"),
         (
@@ -233,10 +233,12 @@ async def test_map_check_renew_change_remove(way: GatewayProtocol, router: FakeR
 async def test_another_port_outside_and_a_shorter_lease(
     way: GatewayProtocol, router: FakeRouter
 ) -> None:
-    router.taken, router.longest = {31337}, 120
+    router.taken = {31337}
+    router.longest = 120
     mapped, lease = await way.map(PORTS[:1])
     assert (mapped[0].external, lease) == (31338, 120)
-    router.taken, router.longest = set(), 7200
+    router.taken = set()
+    router.longest = 7200
     router.restart()
     again, _ = await way.map(PORTS[:1])
     assert again == mapped, "it asks for the port it had"
@@ -292,7 +294,8 @@ async def test_removing_ends_though_nobody_answers(
     await way.map(PORTS)
     monkeypatch.setattr("node.reach.gateway.REMOVE_S", 0.2)
     monkeypatch.setattr(natpmp, "WAITS_S", (1000.0,))
-    router.lose, before = 99, len(router.heard)
+    router.lose = 99
+    before = len(router.heard)
     await way.remove()
     assert len(router.heard) == before + len(PORTS), "it asked for all at once"
 

@@ -1,4 +1,4 @@
-"""What anybody may send on a LAN, and what a browser makes of it."""
+"""Packets that any host may send on a LAN, and a browser's reading of them."""
 
 import asyncio
 import dataclasses
@@ -24,7 +24,8 @@ from node.telemetry.events import Journal
 OWNER, PEER = (peer_id_of(bytes([n]) * 32) for n in (1, 2))
 ADVERT = Advert("0123456789abcdef" * 4, "garden", OWNER, PEER, "Küche", 3, 4001)
 HOSTS = ["192.168.9.10", "fd77:7::10"]
-GOODBYE, ANSWER = 0, 0x8400
+GOODBYE = 0
+ANSWER = 0x8400
 
 
 def raw(advert: Advert) -> dict[bytes, bytes]:
@@ -172,7 +173,7 @@ async def air():
 
 
 def packets(advert: Advert, ttl: int | None = None, *, apart: bool = False) -> list[bytes]:
-    """What is multicast to announce it; with a TTL of 0, to take it back."""
+    """Multicast packets that announce it; with a TTL of 0, that withdraw it."""
     info = ServiceInfo(
         TYPE,
         f"{advert.peer}.{TYPE}",
@@ -193,7 +194,8 @@ def packets(advert: Advert, ttl: int | None = None, *, apart: bool = False) -> l
 
 def pointer(label: bytes) -> bytes:
     """An answer that points to the instance ``label``, whatever its bytes are."""
-    kind, data = b"\6_tutti\4_tcp\5local\0", bytes([len(label)]) + label + b"\xc0\x0c"
+    kind = b"\6_tutti\4_tcp\5local\0"
+    data = bytes([len(label)]) + label + b"\xc0\x0c"
     return (
         struct.pack(">6H", 0, ANSWER, 0, 1, 0, 0)
         + kind
@@ -266,7 +268,8 @@ def test_damaged_packets_raise_nothing(damage, cut):
 
 
 async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):
-    looks, looked = iter(range(1000)), asyncio.Event()
+    looks = iter(range(1000))
+    looked = asyncio.Event()
 
     def none() -> nearby.Interfaces:
         if next(looks) > 3:
@@ -275,7 +278,8 @@ async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):
 
     monkeypatch.setattr(nearby, "_interfaces", none)
     monkeypatch.setattr(nearby, "RESCAN_S", 0.01)
-    journal, errors = Journal(), []
+    journal = Journal()
+    errors = []
     here = Nearby(journal, lambda found: None, lambda name, error: errors.append(error), ADVERT)
     await here.start()
     await asyncio.wait_for(looked.wait(), 10)
@@ -289,7 +293,8 @@ async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):
 
 async def test_complaints_of_zeroconf_are_one_debug_event_each(monkeypatch, caplog):
     log = logging.getLogger("zeroconf")
-    before, opened = list(log.handlers), asyncio.Event()
+    before = list(log.handlers)
+    opened = asyncio.Event()
 
     def refuse(**_: object) -> SimpleNamespace:
         log.warning("socket %d is odd", 7)

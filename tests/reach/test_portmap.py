@@ -14,8 +14,10 @@ from tests.reach.routers import FakeRouter
 
 HERE = Gateway("127.0.0.1", "127.0.0.1")
 PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
-PATIENT, HASTY = (0.05, 0.1, 10.0), (0.05, 0.1)
-"""Waits for a router that answers, however busy this machine is, and for one that does not."""
+PATIENT = (0.05, 0.1, 10.0)
+"""Waits in s for a router that answers, however busy this machine is."""
+HASTY = (0.05, 0.1)
+"""Waits in s for a router that does not answer."""
 
 
 class NoUpnp(NatPmp):
@@ -29,8 +31,10 @@ class Rig:
     """A mapper behind ``router``; :meth:`until` waits for something to be true after a change."""
 
     def __init__(self, router: FakeRouter, every_s: float = 0.05, **options) -> None:
-        self.router, self.gateway = router, HERE
-        self.journal, self.errors = Journal(), []
+        self.router = router
+        self.gateway = HERE
+        self.journal = Journal()
+        self.errors = []
         self.changes = 0
         self._changed = asyncio.Event()
         self.mapper = PortMapper(
@@ -44,7 +48,7 @@ class Rig:
         )
 
     async def mapped(self) -> tuple[Mapping, ...]:
-        """Start with PORTS wanted; what is mapped then."""
+        """Start with PORTS wanted and return the mappings made."""
         self.mapper.want(PORTS)
         await self.mapper.start()
         return await self.change()
@@ -59,7 +63,7 @@ class Rig:
 
     async def until(self, true: Callable[[], object]) -> None:
         async with asyncio.timeout(30):
-            while not true():  # noqa: ASYNC110 - what is waited for has no event
+            while not true():  # noqa: ASYNC110 - the condition has no event
                 await asyncio.sleep(0.01)
 
     async def change(self) -> tuple[Mapping, ...]:
@@ -140,7 +144,8 @@ async def test_a_router_that_moves_and_is_gone_and_back(
     assert await rig.change() == ()
     assert "ports-unmapped" in [e.kind for e in rig.journal.recent()]
     monkeypatch.setattr(natpmp, "WAITS_S", PATIENT)
-    router.lose, router.address = 0, "198.51.100.1"
+    router.lose = 0
+    router.address = "198.51.100.1"
     assert {m.host for m in await rig.change()} == {"198.51.100.1"}
 
 

@@ -33,13 +33,13 @@ def net() -> Iterator[Internet]:
 
 
 def rules(net: Internet) -> int:
-    """How many ports the router sends inside."""
+    """Number of ports that the router forwards."""
     listed = ["ip", "netns", "exec", net["a"].router, "nft", "list", "table", "inet", "upnp"]
     return subprocess.check_output(listed, text=True).count("dnat ip to")
 
 
 def reached(net: Internet, mappings: list[list[Any]]) -> bool:
-    """Whether a client on the hub reaches every TCP port through what the router says."""
+    """Return True if a client on the hub reaches both TCP ports at the mapped addresses."""
     outside = [(host, str(port)) for name, _, host, port, _ in mappings if name == "tcp"]
     said = [net.run("hub", [sys.executable, "-c", CALL, *to]).stdout.strip() for to in outside]
     return said == ["here", "here"]

@@ -22,11 +22,12 @@ QUICK = {"PCP": 0.01, "NAT-PMP": 0.01, "UPnP": 1.0}
 
 
 class Virtual(asyncio.SelectorEventLoop):
-    """Time jumps to what is due next."""
+    """Event loop in virtual time, which jumps to the next timer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self._look = 0.0, self._selector.select
+        self.now = 0.0
+        self._look = self._selector.select
         self._selector.select = self._jump
 
     def time(self) -> float:
@@ -40,7 +41,8 @@ class Virtual(asyncio.SelectorEventLoop):
 
 class Way:
     def __init__(self, world: "World", name: str) -> None:
-        self.world, self.name = world, name
+        self.world = world
+        self.name = name
 
     async def probe(self) -> None:
         await self._answer("probe", QUICK[self.name])
@@ -51,7 +53,8 @@ class Way:
         return {m.host for m in w.mapper.mappings} == {w.host} and w.mapped == set(w.table)
 
     async def map(self, ports) -> Granted:
-        w, refused = self.world, self.name in self.world.refuses
+        w = self.world
+        refused = self.name in self.world.refuses
         if self.name in w.speaks and not refused:
             w.table = dict.fromkeys(ports, w.loop.now + w.lease)
         made = tuple(Mapping(*p, w.host, p[1], self.name) for p in ports)
@@ -61,7 +64,8 @@ class Way:
         return made, w.lease if ports else math.inf
 
     async def _answer(self, kind: str, after: float) -> None:
-        w, name = self.world, self.name
+        w = self.world
+        name = self.name
         speaks = name in w.speaks
         w.done.append((w.loop.now, kind, name))
         assert len(w.done) < 50_000, "it runs in circles"
@@ -84,7 +88,9 @@ class World:
     lease: float = 3600.0
 
     def __post_init__(self) -> None:
-        self.loop, self.errors, self.planned = Virtual(), [], 0
+        self.loop = Virtual()
+        self.errors = []
+        self.planned = 0
         self.mapper = PortMapper(
             Journal(),
             lambda: self.told.append((self.loop.now, self.mapper.mappings)),
@@ -94,14 +100,14 @@ class World:
             ways=lambda _: [Way(self, name) for name in WAYS],
         )
         self.table: dict[Port, float] = {}
-        """What the router maps, and until when."""
+        """Mappings of the router: port to the time of expiry."""
         self.done: list[tuple[float, str, str]] = []
         self.told: list[tuple[float, tuple[Mapping, ...]]] = []
         self.loop.run_until_complete(self.mapper.start())
         worlds.append(self)
 
     def at(self, when: float, change: "Callable[[World], object]") -> "World":
-        # Of two at the same time, the loop may call the later one first.
+        # The loop may call the later of two changes at one time first.
         self.planned += 1
         self.loop.call_at(when + 1e-9 * self.planned, change, self)
         return self
@@ -250,7 +256,9 @@ def test_a_renewal_that_is_refused_leads_to_another_way() -> None:
 
 def test_another_gateway() -> None:
     world = World({"PCP"}).want().run(30)
-    world.gateway, world.host, world.speaks = CAFE, "198.51.100.1", {"UPnP"}
+    world.gateway = CAFE
+    world.host = "198.51.100.1"
+    world.speaks = {"UPnP"}
     world.run(41)
     assert world.told[-1] == (40, ()), "what the other router maps is of no use here"
     assert world.mapper.tried == {}
@@ -297,7 +305,7 @@ def test_no_ports_any_more(when: float, speaks: set[str]) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_the_router_does(seed: int) -> None:
-    """Faults for an hour, then peace: it never asks without end, and all is mapped in the end."""
+    """After an hour of faults comes peace: requests end, and finally all ports are mapped."""
     dice = random.Random(seed)
 
     def fault(w: World) -> None:
@@ -313,7 +321,10 @@ def test_whatever_the_router_does(seed: int) -> None:
             w.want(tuple(dice.sample(PORTS, dice.randrange(4))))
 
     def peace(w: World) -> None:
-        w.speaks, w.refuses, w.lease, w.gateway = {"UPnP", "NAT-PMP"}, set(), 3600.0, HOME
+        w.speaks = {"UPnP", "NAT-PMP"}
+        w.refuses = set()
+        w.lease = 3600.0
+        w.gateway = HOME
 
     world = World().want()
     for _ in range(120):

@@ -1,4 +1,4 @@
-"""Which relays a peer is reached through: two, not the same for everybody, others when they
+"""Relays through which a peer is reached: two, not the same for every peer, others when they
 fail."""
 
 from collections import Counter
@@ -31,8 +31,10 @@ def test_another_takes_the_place_of_one_that_is_lost() -> None:
 
 
 def test_one_that_refuses_is_asked_again_ever_more_rarely() -> None:
-    r, only = Reservations(b"salt", WANTED), PeerId("only")
-    at, now = [], 0.0
+    r = Reservations(b"salt", WANTED)
+    only = PeerId("only")
+    at = []
+    now = 0.0
     while now < 1000.0:
         if r.due([only], now):
             at.append(now)

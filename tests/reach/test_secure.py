@@ -1,5 +1,5 @@
-"""A private stream over a relay: both ends prove their keys, and whoever sits in between is noticed
-by both."""
+"""A private stream over a relay: both ends prove their keys, and both notice an attacker in
+between."""
 
 import asyncio
 import socket
@@ -15,7 +15,9 @@ from node.transport.frames import StreamEnded, read_frame, write_frame
 
 RUN = "7" * 64
 SHOWN = make_certificate(time.time())
-A, B, MALLORY = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
+A = Identity.ephemeral()
+B = Identity.ephemeral()
+MALLORY = Identity.ephemeral()
 
 
 async def wires():
@@ -27,7 +29,7 @@ async def wires():
 
 
 async def answer(far, callee=B, run=RUN):
-    """As a peer does it: what fails is hung up on."""
+    """Run the handshake as a peer does: a failed one closes the stream."""
     try:
         return await secure.answer(*far, callee, SHOWN, run)
     except BaseException:
@@ -58,8 +60,10 @@ async def test_both_ends_know_each_other_and_talk_in_private() -> None:
 
 
 async def test_a_relay_sees_only_ciphertext_and_cannot_alter_it() -> None:
-    (near, near_relay), (far_relay, far) = await wires(), await wires()
-    seen, spoil = bytearray(), asyncio.Event()
+    near, near_relay = await wires()
+    far_relay, far = await wires()
+    seen = bytearray()
+    spoil = asyncio.Event()
 
     async def carry(source, sink, flip: bool) -> None:
         while piece := await source.read(1 << 16):
@@ -100,8 +104,9 @@ async def test_somebody_else_at_the_other_end_is_noticed() -> None:
 
 
 async def test_a_relay_that_ends_tls_towards_both_is_noticed_by_both() -> None:
-    """Mallory holds a TLS session with each and passes on what they sign."""
-    (near, toward_a), (toward_b, far) = await wires(), await wires()
+    """Mallory holds a TLS session with each end and passes on their signatures."""
+    near, toward_a = await wires()
+    toward_b, far = await wires()
     own = make_certificate(time.time())
 
     async def between() -> None:

@@ -1,5 +1,5 @@
-"""Who may send next through a relay: the total stays under its rate, and every pair gets as much as
-any other that wants it."""
+"""Turns of pairs at a relay: the total stays under its rate, and all pairs that want to send get
+equal shares."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +11,9 @@ PIECE = 1000
 
 
 def play(rate: float, wants: dict[str, int], seconds: float, step: float = 0.01) -> dict[str, int]:
-    """Bytes granted to each pair; ``wants``: pieces that a pair keeps waiting at a time."""
-    shares, now = Shares(rate), 0.0
+    """Bytes granted to each pair; `wants`: pieces that a pair has waiting at a time."""
+    shares = Shares(rate)
+    now = 0.0
     owner = {shares.ask(pair, PIECE): pair for pair, count in wants.items() for _ in range(count)}
     got = dict.fromkeys(wants, 0)
     while now < seconds:
@@ -34,7 +35,8 @@ def test_the_total_keeps_to_the_rate_and_pairs_share_it_equally(pairs: int, rate
 
 
 def test_who_comes_back_gets_little_credit_for_its_absence() -> None:
-    shares, rate = Shares(1e6), 1e6
+    shares = Shares(1e6)
+    rate = 1e6
     shares.grant(0.0)
     shares.ask("late", PIECE)
     for now in range(10_000):
@@ -62,7 +64,9 @@ def test_a_request_larger_than_the_bucket_delays_the_next() -> None:
 
 def test_what_is_dropped_or_gone_is_not_granted() -> None:
     shares = Shares(1000.0)
-    first, second, other = shares.ask("a", 10), shares.ask("a", 10), shares.ask("b", 10)
+    first = shares.ask("a", 10)
+    second = shares.ask("a", 10)
+    other = shares.ask("b", 10)
     shares.drop(first)
     shares.gone("b")
     assert shares.grant(1.0) == [second]
@@ -71,7 +75,9 @@ def test_what_is_dropped_or_gone_is_not_granted() -> None:
 
 
 def test_a_tenfold_weight_gets_a_far_larger_share() -> None:
-    shares, got, owner = Shares(1e6), {"own": 0, "others": 0}, dict[int, str]()
+    shares = Shares(1e6)
+    got = {"own": 0, "others": 0}
+    owner = dict[int, str]()
     weights = {"own": 1.0, "others": 0.1}
     for pair, weight in weights.items():
         owner |= {shares.ask(pair, PIECE, weight): pair for _ in range(20)}
@@ -80,8 +86,7 @@ def test_a_tenfold_weight_gets_a_far_larger_share() -> None:
             pair = owner.pop(number)
             got[pair] += PIECE
             owner[shares.ask(pair, PIECE, weights[pair])] = pair
-    # A grant gives one piece to each pair that waits, so what is granted together is not yet
-    # unequal.
+    # A grant gives one piece to each waiting pair, so pieces granted together are not yet unequal.
     assert got["others"] * 3 < got["own"]
     assert sum(got.values()) >= 1.9e6
 
@@ -97,7 +102,8 @@ def test_what_is_spent_without_asking_is_waited_for() -> None:
 
 
 def test_a_late_clock_reading_loses_no_granted_bytes() -> None:
-    shares, sent = Shares(1000.0), 0
+    shares = Shares(1000.0)
+    sent = 0
     for second in range(1, 61):
         for _ in range(20):
             shares.ask("a", 100)

@@ -1,5 +1,5 @@
-"""Whether others can dial this peer: what they report decides, and those far away decide more than
-the LAN."""
+"""Reachability of this peer: other peers' reports decide, and far peers decide more than the
+LAN."""
 
 import pytest
 

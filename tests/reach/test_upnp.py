@@ -1,4 +1,4 @@
-"""What is made of a router that speaks UPnP: one that is whole, and several that are not."""
+"""Routers that speak UPnP: one that is whole, and several that are not."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,8 @@ PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
 
 
 class FakeIgd:
-    """A router as the library shows it. ``table``: (external, "TCP") to (host, internal, lease)."""
+    """A router as the UPnP library shows it. `table`: (external port, "TCP") to (host, internal
+    port, lease in s)."""
 
     def __init__(self) -> None:
         self.url = "http://192.168.1.1:5000/ctl/IPConn"
@@ -27,7 +28,7 @@ class FakeIgd:
         self.table: dict[tuple[int, str], tuple[str, int, int]] = {}
         self.permanent = False
         self.wrong: dict[str, str] = {}
-        """Call to the error it ends with."""
+        """Calls that fail, by name, with their error."""
         self.stuck = threading.Event()
         self.stuck.set()
 
@@ -84,7 +85,7 @@ def way(igd: FakeIgd) -> Upnp:
 
 @pytest.fixture
 async def found(way: Upnp) -> Upnp:
-    """The way, after the router was found."""
+    """The UPnP transport after it found the router."""
     await way.probe()
     return way
 

@@ -1,4 +1,4 @@
-"""What the named regressions need: real peers on loopback, a process of their own."""
+"""Fixtures of the named regressions: real peers on loopback, a process of their own."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def apart() -> Callable[[str], str]:
-    """Run this code in a process of its own; what it printed. Fails when the process does not end
-    by itself in peace."""
+    """Run code in a process of its own and return its stdout; fails if the process does not end by
+    itself with 0."""
 
     def run(code: str) -> str:
         done = subprocess.run(

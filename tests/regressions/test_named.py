@@ -30,7 +30,8 @@ from node.transport import ask
 from tests.training.test_leader import S1, S2, E, begun
 from tests.transport.test_silence import lost, proxied
 
-A, B = PeerId("a"), PeerId("b")
+A = PeerId("a")
+B = PeerId("b")
 RUN = RunId("ab" * 32)
 
 
@@ -122,11 +123,13 @@ asyncio.run(main())
 async def test_05_a_stream_announcing_terabytes_is_closed_early(peers, monkeypatch) -> None:
     """A header of 2^40 bytes, and the largest our own can say, end the stream before a byte of a
     body is taken."""
-    monkeypatch.setattr(ask, "READ_TIMEOUT_S", 600.0)  # so that it is not what ends a stream here
-    a, b = await peers(), await peers()
+    # so that this timeout does not end the stream here
+    monkeypatch.setattr(ask, "READ_TIMEOUT_S", 600.0)
+    a = await peers()
+    b = await peers()
     a.learn(b.peer_id, b.p2p.addresses())
-    # The second is 2^40 as others write it, in 8 bytes: to us a short message that makes no sense,
-    # and then too much.
+    # The second header is 2^40 in 8 bytes, as others write it: here it is a short message that
+    # makes no sense, and then too many bytes.
     for header, body in ((b"\xff\xff\xff\xff", 0), ((2**40).to_bytes(8, "big"), 1 << 20)):
         reader, writer = await a.p2p.open_stream(b.peer_id, ask.STREAM)
         writer.write(header)
@@ -144,7 +147,8 @@ async def test_05_a_stream_announcing_terabytes_is_closed_early(peers, monkeypat
 def mint(victim: ServerCertificate, signer: ServerCertificate) -> tuple[bytes, bytes]:
     """(key, certificate) with the victim's subject and name, signed by another member's key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    old, by = x509.load_pem_x509_certificate(victim.pem), x509.load_pem_x509_certificate(signer.pem)
+    old = x509.load_pem_x509_certificate(victim.pem)
+    by = x509.load_pem_x509_certificate(signer.pem)
     builder = (
         x509.CertificateBuilder()
         .subject_name(old.subject)
@@ -165,8 +169,9 @@ def mint(victim: ServerCertificate, signer: ServerCertificate) -> tuple[bytes, b
 
 async def test_06_a_member_cannot_forge_another_peers_certificate() -> None:
     """Certificates with the victim's name, signed by a member or by themselves, do not pass where
-    the victim's is pinned."""
-    victim, member = make_certificate(time.time()), make_certificate(time.time())
+    the victim's certificate is pinned."""
+    victim = make_certificate(time.time())
+    member = make_certificate(time.time())
     key, leaf = mint(victim, member)
     shadow_key, shadow = mint(victim, victim)
     with pytest.raises(WireError, match="hash of its key"):
@@ -207,9 +212,10 @@ async def test_06_a_member_cannot_forge_another_peers_certificate() -> None:
 
 
 async def test_08_pending_calls_fail_as_soon_as_p2pd_is_killed(peers, record_property) -> None:
-    """A frozen p2pd answers nothing; once it is killed, what waits for it fails long before its own
-    time-out of 100 s."""
-    a, b = await peers(), await peers(started=False)
+    """A frozen p2pd answers nothing; once it is killed, calls to it fail long before their own
+    timeout of 100 s."""
+    a = await peers()
+    b = await peers(started=False)
     entered = asyncio.Event()
 
     async def silent(peer, reader, writer) -> None:
@@ -257,7 +263,7 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:
     member = Member(S1, Version(0))
     assert any(isinstance(a, ev.BeginEpoch) for a in member.handle(ev.PlanArrived(old), 5.0))
 
-    # The others go on under a new leader, whose term is higher.
+    # The others go on under a new leader with a higher term.
     new = dataclasses.replace(old, term=old.term + 2, leader=S2)
     assert any(isinstance(a, ev.BeginEpoch) for a in member.handle(ev.PlanArrived(new), 60.0))
     late = ev.RoundArrived(E, old.epoch, old.term, old.hash, 0, (), {}, (), (), 5.0)
@@ -272,7 +278,7 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:
     assert member.handle(ev.Adopted(ended, "digest"), 61.0) == []
     assert member.at == Version(0)
 
-    # The leader too takes no word about a plan or an attempt that is not the one under way.
+    # The leader too refuses messages about a plan or an attempt that is not the current one.
     before = leader.phase
     for note in (ev.Committed(S1, "0" * 64, 0, "digest"), ev.Committed(S1, old.hash, 7, "digest")):
         assert not [
@@ -282,8 +288,8 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:
 
 
 async def test_12_without_bootstrap_peers_nobody_is_contacted(peers) -> None:
-    """p2pd is started without its public bootstrap peers; who was told of nobody has no connection
-    and no DHT neighbour."""
+    """p2pd is started without its public bootstrap peers: a daemon without known peers has no
+    connection and no DHT neighbour."""
     lonely = await peers()
     words = psutil.Process(lonely.p2p.pid).cmdline()
     flags = {

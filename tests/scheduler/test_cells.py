@@ -1,4 +1,4 @@
-"""Which cell a joiner goes to, and when a peer leaves its own."""
+"""The cell that a joiner goes to, and the times at which a peer leaves its own."""
 
 import pytest
 
@@ -67,13 +67,15 @@ WHOLE = {A: [1, 2], B: [0, 1, 2]}
 
 
 class Peer:
-    """One in cell A, which looks once a second."""
+    """A peer in cell A that looks at the cells once a second."""
 
     def __init__(self) -> None:
-        self.machine, self.now, self.term = Dissolution(ME, 2, 0.0), 0.0, 1
+        self.machine = Dissolution(ME, 2, 0.0)
+        self.now = 0.0
+        self.term = 1
 
     def looks(self, seconds: float, *working: CellId, coming: bool = False) -> CellId | None:
-        """What it says first, or None after so long."""
+        """Return the first cell that the machine chooses, or None if there is none in `seconds`."""
         end = self.now + seconds
         while self.now < end:
             self.now += 1.0
@@ -137,11 +139,12 @@ def test_leavers_spread_by_need_and_all_find_the_same() -> None:
     seen = {A: [0, 1, 2], B: [0, 0, 1, 1, 2, 2]}
     leavers = [PeerId(f"peer {i}") for i in range(9)]
     found = spread(leavers, seen, 2)
-    # The first three make the thin one as thick as the other, the rest go to both alike.
+    # The first three make the thin cell as thick as the other; the rest go to both alike.
     assert 5 <= list(found.values()).count(A) <= 7
     assert spread(leavers[::-1], seen, 2) == found
     for me in leavers:
-        machine, mates = Dissolution(me, 2, 0.0), [p for p in leavers if p != me]
+        machine = Dissolution(me, 2, 0.0)
+        mates = [p for p in leavers if p != me]
         assert machine.look(C, 1, mates, seen, (A, B), START_S) == found[me]
 
 

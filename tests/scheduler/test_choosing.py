@@ -23,7 +23,8 @@ from node.scheduler.choosing import (
 
 LOOK_AGAIN_S = 0.5
 Delay = Callable[[random.Random], float]
-ANY, BLOCKS = (0, 1, 2), (1, 2)
+ANY = (0, 1, 2)
+BLOCKS = (1, 2)
 
 
 class Posted(NamedTuple):
@@ -45,7 +46,7 @@ class Hall:
     late: Counter[PeerId] = field(default_factory=Counter)
 
     def host(self, stage: int, *names: str) -> None:
-        """Some that have been there for long."""
+        """Peers that have been there for a long time."""
         for name in names:
             self.posted[PeerId(name)] = [Posted(-1e9, Placed(stage), {})]
 
@@ -62,7 +63,8 @@ class Hall:
         return found
 
     def play(self, comers: Mapping[str, tuple[float, tuple[int, ...]]]) -> Counter[int]:
-        """Replicas of every stage when all have settled. ``comers``: when, and what they host."""
+        """Replicas of every stage after all have settled. `comers`: by name, the time in s at which
+        the peer comes, and the stages it can host."""
         queue = [(at, PeerId(name)) for name, (at, _) in comers.items()]
         heapq.heapify(queue)
         while queue:
@@ -72,7 +74,8 @@ class Hall:
                 self.peers[peer] = Choosing(peer, comers[peer][1], self.stages, now)
                 self.post(peer, now)
             j = self.peers[peer]
-            building, settled = j.may_build, j.settled
+            building = j.may_build
+            settled = j.settled
             changed = j.look(self.seen_by(peer, now), now) is not None
             self.late[peer] += changed and building
             if changed or j.settled != settled:
@@ -136,7 +139,9 @@ def test_the_operators_word_is_not_argued_with() -> None:
 
 
 def test_who_has_built_gives_way_once() -> None:
-    j, now, others = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0, dict[PeerId, Placed]()
+    j = Choosing(PeerId("me"), BLOCKS, 2, 0.0)
+    now = 0.0
+    others = dict[PeerId, Placed]()
     while not j.may_build:
         j.look(others, now := now + LOOK_AGAIN_S)
     changes = 0
@@ -149,8 +154,10 @@ def test_who_has_built_gives_way_once() -> None:
 
 @pytest.mark.parametrize(("fast", "slow", "moves"), [(3, 4, 0), (2, 4, 0), (4, 2, 1)])
 def test_who_has_built_does_not_move_for_speed_alone(fast: int, slow: int, moves: int) -> None:
-    """Beside it are ``fast`` peers with all the speed, at the other stage ``slow`` ones."""
-    j, now = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0
+    """The peer has `fast` peers beside it at its stage, with all the speed, and `slow` ones at the
+    other stage."""
+    j = Choosing(PeerId("me"), BLOCKS, 2, 0.0)
+    now = 0.0
     while not j.may_build:
         j.look({}, now := now + LOOK_AGAIN_S)
     other = 3 - (j.stage or 0)
@@ -162,7 +169,8 @@ def test_who_has_built_does_not_move_for_speed_alone(fast: int, slow: int, moves
 
 
 def test_a_crowd_that_never_stands_still_is_not_waited_for() -> None:
-    j, now = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0
+    j = Choosing(PeerId("me"), BLOCKS, 2, 0.0)
+    now = 0.0
     while not j.may_build:
         now += LOOK_AGAIN_S
         j.look({PeerId(f"{now}"): Placed(None, BLOCKS, settled=False)}, now)
@@ -173,7 +181,9 @@ def test_a_crowd_that_never_stands_still_is_not_waited_for() -> None:
 def test_nobody_argues_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others always come to the stage that it has just chosen, and give way to nobody."""
     monkeypatch.setattr(choosing, "LOOK_S", 1e9)
-    j, now, claims = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0, 0
+    j = Choosing(PeerId("me"), BLOCKS, 2, 0.0)
+    now = 0.0
+    claims = 0
     while not j.may_build:
         now += LOOK_AGAIN_S
         seen = {PeerId(c): Placed(j.stage or 1) for c in "abc"}
@@ -184,9 +194,10 @@ def test_nobody_argues_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waiting(me: str, here: Mapping[str, Placed], seconds: float = 60.0) -> list[int]:
-    """What ``me`` changes to while it waits for so long among those that are ``here``."""
+    """Stages to which `me` changes while it waits for `seconds` among the peers `here`."""
     mine = here[me]
-    j, done = Choosing(PeerId(me), mine.able, 2, 0.0, mine.stage), list[int]()
+    j = Choosing(PeerId(me), mine.able, 2, 0.0, mine.stage)
+    done = list[int]()
     others = {PeerId(p): placed for p, placed in here.items() if p != me}
     for i in range(int(seconds / LOOK_AGAIN_S) + 1):
         to = j.look(others, i * LOOK_AGAIN_S, waits=True)

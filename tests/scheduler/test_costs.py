@@ -1,5 +1,5 @@
-"""What a leader believes of what peers measured: delays from tensors and round trips, and no number
-that spoils a plan."""
+"""A leader's estimates from the peers' measurements: delays from tensors and round trips, and no
+number that spoils a plan."""
 
 import pytest
 
@@ -29,7 +29,8 @@ def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
     # no tensor went there: half the trip, and a usual body
     assert costs.delay(E, B) == pytest.approx(0.2 + 0.8)
     assert costs.delay(B, E) == costs.delay(E, B)
-    assert costs.delay(A, C) == pytest.approx(1.0)  # nobody knows: the median of what is known
+    # nobody measured it: the median of the known delays
+    assert costs.delay(A, C) == pytest.approx(1.0)
     assert costs.compute == {A: pytest.approx(0.3)}
     assert costs.backward == pytest.approx(2.0)
 

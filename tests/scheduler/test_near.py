@@ -1,4 +1,4 @@
-"""Which peers leave when a cell divides: the near ones stay together, and both halves stay fast."""
+"""Peers that leave when a cell divides: near peers stay together, and both halves stay fast."""
 
 import math
 import random
@@ -19,7 +19,7 @@ def sites(a: PeerId, b: PeerId) -> float:
 
 
 def stages(count: int, each: str, speed: float = 1.0) -> dict[int, list[tuple[PeerId, float]]]:
-    """Of every stage one peer at each of the sites."""
+    """One peer of every stage at each of the sites."""
     return {s: [(PeerId(f"p{s}{i}{at}"), speed) for i, at in enumerate(each)] for s in range(count)}
 
 
@@ -69,7 +69,8 @@ def test_half_of_every_stage_leaves_whatever_the_distances(seed):
         s: [(PeerId(f"p{s}-{i}"), draw.choice([0.0, draw.random()])) for i in range(n)]
         for s, n in enumerate(draw.choices(range(2, 7), k=draw.randint(1, 5)))
     }
-    me, most = draw.choice(rows[0])[0], draw.randint(1, 4)
+    me = draw.choice(rows[0])[0]
+    most = draw.randint(1, 4)
     table: dict[tuple[PeerId, PeerId], float] = {}
     away = leavers(rows, me, most, lambda a, b: table.setdefault((a, b), draw.random()))
     assert me not in away

@@ -50,7 +50,7 @@ RING = {0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {C: 1.0}, 4: {}, 5: {D: 1.0}}
         # The last stage sends to the ends.
         ({0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {}, 4: {C: 1.0}}, [2, 3], {ME, C}, 2),
         ({0: {A: 1.0}, 1: {}, 2: {B: 1.0}, 3: {C: 1.0}, 4: {}}, [1, 4], {ME, C}, 1),
-        # A slow stage does not wait for who can be dialled.
+        # A slow stage is chosen whether or not its neighbours can be dialled.
         ({0: {A: 1.0}, 1: {B: 1.0}, 2: {C: 2.0}}, [1, 2], {ME, A, C}, 1),
     ],
 )
@@ -63,7 +63,8 @@ def test_who_can_be_dialled_goes_where_it_would_go_anyway() -> None:
 
 
 def test_those_who_choose_together_agree_whom_a_relay_is_spared() -> None:
-    choosers, closed = {p: range(1, 5) for p in PEERS[:4]}, set(PEERS[:2])
+    choosers = {p: range(1, 5) for p in PEERS[:4]}
+    closed = set(PEERS[:2])
     chosen = spread({0: {A: 1.0}}, choosers, closed)
     assert sorted(chosen.values()) == [1, 2, 3, 4]
     assert chosen == spread({0: {A: 1.0}}, dict(reversed(choosers.items())), closed)
@@ -194,7 +195,7 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
         pytest.param({1: {A: 1.0, B: 2.0, C: 3.0}, 2: {D: 1.0}}, {}, [(B, 1, 2)], id="one fits"),
         pytest.param({1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}, {}, [], id="only moves the bottleneck"),
         (UNEVEN, {"horizon_s": 1e9, "at_least": 1.2}, []),
-        # Half of what A does not do in 10 s is more than 0.4 a second for 12.
+        # Half of A's work in 10 s of download is more than the gain of 0.4 a second in 12 s.
         (UNEVEN, {"horizon_s": 12}, []),
         (UNEVEN, {"horizon_s": 13}, [(A, 1, 2)]),
         (
@@ -203,7 +204,7 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
             [(A, 1, 2)],
         ),
         ({1: {A: 1.0, B: 1.0, C: 1.0}, 2: {D: 1.0}}, {}, [(A, 1, 2)]),
-        # One on its way counts at its target, and stays there.
+        # A peer on its way counts at its target, and stays there.
         ({1: {A: 1.0, B: 1.0, C: 1.0}, 2: {D: 1.0, ME: 1.0}}, {"away": {ME}}, []),
         pytest.param(
             {1: {A: 1.0, B: 1.0, ME: 1.0}, 2: {D: 0.5}}, {"away": {ME, A}}, [], id="B alone serves"

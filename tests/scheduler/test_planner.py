@@ -21,7 +21,8 @@ from tests.scheduler.test_spread import ticking
 
 def tiny(seed: int, replicas: int = 2, count: int = 1) -> PathProblem:
     """Two ends peers, three block stages, paths of two of them."""
-    dice, size = random.Random(seed), 2 + 3 * replicas
+    dice = random.Random(seed)
+    size = 2 + 3 * replicas
     near = [[dice.uniform(0.1, 2.0) for _ in range(size)] for _ in range(size)]
     return PathProblem(
         name="tiny",
@@ -52,8 +53,8 @@ def test_the_published_plans_are_beaten(name, published, best):
     plan = make_plan(problem, moves=500)
     assert holds(problem, plan.routes)
     assert plan.makespan <= published
-    # No plan at all is shorter than this: an ends peer works off what comes home one after the
-    # other.
+    # No plan at all is shorter than this: an ends peer works off the returning micro-batches one
+    # after the other.
     assert plan.bound == pytest.approx(best)
     assert plan.makespan >= plan.bound
 
@@ -76,7 +77,8 @@ def test_never_longer_than_simple_plans(kind):
 
 def test_planning_is_deterministic_and_never_makes_a_plan_worse():
     problem = made_up("wan", 1)
-    one, two = make_plan(problem, moves=300, seed=4), make_plan(problem, moves=300, seed=4)
+    one = make_plan(problem, moves=300, seed=4)
+    two = make_plan(problem, moves=300, seed=4)
     assert one.routes == two.routes
     assert one.makespan <= one.first_makespan
 

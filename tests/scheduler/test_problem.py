@@ -1,4 +1,5 @@
-"""A path problem from a document: every field is checked, and what cannot be says the next step."""
+"""A path problem from a document: every field is checked, and the error for an impossible one names
+the next step."""
 
 import math
 

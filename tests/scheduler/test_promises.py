@@ -1,5 +1,5 @@
-"""Plans that the planner makes are never refused, whoever died and however fast anybody is; plans
-that break a promise of the settings are, each with its reason."""
+"""Plans of the planner are never refused, whoever died and however fast anybody is; plans that
+break a promise of the settings are, each with its reason."""
 
 import random
 from collections import Counter
@@ -31,7 +31,8 @@ def plan_of(paths: tuple[Path, ...], rows: dict[int, Row]) -> Plan:
 def a_run(dice: random.Random) -> tuple[SchedulerSettings, int, int, float]:
     """Settings that a manifest accepts, stages, micro-batches, and what journeys may leave out."""
     while True:
-        stages, total = dice.randint(1, 8), dice.randint(1, 20)
+        stages = dice.randint(1, 8)
+        total = dice.randint(1, 20)
         skip = dice.choice([0.0, 0.0, 0.25, 0.34, 0.5])
         found = SchedulerSettings(
             dice.choice(["planned", "round-robin"]),
@@ -85,7 +86,8 @@ def test_what_the_planner_makes_is_never_refused(seed: int) -> None:
     around it; not everybody is proven to reach everybody; searches serve later epochs."""
     dice = random.Random(seed)
     scheduler, stages, total, may_skip = a_run(dice)
-    router, hops = Router(scheduler, stages), scheduler.hops(stages)
+    router = Router(scheduler, stages)
+    hops = scheduler.hops(stages)
     for _ in range(5):
         gone = dice.sample(range(1, stages + 1), dice.randint(0, stages - hops))
         rows = a_swarm(dice, [s for s in range(1, stages + 1) if s not in gone])
@@ -102,11 +104,14 @@ def test_what_the_planner_makes_is_never_refused(seed: int) -> None:
         def proven(a: PeerId, b: PeerId, apart: set[frozenset[PeerId]] = apart) -> bool:
             return frozenset((a, b)) not in apart
 
-        ends, live = rows[ENDS], sorted(rows.keys() - {ENDS})
-        if hops == len(live):  # as the leader's routing leaves out who has no proven path
+        ends = rows[ENDS]
+        live = sorted(rows.keys() - {ENDS})
+        # like the leader's routing, leave out ends peers without a proven path
+        if hops == len(live):
             replicas = {s: [p for p, _ in rows[s]] for s in live}
             ends = [(p, v) for p, v in ends if complete(p, live, replicas, proven)]
-        costs, blocks = measured(dice, rows), {s: rows[s] for s in live}
+        costs = measured(dice, rows)
+        blocks = {s: rows[s] for s in live}
         try:
             laid = router.lay(ends, blocks, [(i,) for i in range(total)], costs) if ends else None
             if laid is None:
@@ -136,7 +141,7 @@ def sound(scheduler: SchedulerSettings = SKIPS, total: int = 6) -> Plan:
 
 
 def changed(plan: Plan, at: int, /, *stages: int, peer: str = "a", **other: object) -> Plan:
-    """With another way for one micro-batch."""
+    """The plan with another path for one micro-batch."""
     hops = tuple(Hop(s, PeerId(f"{s}{peer}")) for s in stages) or plan.paths[at].hops
     path = replace(plan.paths[at], **{"hops": hops, **other})  # type: ignore[arg-type]
     return replace(plan, paths=(*plan.paths[:at], path, *plan.paths[at + 1 :]))
@@ -151,7 +156,7 @@ def why(plan: Plan, scheduler: SchedulerSettings = SKIPS, total: int = 6) -> str
     [
         ((1, 2, 3), {}, "3 block stages, where the settings say 2"),
         *((stages, {}, "does not visit enough") for stages in ((1,), (1, 1), (1, 4))),
-        # Micro-batches are those of the epoch, from current members to current members.
+        # A plan has exactly its epoch's micro-batches, from current members to current members.
         ((), {"index": 3}, "other micro-batches"),
         ((), {"samples": (5,)}, "a sample in two"),
         ((), {"samples": (6, 7)}, "wrong size"),
@@ -167,7 +172,7 @@ def test_a_path_that_breaks_a_promise_is_refused(stages, other, says: str) -> No
 def test_a_sound_plan_has_the_epochs_micro_batches_and_lengths() -> None:
     assert why(sound()) == ""
     assert "other micro-batches than 0 to 6" in why(sound(), total=7)
-    room = PipelineSettings(3, 1, may_skip=0.67)  # journeys may do with one, plans have two
+    room = PipelineSettings(3, 1, may_skip=0.67)  # journeys may do with one stage, plans have two
     assert "1 block stages" in of_paths(changed(sound(), 0, 1), room, SKIPS, 6)
 
 
@@ -180,7 +185,7 @@ def test_a_stage_that_is_visited_less_than_its_share_is_refused() -> None:
         ),
     )
     assert "get 0 to 6 of them" in why(lazy)
-    # Where the stage has no member, the same paths are what the planner makes.
+    # Where the stage has no member, the planner makes these same paths.
     without = replace(lazy, members=tuple(m for m in lazy.members if m.stage != 3))
     assert why(without) == ""
 

@@ -14,7 +14,8 @@ from node.scheduler.proven import NoWay, complete, missing, reroute
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 
-E, F = PeerId("ends-e"), PeerId("ends-f")
+E = PeerId("ends-e")
+F = PeerId("ends-f")
 
 
 def pool(*counts: int) -> dict[int, list[tuple[PeerId, float]]]:
@@ -49,7 +50,8 @@ def test_paths_over_proven_pairs_stay_as_they_are() -> None:
 
 
 def test_paths_avoid_an_unproven_pair_and_share_the_load() -> None:
-    stages, proven = pool(2, 2, 2), fully(("s1-0", "s2-0"), ("s2-1", "s3-1"))
+    stages = pool(2, 2, 2)
+    proven = fully(("s1-0", "s2-0"), ("s2-1", "s3-1"))
     paths = reroute(laid(stages), siblings_of(stages), proven)
     assert holds(paths, proven)
     work = [

@@ -17,7 +17,7 @@ def test_quotas_sum_to_the_total_with_the_least_makespan(total: int, speeds: lis
     got = quotas(total, peers(*speeds))
     assert sum(got.values()) == total
     makespan = max(got[PeerId(f"p{i}")] / speed for i, speed in enumerate(speeds))
-    # A split that ends strictly earlier would have room for `total` jobs before that moment.
+    # A split that ends strictly earlier would need room for `total` jobs before that moment.
     room = sum(-(-makespan * (1 - 1e-9) * speed // 1) - 1 if makespan else 0 for speed in speeds)
     assert total == 0 or room < total
 

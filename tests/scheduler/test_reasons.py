@@ -1,4 +1,4 @@
-"""Why a micro-batch goes where it goes, as people read it."""
+"""The reason why a micro-batch goes where it goes, in words for people."""
 
 from node.core.ids import PeerId, short
 from node.core.journey import Hop, Path, Plan, PlanMember

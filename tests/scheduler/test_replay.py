@@ -38,7 +38,8 @@ def anyhow(problem: PathProblem, dice: random.Random, swaps: bool = True) -> lis
 
 def keeps_slots_and_turns(problem: PathProblem, tasks: list[ReplayTask]) -> bool:
     """No peer holds more than it has slots, or does two tasks at once."""
-    held, free = Counter(), Counter()
+    held = Counter()
+    free = Counter()
     stays = [(t.came, 1, t.peer) for t in tasks if t.kind == "f"]
     for _, change, peer in sorted(stays + [(t.end, -1, t.peer) for t in tasks if t.kind == "b"]):
         held[peer] += change
@@ -90,11 +91,13 @@ def test_alone_a_micro_batch_takes_its_round_trip():
 @pytest.mark.parametrize("kind", [*KINDS, "A", "B"])
 def test_the_estimate_is_the_replay(kind):
     problem = load(kind) if len(kind) == 1 else made_up(kind, 3)
-    estimator, dice = Estimator(problem), random.Random(kind)
+    estimator = Estimator(problem)
+    dice = random.Random(kind)
     for _ in range(12):
         routes = anyhow(problem, dice)
         turns = {o: [i for i, r in enumerate(routes) if r[0] == o] for o in problem.counts}
-        played, said = replay(problem, routes), estimator.play(routes, turns)
+        played = replay(problem, routes)
+        said = estimator.play(routes, turns)
         if len(played.done) == len(routes):
             assert said == pytest.approx(played.makespan, abs=1e-9)
             assert estimator.play(routes, turns, said - 1e-6) == float("inf")
@@ -107,7 +110,8 @@ def test_the_estimate_is_the_replay(kind):
 
 
 def test_rising_paths_are_safe_and_a_ring_is_not():
-    problem, dice = load("A"), random.Random(1)
+    problem = load("A")
+    dice = random.Random(1)
     for _ in range(20):
         routes = anyhow(problem, dice, swaps=False)
         assert rules.safe(problem, routes) is None

@@ -31,7 +31,8 @@ def samples(count: int) -> list[tuple[int, ...]]:
 
 
 def alike(stages: int, **slow: float) -> Costs:
-    """Everybody measured alike, but for peers that are so many times ``slow``."""
+    """Costs that are equal for all peers, except those in `slow`, which take this many times as
+    long."""
     everybody = [p for p, _ in (*ENDS, *(row for rows in blocks(stages).values() for row in rows))]
     said = {
         p: Measured(
@@ -86,7 +87,8 @@ def test_every_origin_trains_every_stage_equally_often(
     how: str, stages: int, total: int, ends: int
 ) -> None:
     settings = SchedulerSettings(how, skip=0.34)
-    router, hops = Router(settings, stages), settings.hops(stages)
+    router = Router(settings, stages)
+    hops = settings.hops(stages)
     sources = peers(0, ends)
     met: set[tuple[PeerId, int]] = set()
     seen: Counter[int] = Counter()
@@ -109,9 +111,11 @@ def test_every_origin_trains_every_stage_equally_often(
 def test_stages_that_come_and_go_get_paths_with_short_jumps(
     how: str, stages: int, total: int
 ) -> None:
-    settings, chance = SchedulerSettings(how, skip=0.5, max_jump=2), random.Random(total)
+    settings = SchedulerSettings(how, skip=0.5, max_jump=2)
+    chance = random.Random(total)
     settings.check(stages, total, 0.5)
-    router, hops = Router(settings, stages), settings.hops(stages)
+    router = Router(settings, stages)
+    hops = settings.hops(stages)
     for _ in range(20):
         gone = chance.sample(range(1, stages + 1), chance.choice([0, 0, stages - hops]))
         here = {s: [] if s in gone else row for s, row in blocks(stages, 1).items()}
@@ -140,7 +144,8 @@ def test_the_first_stages_are_on_every_path(
 ) -> None:
     settings = SchedulerSettings(how, skip=skip, keep_first=keep)
     settings.check(stages, total, skip)
-    router, hops = Router(settings, stages), settings.hops(stages)
+    router = Router(settings, stages)
+    hops = settings.hops(stages)
     seen: Counter[int] = Counter()
     for _ in range(5):
         laid = router.lay(ENDS, blocks(stages), samples(total), alike(stages))
@@ -151,7 +156,7 @@ def test_the_first_stages_are_on_every_path(
         others = [seen[s] for s in range(keep + 1, stages + 1)]
         assert max(others) - min(others) <= 1
         router.rotation.counted(laid.paths)
-    # Where nobody holds a first stage it is not waited for.
+    # A first stage without peers is not waited for.
     laid = router.lay(ENDS, {**blocks(stages), 1: []}, samples(total), alike(stages))
     assert 1 not in visits(laid.paths)
 
@@ -174,12 +179,11 @@ def searched(router: Router, laid: Laid, costs: Costs, moves: int = 200) -> bool
 
 
 def test_a_search_improves_the_next_epoch_and_ends() -> None:
-    costs, router = (
-        alike(3, **{"1a": 2.0, "3b": 1.7}),
-        Router(SchedulerSettings("planned", skip=0.34), 3),
-    )
+    costs = alike(3, **{"1a": 2.0, "3b": 1.7})
+    router = Router(SchedulerSettings("planned", skip=0.34), 3)
     first = router.lay(ENDS, blocks(3), samples(9), costs)
-    asked, last = 0, first
+    asked = 0
+    last = first
     for _ in range(24):
         asked += searched(router, last, costs)
         router.rotation.counted(last.paths)
@@ -192,10 +196,8 @@ def test_a_search_improves_the_next_epoch_and_ends() -> None:
 
 
 def test_what_is_laid_at_once_is_bounded_for_a_large_swarm() -> None:
-    ends, stages = (
-        peers(0, 20),
-        {s: [(PeerId(f"{s:02d}{i:03d}"), 1.0) for i in range(40)] for s in range(1, 13)},
-    )
+    ends = peers(0, 20)
+    stages = {s: [(PeerId(f"{s:02d}{i:03d}"), 1.0) for i in range(40)] for s in range(1, 13)}
     laid = Router(SchedulerSettings("planned", skip=0.25), 12).lay(
         ends, stages, samples(4000), Costs()
     )

@@ -80,7 +80,8 @@ def heavy() -> PathProblem:
 
 @pytest.mark.parametrize("seed", range(18))
 def test_any_problem_gets_a_plan_in_time_that_keeps_the_rules(seed: int) -> None:
-    problem, limit = anything(seed, most=60), (0.004, 0.008, 0.012)[seed % 3]
+    problem = anything(seed, most=60)
+    limit = (0.004, 0.008, 0.012)[seed % 3]
     plan = make_plan(problem, clock=ticking(), limit_s=limit)
     assert plan.planning_s <= limit + 2 * TICK
     played = replay(problem, plan.routes)
@@ -92,7 +93,8 @@ def test_any_problem_gets_a_plan_in_time_that_keeps_the_rules(seed: int) -> None
 def test_an_interrupted_insertion_keeps_its_partial_plan() -> None:
     problem = heavy()
     sets = deal(problem)
-    whole, asked = insertion(problem, sets), [0]
+    whole = insertion(problem, sets)
+    asked = [0]
 
     def spent() -> float:
         asked[0] += 1
@@ -110,7 +112,8 @@ def test_an_interrupted_insertion_keeps_its_partial_plan() -> None:
 
 
 def test_an_insertion_goes_in_haste_rather_than_not_at_all() -> None:
-    problem, used = heavy(), iter(range(1000))
+    problem = heavy()
+    used = iter(range(1000))
     # Behind from the beginning, and never over.
     hasty = insertion(problem, deal(problem), spent=lambda: 0.9 + next(used) * 1e-4)
     assert broken(problem, hasty) is None

@@ -23,9 +23,11 @@ def test_a_zone_is_never_fuller_than_it_was_and_fills_up_again() -> None:
 
 
 def test_losses_are_as_frequent_as_in_the_record() -> None:
-    hours, zones = 400.0, 3
+    hours = 400.0
+    zones = 3
     deaths = sum(life.dies < hours * HOUR for life in spot(0, hours, zones, 0.0))
-    # 85 in 18.5 hours of one zone, which saw as much storm as calm allows to be seen once.
+    # The record has 85 losses in 18.5 hours of one zone, with one storm: the generator's share of
+    # calm and storm is no better known than that.
     assert (deaths / hours / zones, sum(BURSTS)) == (pytest.approx(85 / 18.5, rel=0.35), 85)
 
 

@@ -25,7 +25,8 @@ class Letters:
         self.fault: tuple[int, LocalFault] | None = None
         self.gate = asyncio.Event()
         self.gate.set()
-        self.arrived, self.ended = asyncio.Semaphore(0), asyncio.Event()
+        self.arrived = asyncio.Semaphore(0)
+        self.ended = asyncio.Event()
         self.under_way = 0
 
     async def model(self) -> str:

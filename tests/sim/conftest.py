@@ -1,4 +1,4 @@
-"""Swarms of one test are given back before the next one begins."""
+"""Swarms of one test are released before the next one begins."""
 
 from collections.abc import Iterator
 

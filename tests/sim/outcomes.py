@@ -20,17 +20,17 @@ def held(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) -
 def finished(
     setup: Setup, schedule: Schedule, make: MachineFactory | None = None
 ) -> ScheduleOutcome:
-    """The same, and the run came to its last epoch."""
+    """Play a schedule that must hold, to the last epoch of the run."""
     outcome = held(setup, schedule, make)
     assert outcome.finished
     return outcome
 
 
 class PlayedSwarm(SimSwarm):
-    """That a test moves on and takes peers from."""
+    """A simulated swarm whose time a test advances and whose peers it kills."""
 
     def until(self, what: Callable[[], bool], most_s: float) -> bool:
-        """Whether it comes to that within so many seconds."""
+        """Let time pass until `what()` is true, at most `most_s` seconds; returns `what()`."""
         end = self.world.now + most_s
         while not what() and self.world.now < end:
             self.world.run(self.world.now + 1.0, None)

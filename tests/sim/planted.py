@@ -1,5 +1,5 @@
 """Bugs planted in the machines by subclasses and in the services of peers before they start, and
-the hunt for a schedule that shows them."""
+the search for a schedule that shows them."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from node.training.protocol.facts import RunFacts
 
 MOST = 60
 SHORT = Setup(epochs=8, checkpoint_every=2)
-"""Long enough for a fault, its end and what comes of it."""
+"""Setup long enough for a fault, its end and its consequences."""
 CROWDED = Setup(
     epochs=5,
     micro_batches=6,
@@ -33,7 +33,7 @@ CROWDED = Setup(
     work=WorkTimes(forward_s=0.2),
     links=LinkProfile(jitter_s=0.2),
 )
-"""Many tensors are on their way at any time."""
+"""Setup with many tensors on their way at any time."""
 
 
 class NoLatch(RoundMachine):
@@ -60,16 +60,17 @@ class AnyPlanPipeline(PipelineMachine):
 
 
 class StepsAgain(RoundMachine):
-    """What was claimed is forgotten when the next attempt opens."""
+    """Claims are forgotten when the next attempt opens."""
 
     def _opened(self, opened: Any, now: float) -> list[Action]:
         if (epoch := self._epochs.get(opened.round.epoch)) is not None:
-            epoch.claimed, epoch.fresh = set(), set()
+            epoch.claimed = set()
+            epoch.fresh = set()
         return super()._opened(replace(opened, held=frozenset()), now)
 
 
 class CountsUnnamed(PipelineMachine):
-    """A share counts as soon as it is there, named or not."""
+    """A share counts as soon as it arrives, named or not."""
 
     def _count(self, key: Any, visit: Any) -> Any:
         visit.named = True
@@ -89,7 +90,7 @@ class EpochsAreVersions(Roster):
 
 
 class AnyParameters(Member):
-    """Parameters of the same version are the same parameters."""
+    """All parameters of one version count as the same."""
 
     def _planned(self, plan: Any) -> list[Any]:
         self.digest = ""
@@ -97,7 +98,7 @@ class AnyParameters(Member):
 
 
 class AnyHistory(Member):
-    """Parameters of the same epoch are the same parameters."""
+    """All parameters of one epoch count as the same."""
 
     def _planned(self, plan: Any) -> list[Any]:
         if self.at.epoch == plan.epoch:
@@ -108,7 +109,7 @@ class AnyHistory(Member):
 
 
 def leads_with(roster: type[Roster]) -> Callable[..., Leader]:
-    """Makes leaders with such a roster."""
+    """Factory of leaders with this roster."""
 
     def leader(me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         made = Leader(me, facts, **history)
@@ -119,7 +120,7 @@ def leads_with(roster: type[Roster]) -> Callable[..., Leader]:
 
 
 def _keeps_gradients(peer: SimPeer) -> None:
-    """What was added up under another plan is not forgotten."""
+    """Gradients summed under another plan are not forgotten."""
     setattr(peer.assembled.pipeline._gradients, "reset", lambda: None)  # noqa: B010
 
 
@@ -142,7 +143,7 @@ def _leaves_one_out(peer: SimPeer) -> None:
 
 
 def _does_not_roll_back(peer: SimPeer) -> None:
-    """The version is undone, its parameters stay."""
+    """The version is undone, and its parameters stay."""
     stage = peer.work.stage
 
     def roll_back() -> None:
@@ -153,19 +154,22 @@ def _does_not_roll_back(peer: SimPeer) -> None:
 
 
 def _saves_too_late(peer: SimPeer) -> None:
-    """A checkpoint gets the parameters that are there when it is written to the disk."""
-    store, stage = peer.work.engines.store, peer.work.stage
-    true, last = store.save, dict[int, Any]()
+    """A checkpoint gets the parameters that are in place when it is written to the disk."""
+    store = peer.work.engines.store
+    stage = peer.work.stage
+    true = store.save
+    last = dict[int, Any]()
 
     def save(number: int, epoch: int, parameters: Any, *about: Any, **how: Any) -> Any:
-        before, last[number] = last.get(number, parameters), dict(stage.parameters())
+        before = last.get(number, parameters)
+        last[number] = dict(stage.parameters())
         return true(number, epoch, before, *about, **how)
 
     setattr(store, "save", save)  # noqa: B010 - a bug is planted
 
 
 def _counts_for_all(peer: SimPeer) -> None:
-    """An origin's word that shares count is heard as one of all micro-batches."""
+    """An origin's message that one micro-batch counts is taken for a message about all of them."""
     pipeline = peer.assembled.pipeline
     true = pipeline.handle
 
@@ -179,7 +183,7 @@ def _counts_for_all(peer: SimPeer) -> None:
 
 
 def _reads_other_data(peer: SimPeer) -> None:
-    """A micro-batch is made of the samples after those that the plan names."""
+    """A micro-batch gets the samples after those that the plan names."""
     text = peer.work.engines.text
     if text is not None:
         true = text.at
@@ -202,8 +206,12 @@ def _parted_again_and_again(seed: int) -> Schedule:
 
 @dataclass(frozen=True)
 class Bug:
-    """``scenarios`` in which it shows, or a schedule by its seed, as one of these invariants.
-    ``first``: the seed that the hunt begins with, near one that showed it lately."""
+    """A planted bug, and the schedules that show it.
+
+    `scenarios`: names of the scenarios, or a function from a seed to a schedule, that break one of
+    the invariants `ids`. `first`: seed at which the search begins, near one that showed the bug
+    lately.
+    """
 
     name: str
     make: MachineFactory
@@ -252,8 +260,8 @@ BUGS = (
         MachineFactory(leader=leads_with(EpochsAreVersions), member=AnyHistory),
         _parted_again_and_again,
         # A leader that takes any version of an epoch for every other one plans from parameters that
-        # it has not itself; then an epoch is given up that no fault has touched (I10), or one is
-        # committed again by an older plan (I11).
+        # it does not have. Then an epoch that no fault has touched is given up (I10), or an older
+        # plan commits one again (I11).
         frozenset({"I1", "I5", "I8", "I10", "I11"}),
         Setup(epochs=60, stages=1, replicas=4, parts=toy_parts(1, 3), checkpoint_every=2),
         first=210,

@@ -23,10 +23,8 @@ def test_every_strategy_agrees_on_the_mean(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "all-reduce"])
 def test_failures_slow_it_down_and_stop_nothing(name: str) -> None:
-    quiet, failing = (
-        simulate(name, AveragingTrial(64, (8, 8), 0.0, seeds=3)),
-        simulate(name, AveragingTrial(64, (8, 8), 0.05, seeds=3)),
-    )
+    quiet = simulate(name, AveragingTrial(64, (8, 8), 0.0, seeds=3))
+    failing = simulate(name, AveragingTrial(64, (8, 8), 0.05, seeds=3))
     assert quiet.rounds[1] < failing.rounds[1] <= CAP
     assert failing.variance[-1] < 1e-6
 
@@ -54,8 +52,7 @@ def test_a_packed_grid_beats_the_published_one() -> None:
 
 
 def test_a_tight_bound_of_staleness_costs_rounds() -> None:
-    """As many pushes are applied in a round as the bound allows, so it takes about peers / bound
-    rounds."""
+    """A round applies at most `bound` pushes, so it takes about peers / bound rounds."""
     ends = []
     for bound in (2, 64):
         world = Pushed(Barrierless(bound), np.random.default_rng(0).standard_normal((64, 1)), 0)
@@ -91,7 +88,7 @@ def test_bytes_are_those_of_the_codec_and_the_group() -> None:
         name: simulate(name, trial).to_dict()["bytes_per_peer_per_step"]
         for name in ("butterfly", "diloco", "streaming")
     }
-    # every 50; halves every 25
+    # diloco sends every 50 steps; streaming sends halves every 25
     assert steps == {
         "butterfly": 7875,
         "diloco": round(7875 / 50),

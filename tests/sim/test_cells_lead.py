@@ -1,4 +1,5 @@
-"""Cells that lead themselves, in the simulated swarm: what a run comes to, and how it is told."""
+"""Cells that lead themselves, in the simulated swarm: results of their runs, and reports of
+them."""
 
 import json
 from dataclasses import replace
@@ -25,7 +26,7 @@ NEAR = Setup(
     spread_s=0.05,
     links=LinkProfile(0.002, 0.002),
 )
-"""Becomes two cells. A directory and lines that are quick enough for so short windows."""
+"""Setup that becomes two cells, with a directory and lines quick enough for windows this short."""
 
 
 def test_the_run_is_over_when_every_cell_is() -> None:
@@ -99,7 +100,7 @@ def test_cells_that_give_differences_keep_equal_anchors(codec: str) -> None:
 
 @pytest.mark.usefixtures("silence")
 def test_cells_that_average_parameters_stay_together() -> None:
-    """Beside cells that never meet, whose values walk away from each other."""
+    """Cells that never meet, for comparison, have values that drift apart."""
     slow = replace(NEAR, work=WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05))
     apart: list[float] = []
     for outer in (

@@ -1,4 +1,4 @@
-"""``tutti simulate``: what it prints, draws, saves and replays."""
+"""`tutti simulate`: its output, pictures, saved schedules and replays."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -34,7 +34,8 @@ def test_help_lists_the_scenarios() -> None:
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    picture, saved = tmp_path / "line.svg", tmp_path / "faults.json"
+    picture = tmp_path / "line.svg"
+    saved = tmp_path / "faults.json"
     words = "simulate --small --scenario kill --scenario pause --seed 3 --json".split()
     assert cli.main([*words, "--svg", str(picture), "--save", str(saved)]) == 0
     first = json.loads(capsys.readouterr().out)
@@ -148,7 +149,8 @@ def test_the_time_line_fits_and_marks_every_kind_of_fault(outcome) -> None:
         assert {"x", "p"} <= set(marks.removeprefix("faults"))
     assert "\x1b[" in "".join(timeline(outcome, 80, colour=True))
     assert set(MARKS) == set(KINDS)
-    top, bottom = timeline(outcome, 80)[0], timeline(outcome, 80)[5]
+    top = timeline(outcome, 80)[0]
+    bottom = timeline(outcome, 80)[5]
     assert top.count("█") < bottom.count("█"), "epochs go up"
 
 

@@ -1,5 +1,5 @@
-"""Cells that lose peers for good: who cannot go on joins another cell, and that one notices nothing
-but more peers; who can go on stays."""
+"""Cells that lose peers for good: a peer that cannot go on joins another cell, which notices only
+more peers; a peer that can go on stays."""
 
 import random
 from itertools import pairwise
@@ -14,17 +14,18 @@ from node.sim.world.network import Wall
 from tests.sim.outcomes import PlayedSwarm
 
 SLOW = WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05)
-"""Epochs of some seconds: there are minutes to wait for."""
+"""Work with epochs of some seconds: the waits here last minutes."""
 
 
 pytestmark = pytest.mark.usefixtures("silence")
 
 
 class Swarm(PlayedSwarm):
-    """Of so many cells of ``cell`` replicas a stage, which work."""
+    """A working swarm of `cells` cells, each with `cell` replicas of every stage."""
 
     def __init__(self, seed: int, cells: int, cell: int = 1, work: WorkTimes = SLOW) -> None:
-        outer, many = OuterSettings("gossip", "parameters", window_s=60.0), cells * cell
+        outer = OuterSettings("gossip", "parameters", window_s=60.0)
+        many = cells * cell
         setup = Setup(many, replicas=many, epochs=100_000, cell=cell, outer=outer, work=work)
         super().__init__(setup, seed)
         assert self.until(lambda: len(self.cells()) >= cells and self.whole(), 400.0)
@@ -36,13 +37,13 @@ class Swarm(PlayedSwarm):
         return found
 
     def current(self, peer: SimPeer) -> bool:
-        """It works in the cell that it belongs to."""
+        """Return True if the peer works in the cell that it belongs to."""
         plan = peer.member.plan if peer.ready else None
         me = plan.member(peer.name) if plan is not None else None
         return bool(plan and plan.paths and plan.cell_id == peer.training.cell and me.current)
 
     def whole(self) -> bool:
-        """Everybody who lives works, and one of each cell leads."""
+        """Return True if every living peer works, and one peer of each cell leads."""
         leaders = [[p for p in cell if p.leader is not None] for cell in self.cells().values()]
         return all(map(self.current, self.live())) and all(len(of) == 1 for of in leaders)
 
@@ -50,12 +51,12 @@ class Swarm(PlayedSwarm):
         self.world.run(self.world.now + seconds, None)
 
     def epochs(self, cell: CellId, since: int) -> list[int]:
-        """Those that the cell has committed, after so many commits in all."""
+        """Epochs that the cell has committed after the swarm's first `since` commits."""
         return [c.epoch for c in self.watch.commits[since:] if c.cell == cell]
 
 
 def follow(epochs: list[int]) -> bool:
-    """One by one, and enough of them to say so."""
+    """Return True if the epochs follow each other one by one, and are more than ten."""
     return len(epochs) > 10 and all(b == a + 1 for a, b in pairwise(epochs))
 
 
@@ -63,7 +64,8 @@ def follow(epochs: list[int]) -> bool:
 def test_who_has_lost_the_ends_works_in_the_other_cell(seed: int) -> None:
     swarm = Swarm(seed, 2)
     (_, lost), (cell, _) = sorted(swarm.cells().items())
-    stay, before = [p for p in lost if p.stage != ENDS], len(swarm.watch.commits)
+    stay = [p for p in lost if p.stage != ENDS]
+    before = len(swarm.watch.commits)
     swarm.loses(*(p for p in lost if p.stage == ENDS))
     assert swarm.until(
         lambda: all(swarm.current(p) and p.training.cell == cell for p in stay), 180.0
@@ -75,7 +77,8 @@ def test_who_has_lost_the_ends_works_in_the_other_cell(seed: int) -> None:
 
 def test_a_cell_outlives_the_founders_and_takes_joiners() -> None:
     swarm = Swarm(2, 3)
-    root, before = first_cell(swarm.manifest.run_id), len(swarm.watch.commits)
+    root = first_cell(swarm.manifest.run_id)
+    before = len(swarm.watch.commits)
     swarm.loses(*swarm.cells()[root])
     swarm.waits(60.0)
     assert all(follow(swarm.epochs(cell, before)) for cell in swarm.cells())
@@ -87,7 +90,8 @@ def test_a_cell_outlives_the_founders_and_takes_joiners() -> None:
 
 def test_another_ends_peer_leads_before_anybody_leaves() -> None:
     swarm = Swarm(0, 2, cell=2)
-    cells, before = set(swarm.cells()), len(swarm.watch.commits)
+    cells = set(swarm.cells())
+    before = len(swarm.watch.commits)
     swarm.loses(*(p for p in swarm.live() if p.leader is not None))
     swarm.waits(100.0)
     assert set(swarm.cells()) == cells

@@ -39,9 +39,11 @@ def votes_twice(peer: SimPeer) -> None:
         await true(plan, note)
         if note.WhichOneof("say") != "committed" or plan.epoch < 4:
             return
-        other, attempt = "f" * 64, note.committed.attempt
+        other = "f" * 64
+        attempt = note.committed.attempt
         voted = training.leader is None and _vote(training, plan, attempt, other)
-        note.committed.digest, note.committed.vote = other, voted or b""
+        note.committed.digest = other
+        note.committed.vote = voted or b""
         try:
             await training.tell(plan.leader, note, 2.0)
         except PeerFault:
@@ -51,7 +53,8 @@ def votes_twice(peer: SimPeer) -> None:
 
 
 def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
-    voters, at = names(plan.electorate.voters), training.member.at
+    voters = names(plan.electorate.voters)
+    at = training.member.at
     vote = Vote(plan.cell_id, plan.term, attempt, at, voters, training.stage, digest)
     return training.identity.sign(vote.said(), signing_domain("vote", training.facts.run_id))
 

@@ -10,11 +10,11 @@ from protos import training_pb2 as pb
 pytestmark = pytest.mark.usefixtures("silence")
 
 BOUND_S = 10.0
-"""Bound of the time between the fault and the next commit of the cell."""
+"""Bound in s of the time between the fault and the cell's next commit."""
 
 
 def within(name: str, deed: str, *, leads: bool, seed: int, moments: int) -> None:
-    """Strike a swarm ``moments`` times; each figure is within the bound."""
+    """Strike a swarm `moments` times; asserts that each figure is within the bound."""
     swarm = StruckSwarm(SHAPES[name], seed)
     for moment in range(moments):
         took = DEEDS[deed](swarm, leads=leads)
@@ -54,7 +54,8 @@ def test_a_leader_that_only_the_next_one_reaches() -> None:
 def test_a_connection_that_broke_long_ago_shortens_no_wait() -> None:
     swarm = StruckSwarm(SHAPES["four"], 0)
     frozen, *others = (p for p in swarm.live() if p not in swarm.leaders())
-    asks, took = others[0], []
+    asks = others[0]
+    took = []
     frozen.loop.frozen = True
 
     async def ask() -> None:

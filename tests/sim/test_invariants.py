@@ -1,4 +1,4 @@
-"""Every checker raises for what breaks its invariant and says nothing of what does not."""
+"""Checkers of invariants: each raises for a violation of its invariant and for nothing else."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -47,14 +47,14 @@ def plan(**changes: Any) -> Plan:
 
 
 def breaks(id: str, look: Callable[..., object], *at: Any) -> None:
-    """What the checker sees here breaks this invariant."""
+    """Assert that `look(*at)` reports a violation of the invariant `id`."""
     with pytest.raises(InvariantViolation, match=f"^{id} at "):
         look(*at)
 
 
 @dataclass
 class Peer:
-    """What the checkers look at of a peer."""
+    """The attributes of a peer that the checkers read."""
 
     name: PeerId
     stage: int
@@ -130,7 +130,8 @@ def opened(**changes: Any) -> Opened:
 
 
 def test_i3_a_sample_that_counts_twice(swarm: SimSwarm, a: Any) -> None:
-    once, mean = swarm.watch.once, swarm.watch.mean
+    once = swarm.watch.once
+    mean = swarm.watch.mean
     once.counted(a, plan(), 1, False)
     breaks("I3", once.counted, a, plan(), 1, True)
     once.gave(a, plan(), taken(1, 2))
@@ -144,7 +145,8 @@ def test_i3_a_sample_that_counts_twice(swarm: SimSwarm, a: Any) -> None:
 
 
 def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: SimSwarm) -> None:
-    books, first = swarm.watch.samples, plan()
+    books = swarm.watch.samples
+    first = plan()
     books.plan(first)
     books.close(first, (1,))
     made = next(v for v in books.books if v.epoch == 1)
@@ -196,7 +198,8 @@ def test_i5_contributors_that_cannot_be(swarm: SimSwarm, a: Any, by: Any) -> Non
 
 
 def test_i5_a_mean_that_is_none(swarm: SimSwarm, a: Any) -> None:
-    mean, whole = swarm.watch.mean, plan()
+    mean = swarm.watch.mean
+    whole = plan()
     for giver, given in ((A, taken(1, 2)), (B, taken(3))):
         mean.gave(whole.hash, giver, given)
     breaks("I5", mean.gave, whole.hash, A, taken(1, tokens=48))
@@ -211,13 +214,14 @@ def test_i5_a_mean_that_is_none(swarm: SimSwarm, a: Any) -> None:
 
 
 def test_i5_weighs_a_share_whose_micro_batch_was_dropped(swarm: SimSwarm, a: Any) -> None:
-    """The sum that has it counts for the one micro-batch that the plan gave its giver."""
+    """The sum that has the share counts for the one micro-batch that the plan gave its giver."""
     mean = swarm.watch.mean
     whole = plan(paths=tuple(Path(i, E0, (i,), (Hop(1, p),)) for i, p in enumerate((A, B, B))))
     for giver, given in ((A, taken(0, 2)), (B, taken(1))):
         mean.gave(whole.hash, giver, given)
     mean.step(a, opened(plan_hash=whole.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B)))
-    plain, weighed = (code(0) + code(1) + code(2)) / 3, (code(0) + code(2)) / 4 + code(1) / 2
+    plain = (code(0) + code(1) + code(2)) / 3
+    weighed = (code(0) + code(2)) / 4 + code(1) / 2
     mean.stepping(a, whole, {"1.0": plain})
     breaks("I5", mean.stepping, a, whole, {"1.0": weighed})
     a.member.dropped = (2,)
@@ -226,7 +230,8 @@ def test_i5_weighs_a_share_whose_micro_batch_was_dropped(swarm: SimSwarm, a: Any
 
 
 def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: SimSwarm, a: Any) -> None:
-    mean, waits = swarm.watch.mean, plan()
+    mean = swarm.watch.mean
+    waits = plan()
     a.work.plan = waits
     swarm.live = lambda stage=None: [a]  # type: ignore[method-assign]
     for giver, given in ((A, taken(1, 2)), (B, taken(3))):
@@ -255,7 +260,8 @@ def test_i6_a_checkpoint_that_is_not_what_was_held(swarm: SimSwarm, a: Any) -> N
 
 
 def test_i7_time_that_runs_backwards(swarm: SimSwarm, a: Any) -> None:
-    peer, grow = a, swarm.watch.grow
+    peer = a
+    grow = swarm.watch.grow
     peer.member = Following(A, Version(0))
     grow.member(peer, None, [], Version(0), 0)
     breaks("I7", grow.member, peer, None, [], Version(0), 3)
@@ -275,9 +281,11 @@ class Kept(Owner):
 
 
 def test_i8_a_step_of_another_version_or_history(swarm: SimSwarm, a: Any, b: Any) -> None:
-    once, made = swarm.watch.applied, Version(1, "a" * 32)
+    once = swarm.watch.applied
+    made = Version(1, "a" * 32)
     swarm.watch.samples.books[made] = Ledger(Version(0), {(0, 0): 3}, frozenset(), 3)
-    means, kept = {"1.0": torch.ones(4)}, Kept(**{"0": 1.0})
+    means = {"1.0": torch.ones(4)}
+    kept = Kept(**{"0": 1.0})
     once.stepping(a, plan(), kept, means)
     a.work.stage.version = made
     breaks("I8", once.stepping, a, plan(), kept, means)
@@ -291,7 +299,8 @@ def test_i8_a_step_of_another_version_or_history(swarm: SimSwarm, a: Any, b: Any
 
 
 def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: SimSwarm, a: Any) -> None:
-    running, order = EpochRun(), ReduceAndStep(ROUND, 0, ("1.0",), (A,))
+    running = EpochRun()
+    order = ReduceAndStep(ROUND, 0, ("1.0",), (A,))
     running.opens(opened())
     swarm.watch.step(a, running, order)
     breaks("I8", swarm.watch.step, a, running, order)
@@ -305,7 +314,8 @@ def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: SimSwarm, a: A
 
 
 def test_i9_a_leader_that_rolls_dice(swarm: SimSwarm) -> None:
-    pure, calls = swarm.watch.pure, []
+    pure = swarm.watch.pure
+    calls = []
 
     def dice(stage: int, *about: Any) -> dict[str, PeerId]:
         calls.append(stage)

@@ -1,4 +1,4 @@
-"""A run in which only those lead that the owner admitted: everybody else takes part as ever."""
+"""A run in which the owner admits leaders: only those lead, and all others take part as ever."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -35,7 +35,7 @@ CELLS = replace(
 
 
 class Chosen(PlayedSwarm):
-    """Only ``leaders`` may lead."""
+    """A swarm in which only `leaders` may lead."""
 
     def __init__(
         self, setup: Setup, leaders: Collection[PeerId], make: MachineFactory | None = None
@@ -47,7 +47,7 @@ class Chosen(PlayedSwarm):
         return replace(super().facts(facts), may_lead=self.leaders.__contains__)
 
     def led(self, since: float = 0.0) -> dict[str, set[PeerId]]:
-        """Who led, by cell."""
+        """Leaders of the commits since that time, by cell."""
         led: dict[str, set[PeerId]] = {}
         for commit in self.watch.commits:
             if commit.at >= since:
@@ -65,7 +65,7 @@ FIRST = PeerId("e00-000")
 
 
 def chosen(setup: Setup, *numbers: int) -> Chosen:
-    """With the ends peers of these numbers as those that may lead."""
+    """A swarm in which the ends peers of these numbers may lead."""
     return Chosen(setup, {PeerId(f"e00-{n:03}") for n in numbers})
 
 
@@ -87,7 +87,8 @@ def test_nobody_leads_where_none_of_them_is_left() -> None:
 
 
 def test_a_cell_divides_only_where_both_parts_have_a_leader() -> None:
-    one, two = chosen(CELLS, 2), chosen(CELLS, 1, 2)
+    one = chosen(CELLS, 2)
+    two = chosen(CELLS, 1, 2)
     for swarm in (one, two):
         swarm.world.run(20.0, None)
     assert list(one.led().values()) == [{"e00-002"}], "one cell"

@@ -9,7 +9,9 @@ from tests.sim.outcomes import PlayedSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")
 
-QUIET_S, WATCHED_S, COST_S = 6.0, 14.0, 6.0
+QUIET_S = 6.0
+WATCHED_S = 14.0
+COST_S = 6.0
 LONG = Setup(epochs=10_000, extra=1, round_timeout_s=30.0)
 """The first stage can spare a peer without becoming slower."""
 

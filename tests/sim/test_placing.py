@@ -1,4 +1,4 @@
-"""Joiners of one moment, and stages that nobody has taken, in the simulated swarm."""
+"""Joiners that come at one moment, and stages without peers, in the simulated swarm."""
 
 from collections import Counter
 from dataclasses import replace
@@ -14,13 +14,13 @@ THREE = Setup(stages=3, replicas=0, parts=toy_parts(3, 2), epochs=40)
 
 
 def come(swarm: SimSwarm, count: int, open_to: str = "auto") -> None:
-    """So many of the second that begins."""
+    """Let `count` peers come at random times within the next second."""
     for _ in range(count):
         swarm.world.push(swarm.world.rng.random(), swarm.add, None, open_to)
 
 
 def until(swarm: SimSwarm, epoch: int, seconds: float) -> bool:
-    """Whether so many epochs are committed within so long."""
+    """Let at most `seconds` pass; returns True if `epoch` epochs are committed by then."""
     end = swarm.world.now + seconds
     swarm.world.run(end, lambda: len(swarm.watch.commits) >= epoch)
     return len(swarm.watch.commits) >= epoch

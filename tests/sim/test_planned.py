@@ -28,10 +28,11 @@ SETUP = Setup(
 
 
 class PlansKept:
-    """Every plan that any leader of a run makes, and how it was laid."""
+    """Every plan that any leader of a run makes, with its layout."""
 
     def __init__(self) -> None:
-        self.plans, self.how = list[Plan](), set[str]()
+        self.plans = list[Plan]()
+        self.how = set[str]()
         kept = self
 
         class Watched(Leader):

@@ -17,7 +17,8 @@ from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished, held
 
-RANDOM, BATCH = 8, 2
+RANDOM = 8
+BATCH = 2
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
@@ -49,8 +50,8 @@ NEAR = Setup(
     links=LinkProfile(0.002, 0.002),
     work=WorkTimes(ends_s=0.1, forward_s=0.3, step_s=0.1),
 )
-"""Becomes three cells. A directory and lines that are quick enough for so short windows, and epochs
-that are not much shorter."""
+"""Setup that becomes three cells, with a directory and lines quick enough for windows this short,
+and epochs not much shorter."""
 DELTAS = OuterSettings("butterfly", "deltas", "nesterov", momentum=0.3, window_s=10.0)
 CELLS = {
     "butterfly": replace(DELTAS, codec="top-k", feedback=True),
@@ -80,8 +81,8 @@ def test_cells_and_their_windows_hold(name: str) -> None:
     held(setup, lay(("random",), setup, 0))
 
 
-# What each of them once broke is another thing; ``python -m benchmarks.simulator`` found them among
-# ten thousand.
+# Each of these schedules broke something else once; `python -m benchmarks.simulator` found them
+# among ten thousand.
 ONCE_BROKEN = (
     (1469, "a disputed version, where nobody could go back to the one before"),
     (2731, "a donor that had come up and took no part yet"),
@@ -100,7 +101,7 @@ def test_what_was_once_broken_holds(seed: int) -> None:
 
 
 def test_a_round_repaired_on_one_side_is_settled_on_one_only() -> None:
-    """The others of the stage step with whom it gave up, where the network parts them."""
+    """A slow peer gives up a round; where the network parts the stage, the others step with it."""
     setup = Setup(epochs=6)
     faults = (
         Fault(2.867, "slow-peer", 1, seconds=1.529, size=30.107),
@@ -111,15 +112,15 @@ def test_a_round_repaired_on_one_side_is_settled_on_one_only() -> None:
 
 @pytest.mark.parametrize("who", [1, 3, 4])
 def test_a_peer_that_only_the_leader_cannot_reach_holds_nobody_up(who: int) -> None:
-    """Others of its stage wait for it until the leader has noticed, not until the deadline of the
-    round."""
+    """Other peers of its stage wait for it until the leader has noticed, not until the deadline of
+    the round."""
     setup = Setup(epochs=40)
     outcome = finished(setup, Schedule(who, (Fault(10.0, "partial-partition", who, seconds=30.0),)))
     assert max(b.at - a.at for a, b in pairwise(outcome.commits)) < 10.0
 
 
 def test_fetched_and_rolled_back_peers_form_one_cell() -> None:
-    """Two side by side would train two models, in a run that never lets cells meet."""
+    """Two cells side by side would train two models, in a run that never lets cells meet."""
     setup = Setup()
     finished(setup, lay(("random", "restart"), setup, 36))
 
@@ -169,7 +170,7 @@ def test_a_quiet_run_loses_nothing() -> None:
 
 
 def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
-    """Other schedules were played in this process before, and its strings have other hashes."""
+    """This process played other schedules before, and the hashes of its strings differ."""
     code = "from tests.sim.test_schedules import played; print(played())"
     seed = next(seed for seed in ("1", "2") if seed != os.environ.get("PYTHONHASHSEED"))
     there = subprocess.run(

@@ -1,4 +1,4 @@
-"""Peers know which others live sooner than records expire, and members know for what their leader
+"""Peers know which others live before records expire, and members know for whom their leader
 waits."""
 
 import pytest
@@ -12,11 +12,11 @@ from tests.sim.outcomes import PlayedSwarm
 pytestmark = pytest.mark.usefixtures("silence")
 
 SOON_S = 12.0
-"""Seconds, fewer than the 20 in which a record expires."""
+"""Bound in s, below the 20 s after which a record expires."""
 
 
 class Swarm(PlayedSwarm):
-    """Two peers at the ends, one at each block stage, who train."""
+    """A training swarm of two ends peers and one peer at each block stage."""
 
     def __init__(self) -> None:
         super().__init__(Setup(ends=2, replicas=1, epochs=100_000), seed=3)
@@ -26,7 +26,7 @@ class Swarm(PlayedSwarm):
         return [p for p in self.live() if p is not gone]
 
     def shows(self, gone: SimPeer, life: Life) -> bool:
-        """The leader shows the peer so, and nobody else shows it as living."""
+        """The leader shows the peer in this state, and nobody shows it as living."""
         shown = {p: p.training.standing_of(gone.name)[0] for p in self.others(gone)}
         leads = [life is found for p, found in shown.items() if p.leader is not None]
         return leads == [True] and Life.LIVES not in shown.values()

@@ -66,10 +66,12 @@ class AnySwarm(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "swarm"):
             return
-        world, commits = self.swarm.world, self.swarm.watch.commits
+        world = self.swarm.world
+        commits = self.swarm.watch.commits
         while self.swarm.troubles:
             world.run(world.now + 1.0)
-        count, until = len(commits), world.now + PATIENCE_S
+        count = len(commits)
+        until = world.now + PATIENCE_S
         while len(commits) == count and world.now < until:
             world.run(world.now + 2.0)
         chief = self.swarm.chief()
@@ -82,7 +84,8 @@ TestAnySwarm = AnySwarm.TestCase
 TestAnySwarm.settings = settings(
     max_examples=6,
     stateful_step_count=12,
-    # To explain a failure hypothesis traces every line, which costs ten times the test.
+    # Without Phase.explain: hypothesis would trace every line to explain a failure, at ten times
+    # the test's cost.
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     deadline=None,
     derandomize=True,

@@ -34,7 +34,7 @@ def test_cells_that_are_stopped_lose_no_committed_epoch(name: str) -> None:
     lossless(finished(setup, lay(("stop-all",), setup, 1)))
 
 
-# A version that was adopted and not settled, in a stop at just that moment: seed 20 shows it.
+# A version was adopted and not settled just when the peer stops: seed 20 shows it.
 @pytest.mark.parametrize("seed", [20, 23, 24])
 def test_a_stop_between_commit_and_next_plan_loses_nothing(seed: int) -> None:
     lossless(finished(STOPS, lay(("stop-all",), STOPS, seed)))
@@ -64,5 +64,5 @@ def test_a_crash_of_a_young_swarm_leaves_what_it_wrote_at_a_power_of_two():
     before = [c.epoch for c in outcome.commits if c.at < crash.at]
     after = [c.epoch for c in outcome.commits if c.at >= crash.at + crash.seconds]
     assert before[-1] >= 8
-    # The newest power of two may be under way to the disk.
+    # The newest checkpoint, at a power of two, may still be on its way to the disk.
     assert after[0] - 1 >= before[-1] // 4

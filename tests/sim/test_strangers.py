@@ -1,4 +1,4 @@
-"""A stranger with the smallest PeerId that says what would end the run: nothing comes of it,
+"""A stranger with the smallest PeerId sends messages that would end the run: nothing comes of them,
 whatever else goes wrong."""
 
 from dataclasses import replace
@@ -47,7 +47,8 @@ def test_what_else_goes_wrong_meanwhile_mends_as_ever(trouble: Fault) -> None:
 
 
 def test_a_later_ends_peer_leads_when_all_earlier_ones_are_gone() -> None:
-    # Nobody is killed who alone holds the newest version, so one of four may come too early.
+    # A peer that alone holds the newest version is not killed, so one of the four kills may come
+    # too early.
     kills = [Fault(BEGIN + 8.0 + 8.0 * i, "kill-leader") for i in range(4)]
     comes = Fault(BEGIN, "join", stage=0), Fault(BEGIN, "stranger", seconds=30.0)
     outcome = finished(replace(LONG, epochs=60), Schedule(1, (*comes, *kills)))

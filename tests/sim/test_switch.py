@@ -68,7 +68,7 @@ class Watched(SimSwarm):
         self.world.run(self.world.now + 5.0, None)
 
     def tell(self, change: str) -> None:
-        """The owner asks the daemon of somebody who happens to be up."""
+        """The owner asks a daemon that happens to be up."""
         for peer in self.live()[-1:]:
             peer.change(change)
 
@@ -143,12 +143,13 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     swarm.until(2)
     swarm.block().change("moshpit")
     swarm.until(6)
-    chief, liar = swarm.chief(), swarm.block()
+    chief = swarm.chief()
+    liar = swarm.block()
     heard = liar.training._heartbeat(chief.name)
     said: list[str | None] = []
 
     def hear(by: SimPeer, sender: SimPeer, note: Any) -> None:
-        """As if the note had come over the network."""
+        """Deliver a note as the network would."""
         context = SimpleNamespace(peer=sender.name)
 
         async def tell() -> None:
@@ -163,7 +164,8 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     assert said[0] is None, "an honest peer may be behind"
     assert "signed" in str(said[1])
     assert chief.training.standing.known == PLAIN
-    plan, domain = swarm.done(6), signing_domain("plan", swarm.manifest.run_id)
+    plan = swarm.done(6)
+    domain = signing_domain("plan", swarm.manifest.run_id)
     tells = set[str]()
     for change in ("diloco", "", "forged"):
         other = replace(plan, change=change, term=plan.term + 9, leader=chief.name)
@@ -191,7 +193,9 @@ def test_random_faults_while_it_changes() -> None:
 
 
 def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
-    standing, leader, other = ChangeStatus(Rules()), PeerId("leader"), PeerId("other")
+    standing = ChangeStatus(Rules())
+    leader = PeerId("leader")
+    other = PeerId("other")
     assert standing.tells(leader) == ""
     assert standing.learns(DILOCO)
     assert not standing.learns(DILOCO)

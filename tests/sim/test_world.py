@@ -34,19 +34,21 @@ from node.sim.world.network import (
 )
 from node.sim.world.values import DiskStore, SimDisk
 
-A, B = PeerId("a"), PeerId("b")
+A = PeerId("a")
+B = PeerId("b")
 METHOD = "/test/Ask"
 
 
 class TimeIsUp(BaseException):
-    """Raised by a signal wherever the program is, as the end of a test's time is."""
+    """Error that a signal raises wherever the program is, like the end of a test's time."""
 
 
 class Host:
-    """A process with a transport and a record of what happened in it."""
+    """A process with a transport and a record of its events."""
 
     def __init__(self, net: SimNet, name: PeerId) -> None:
-        self.world, self.loop = net.world, ProcessLoop(net.world)
+        self.world = net.world
+        self.loop = ProcessLoop(net.world)
         self.transport = SimTransport(net, name, self.loop, FaultBook())
         self.said: list[tuple[Any, float]] = []
         self.transport.on_lost(lambda peer: self.say(f"lost {peer}"))
@@ -56,7 +58,8 @@ class Host:
         }
         generic = grpc.method_handlers_generic_handler("test", handlers)
         self.transport.server.add_generic_rpc_handlers((generic,))
-        self.transport.serving, self.answers = True, True
+        self.transport.serving = True
+        self.answers = True
 
     def say(self, what: Any) -> None:
         self.said.append((what, round(self.world.now, 3)))
@@ -95,7 +98,7 @@ class Host:
         self.do(asking())
 
     def ask_until(self, end: float, request: str = "yes", timeout: float = 30.0) -> None:
-        """Ask, and let time pass."""
+        """Ask a question, and let time pass."""
         self.ask(request, timeout)
         self.world.run(end)
 
@@ -104,7 +107,8 @@ CALM = LinkProfile(0.1, 0.0)
 
 
 def pair(**changes: float) -> tuple[VirtualTime, Links, Host, Host]:
-    world, links = VirtualTime(0), Links(random.Random(0), replace(CALM, **changes))
+    world = VirtualTime(0)
+    links = Links(random.Random(0), replace(CALM, **changes))
     net = SimNet(world, links)
     return world, links, Host(net, A), Host(net, B)
 
@@ -205,7 +209,7 @@ def test_who_stands_still_hears_everything_when_it_goes_on() -> None:
 
 
 def test_a_process_that_stands_still_loses_its_connections() -> None:
-    """A call that was under way before is ended too, though nothing more is sent."""
+    """A call that was under way before ends too, though nothing more is sent."""
     world, _, a, b = pair()
     b.answers = False
     a.ask_until(1.0, timeout=60.0)
@@ -235,7 +239,7 @@ def test_a_caller_that_hangs_up_ends_the_handler() -> None:
 
 @pytest.mark.parametrize("walled", [False, True])
 def test_the_handler_of_a_dead_callers_call_ends(walled: bool) -> None:
-    """Behind a wall nothing is heard of the death, until the connection counts as silent."""
+    """Behind a wall no news of the death arrives, until the connection counts as silent."""
     world, links, a, b = pair()
     b.answers = False
     a.ask_until(0.5)
@@ -315,7 +319,8 @@ def body(state: str = "training", **more: Any) -> PeerBody:
 
 
 def test_simulated_records_arrive_late_and_stop_at_partitions() -> None:
-    links, at = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0)), [0.0]
+    links = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
+    at = [0.0]
     record_store = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
     record_store.post(A, body(), 0.0)
     assert set(record_store.read(A, 0.0)) == {A}, "one's own is known at once"
@@ -347,8 +352,10 @@ def test_a_directory_counts_by_its_own_wall_clock() -> None:
 
 
 def test_simulated_postings_end_and_junk_is_refused() -> None:
-    links, at = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0)), [0.0]
-    board, pair = SimDht(links, DirectorySettings(), 1.0, lambda: at[0]), "outer/1/all"
+    links = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
+    at = [0.0]
+    board = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
+    pair = "outer/1/all"
     board.put(pair, A, b"1", 0.0, 60.0)
     at[0] = 1.0
     assert board.look(pair, B, 1.0)[A].body == b"1"
@@ -378,8 +385,10 @@ def store(disk: SimDisk, now: list[float]) -> DiskStore:
 
 
 def test_a_disk_keeps_the_newest_and_no_half_written_checkpoint() -> None:
-    disk, now = SimDisk(0.5), [0.0]
-    writer, tensors = store(disk, now), {"p": torch.ones(4)}
+    disk = SimDisk(0.5)
+    now = [0.0]
+    writer = store(disk, now)
+    tensors = {"p": torch.ones(4)}
     for epoch in (1, 2, 3):
         writer.save(1, epoch, tensors, {}, {"epoch": epoch})
         now[0] += 1.0
@@ -415,7 +424,8 @@ def test_a_device_runs_one_job_at_a_time_and_backward_first() -> None:
 
 
 def test_the_set_up_of_a_connection_is_no_part_of_a_way(monkeypatch):
-    ping, met = SimTransport.ping, set()
+    ping = SimTransport.ping
+    met = set()
 
     async def slow_at_first(self, peer, timeout=5.0):
         first = (self, peer) not in met

@@ -10,7 +10,8 @@ from node.sim.setup import WorkTimes
 
 pytestmark = pytest.mark.usefixtures("silence")
 
-HOUR_S, LASTS_S = 3600.0, 300.0
+HOUR_S = 3600.0
+LASTS_S = 300.0
 SLOW = replace(FOUR, work=WorkTimes(ends_s=0.3, forward_s=1.0, step_s=0.3))
 """Epochs of several seconds."""
 SOON_S = 45.0

@@ -13,8 +13,8 @@ from node.identity.keys import Identity
 
 
 def fault_block(done: subprocess.CompletedProcess) -> tuple[str, list[str]]:
-    """The error a command ended with: what failed, and the lines below it. Fails unless it is one
-    clear block."""
+    """The error with which a command ended: the failure, and the lines below it. Fails unless
+    stderr is one clear block."""
     lines = done.stderr.splitlines()
     heads = [i for i, line in enumerate(lines) if line.startswith("tutti: ")]
     assert len(heads) == 1, f"not one block:\n{done.stderr}"
@@ -27,8 +27,8 @@ def fault_block(done: subprocess.CompletedProcess) -> tuple[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def forks() -> Forks:
-    """Loads what daemons need once for all of them. A daemon's own children are started as a person
-    starts them."""
+    """Process that loads a daemon's modules once and forks every daemon. A daemon's own children
+    are started as a person starts them."""
     return Forks()
 
 
@@ -52,8 +52,9 @@ def sign() -> Callable[[Identity, Mapping[str, Any]], bytes]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that failed shows what its daemons said."""
+    """Print the daemons' output if the test failed."""
     outcome = yield
-    report, found = outcome.get_result(), getattr(item, "funcargs", {}).get("box")
+    report = outcome.get_result()
+    found = getattr(item, "funcargs", {}).get("box")
     if report.failed and isinstance(found, Box):
         report.sections.append(("daemons", found.story()))

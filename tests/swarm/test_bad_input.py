@@ -1,5 +1,5 @@
-"""What people get wrong: each mistake ends with its exit code and one clear block, and costs
-nothing that was on the disk."""
+"""Mistakes of people: each ends with its exit code and one clear block, and costs nothing on the
+disk."""
 
 import hashlib
 import socket
@@ -49,15 +49,15 @@ def command(swarm, home: Path, words: Sequence[str]) -> CompletedProcess[str]:
 
 
 def forked(swarm, home: Path, words: Sequence[str]) -> CompletedProcess[str]:
-    """Run a daemon to its end; all of its output is in ``stderr``."""
+    """Run a daemon to its end; `stderr` has all of its output."""
     peer = swarm.bare(home.name, *words)
     peer.environment = {**peer.environment, "NO_COLOR": "1", "COLUMNS": "200"}
     return CompletedProcess(words, peer.start().wait(90.0), "", peer.said())
 
 
 def refused(swarm, fault, home: Path, code: int, *words: str, run: Run = forked) -> tuple[str, str]:
-    """Run it, expect ``code`` and one block; (what, next steps). Key and data are as they were
-    afterwards."""
+    """Run a command that must end with `code` and one block, and leave key and data as they were.
+    Returns (failure, next steps)."""
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} if home.is_dir() else {}
     done = run(swarm, home, words)
     assert done.returncode == code, (done.returncode, done.stderr)

@@ -1,5 +1,5 @@
-"""The books of the benchmarks: what a story of plans and commits says of epochs and samples lost or
-counted twice. No daemon runs."""
+"""Books of the benchmarks: epochs and samples, lost or counted twice, in stories of plans and
+commits. No daemon runs."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ SEQ = 10
 
 
 class Story:
-    """Writes down what leaders would tell; a second passes with every line."""
+    """Writer of the lines that leaders would log; a second passes with every line."""
 
     def __init__(self) -> None:
         self.events: list[Told] = []
@@ -163,7 +163,8 @@ def line(kind: str, at: float) -> str:
 
 
 def test_a_file_is_followed_over_half_lines_and_its_rotation(tmp_path: Path):
-    path, chronicle = tmp_path / "events.jsonl", Chronicle()
+    path = tmp_path / "events.jsonl"
+    chronicle = Chronicle()
     chronicle.follow("p", path)
     assert chronicle.read() == []
     path.write_text(line("one", 1.0) + "no event\n" + line("three", 3.0)[:20])
@@ -180,6 +181,7 @@ def test_a_file_is_followed_over_half_lines_and_its_rotation(tmp_path: Path):
 def test_the_slope_does_not_mind_a_few_wild_points():
     x = [float(i) for i in range(30)]
     y = [5.0 + 0.5 * t for t in x]
-    y[3], y[20] = 1000.0, -1000.0
+    y[3] = 1000.0
+    y[20] = -1000.0
     assert theil_sen(x, y) == pytest.approx(0.5)
     assert theil_sen([1.0], [1.0]) == 0.0

@@ -1,4 +1,5 @@
-"""Networks that are broken in eight ways: who cannot join is told which one it is, in time."""
+"""Networks that are broken in eight ways: a peer that cannot join is told in time which way it
+is."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from node.core.errors import ExitCode
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
 LIMIT_S = 10.0
-"""What a command may take of its own time, measured inside."""
+"""Longest time in s of a command, as the command itself measures it."""
 
 
 @pytest.fixture(scope="module")

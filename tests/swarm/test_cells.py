@@ -1,5 +1,5 @@
 """Cells that lead themselves: a cell divides, both train on at their own pace and average in
-windows, and the one goes on when the other is gone with the founder."""
+windows, and one goes on when the other is gone with the founder."""
 
 import json
 from collections import Counter
@@ -22,7 +22,7 @@ def met(peer: Peer) -> int:
 
 
 def cells_seen(box: Box, peer: Peer) -> int:
-    """That ``tutti cells`` shows with a peer at the ends and in the block stage."""
+    """Cells in `tutti cells` with a peer at the ends and in the block stage."""
     shown = box.tutti("cells", "--json", home=peer.label)
     assert shown.returncode == 0, shown.stderr
     seen = json.loads(shown.stdout)["seen"]

@@ -1,8 +1,8 @@
 """Real faults between real hosts: eight daemons in network namespaces, a kill, a pause and a parted
 network.
 
-One swarm, one fault after the other, each from full strength; what is asserted is what must hold
-however busy the machine is.
+One swarm, one fault after the other, each from full strength. The assertions must hold however busy
+the machine is.
 """
 
 import time
@@ -35,7 +35,7 @@ def swarm() -> Iterator[Arena]:
 
 @pytest.fixture
 def box(swarm) -> Box:
-    """For the report of a test that fails."""
+    """Box of the swarm; a failed test prints the output of its daemons."""
     return swarm.box
 
 
@@ -44,7 +44,8 @@ def box(swarm) -> Box:
 )
 def test_the_swarm_comes_through(swarm: Arena, box: Box, scenario: Scenario) -> None:
     swarm.heal()
-    before, strike = swarm.books().losses(), scenario.do(swarm)
+    before = swarm.books().losses()
+    strike = scenario.do(swarm)
     strike.hold()
     strike.undo()
     keys = {swarm.key(label) for label in strike.victims}

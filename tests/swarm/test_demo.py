@@ -1,4 +1,4 @@
-"""The demo's own code path, but for how its daemons are started, with the topology of
+"""The demo's own code path, except for the start of its daemons, with the topology of
 docker-compose.yml: a rendezvous, ends, three block stages with two replicas."""
 
 import dataclasses
@@ -33,7 +33,8 @@ def tiny() -> Manifest:
 
 
 SECONDS = 8.0
-"""Fewer than a fresh daemon needs to load and join after the kill: the demo waits for it."""
+"""Length of the demo in s, shorter than a fresh daemon takes to load and join after the kill: the
+demo waits for it."""
 
 
 @pytest.mark.timeout(400)

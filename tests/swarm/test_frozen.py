@@ -1,4 +1,4 @@
-"""Whole daemons of which the leader stands still: the others go on without it, and it finds its
+"""Whole daemons with a leader that stands still: the others go on without it, and it finds its
 place again."""
 
 import random
@@ -12,8 +12,8 @@ from benchmarks.lab.forks import Forks
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 COMMIT_S = 30.0
-"""Bound of the wait for the next commit. An answer over a connection that stands has as long, and
-nobody may wait for one of a process that stands still."""
+"""Bound in s of the wait for the next commit. An answer over a live connection may take as long;
+nobody may wait that long for the frozen process."""
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +28,14 @@ def swarm(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Fr
 
 @pytest.fixture
 def box(swarm: FrozenSwarm) -> Box:
-    """For the report of a test that fails."""
+    """Box of the swarm; a failed test prints the output of its daemons."""
     return swarm.box
 
 
 def test_the_cell_goes_on_each_time_that_its_leader_stands_still(
     swarm: FrozenSwarm, box: Box
 ) -> None:
-    dice = random.Random(20)  # the leader stands still for few seconds after the next commit
+    dice = random.Random(20)  # the leader freezes a few seconds after the next commit
     struck = [swarm.strike("leader", dice, COMMIT_S) for _ in range(3)]
     assert {s.who for s in struck} == {"ends-0", "ends-1"}, "who takes over is frozen next"
     assert all(s.said for s in struck), "each one that woke says so"

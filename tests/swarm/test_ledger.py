@@ -1,4 +1,4 @@
-"""The ledger of samples: what it finds in stories of plans. No daemon runs."""
+"""The ledger of samples: its findings in stories of plans. No daemon runs."""
 
 from benchmarks.lab.books import COMMITTED, PLANNED, Books
 from benchmarks.lab.ledger import Ledger, ledger
@@ -8,8 +8,8 @@ SEQ = 10
 
 
 def story(*epochs: tuple[list, int]) -> Books:
-    """A plan with these positions and the commit of as many samples, for each; the last plan has no
-    commit."""
+    """Books with a plan for each pair (positions, count) and a commit of `count` samples; the last
+    plan has no commit."""
     told = []
     for i, (positions, counted) in enumerate(epochs):
         about = {"epoch": i, "lineage": f"v{i}", "term": i, "hash": f"h{i}", "positions": positions}

@@ -31,7 +31,7 @@ def test_a_killed_replica_is_replaced_by_an_invited_joiner(swarm):
     swarm.made["stage-1-1"].kill()
     swarm.goes_on(5)
     del swarm.made["stage-1-1"]
-    # A newcomer fetches what the directory says that others hold.
+    # A newcomer fetches the state that the directory shows at other peers.
     left = swarm.made["stage-1-0"].key
     swarm.wait(
         "its record",
@@ -64,7 +64,7 @@ def test_a_killed_replica_is_replaced_by_an_invited_joiner(swarm):
         lambda: fresh.status().micro_batches > 0,
         must_run=(fresh,),
     )
-    # Whom its fetch did not reach in time is given everything by a round.
+    # A newcomer whose fetch came too late gets everything from a round.
     assert all(e["fields"]["epoch"] > 0 for e in fresh.events("state-fetched"))
     assert fresh.status().stage == 1
     swarm.digests_equal()
@@ -72,7 +72,8 @@ def test_a_killed_replica_is_replaced_by_an_invited_joiner(swarm):
 
 def test_a_killed_p2p_daemon_comes_back_as_the_same_peer(swarm):
     peer = swarm.made["stage-2-0"]
-    before, old = peer.status(), peer.p2pd()
+    before = peer.status()
+    old = peer.p2pd()
     old.send_signal(signal.SIGKILL)
     swarm.wait("a new p2pd", lambda: (p := peer.p2pd()) and p.pid != old.pid, must_run=(peer,))
     swarm.wait("it to be up", lambda: peer.events("p2pd-up"), must_run=(peer,))
@@ -80,7 +81,7 @@ def test_a_killed_p2p_daemon_comes_back_as_the_same_peer(swarm):
     assert peer.status().addresses[0] == before.addresses[0], (
         "others know it by this port and this PeerId"
     )
-    # Micro-batches may go to the other replica for minutes: a way that was slow once is left alone.
+    # Micro-batches may go to the other replica for minutes: a path that was slow once is avoided.
     begin = peer.status().round.done
     swarm.wait(
         "three more rounds of it", lambda: peer.status().round.done >= begin + 3, must_run=(peer,)
@@ -116,7 +117,7 @@ def full_disk(swarm):
 def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
     peer = swarm.member(2, "behind-nat", "--force-tunnel")
     swarm.start(peer)
-    # A way that was slow while the daemon started is measured again once a minute, and until then
+    # A path that was slow while the daemon started is measured again once a minute, and until then
     # the plan prefers the other replica.
     swarm.wait(
         "micro-batches done there", lambda: peer.status().micro_batches > 0, 200.0, must_run=(peer,)
@@ -202,7 +203,7 @@ def test_garbage_stops_nobody(swarm):
 
 
 def test_the_whole_swarm_comes_back_from_its_checkpoints(swarm):
-    """All are killed at once."""
+    """All daemons are killed at once."""
     peers = swarm.live
     swarm.goes_on(6)
     for peer in peers:
@@ -225,7 +226,8 @@ def test_the_whole_swarm_comes_back_from_its_checkpoints(swarm):
 
 def newest_common(box, peers) -> int:
     """The newest epoch that every stage has on some disk."""
-    run, held = box.manifest.run_id, {}
+    run = box.manifest.run_id
+    held = {}
     for peer in peers:
         store = CheckpointStore(peer.config.checkpoint_dir(run), CheckpointSettings(), run)
         stage = int(next(p.name for p in store.root.iterdir()).removeprefix("stage-"))

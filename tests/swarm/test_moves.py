@@ -15,7 +15,8 @@ def test_three_and_one_become_two_and_two(box) -> None:
         training__rebalance_every_s=4.0,
     )
     peers[1:4] = [box.member(1, str(i), "--set", "may_move=true") for i in range(3)]
-    first, lone = peers[1:4], peers[4]
+    first = peers[1:4]
+    lone = peers[4]
     box.start(*peers)
     box.wait("addresses of those that may move", lambda: all(p.status().addresses for p in first))
     before = {
@@ -37,12 +38,12 @@ def test_three_and_one_become_two_and_two(box) -> None:
     assert (mover.pid, process.create_time(), mover.key) == (pid, born, key)
     assert set(mover.status().addresses) == addresses
     kinds = [e["kind"] for e in mover.events()]
-    # It may own nothing when it is asked to move: the others may have been faster.
+    # The daemon may own nothing when it is asked to move: the others may have been faster.
     assert "not-handed-over" not in kinds
     assert kinds.index("moving") < len(kinds) - 1 - kinds[::-1].index("hosting")
     assert [e["fields"]["stage"] for e in mover.events("hosting")][:2] == [1, 2]
     box.goes_on(3)
-    # On a busy machine speeds are measured unequal, and another may have moved by now.
+    # On a busy machine measured speeds differ, and another daemon may have moved by now.
     box.wait(
         "two and two", lambda: [sum(p.status().stage == s for p in peers) for s in (1, 2)] == [2, 2]
     )
@@ -50,7 +51,7 @@ def test_three_and_one_become_two_and_two(box) -> None:
     for peer in (p for p in stays if not p.events("moving")):
         assert not peer.events("state-lost")
         assert peer.status().momentum_lost == 0
-    # Nobody whose operator named a stage, and said no more, was moved.
+    # A daemon with only a stage named by its operator is never moved.
     assert not lone.events("moving")
     assert mover.p2pd() is not None
     codes = box.stop_all()

@@ -1,5 +1,4 @@
-"""Commands that do nothing but enter a network namespace: a daemon that has one is forked. No
-daemon runs."""
+"""Commands that only enter a network namespace: a daemon that has one is forked. No daemon runs."""
 
 import pytest
 

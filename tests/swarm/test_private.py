@@ -1,4 +1,4 @@
-"""A private swarm of real daemons: the invited train, strangers see nothing, whatever door they
+"""A private swarm of real daemons: invited peers train, strangers see nothing, whatever door they
 try."""
 
 import time
@@ -16,7 +16,8 @@ def test_the_invited_train_and_a_stranger_gets_in_by_no_door(box, fault) -> None
     owner, first, second = box.swarm(
         (1, 1, 1), swarm__admission="invite", training__min_replicas=1, training__epochs=100_000
     )
-    key, run = Identity.load(box.root / "ends-0" / "identity.key"), box.manifest.run_id
+    key = Identity.load(box.root / "ends-0" / "identity.key")
+    run = box.manifest.run_id
 
     def invite(peer: str | None) -> str:
         token = admission_token(key, run, peer, time.time() + 3600)

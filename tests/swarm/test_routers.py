@@ -55,7 +55,8 @@ def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path: Path, forks
             for a, b in itertools.combinations_with_replacement(ROUTERS, 2)
         ]
         for one, other in pairs:
-            # Each side finds its own: one may hear of the other's relay before it is heard of.
+            # Each side finds its own relay: one may hear of the other's relay before it is heard
+            # of.
             for near, far in ((one, other), (other, one)):
                 wait(
                     f"a way from {near.name} to {far.name}",
@@ -68,18 +69,21 @@ def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path: Path, forks
             assert [g.get("bytes") for g in got] == [PIECE, PIECE], (one.name, other.name, got)
             assert got[0]["digest"] == got[1]["digest"]
         ways = {(a.name, b.name): a.do(do="way", peer=b.peer)["path"] for a, b in pairs}
-        # What no router can prevent, and what two that map each destination differently must do.
+        # No router can prevent the first result; two routers that map each destination differently
+        # force the second.
         assert ways["open-a", "open-b"] == "direct"
         assert ways["symmetric-a", "symmetric-b"] == "relayed"
 
 
 def test_machines_with_the_same_nine_bridges_meet_on_the_lan(tmp_path: Path, forks: Forks) -> None:
-    """More bridges for containers than addresses are told of a peer, with addresses before those of
-    the LAN, and the same ones on both machines. The last one has no container, and does not run."""
+    """Each machine has more bridges for containers than a peer may announce addresses. Their
+    addresses sort before the LAN's and are the same on both machines. The last bridge has no
+    container and does not run."""
     with Internet({"one": "lan", "two": "lan"}) as net:
         for name in ("one", "two"):
             for n in range(17, 26):
-                port, bridge = f"v{n}", f"br-{n}"
+                port = f"v{n}"
+                bridge = f"br-{n}"
                 for words in (
                     ["link", "add", "name", bridge, "type", "bridge"],
                     ["link", "add", port, "type", "veth", "peer", "name", f"w{n}"],
@@ -119,7 +123,8 @@ def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path: Path, forks: F
         for peer in members:
             box.wait(f"{peer.label} to host", lambda p=peer: hosting(p), START_S, (peer,))
         wait("three epochs", lambda: min(p.status().epoch for p in members) >= 3)
-        one, two = members[1], members[2]
+        one = members[1]
+        two = members[2]
         assert to_it(one, two.key) == "relayed"
 
         before = min(p.status().epoch for p in members)

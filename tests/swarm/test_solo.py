@@ -32,17 +32,18 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
         return now.epoch >= 1
 
     box.wait("the first epoch", trains, 120.0, (first,))
-    said, status = first.said(), first.status()
+    said = first.said()
+    status = first.status()
     assert "children" in reasons
     assert all(reasons.values()), "its own stages load: nobody has to be invited for them"
-    # The plan counts the process, so that it can be compared.
+    # With the process itself the plan is comparable to the memory used.
     planned = status.memory_process + status.memory_planned
     assert 0.5 < planned / status.memory_used < 1.5
     assert status.memory_process > 10 * status.memory_planned
     assert "solo" in said
     assert status.stage == 0
     assert status.healthy
-    # Itself, a p2pd each, and a child for every block stage.
+    # One p2pd of this daemon, and one of the child for every block stage.
     stages = box.manifest.pipeline.stages
     assert sum(p.name() == "p2pd" for p in box.family()) == stages + 1
     # Restarted by hand it would find its swarm again; another machine finds it by the invite.

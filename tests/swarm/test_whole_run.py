@@ -1,5 +1,4 @@
-"""A swarm trains all its epochs; what operators and strangers see of it; the model that comes out
-of it."""
+"""A swarm trains all its epochs: the views of operators and strangers, and the model at its end."""
 
 import json
 import urllib.request
@@ -172,7 +171,8 @@ def test_export_is_the_model_of_the_swarm(swarm, tmp_path: Path, through: str):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        got, wanted = model(tokens).logits, from_checkpoints(swarm, tokens)
+        got = model(tokens).logits
+        wanted = from_checkpoints(swarm, tokens)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -189,11 +189,12 @@ def test_an_export_that_cannot_be_written_is_the_askers_problem(swarm, fault, tm
 
 
 def from_checkpoints(swarm, tokens):
-    """Logits of the model put together from what each stage's daemon has written to its own
+    """Logits of the model put together from the checkpoints that each stage's daemon has on its own
     disk."""
     from node.model.stages import build
 
-    m, run = swarm.manifest, swarm.manifest.run_id
+    m = swarm.manifest
+    run = swarm.manifest.run_id
     modules = []
     for stage, label in enumerate(("ends-0", "stage-1-1", "stage-2-1")):
         store = CheckpointStore(

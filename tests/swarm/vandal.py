@@ -1,8 +1,8 @@
-"""A stranger who breaks things: ``vandal.py MULTIADDR STREAM…`` throws garbage at each libp2p
-stream of a node.
+"""A stranger that breaks things: `vandal.py MULTIADDR STREAM…` throws garbage at each libp2p stream
+of a node.
 
-A process of its own, because hivemind must not be imported beside the tests. Prints one line a
-stream when done.
+It is a process of its own, because hivemind must not be imported beside the tests. Prints one line
+a stream when done.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The journal: order, memory, listeners, threads, and that emitting hurts nobody."""
+"""The journal: order, memory, listeners, threads, and emitting that never fails its caller."""
 
 import asyncio
 import json
@@ -154,7 +154,8 @@ def test_json_lines_are_valid_whatever_the_fields_hold() -> None:
 
 
 def test_library_logs_come_in() -> None:
-    log, pile = logging.Logger("chatty.inner"), Pile()
+    log = logging.Logger("chatty.inner")
+    pile = Pile()
     log.addHandler(JournalHandler(Journal([pile])))
     log.error("broken %s", "pipe")
     log.warning("too many %s")

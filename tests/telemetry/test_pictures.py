@@ -1,4 +1,5 @@
-"""Pictures: the kind by the name of the file, refusals before the work, and what a PNG shows."""
+"""Pictures: the format by the name of the file, refusals before the work, and the contents of a
+PNG."""
 
 import importlib.util
 import math

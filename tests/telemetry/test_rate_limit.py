@@ -5,11 +5,13 @@ from node.core.ids import PeerId
 from node.telemetry import events
 from node.telemetry.events import LINES, WINDOW_S, Journal, RateLimitedLog
 
-NOISY, QUIET = PeerId("12D3KooWNoisy"), PeerId("12D3KooWQuiet")
+NOISY = PeerId("12D3KooWNoisy")
+QUIET = PeerId("12D3KooWQuiet")
 
 
 def made() -> tuple[RateLimitedLog, Journal, VirtualClock]:
-    journal, clock = Journal(), VirtualClock()
+    journal = Journal()
+    clock = VirtualClock()
     return RateLimitedLog(journal, clock.now), journal, clock
 
 

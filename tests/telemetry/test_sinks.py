@@ -26,7 +26,7 @@ def read(path: Path) -> list[dict]:
 
 
 def through(sink: JsonlSink | StreamSink, *events: Event) -> None:
-    """Everything the sink gets until it is closed."""
+    """Give the events to the sink, and close it."""
     for one in events:
         sink.accept(one)
     sink.close()
@@ -36,7 +36,8 @@ class Moody(JsonlSink):
     """A disk that is full when told so; ``seen`` is set after every attempt."""
 
     def __init__(self, path: Path) -> None:
-        self.full, self.seen = True, threading.Event()
+        self.full = True
+        self.seen = threading.Event()
         super().__init__(path)
 
     def _write(self, batch: list[Event]) -> int:
@@ -56,7 +57,8 @@ class Stuck(io.StringIO):
 
     def __init__(self) -> None:
         super().__init__()
-        self.entered, self.go = threading.Event(), threading.Event()
+        self.entered = threading.Event()
+        self.go = threading.Event()
 
     def write(self, text: str) -> int:
         self.entered.set()
@@ -83,7 +85,8 @@ def test_a_restart_appends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_rotation_bounds_the_disk_and_loses_only_the_oldest(tmp_path: Path, keep: int) -> None:
-    path, size = tmp_path / "events.jsonl", len(event("000").to_json()) + 1
+    path = tmp_path / "events.jsonl"
+    size = len(event("000").to_json()) + 1
     through(JsonlSink(path, max_bytes=size * 10, keep=keep), *(event(f"{i:03}") for i in range(95)))
     files = [path.with_name(f"{path.name}.{n}") for n in range(keep, 0, -1)] + [path]
     assert sorted(tmp_path.iterdir()) == sorted(files)

@@ -1,4 +1,4 @@
-"""Which peer hosts which stage: never worse, sizes, slots and wishes kept, and an obvious case
+"""Assignments of peers to stages: never worse, sizes, slots and wishes kept, and an obvious case
 solved."""
 
 import pytest
@@ -10,7 +10,7 @@ from node.tools.assignment import assign, epoch, placed, worst_link
 
 
 def two_towns(**more):
-    """Four peers in each of two towns far apart; as given, every stage is in both."""
+    """Four peers in each of two towns far apart; the given assignment has every stage in both."""
     far = [[0.0 if a == b else 0.01 if a % 2 == b % 2 else 5.0 for b in range(8)] for a in range(8)]
     return parse(
         {

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.cells` reads out of the runs it plays."""
+"""Figures that `python -m benchmarks.cells` reads from its runs."""
 
 import time
 from types import SimpleNamespace
@@ -14,7 +14,8 @@ from benchmarks.lab.told import Told
 from benchmarks.report import Report
 from node.core.ids import CellId
 
-A, B = CellId("a" * 16), CellId("b" * 16)
+A = CellId("a" * 16)
+B = CellId("b" * 16)
 
 
 def test_a_cell_that_stops_waits_until_the_end() -> None:

@@ -23,7 +23,7 @@ def ask(capsys, *words):
 
 
 def planned(capsys, *words) -> dict:
-    """What is printed as JSON; fails unless it ends with 0."""
+    """The document that the command prints with --json; fails unless the exit code is 0."""
     code, out, err = ask(capsys, *words, "--json")
     assert code == 0, err
     return json.loads(out)

@@ -1,5 +1,5 @@
-"""One cell of a stage in one process: real rounds, real state over gRPC on loopback, gradients that
-are made up."""
+"""One cell of a stage in one process: real rounds, real state over gRPC on loopback, made-up
+gradients."""
 
 import asyncio
 import dataclasses
@@ -80,7 +80,7 @@ def mean(givers: Sequence[str], epoch: int) -> dict[str, torch.Tensor]:
 
 
 class Gradients:
-    """In the place of the pipeline: every epoch has gradients at once."""
+    """Replacement for the pipeline: every epoch has gradients at once."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -103,9 +103,11 @@ class Peer:
     def __init__(
         self, rig: "Rig", name: str, every: int, buddy_every: int, service: type[StateService]
     ) -> None:
-        self.name, self.me = name, PeerId(name)
+        self.name = name
+        self.me = PeerId(name)
         self.transport = rig.net.transport(name)
-        self.journal, metrics = Journal(), Metrics()
+        self.journal = Journal()
+        metrics = Metrics()
         self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=rig.deadline_s))
         self.store = CheckpointStore(rig.home / name, CheckpointSettings(0.0, every), "run")
         self.owner = Owner(rig.optim, EPOCHS)
@@ -153,12 +155,12 @@ class Peer:
 
     @property
     def taking(self) -> StateImport:
-        """What it takes over."""
+        """Import of the state that this peer takes over."""
         return self.work.state_export.taking
 
     @property
     def spares(self) -> Spares:
-        """Its copies of others' state."""
+        """This peer's copies of others' state."""
         return self.work.state_export.spares
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -172,7 +174,8 @@ class Peer:
 
 
 def shared(a: Any, b: Any, c: Any = None) -> dict[str, Any]:
-    """Two parts of the first of these, one of each other; without a third, of the second."""
+    """Owners of the parts: two parts for `a`, one each for `b` and `c`; without `c`, two for
+    `b`."""
     return {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": c or b}
 
 
@@ -181,14 +184,18 @@ def same(got: Any, expected: Any, atol: float = 2e-6, rtol: float = 1e-5) -> Non
 
 
 class Rig:
-    """Peers of stage 1, and the leader's part: plans that follow each other, rounds that begin and
-    are repaired."""
+    """Peers of stage 1, and the leader's part: consecutive plans, and rounds that begin and are
+    repaired."""
 
-    shapes, mean, leader, optim = SHAPES, staticmethod(mean), LEADER, OPTIM
-    outer, deadline_s = OuterSettings(), 8.0
+    shapes = SHAPES
+    mean = staticmethod(mean)
+    leader = LEADER
+    optim = OPTIM
+    outer = OuterSettings()
+    deadline_s = 8.0
 
     def read(self, change: str) -> Rules:
-        """ "": as the rig was made; else deltas."""
+        """Rules of a change: the rig's own for "", deltas for any other text."""
         return (
             Rules(1, OuterSettings("butterfly", "deltas", "nesterov", window_s=60.0), 1, change)
             if change
@@ -196,7 +203,10 @@ class Rig:
         )
 
     def __init__(self, home: Path) -> None:
-        self.net, self.home, self.peers, self.term = MemoryNet(), home, dict[str, Peer](), 0
+        self.net = MemoryNet()
+        self.home = home
+        self.peers = dict[str, Peer]()
+        self.term = 0
 
     async def add(
         self,
@@ -224,11 +234,16 @@ class Rig:
     ) -> Plan:
         """The next plan after ``after``; with ``again`` it starts from the same version."""
         self.term += 1
-        epoch, history, tokens = 0, "", 0
+        epoch = 0
+        history = ""
+        tokens = 0
         if after is not None:
-            epoch, history, tokens = after.epoch, after.lineage, after.tokens
+            epoch = after.epoch
+            history = after.lineage
+            tokens = after.tokens
         if after is not None and not again:
-            epoch, history = epoch + 1, lineage_after(after, ())
+            epoch = epoch + 1
+            history = lineage_after(after, ())
             tokens += TOKENS * len(after.paths)
         all_members = tuple(PlanMember(p.me, 1, 1.0, True) for p in members) + tuple(
             PlanMember(p.me, 1, 1.0, False) for p in listeners
@@ -288,7 +303,7 @@ class Rig:
         after: Plan | None = None,
         **more: Any,
     ) -> Plan:
-        """The next plan, which its members have begun."""
+        """Make the next plan and let its members begin it."""
         plan = self.plan(members, owners, after, **more)
         await self.begin(plan, *members)
         return plan
@@ -308,12 +323,12 @@ class Rig:
         return list(await asyncio.gather(*(one(p) for p in peers)))
 
     async def averaged(self, plan: Plan, *peers: Peer, **more: Any) -> None:
-        """The same, after which nobody misses a part."""
+        """Average, and assert that no peer misses a part."""
         for ended in await self.average(plan, *peers, **more):
             assert not ended.missing, ended
 
     async def epoch(self, plan: Plan, *peers: Peer) -> Plan:
-        """Begin and finish a plan in which nothing goes wrong; the plan."""
+        """Begin and finish a plan in which nothing goes wrong; returns the plan."""
         await self.begin(plan, *peers)
         await self.averaged(plan, *peers)
         return plan
@@ -325,7 +340,7 @@ class Rig:
         epochs: int,
         after: Plan | None = None,
     ) -> Plan:
-        """So many epochs without trouble; the last plan."""
+        """Train `epochs` epochs without trouble and return the last plan."""
         for _ in range(epochs):
             after = self.plan(members, owners, after)
             await self.epoch(after, *members)
@@ -335,8 +350,8 @@ class Rig:
     async def trained(
         self, names: str, epochs: int, alone: "Alone | None" = None, **settings: Any
     ) -> tuple[Any, ...]:
-        """New peers of these letters that share the parts, and their plan after so many epochs,
-        which ``alone`` has done too."""
+        """New peers named by these letters that share the parts, and their plan after `epochs`
+        epochs, which `alone` has done too."""
         peers = await self.add(*names, **settings)
         owners = shared(peers[0], peers[min(1, len(peers) - 1)], peers[-1])
         plan = await self.train(peers, owners, epochs)
@@ -345,14 +360,14 @@ class Rig:
         return (*peers, plan)
 
     def placed(self, peers: Sequence[Peer], before: Mapping[str, Any] | None = None) -> Any:
-        """Owners as a leader places them."""
+        """Owners that a leader would assign."""
         was = {n: PeerId(getattr(p, "me", p)) for n, p in (before or {}).items()} or None
         owners = assign(parts_of(SHAPES, self.optim), [(p.me, 1.0) for p in peers], was)
         return {name: self.peers[peer] for name, peer in owners.items()}
 
     @asynccontextmanager
     async def again(self) -> "AsyncIterator[Rig]":
-        """The swarm is started again, by peers that find the disks of these."""
+        """A rig that starts the swarm again, with peers that find the disks of this rig's."""
         made = Rig(self.home)
         made.optim = self.optim
         try:
@@ -374,8 +389,8 @@ class Rig:
 
 
 class Alone:
-    """One process that owns everything: what the cell should have learned, and the state each epoch
-    left."""
+    """One process that owns everything: the parameters that the cell should have learned, and the
+    state after each epoch."""
 
     def __init__(self, optim: OptimSettings = OPTIM) -> None:
         self.optim = optim
@@ -385,7 +400,7 @@ class Alone:
         self.saved: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
 
     def epochs(self, givers: Sequence[Sequence[str]]) -> None:
-        """The first epochs of all; ``givers``: those of each."""
+        """Train from the first epoch on; `givers`: peers that give gradients, for each epoch."""
         for epoch, names in enumerate(givers):
             self.parameters = step_all(self.owner, self.parameters, mean(names, epoch), epoch)
             self.saved[epoch + 1] = {
@@ -396,9 +411,10 @@ class Alone:
     def stepped(
         self, givers: Sequence[str], epoch: int, old: Mapping[str, int]
     ) -> dict[str, torch.Tensor]:
-        """The parameters now after one more ``epoch``; ``old``: the version of the state that the
-        owner of a part had (0: none), where it was not that of the epoch."""
-        owner, gradients = Owner(self.optim, EPOCHS), mean(givers, epoch)
+        """Parameters after one more `epoch`, which are returned and not kept. `old`: version of the
+        state that a part's owner had (0: none), where it was not the epoch's own."""
+        owner = Owner(self.optim, EPOCHS)
+        gradients = mean(givers, epoch)
         for name, shape in SHAPES.items():
             if version := old.get(name, epoch):
                 owner.load_state(name, shape, self.saved[version][name], version - 1)

@@ -1,4 +1,4 @@
-"""What a leader of a test knows of its run: small numbers, and the product's pure functions."""
+"""A test leader's facts of its run: small numbers, and the product's pure functions."""
 
 from dataclasses import fields
 from typing import Any
@@ -10,12 +10,13 @@ from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSiz
 
 
 def assign(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
-    """One part a stage, at its first peer."""
+    """Assign one part a stage to its first peer."""
     return {f"s{stage}": min(p for p, _ in cell)}
 
 
 def facts(**kw: Any) -> RunFacts:
-    """A run of two block stages. ``kw``: fields of the facts, or of their values, by name."""
+    """Facts of a run of two block stages. `kw`: fields of the facts, or of their values, by
+    name."""
     stages = kw.get("stages", 2)
     settings = SchedulerSettings("round-robin", skip=kw.get("spare", 0) / stages)
     given: dict[str, Any] = {

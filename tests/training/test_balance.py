@@ -19,9 +19,10 @@ def hear(roster: Roster, peer: str, stage: int, speed: float = 1.0, at: Version 
 
 
 def swarm(*stages: str) -> tuple[Roster, Balance]:
-    """Peers by their letters, of stage 1, stage 2 and so on; looks every 10 s, a download takes
-    1."""
-    roster, balance = Roster(len(stages)), Balance(len(stages), 10.0, 1.0)
+    """A swarm of peers with one letter each, at stage 1, stage 2 and so on; the leader looks every
+    10 s, and a download takes 1 s."""
+    roster = Roster(len(stages))
+    balance = Balance(len(stages), 10.0, 1.0)
     for stage, peers in enumerate(stages, start=1):
         for peer in peers:
             hear(roster, peer, stage)
@@ -80,7 +81,8 @@ def test_a_peer_that_refused_a_move_is_not_asked_again_soon() -> None:
 
 def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
     def asked(churn: int) -> int:
-        roster, balance = Roster(2), Balance(2, 10.0, 30.0)
+        roster = Roster(2)
+        balance = Balance(2, 10.0, 30.0)
         for stage, count in ((1, 12), (2, 10)):
             for i in range(count):
                 hear(roster, f"p{stage}{i:02}", stage)
@@ -97,14 +99,18 @@ def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
     assert asked(40) == 0
 
 
-YOUNG, LEADER, PATIENCE_S = Version(0), PeerId("leader"), 10.0
+YOUNG = Version(0)
+LEADER = PeerId("leader")
+PATIENCE_S = 10.0
 
 
 class Waiting:
-    """A swarm that waits: peers by their letters at stage 1, stage 2 and so on, and a leader."""
+    """A swarm that waits: peers with one letter each at stage 1, stage 2 and so on, and a
+    leader."""
 
     def __init__(self, *stages: str, at: Version = YOUNG, ends: str = "") -> None:
-        self.roster, self.balance = Roster(len(stages)), Balance(len(stages), 0.0, 1.0)
+        self.roster = Roster(len(stages))
+        self.balance = Balance(len(stages), 0.0, 1.0)
         hear(self.roster, LEADER, ENDS, 0.0, at)
         for stage, peers in enumerate((ends, *stages)):
             for peer in peers:
@@ -116,7 +122,7 @@ class Waiting:
         return (m.peer, m.target) if m else None
 
     def first(self, *lacking: int, **coming: int | None) -> float:
-        """When somebody is asked for the first time."""
+        """Time in s at which the first peer is asked."""
         return next(t for t in range(200) if self.asks(float(t), *lacking, **coming))
 
 
@@ -149,7 +155,7 @@ def test_every_lacking_stage_gets_one_peer_before_a_second() -> None:
         assert [one and one[1] for one in asked] == [2, 3, None, None]
         for peer, stage in filter(None, asked):
             hear(w.roster, peer, stage, 0.0, YOUNG)
-    # Should three of every stage be wanted, two each is as far as those who are here can help.
+    # Should every stage want three, the present peers can help only up to two each.
     assert all(w.asks(40.0 + t, 1, 2, 3) is None for t in range(60))
 
 
@@ -176,7 +182,7 @@ def test_who_refuses_is_not_asked_again_at_once_and_the_next_is() -> None:
     [
         ("abc", "", {}, PATIENCE_S),
         ("abc", "", {"x": 2}, COMING_S),
-        ("abc", "", {"x": None}, COMING_S),  # who still chooses may choose this one
+        ("abc", "", {"x": None}, COMING_S),  # a peer that still chooses may choose this stage
         ("abc", "", {"x": 1}, PATIENCE_S),
         ("abcd", "x", {"x": 2}, PATIENCE_S),  # it is here
     ],

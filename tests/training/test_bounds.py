@@ -1,5 +1,5 @@
-"""What no honest peer says: epochs and tokens beyond the run's, terms that no number of plans
-explains, an end before the end."""
+"""Claims that no honest peer makes: epochs and tokens beyond the run's, terms that no number of
+plans explains, an end before the end."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,8 @@ from node.training.protocol.bounds import (
     Terms,
 )
 
-E, S = PeerId("ends"), PeerId("stage")
+E = PeerId("ends")
+S = PeerId("stage")
 RUN = Bounds(epochs=120, tokens=128, stages=2, micro_batches=4)
 PATH = Path(0, E, (0, 1), (Hop(1, S),))
 
@@ -89,7 +90,8 @@ def test_a_term_grows_by_what_plans_can_explain() -> None:
 
 
 def test_a_misled_leader_stays_within_what_members_accept() -> None:
-    leads, follows = Terms(1), Terms(1)
+    leads = Terms(1)
+    follows = Terms(1)
     leads.saw(1, 0.0)
     follows.saw(1, 0.0)
     term = 1

@@ -1,4 +1,4 @@
-"""What a peer has in place before it takes part."""
+"""State that a peer puts in place before it takes part."""
 
 import asyncio
 from pathlib import Path
@@ -15,11 +15,14 @@ from node.wire.tensors import digest
 
 
 class Board:
-    """A directory: who is at which epoch."""
+    """A directory: the epoch and the state of each peer."""
 
     def __init__(self, **records: tuple[int, str]) -> None:
-        self.records, self.looks, self.view = records, 0, self
-        self.me, self.leaders = "me", frozenset[str]()
+        self.records = records
+        self.looks = 0
+        self.view = self
+        self.me = "me"
+        self.leaders = frozenset[str]()
 
     @property
     def everybody(self) -> dict[str, Any]:
@@ -62,7 +65,7 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
 
 @pytest.mark.parametrize("begins", ["", "ab" * 32], ids=["drawn", "pretrained"])
 async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path, begins: str) -> None:
-    """Once it trains nobody asks for what the run begins from."""
+    """Once the swarm trains, no joiner asks for the parameters that the run begins from."""
     a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     c.work.stage.empty = bool(begins)
@@ -91,7 +94,8 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
     rig: Any, tmp_path: Path
 ) -> None:
     (c,) = await rig.add("c")
-    record_store, incoming = Board(nobody=(3, "training")), tmp_path / "in"
+    record_store = Board(nobody=(3, "training"))
+    incoming = tmp_path / "in"
     await catch_up(c.work, Board(), incoming, c.journal, 0.0)  # type: ignore[arg-type]
     assert not c.events("fetch-failed"), "alone there is nothing to fetch"
     incoming.mkdir()
@@ -104,7 +108,8 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
 
 async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) -> None:
     a, b, c = await rig.add("a", "b", "c")
-    given, board = a.work.stage.digest, Board(b=(0, "training"))
+    given = a.work.stage.digest
+    board = Board(b=(0, "training"))
     for empty in (b, c):
         empty.work.stage.adopt({n: t + 1 for n, t in empty.parameters().items()}, Version(0))
         empty.work.stage.empty = True
@@ -125,8 +130,10 @@ async def test_a_late_joiner_of_adapters_fetches_the_weights_too(rig: Any, tmp_p
     (c,) = await rig.add("c")
     base = {"w": torch.arange(6.0), "v": torch.ones(2, 2)}
     a.work.stage.frozen = base
-    c.work.stage.frozen, c.work.stage.empty = {n: t * 0 for n, t in base.items()}, True
-    board, keep = Board(a=(3, "training")), tmp_path / "base"
+    c.work.stage.frozen = {n: t * 0 for n, t in base.items()}
+    c.work.stage.empty = True
+    board = Board(a=(3, "training"))
+    keep = tmp_path / "base"
     given = digest(base)
     await catch_up(c.work, board, None, c.journal, 0.0, given)  # type: ignore[arg-type]
     await keep_base(c.work, keep, c.journal)

@@ -1,4 +1,4 @@
-"""Whom a peer has worked with, and what that is worth when strangers say that they lead."""
+"""Peers that a peer has worked with, and their weight when strangers claim to lead."""
 
 import pytest
 

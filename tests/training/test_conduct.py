@@ -6,7 +6,8 @@ from node.core.ids import PeerId
 from node.training.leader import conduct as rules
 from node.training.leader.conduct import Conduct
 
-A, B = PeerId("a"), PeerId("b")
+A = PeerId("a")
+B = PeerId("b")
 
 
 def test_a_peer_listens_for_a_multiple_of_the_time_that_it_cost() -> None:

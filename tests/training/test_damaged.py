@@ -23,7 +23,7 @@ from tests.training.run_facts import facts
 
 
 def taking_part(peer: Any, on_error: Any = None) -> Training:
-    """The conversation of a peer of the rig; nobody else is there to talk to."""
+    """Training of a rig's peer, without other peers."""
     identity: Any = SimpleNamespace(peer_id=peer.me)
     return Training(
         identity,
@@ -88,7 +88,9 @@ async def test_a_checkpoint_of_a_run_by_push_sum_is_refused_by_name(rig: Any) ->
 async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeypatch: Any) -> None:
     a, owners = await written(rig, 3)
     *_, older, newest = a.work.local_checkpoints.versions()
-    begins, may_end, restore = asyncio.Event(), asyncio.Event(), a.work.restore
+    begins = asyncio.Event()
+    may_end = asyncio.Event()
+    restore = a.work.restore
 
     async def slow(*args: Any) -> None:
         begins.set()
@@ -112,7 +114,7 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
 async def test_a_plan_that_breaks_a_member_is_told_to_its_parent(
     rig: Any, monkeypatch: Any
 ) -> None:
-    """Who sent it can do nothing about it; a peer whose parts contradict each other must stop."""
+    """The sender can do nothing about it; a peer with contradictory parts must stop."""
     a, owners = await written(rig, 3)
     *_, older, newest = a.work.local_checkpoints.versions()
 

@@ -1,4 +1,4 @@
-"""What an epoch may take follows from what its members measured, and slow is not dead."""
+"""Deadlines of an epoch from the measurements of its members; slow is not dead."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ WORK: dict[str, Any] = {
     "tensor": 10**4,
 }
 TERA = Measured(tera_s=10.0)
-"""Of a slow core: 100 GFLOP/s."""
+"""Costs on a slow core: 100 GFLOP/s."""
 BUSY = Measured(forward_s=5.0, backward_s=10.0, tera_s=10.0)
 
 
 def told(costs: Measured = NOTHING, others: Measured | None = None) -> tuple[Leader, Plan]:
-    """A leader with its first plan of two stages; all members say these costs, ``others`` those at
-    stage 1."""
+    """A leader with its first plan of two stages. All members report `costs`, those at stage 1
+    `others` if given."""
     at_1 = others or costs
     said = ((E, costs), (S1, at_1), (S2, costs), (T1, at_1))
     return begun([heard(p, costs=c) for p, c in said], **WORK)
@@ -132,7 +132,7 @@ def lost(actions: list[Any]) -> list[str]:
 
 
 def silent() -> Leader:
-    """A leader that has heard all of its members at 0.0, and then only some."""
+    """A leader that has heard all of its members at the time 0."""
     return led(facts(late_s=4.0), [heard(E), heard(S1), heard(S2)])
 
 

@@ -1,4 +1,4 @@
-"""When a cell divides, and that it stays whole where one of the two could not work."""
+"""Times at which a cell divides; it stays whole where one of the two could not work."""
 
 from typing import Any
 
@@ -16,15 +16,17 @@ from tests.training.run_facts import assign, facts
 from tests.training.test_leader import heard, with_ways
 
 PEERS = [PeerId(f"{p}{n}") for p in ("ends", "stage1", "stage2") for n in "ab"]
-AT, CELL = Version(9, "a" * 32), CellId("ab" * 8)
+AT = Version(9, "a" * 32)
+CELL = CellId("ab" * 8)
 RULES = Rules(1, OuterSettings("gossip", window_s=60.0))
 
 
 def plans(
     bits: int = 0, apart: tuple[tuple[PeerId, PeerId], ...] = (), **kw: Any
 ) -> tuple[Leader, list[Plan]]:
-    """A leader of a cell with twice the peers that one may have, and what it plans in 5 seconds.
-    ``bits``: how often the samples were halved; ``apart``: who does not reach whom."""
+    """A leader of a cell with twice the peers that a cell may have, and its plans of 5 seconds.
+    `bits`: number of times that the samples were halved; `apart`: pairs that do not reach each
+    other."""
     history = Plan(
         AT.epoch,
         5,
@@ -39,7 +41,8 @@ def plans(
     )
     known = facts(read=lambda change: RULES, prove=True, **kw)
     leader = Leader(PEERS[0], known, history=history, term=5, rules=RULES, cell=CELL)
-    far, done = {frozenset(pair) for pair in apart}, []
+    far = {frozenset(pair) for pair in apart}
+    done = []
     for p in PEERS:
         reached = (q for q in PEERS if {p, q} not in far)
         done += leader.handle(with_ways(heard(p, AT, 500, term=5), *reached), 0.0)

@@ -1,4 +1,4 @@
-"""What becomes of a peer that votes for two results of one attempt, and of its votes."""
+"""A peer that votes for two results of one attempt: its treatment, and the fate of its votes."""
 
 from dataclasses import replace
 
@@ -57,7 +57,8 @@ def cast(peer: PeerId, v: Vote) -> bytes:
 
 
 def proof(peer: PeerId = C, one: Vote | None = None, other: Vote | None = None) -> DoubleVote:
-    a, b = one or vote(), other or vote(OTHER)
+    a = one or vote()
+    b = other or vote(OTHER)
     return DoubleVote(peer, a, b, (cast(peer, a), cast(peer, b)))
 
 
@@ -155,8 +156,8 @@ ALL = (E, S1, S2, T1, T2)
 
 
 def committing(liars: tuple[PeerId, ...]) -> list[object]:
-    """What a leader does when all of five voters have committed, ``liars`` are proven by then, and
-    the rest but two have died."""
+    """Actions of a leader after all five voters have committed and `liars` are proven to have voted
+    twice."""
     trust = Trust(RUN, checks)
     leader = Leader(E, facts(late_s=1e9), trust=trust)
     tell(leader, map(heard, ALL), 0.0)

@@ -1,4 +1,5 @@
-"""Who is taken for the leader: the incumbent while it lives, then the smallest live ends peer."""
+"""The peer that is taken for the leader: the incumbent while it lives, then the smallest live ends
+peer."""
 
 import pytest
 
@@ -25,7 +26,8 @@ def election(me: PeerId, **ends: Sighting) -> Election:
     return e
 
 
-LEADS, HERE = Sighting(1, leads=True), Sighting(1)
+LEADS = Sighting(1, leads=True)
+HERE = Sighting(1)
 
 
 @pytest.mark.parametrize(

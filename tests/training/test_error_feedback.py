@@ -1,5 +1,5 @@
-"""What rounding loses between cells: who rounded owes it, pays it when it rounds next, and nobody
-pays twice."""
+"""Rounding errors between cells: the peer that rounded keeps the error and adds it when it rounds
+next, and nobody adds it twice."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ def numbers(seed: int) -> dict[str, Tensor]:
 
 @pytest.fixture
 def giver() -> Giver:
-    """One that owes something."""
+    """A giver with an error-feedback residual."""
     made = Giver(OuterState.begin(numbers(0)))
     _, _, made.words = says(numbers(1), {}, "int4")
     return made

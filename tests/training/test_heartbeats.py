@@ -1,4 +1,4 @@
-"""How often a peer sends heartbeats."""
+"""Time between a peer's heartbeats."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""What a peer remembers of the versions it can put in place: who asks for one of them gets the plan
-that explains it."""
+"""A peer's memory of the versions it can put in place: a request for one of them gets the plan that
+explains it."""
 
 from dataclasses import replace
 
@@ -10,7 +10,8 @@ from node.training.member import Member
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import makes
 
-ME, LEADER = PeerId("me"), PeerId("leader")
+ME = PeerId("me")
+LEADER = PeerId("leader")
 DROPPED = (3,)
 
 
@@ -20,7 +21,7 @@ def plan_for(base: Version, term: int) -> Plan:
 
 
 def commit(member: Member, plan: Plan) -> None:
-    """One epoch as a member lives it, with a micro-batch that does not count."""
+    """Run one epoch at a member, with a micro-batch that does not count."""
     member.handle(ev.PlanArrived(plan), 0.0)
     member.handle(
         ev.RoundArrived(LEADER, plan.epoch, plan.term, plan.hash, 0, (), {}, (), DROPPED, 10.0), 0.0
@@ -32,7 +33,8 @@ def commit(member: Member, plan: Plan) -> None:
 
 
 def trained(epochs: int, checkpoint_at: int = -1) -> tuple[Member, list[Plan]]:
-    member, plans = Member(ME, Version(0)), []
+    member = Member(ME, Version(0))
+    plans = []
     for epoch in range(epochs):
         plans.append(plan_for(member.at, epoch + 1))
         commit(member, plans[-1])
@@ -53,7 +55,7 @@ def test_the_plan_behind_a_checkpoint_is_remembered() -> None:
 
 
 def test_an_undone_version_is_explained_by_a_passing_plan() -> None:
-    """Epoch 2 is being run, the network parts, and another side's leader begins again from the
+    """Epoch 2 is under way, the network parts, and a leader on the other side begins again from the
     checkpoint before it."""
     member, plans = trained(2, checkpoint_at=1)
     kept = member.checkpoints[0]
@@ -92,8 +94,8 @@ def test_a_plan_that_cannot_be_followed_is_refused_twice() -> None:
 
 
 def test_a_plan_with_another_digest_of_the_version_is_refused() -> None:
-    """Who was started again and fetched what another cell holds is still in the roster with what it
-    held before."""
+    """A peer that restarted and fetched another cell's version is still in the roster with its
+    former one."""
     member, _ = trained(2)
     here = replace(plan_for(member.at, 3), digests={1: "d"})
     member.digest = "of another cell"

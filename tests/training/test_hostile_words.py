@@ -1,4 +1,5 @@
-"""What nobody honest says: numbers, names and plans that would crash or stall a leader."""
+"""Messages that no honest peer sends: numbers, names and plans that would crash or stall a
+leader."""
 
 import dataclasses
 from typing import Any
@@ -57,7 +58,8 @@ def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ..
 
 def test_who_comes_and_goes_does_not_keep_a_run_from_beginning() -> None:
     leader = led(facts(settle_s=1.0), map(heard, (E, S1, S2)))
-    found, now = None, 0.0
+    found = None
+    now = 0.0
     while found is None and now <= SETTLES * 1.0:
         now += 0.5
         done = leader.handle(ev.Unreachable(T1) if int(2 * now) % 2 else heard(T1), now)

@@ -21,7 +21,7 @@ def lies(peer: Peer, by: float) -> None:
 
 
 def blamed(peer: Peer) -> list[tuple[str, float]]:
-    """Peers of which it has counted a fault, with the weights."""
+    """(peer, weight) of each fault that this peer has counted."""
     return [(about, weight) for about, _, weight in peer.transport.faults if weight]
 
 

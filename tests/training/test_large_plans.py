@@ -19,7 +19,8 @@ from node.training.service import LARGE_PLAN, Training
 from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
 
-E, S = PeerId("ends"), PeerId("stage")
+E = PeerId("ends")
+S = PeerId("stage")
 LARGE = bytes(LARGE_PLAN + 1)
 
 
@@ -35,7 +36,7 @@ def plan(paths: int = 3, owners: int = 1) -> Plan:
 
 
 def service(**about: Any) -> Any:
-    """The part of the service that reads plans."""
+    """The part of the training service that reads plans."""
     made: Any = object.__new__(Training)
     facts = SimpleNamespace(bounds=Bounds(120, 128, 2, micro_batches=3))
     made.__dict__ |= {"facts": facts, "_parsing": asyncio.Lock(), **about}
@@ -73,7 +74,8 @@ async def test_a_large_plan_is_parsed_beside_the_event_loop(
 
 
 async def test_one_large_plan_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, free = threading.Semaphore(1), list[bool]()
+    at_once = threading.Semaphore(1)
+    free = list[bool]()
 
     def parse(note: pb.PlanNote, most: int) -> Any:
         free.append(at_once.acquire(blocking=False))
@@ -82,7 +84,8 @@ async def test_one_large_plan_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatc
         return SimpleNamespace(hash="h")
 
     monkeypatch.setattr(notes, "parse_plan", parse)
-    reader, note = service(), pb.PlanNote(plan=LARGE)
+    reader = service()
+    note = pb.PlanNote(plan=LARGE)
     await asyncio.gather(*(reader._parse(note) for _ in range(3)))
     assert free == [True] * 3
 

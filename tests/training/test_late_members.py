@@ -60,7 +60,7 @@ def practised() -> tuple[Leader, Plan, float]:
 
 
 def without(leader: Leader, plan: Plan, now: float, *silent: PeerId) -> tuple[list[Any], float]:
-    """All members but these commit at once, and all live. Returns the actions of the leader until
+    """All members except `silent` commit at once, and all live. Returns the leader's actions until
     it plans or a minute is over, and the time then."""
     done = reported(leader, plan, now)
     for m in plan.members:
@@ -120,7 +120,9 @@ def test_nobody_waits_for_a_member_on_probation() -> None:
 
 def test_a_silent_member_takes_less_than_a_tenth_of_the_time() -> None:
     leader, plan, began = practised()
-    now, epochs, faults = began, 0, []
+    now = began
+    epochs = 0
+    faults = []
     while now < began + 600.0:
         done, now = without(leader, plan, now, T1)
         faults += [a.peer for a in done if isinstance(a, ev.CountFault)]
@@ -243,7 +245,7 @@ def test_reports_that_are_repeated_give_no_member_more_time(stage: str) -> None:
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_member_is_not_late_before_the_deadline_that_it_was_given(attempt: int) -> None:
-    """It may wait that long for an owner that gives it nothing: in a round with new owners, or in a
+    """It may wait that long for an owner that gives it nothing, in a round with new owners or in a
     repeated one."""
     leader, plan, now = practised()
     assert leader._epoch is not None
@@ -276,7 +278,7 @@ def test_before_rounds_were_measured_a_member_has_its_whole_time() -> None:
 
 
 def test_members_whose_votes_are_needed_have_their_whole_time() -> None:
-    """Three of five, which may all be on one busy machine."""
+    """Three votes of five are needed, and all three may be on one busy machine."""
     leader, plan, began = practised()
     reported(leader, plan, began)
     for peer in (E, S1):
@@ -309,7 +311,7 @@ def test_members_on_probation_whose_votes_are_needed_are_waited_for() -> None:
 
 @pytest.mark.parametrize("newcomer", [False, True])
 def test_the_only_holder_of_a_stage_works_whatever_it_did(newcomer: bool) -> None:
-    """Also where a newcomer is there, which holds nothing yet."""
+    """This holds also with a newcomer there, which holds nothing yet."""
     leader, plan = begun(map(heard, (E, S1, S2, T1)), round_s=6.0)
     plan = next_plan(commits(leader, plan, 3.0))
     leader.conduct.cost(S2, 5.0, 3.0)
@@ -402,7 +404,7 @@ def test_the_round_is_repeated_without_an_owner_whose_parts_are_refused() -> Non
 
 
 def test_members_that_took_them_make_them_again() -> None:
-    """An accomplice, and a listener, which cannot tell."""
+    """Among the members are an accomplice, and a listener that cannot tell."""
     more = [heard(THIRD), heard(PeerId("stage1d"))]
     listener = dataclasses.replace(heard(PeerId("stage1e")), digest="another")
     leader, plan = begun([*map(heard, (E, S1, S2, T1)), *more, listener])

@@ -1,5 +1,5 @@
-"""The leader's choices one by one: which history goes on, what it must ask for, who leaves, who
-changes its stage."""
+"""The leader's choices one by one: the history that goes on, its requests, the stages of peers that
+leave or move."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -26,7 +26,8 @@ from node.training.protocol.waiting import Lack
 from tests.training.run_facts import facts
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
-A, B = Version(5, "aa" * 16), Version(7, "bb" * 16)
+A = Version(5, "aa" * 16)
+B = Version(7, "bb" * 16)
 YOUNG = Version(0)
 
 
@@ -40,7 +41,7 @@ def tell(leader: Leader, notes: Iterable[ev.Heartbeat], now: float) -> list[Any]
 
 
 def led(facts: RunFacts, notes: Iterable[ev.Heartbeat]) -> Leader:
-    """A leader that has heard these at the time 0."""
+    """A leader that has heard these notes at the time 0."""
     leader = Leader(E, facts)
     tell(leader, notes, 0.0)
     return leader
@@ -57,31 +58,31 @@ def next_plan(actions: list[Any]) -> Plan:
 
 
 def waits(leader: Leader, now: float) -> str:
-    """What is waited for; there must be no plan."""
+    """Reason for which the leader waits; fails if there is a plan."""
     assert the_plan(leader.handle(ev.ClockTick(), now)) is None
     return leader.waiting_for
 
 
 def lacks(leader: Leader, now: float) -> Lack:
-    """The kind of thing that is waited for; there must be no plan."""
+    """Kind of lack for which the leader waits; fails if there is a plan."""
     waits(leader, now)
     assert leader.waiting is not None
     return leader.waiting.lack
 
 
 def kinds(actions: Iterable[Any]) -> list[str]:
-    """Of what is said for the record."""
+    """Kinds of the recorded facts among the actions."""
     return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
 
 
 def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
-    """A leader that has heard these, or one peer of each stage, with its first plan."""
+    """A leader that has heard these notes, or one peer of each stage, and its first plan."""
     leader = led(facts(**kw), notes or [heard(E), heard(S1), heard(S2)])
     return leader, next_plan(leader.handle(ev.ClockTick(), 2.0))
 
 
 def reported(leader: Leader, plan: Plan, now: float) -> list[Any]:
-    """The results of all micro-batches are here; what the leader does then."""
+    """Report the results of all micro-batches and return the leader's actions."""
     rows = tuple(MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths)
     return leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
 
@@ -89,8 +90,8 @@ def reported(leader: Leader, plan: Plan, now: float) -> list[Any]:
 def commits(
     leader: Leader, plan: Plan, now: float, between: Iterable[ev.Heartbeat] = ()
 ) -> list[Any]:
-    """Everybody does its part, and ``between`` is heard before the last of them; what the leader
-    does then."""
+    """Let every member do its part, with `between` heard before the last member's; returns the
+    leader's actions."""
     reported(leader, plan, now)
     assert leader.phase is Phase.ROUND
     done = []
@@ -107,8 +108,7 @@ def recalled(version: Version) -> PlanContext:
 
 
 def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heartbeat]:
-    """One ends peer of side A, and block peers of both sides: each side covers every stage but the
-    ends."""
+    """Heartbeats of two sides: each side covers every block stage, and has one ends peer."""
     return [
         heard(E, A, tokens_a),
         heard(PeerId("ends2"), B, tokens_b),
@@ -157,14 +157,16 @@ def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
     plan = next_plan(leader.handle(ev.ClockTick(), 13.1))
     assert plan.base.epoch == 1
     assert not next(m for m in plan.members if m.peer == T1).current
-    now, waited = 14.0, 0
+    now = 14.0
+    waited = 0
     while now < 3.0 + 20 * COURTESY_S:
         following = the_plan(commits(leader, plan, now, [liar]))
         if following is None:
             waited += 1
             now += 10.0
             following = next_plan(leader.handle(ev.ClockTick(), now))
-        plan, now = following, now + 15.0
+        plan = following
+        now = now + 15.0
     assert waited == 4, "after 1, 3, 7 and 15 minutes: twice as long each time"
 
 
@@ -180,8 +182,8 @@ def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
 
 
 def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
-    """Every member does its part, and the two of stage 1 come to different parameters; what the
-    leader does then, a moment later."""
+    """Let every member do its part, with different parameters at the two members of stage 1;
+    returns the leader's actions until a moment later."""
     reported(leader, plan, now)
     done = []
     for m in plan.members:
@@ -216,9 +218,11 @@ def test_of_two_differing_replicas_one_listens_after_two_tries() -> None:
 
 @pytest.mark.parametrize("liar", [S1, T1])
 def test_replicas_that_differ_cost_a_bounded_number_of_epochs(liar: PeerId) -> None:
-    """One of two lies in every epoch: in the end one of them listens nearly all the time."""
+    """One of two lies in every epoch: in the end one of the two listens nearly all the time."""
     leader, plan = begun([heard(E), heard(S1), heard(T1), heard(S2)], epochs=10_000)
-    now, abandoned, committed = 3.0, 0, 0
+    now = 3.0
+    abandoned = 0
+    committed = 0
     for _ in range(300):
         base = plan.base
         reported(leader, plan, now)
@@ -280,7 +284,8 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
 def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     _, plan = begun()
     dropped = (plan.paths[0].index,)
-    at, newcomer = Version(1, lineage_after(plan, dropped)), PeerId("ends0")
+    at = Version(1, lineage_after(plan, dropped))
+    newcomer = PeerId("ends0")
     leader = Leader(newcomer, facts())
     there = [heard(newcomer), *(heard(p, at, 64) for p in (E, S1, S2))]
     actions = tell(leader, there, 0.0) + leader.handle(ev.ClockTick(), 2.0)
@@ -300,7 +305,7 @@ SECOND = PeerId("ends2")
 
 
 def successor(*reported: PeerId) -> Leader:
-    """The leader that takes over from E, after these have reported to it at the time 0."""
+    """The leader that takes over from E, after these peers have reported to it at the time 0."""
     _, plan = begun([heard(p) for p in (E, SECOND, S1, T1, S2, T2)])
     leader = Leader(SECOND, facts(late_s=4.0), term=plan.term, history=plan)
     tell(leader, map(heard, reported), 0.0)
@@ -365,7 +370,8 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
 
 
 def test_who_lacks_parts_copies_from_those_who_agree() -> None:
-    """To ask another one for what most hold would be a fault of that one."""
+    """A peer with another digest, asked for the majority's parameters, would be blamed for its
+    honest answer."""
     more = [PeerId(f"stage1{c}") for c in "bcd"]
     leader, plan = begun([heard(p) for p in (E, S1, S2, *more)])
     reported(leader, plan, 3.0)
@@ -394,8 +400,8 @@ def test_a_peer_moves_to_the_bottleneck_stage() -> None:
         done = commits(leader, plan, 3.0 + 5 * i)
         moves += [a for a in done if isinstance(a, ev.RequestMove)]
         plan = next_plan(done)
-    # Nobody obeys here, so another is asked at every look, never the same twice, and never the last
-    # of its stage.
+    # Nobody obeys here, so another peer is asked at every look, never the same twice, and never the
+    # last of its stage.
     assert [m.stage for m in moves] == [2] * len(moves)
     assert len({m.peer for m in moves}) == len(moves)
     assert 2 <= len(moves) <= 6
@@ -461,7 +467,8 @@ def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
 
 def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
     leader, plan = begun(map(heard, (E, S1, S2, T1)), round_s=6.0, late_s=1e9)
-    owner, other = plan.owners["s1"], T1 if plan.owners["s1"] == S1 else S1
+    owner = plan.owners["s1"]
+    other = T1 if plan.owners["s1"] == S1 else S1
     reported(leader, plan, 2.5)
     for attempt in range(2):
         leader.handle(ev.Incomplete(owner, plan.hash, attempt, (), ()), 3.0)
@@ -490,7 +497,7 @@ def test_members_receive_the_list_of_the_dead() -> None:
 
 
 def test_members_of_its_stage_hear_of_a_death_during_the_round() -> None:
-    """Their own connections to it may be fine."""
+    """The members' own connections to the dead peer may be fine."""
     leader, plan = begun([heard(E), heard(S1), heard(S2), heard(T2)])
     reported(leader, plan, 3.0)
     done = leader.handle(ev.Unreachable(T2), 3.5)
@@ -527,7 +534,7 @@ def test_an_agreed_version_that_is_lost_does_not_stop_the_swarm() -> None:
 def test_a_stage_falls_back_to_its_newest_remaining_parameters(
     early: bool,
 ) -> None:
-    """One peer of stage 1 had committed with the others, who have settled since, and it is gone:
+    """One peer of stage 1 committed with the others, who have settled since. Now it is gone, and
     its mate holds the epoch before."""
     leader, first = begun()
     second = next_plan(commits(leader, first, 3.0))
@@ -585,7 +592,7 @@ def test_state_that_fits_nowhere_is_reported_once() -> None:
     assert "w keeps 100 bytes" in leader.waiting_for
     assert (leader.phase, leader.term) == (Phase.GATHER, 0)
     assert asked[:2] == [(0, {}), (1, {S1: 99})], "what is not known is not given"
-    # Somebody with the memory comes, and it goes on.
+    # A peer with enough memory comes, and the run goes on.
     next_plan(tell(leader, [heard(T1, room=100)], 9.0))
     assert leader.waiting_for == ""
 
@@ -637,7 +644,7 @@ def test_a_change_reported_by_a_stranger_is_verified() -> None:
 
 
 def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
-    """It says that it reaches these."""
+    """The heartbeat with paths to these peers."""
     return dataclasses.replace(
         note, costs=Measured(ways=tuple((p, LinkCost(0.0, 0.01)) for p in sorted(to)))
     )
@@ -689,12 +696,14 @@ def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
 
 
 def test_a_search_takes_unproven_pairs_for_far_apart() -> None:
-    apart, everybody = {S1, T2}, (E, S1, S2, T1, T2)
+    apart = {S1, T2}
+    everybody = (E, S1, S2, T1, T2)
     reach = {p: set(everybody) - (apart if p in apart else {p}) for p in everybody}
     notes = [with_ways(heard(p), *reach[p]) for p in everybody]
     leader, plan = begun(notes, prove=True, router=lambda: Router(SchedulerSettings(), 2))
     (asked,) = (a for a in reported(leader, plan, 3.0) if isinstance(a, ev.SearchPaths))
-    peers, delays = asked.job.task.peers, asked.job.problem.delays
+    peers = asked.job.task.peers
+    delays = asked.job.problem.delays
     assert {
         (peers[a], peers[b]) for a, row in enumerate(delays) for b, s in enumerate(row) if s > 1
     } == {(S1, T2), (T2, S1)}

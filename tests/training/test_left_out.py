@@ -1,4 +1,4 @@
-"""A stage that nobody holds: plans go around it where the run allows, and it comes back with the
+"""A stage without peers: plans go around it where the run allows, and it comes back with the
 parameters it had."""
 
 import dataclasses
@@ -54,7 +54,7 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
 
 
 def without_stage_2() -> tuple[Leader, Plan, Plan]:
-    """A leader, its first plan, and the one after the stage has died out."""
+    """A leader, its first plan, and its plan after the stage has died out."""
     leader, first = begun()
     plan, _ = lose(leader, S2, 3.0)
     return leader, first, plan
@@ -124,7 +124,8 @@ def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
 def test_an_older_copy_is_used_when_nobody_has_a_newer_one() -> None:
     leader, first = begun()
     plan = next_plan(commits(leader, first, 3.0))
-    old, plan = plan.base, next_plan(commits(leader, plan, 4.0))
+    old = plan.base
+    plan = next_plan(commits(leader, plan, 4.0))
     plan, _ = lose(leader, S2, 5.0)
     older = heard(PeerId("stage2b"), old, 0)
     for now in (10.0, 10.0 + PATIENCE - 1):
@@ -161,7 +162,8 @@ def test_voters_of_a_stage_left_out_do_not_count_as_here() -> None:
 
 def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
     leader, first, plan = without_stage_2()
-    at, other = after(plan), PeerId("ends0")
+    at = after(plan)
+    other = PeerId("ends0")
     successor = Leader(other, facts(**SKIPPING), term=plan.term, history=plan)
     assert successor.memory.stood(plan.base) == {2: first.base}
     there = [heard(p, at, 128) for p in (other, E, S1, S3)]
@@ -179,13 +181,15 @@ def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:
     _, first = begun()
     held = Version(3, "aa" * 16)
     later = dataclasses.replace(first, epoch=7, lineage="bb" * 16, term=5)
-    says, member = dataclasses.replace(later, stood={2: held}), Member(S2, held)
+    says = dataclasses.replace(later, stood={2: held})
+    member = Member(S2, held)
     assert [type(a) for a in member.handle(ev.PlanArrived(later), 0.0)] == [ev.RefuseCaller]
     done = member.handle(ev.PlanArrived(dataclasses.replace(says, term=6)), 0.0)
     assert done[0] == ev.GoTo(says.base, "left out")
     assert isinstance(done[1], ev.BeginEpoch)
     assert (member.at, member.state) == (says.base, MemberState.RUN)
-    # From its disk, when it stands elsewhere; of another stage the words are not meant for it.
+    # The version comes from the disk if another one is in place. The plan permits it to stage 2
+    # alone.
     stale = Member(S2, Version(1), checkpoints=(held,))
     done = stale.handle(ev.PlanArrived(dataclasses.replace(says, term=7)), 0.0)
     assert done[:2] == [ev.GoTo(held, "checkpoint"), ev.GoTo(says.base, "left out")]

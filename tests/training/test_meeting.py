@@ -1,5 +1,4 @@
-"""Cells of one stage that meet in windows: real exchanges, real parameters, gradients that are made
-up."""
+"""Cells of one stage that meet in windows: real exchanges, real parameters, made-up gradients."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,15 +22,16 @@ PARAMETERS = OuterSettings("butterfly", window_s=60.0)
 DELTAS = OuterSettings("butterfly", "deltas", "nesterov", momentum=0.8, window_s=60.0)
 STATE = replace(DELTAS, strategy="gossip", carries="state")
 WITHIN_S = 60.0
-"""Nobody dies here, so that nothing is waited for."""
+"""Bound in s of the waits in a window; nobody dies here, so none is reached."""
 
 
 class Cells:
     """Cells of stage 1 that train and meet all with all; the first peer of each owns everything.
-    ``last``: the plan that each of them has done."""
+    `last`: the latest finished plan of each cell."""
 
     def __init__(self, rig: Rig, *cells: Sequence[Peer]) -> None:
-        self.rig, self.cells = rig, cells
+        self.rig = rig
+        self.cells = cells
         self.last: list[Plan | None] = [None for _ in cells]
 
     @property
@@ -58,12 +58,13 @@ class Cells:
         )
 
     async def train(self) -> None:
-        """An epoch of gradients, by plans that say nothing of windows."""
+        """Train every cell for an epoch, by plans without a window."""
         for i, cell in enumerate(self.cells):
             self.last[i] = await self.rig.epoch(self.plan(i, Window()), *cell)
 
     async def give(self, number: int) -> list[dict[str, Tensor]]:
-        """Every cell gives what it has, and trains for an epoch meanwhile; what each gave."""
+        """Let every cell give its parameters and train for an epoch meanwhile; returns the
+        parameters given."""
         given = [cell[0].parameters() for cell in self.cells]
         for i, cell in enumerate(self.cells):
             self.last[i] = self.plan(i, Window(number, self.partners(i), WITHIN_S))
@@ -75,7 +76,7 @@ class Cells:
         return given
 
     def landing(self, i: int, number: int) -> Plan:
-        """The outer round that puts the mean of the window in place."""
+        """Plan of the outer round that puts the window's mean in place."""
         _, digest = self.cells[i][0].work.windows.mean
         return self.plan(i, Window(0, self.partners(i), means={1: digest}), outer=number)
 
@@ -107,7 +108,8 @@ def asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def two_and_one(rig: Rig, outer: OuterSettings, every: int = 0) -> Cells:
     """A cell of two and a cell of one under these settings, after an epoch of gradients."""
-    rig.outer, rig.deadline_s = outer, WITHIN_S
+    rig.outer = outer
+    rig.deadline_s = WITHIN_S
     a, b, c = await rig.add("a", "b", "c", every=every)
     cells = Cells(rig, [a, b], [c])
     await cells.train()
@@ -136,9 +138,11 @@ async def test_cells_keep_what_they_learned_while_a_mean_was_made(rig: Rig) -> N
 async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
     rig: Rig, settings: OuterSettings
 ) -> None:
-    rig.outer, rig.deadline_s = settings, WITHIN_S
+    rig.outer = settings
+    rig.deadline_s = WITHIN_S
     a, b, c = await rig.add("a", "b", "c")
-    cells, state = Cells(rig, [a, b], [c]), OuterState.begin(a.parameters())
+    cells = Cells(rig, [a, b], [c])
+    state = OuterState.begin(a.parameters())
     for number in (7, 8):
         await cells.train()
         given = await cells.give(number)
@@ -159,7 +163,8 @@ async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
 async def test_a_window_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) -> None:
     cells = await two_and_one(rig, replace(DELTAS, fragments=2))
     a, _, c = cells.everybody
-    begun, carried = a.anchored, a.work.rounds.carried(7, 2)
+    begun = a.anchored
+    carried = a.work.rounds.carried(7, 2)
     assert carried.keys() in pieces({n: t.nbytes for n, t in a.parameters().items()}, 2)
     await cells.give(7)
     before = [p.parameters() for p in (a, c)]
@@ -179,10 +184,13 @@ async def test_an_undone_landing_lands_again_with_equal_bits(rig: Rig) -> None:
     cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True))
     a = cells.everybody[0]
     await cells.give(7)
-    before, owed = a.anchored, dict(a.work.anchor.words)
+    before = a.anchored
+    owed = dict(a.work.anchor.words)
     done = list(cells.last)
     await cells.land(7)
-    after, digest, words = a.anchored, a.work.stage.digest, a.work.anchor.words
+    after = a.anchored
+    digest = a.work.stage.digest
+    words = a.work.anchor.words
     assert after is not before
     assert words.keys() == set(SHAPES)
     cells.last = done
@@ -204,7 +212,8 @@ async def test_with_feedback_no_cells_change_is_lost(
     cells = await two_and_one(rig, settings)
     a, b, c = cells.everybody
     monkeypatch.setattr(merging, "FADES", 1.0)
-    begun, moved = a.anchored.anchor, {n: torch.zeros(of) for n, of in SHAPES.items()}
+    begun = a.anchored.anchor
+    moved = {n: torch.zeros(of) for n, of in SHAPES.items()}
     for number in range(1, 4):
         anchor = a.anchored.anchor
         given = await cells.give(number)
@@ -212,7 +221,8 @@ async def test_with_feedback_no_cells_change_is_lost(
         await cells.land(number)
     assert all(torch.equal(a.work.anchor.words[n], t) for n, t in _words(b).items())
     for n in SHAPES:
-        owed, came = (_words(a)[n] + _words(c)[n]) / 2, begun[n] - a.anchored.anchor[n]
+        owed = (_words(a)[n] + _words(c)[n]) / 2
+        came = begun[n] - a.anchored.anchor[n]
         torch.testing.assert_close(came + owed, moved[n], rtol=1e-4, atol=1e-5)
 
 
@@ -249,7 +259,9 @@ async def test_a_checkpoint_restores_anchor_and_rounding_errors(rig: Rig) -> Non
     await rig.copied(c)
     await cells.land(7)
     await rig.copied(c)
-    version, state, words = makes(cells.last[1], ()), c.anchored, _words(c)
+    version = makes(cells.last[1], ())
+    state = c.anchored
+    words = _words(c)
     assert words.keys() == set(SHAPES)
     await cells.train()
     await rig.copied(c)
@@ -301,7 +313,8 @@ async def test_a_change_of_the_owner_ends_the_window_under_way(rig: Rig) -> None
 async def test_one_cell_makes_the_mean_and_the_others_take_it(
     rig: Rig, settings: OuterSettings
 ) -> None:
-    rig.outer, rig.deadline_s = settings, WITHIN_S
+    rig.outer = settings
+    rig.deadline_s = WITHIN_S
     peers = await rig.add("a", "b", "c")
     cells = Cells(rig, *([p] for p in peers))
     server = server_of(1, [_name(i) for i in range(3)], settings.shards)

@@ -1,4 +1,4 @@
-"""What cells with equal anchors make of their differences."""
+"""Outer steps of cells with equal anchors, from their differences."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,12 +24,15 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 
 def window(s: OuterSettings, number: int, keepers: list[Giver]) -> list[dict[str, Tensor]]:
-    """Every cell trains somewhere, and makes its own step of what all gave."""
-    merges, locals_ = [OuterSteps(k, s, SHAPES) for k in keepers], []
+    """Let every cell train somewhere, give its difference, and make its own step from all of them;
+    returns the steps."""
+    merges = [OuterSteps(k, s, SHAPES) for k in keepers]
+    locals_ = []
     for i, k in enumerate(keepers):
         at = drawn(100 * number + i)
         locals_.append({n: t + 0.1 * at[n] for n, t in k.state.anchor.items()})
-    given, made = [m.gives(local) for m, local in zip(merges, locals_, strict=True)], []
+    given = [m.gives(local) for m, local in zip(merges, locals_, strict=True)]
+    made = []
     for i, (merge, keeper) in enumerate(zip(merges, keepers, strict=True)):
         said = {c: merge.opens(g or {}) for c, g in zip(CELLS, given, strict=True)}
         own = said.pop(CELLS[i])
@@ -53,7 +56,8 @@ def window(s: OuterSettings, number: int, keepers: list[Giver]) -> list[dict[str
     ids=lambda s: f"{s.codec}-{s.optimizer}",
 )
 def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings) -> None:
-    keepers, before = [Giver(OuterState.begin(drawn(7))) for _ in CELLS], drawn(7)
+    keepers = [Giver(OuterState.begin(drawn(7))) for _ in CELLS]
+    before = drawn(7)
     for number in range(1, 5):
         made = window(s, number, keepers)
         for name in made[0]:
@@ -74,14 +78,16 @@ def test_bytes_that_nobody_writes_are_refused() -> None:
 def test_one_that_is_far_longer_than_the_others_counts_for_less() -> None:
     keeper = Giver(OuterState.begin({n: torch.zeros(of) for n, of in SHAPES.items()}))
     merge = OuterSteps(keeper, replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0), SHAPES)
-    near, far = drawn(1), {n: 100.0 * t for n, t in drawn(2).items()}
+    near = drawn(1)
+    far = {n: 100.0 * t for n, t in drawn(2).items()}
     made = merge.makes(CELLS[0], near, {CELLS[1]: drawn(3), CELLS[2]: far})
     assert float(made["w"].norm()) < 2.0 * float(near["w"].norm())
 
 
 def test_who_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
     merge = OuterSteps(Giver(OuterState.begin(drawn(7))), DENSE, SHAPES)
-    here, result = drawn(8), drawn(9)
+    here = drawn(8)
+    result = drawn(9)
     after = moved(here, merge.since(here, True), result)
     for name, was in drawn(7).items():
         assert torch.allclose(after[name] - result[name], here[name] - was, atol=1e-5)
@@ -91,7 +97,7 @@ HOGWILD = OuterSettings("hogwild", "deltas", "sgd", lr=1.0, momentum=0.0, window
 
 
 class Cell(Giver):
-    """``local``: its parameters."""
+    """A cell of one giver. `local`: its parameters."""
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
         super().__init__(OuterState.begin(start))
@@ -101,7 +107,7 @@ class Cell(Giver):
         self.local = {name: t + by[name] for name, t in self.local.items()}
 
     def takes(self, name: str, merge: Pushes, given: Mapping[str, Tensor], made: Named) -> bool:
-        """Whether the push was in it."""
+        """Take over the result; returns True if this cell's push was in it."""
         left_out = merge.lacks(name, made)
         self.local = moved(self.local, merge.since(given, left_out), made)
         self.state = OuterState({n: made[n] for n in SHAPES}, self.state.momentum)
@@ -110,8 +116,8 @@ class Cell(Giver):
 
 
 def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> list[bool]:
-    """One window, which the first cell serves and only ``present`` ones come to in time: whose
-    push was taken."""
+    """Play one window, which the first cell serves and only `present` ones come to in time. Returns
+    for each cell whether its push was taken."""
     merges = [Pushes(c, s, SHAPES, len(cells)) for c in cells]
     given = [dict(c.local) for c in cells]
     said = [m.opens(m.gives(c.local) or {}) for m, c in zip(merges, cells, strict=True)]
@@ -126,7 +132,8 @@ def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> 
 
 def test_every_push_counts_once_also_after_it_was_left_out() -> None:
     start = drawn(0)
-    cells, moves = [Cell(start) for _ in CELLS], [drawn(i + 1) for i in range(6)]
+    cells = [Cell(start) for _ in CELLS]
+    moves = [drawn(i + 1) for i in range(6)]
     for cell, by in zip(cells, moves[:3], strict=True):
         cell.trains(by)
     assert served(cells, {2}) == [True, False, True]
@@ -139,7 +146,8 @@ def test_every_push_counts_once_also_after_it_was_left_out() -> None:
 
 
 def test_a_push_that_is_too_old_is_kept_by_its_cell() -> None:
-    stale, start = replace(HOGWILD, strategy="parameter-server", staleness=1), drawn(0)
+    stale = replace(HOGWILD, strategy="parameter-server", staleness=1)
+    start = drawn(0)
     cells = [Cell(start) for _ in CELLS]
     for _ in range(2):
         served(cells, {1}, stale)  # the third one is away

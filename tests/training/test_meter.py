@@ -1,4 +1,4 @@
-"""What a peer says of its own speed."""
+"""A peer's report of its own speed."""
 
 import pytest
 

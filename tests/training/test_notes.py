@@ -1,4 +1,4 @@
-"""Notes survive the wire, and what does not parse is refused with a typed error."""
+"""Notes survive the wire, and a note that does not parse is refused with a typed error."""
 
 import dataclasses
 import json
@@ -34,7 +34,9 @@ from node.training.protocol.votes import signing_domain
 from protos import training_pb2 as pb
 from tests.training.test_votes import certificate
 
-A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+A = PeerId("A")
+B = PeerId("B")
+C = PeerId("C")
 PARTNER = Partner(CellId("ef" * 8), C, {1: (Host(A, ("/ip4/1.2.3.4/tcp/1",)),)})
 PLAN = Plan(
     epoch=3,
@@ -129,8 +131,8 @@ def test_a_damaged_plan_is_another_plan_or_an_error(at: int, byte: int) -> None:
         damaged = notes.parse_plan(pb.PlanNote(plan=bytes(raw)))
     except WireError:
         return
-    # The same numbers may be written otherwise, as 9e0 for 9.0; that is the same plan, and no
-    # longer what the leader signed.
+    # The same numbers may be written otherwise, as 9e0 for 9.0: the plan is the same, and no longer
+    # the text that the leader signed.
     assert damaged.hash != PLAN.hash or json.loads(raw) == json.loads(PLAN.canonical())
 
 
@@ -270,7 +272,7 @@ TINY = 5e-324
     ids=lambda said: type(said).__name__,
 )
 def test_a_note_with_numbers_beyond_all_limits_is_refused(said: Any) -> None:
-    """Nothing of it may come into a plan that nobody could read any more."""
+    """No such number may come into a plan, which nobody could read any more."""
     kind = type(said).__name__.removesuffix("Note").lower()
     note = through(pb.Note(**{kind: said}))
     with pytest.raises(WireError):
@@ -284,7 +286,8 @@ def test_a_huge_plan_is_not_read() -> None:
 
 def test_a_history_comes_back_and_only_for_its_own_version() -> None:
     makes = Version(4, lineage_after(PLAN, (0,)))
-    past, shown = [(Version(3, "ab" * 16), 100), (Version(2), 50)], certificate(makes, (A, B))
+    past = [(Version(3, "ab" * 16), 100), (Version(2), 50)]
+    shown = certificate(makes, (A, B))
     sent = notes.history_reply(PLAN, (0,), past, shown)
     reply = pb.HistoryReply.FromString(sent.SerializeToString())
     assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,), shown), past)

@@ -1,5 +1,5 @@
-"""What windows keep in memory: counted before a stage is loaded, and never less than what is there
-while a window runs and afterwards."""
+"""Memory of windows: counted before a stage is loaded, and never less than is used while a window
+runs and afterwards."""
 
 import math
 from collections.abc import Iterable
@@ -39,9 +39,10 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def kept(p: Peer) -> tuple[int, int]:
-    """Bytes of (anchor and momentum, with those that a roll-back would bring back; what is owed,
-    and what would be)."""
-    anchor, meeting = p.work.anchor, p.work.windows._meeting
+    """Return the bytes of anchors and momenta, those for a roll-back included; and the bytes of
+    error-feedback residuals, present and pending."""
+    anchor = p.work.anchor
+    meeting = p.work.windows._meeting
     before, words, _ = anchor._before or (None, {}, 0)
     states = [s for s in (anchor.state, before) if s is not None]
     sides = (anchor.words, words, (meeting and meeting.merge.owes) or {})
@@ -51,7 +52,7 @@ def kept(p: Peer) -> tuple[int, int]:
 
 
 def under_way(p: Peer) -> int:
-    """Bytes of what the window gives, has got and has made, but for parameters in place."""
+    """Bytes that the window gives, has received and has made, without the parameters in place."""
     m = p.work.windows._meeting
     sides = (m.given or {}, m.own or {}, m.mean or {}, *m.came.values())
     here = {t.untyped_storage().data_ptr() for t in m.local.values()}
@@ -75,8 +76,9 @@ async def test_what_a_peer_keeps_is_what_was_counted(
     rig: Rig, settings: OuterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(window, "AGAIN_S", 0.01)
-    rig.outer, rig.deadline_s = settings, WITHIN_S
-    # As many as are counted: two, or the most that are together.
+    rig.outer = settings
+    rig.deadline_s = WITHIN_S
+    # The counted number of cells: two, or the largest group.
     names = "ab" if settings.strategy == "gossip" else "abcd"
     monkeypatch.setattr("node.training.rounds.memory.MOST_TOGETHER", len(names))
     counted = outer_bytes(settings, SIZES)
@@ -95,7 +97,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(
         await cells.train()
         assert 2 * kept(peers[0])[0] == counted.anchor, "nothing takes its place yet"
         await cells.give(number)
-        # What has come is let go of once there is a mean.
+        # Received parameters are released once there is a mean.
         means = [p.work.windows._meeting.mean or {} for p in peers]
         most = max(seen) + max(nbytes(mean.values()) for mean in means)
         assert most <= counted.sent + counted.served
@@ -132,7 +134,8 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
 def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path: Path) -> None:
     config = NodeConfig(tmp_path, limits=PipelineLimits(recompute="off"))
     manifest = Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
-    plain, ample = replace(manifest, outer=OuterSettings()), 1 << 40
+    plain = replace(manifest, outer=OuterSettings())
+    ample = 1 << 40
     whole, without = (check_memory(config, m, 1, ample) for m in (manifest, plain))
     tight = int(without.needed / 0.9) + 1
     assert check_memory(config, plain, 1, tight).ok
@@ -149,7 +152,8 @@ def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path
 
 def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
     given = {"model.adapter": 8, "model.weights": [DIGEST + "a" * 64] * 4, "pipeline.stages": 3}
-    manifest, config = amended(Manifest.default_demo(), given), NodeConfig(tmp_path)
+    manifest = amended(Manifest.default_demo(), given)
+    config = NodeConfig(tmp_path)
     ends = check_memory(config, manifest, 0, 1 << 40)
     assert ends.ok
     assert {row.what for row in ends.table if row.when == "always" and row.nbytes} == {"parameters"}
@@ -158,7 +162,8 @@ def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
 
 def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
     wide = {"model.d_model": 1024, "model.layers": 20, "pipeline.stages": 8}
-    config, manifest = NodeConfig(tmp_path), amended(Manifest.default_demo(), wide)
+    config = NodeConfig(tmp_path)
+    manifest = amended(Manifest.default_demo(), wide)
     needed = {s: check_memory(config, manifest, s, 1 << 60).needed for s in range(1, 9)}
     most = max(needed, key=lambda s: needed[s])
     assert hosted(config, manifest, 1 << 60) == [0, most]
@@ -172,8 +177,10 @@ def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
 
 
 def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> None:
-    config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / "diloco.toml").read_bytes())
-    plain, ample = replace(manifest, outer=OuterSettings()), 1 << 40
+    config = NodeConfig(tmp_path)
+    manifest = Manifest.parse((CONFIGS / "diloco.toml").read_bytes())
+    plain = replace(manifest, outer=OuterSettings())
+    ample = 1 << 40
     main = (
         check_memory(config, manifest, 1, ample).needed
         - check_memory(config, plain, 1, ample).needed
@@ -197,7 +204,8 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
 
 
 def test_a_stage_that_does_not_fit_recomputes(tmp_path: Path) -> None:
-    demo, ample = Manifest.default_demo(), 1 << 40
+    demo = Manifest.default_demo()
+    ample = 1 << 40
 
     def config(recompute: str) -> NodeConfig:
         return NodeConfig(tmp_path, limits=PipelineLimits(recompute=recompute))

@@ -1,4 +1,4 @@
-"""Plans that hold together nowhere are objected to, whoever signed them."""
+"""Inconsistent plans meet an objection, whoever signed them."""
 
 from dataclasses import replace
 
@@ -13,7 +13,8 @@ from node.training.protocol.plan_validation import MOST_PARTNERS, MOST_WITHIN_S,
 from node.training.protocol.rules import Read, Rules
 
 E, S, T = (PeerId(p) for p in ("ends", "first", "second"))
-OWN, PARENT = CellId("ab" * 8), CellId("cd" * 8)
+OWN = CellId("ab" * 8)
+PARENT = CellId("cd" * 8)
 SHAPES = {"w": (2, 2), "b": (2,)}
 PIPELINE = PipelineSettings(stages=1, micro_batch=1)
 PATH = Path(0, E, (5,), (Hop(1, S),))

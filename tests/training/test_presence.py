@@ -1,4 +1,4 @@
-"""What a peer makes of the records it sees: who leads, who is where, who is about to come."""
+"""Presence of peers from their records: leaders, hosts of stages, and peers about to come."""
 
 import asyncio
 from dataclasses import replace
@@ -17,14 +17,17 @@ from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
 from node.training.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
 
-RUN, STAGES = RunId("ab" * 32), 3
+RUN = RunId("ab" * 32)
+STAGES = 3
 
 
 class Board:
-    """A directory of one process, and what was posted there."""
+    """A directory of one process, with the records posted there."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.wall, self.clock = home, Wall(), VirtualClock()
+        self.home = home
+        self.wall = Wall()
+        self.clock = VirtualClock()
 
     def directory(self, name: str) -> MemoryDirectory:
         identity = Identity.load_or_create(self.home / name)
@@ -38,7 +41,7 @@ class Board:
         return directory.me
 
     async def seen(self, cell: CellId = NO_CELL) -> Presence:
-        """By somebody in this cell who has read it once."""
+        """Presence as a peer of this cell sees it after one reading."""
         directory = self.directory("reader")
         found = Presence(directory.me, directory, self.clock, 5.0, lambda peer, maddrs: None)
         found.enter(cell)
@@ -74,7 +77,8 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
 
 async def test_only_peers_of_other_cells_are_not_read(tmp_path: Path) -> None:
     record_store = Board(tmp_path)
-    a, b = CellId("a" * 16), CellId("b" * 16)
+    a = CellId("a" * 16)
+    b = CellId("b" * 16)
     chief = await record_store.post("chief", 0, "ends", "training", cell=a, leads=True)
     comes = await record_store.post("comes", 2, "stage", "joining", cell=a)
     goes = await record_store.post("goes", 1, "stage", "stopping", cell=a)
@@ -91,8 +95,10 @@ async def test_only_peers_of_other_cells_are_not_read(tmp_path: Path) -> None:
 
 
 async def test_who_changes_its_cell_is_seen_in_the_new_one_only(tmp_path: Path) -> None:
-    record_store, there = Board(tmp_path), [CellId("a" * 16), CellId("b" * 16)]
-    mover, other = record_store.directory("mover"), record_store.directory("other")
+    record_store = Board(tmp_path)
+    there = [CellId("a" * 16), CellId("b" * 16)]
+    mover = record_store.directory("mover")
+    other = record_store.directory("other")
     for cell in there:
         body = PeerBody(1, "stage", "training", 0, "mover", "1", cell=cell)
         assert await mover.publish(body, topic=cell_topic(cell))
@@ -104,13 +110,16 @@ async def test_who_changes_its_cell_is_seen_in_the_new_one_only(tmp_path: Path) 
 
 
 async def test_news_while_the_directory_is_read_is_posted_at_once(tmp_path: Path) -> None:
-    record_store, bodies = Board(tmp_path), [PeerBody(2, "stage", "starting", 0, "me", "1")]
+    record_store = Board(tmp_path)
+    bodies = [PeerBody(2, "stage", "starting", 0, "me", "1")]
     await record_store.post("other", 1, "stage", "ready")
-    directory, posted = record_store.directory("me"), asyncio.Event()
+    directory = record_store.directory("me")
+    posted = asyncio.Event()
     presence = Presence(
         directory.me, directory, record_store.clock, 60.0, lambda peer, maddrs: None
     )
-    read, publish = directory.read, directory.publish
+    read = directory.read
+    publish = directory.publish
 
     async def reads(*args: Any) -> Any:
         found = await read(*args)
@@ -145,13 +154,17 @@ async def test_a_record_is_withdrawn_unless_a_successor_follows(tmp_path: Path) 
 
 
 class Paced(Presence):
-    """Records how long it would pause, and pauses until the event loop has been round."""
+    """Records the length of each pause, and pauses until the event loop has gone round once."""
 
     def __init__(self, board: Board, read_s: float, directory: MemoryDirectory) -> None:
         super().__init__(directory.me, directory, board.clock, 5.0, lambda peer, body: None)
         self.pauses: list[float] = []
-        self.posts, self._readings, self._enough = 0, 0, asyncio.Event()
-        read, publish, clock = directory.read, directory.publish, board.clock
+        self.posts = 0
+        self._readings = 0
+        self._enough = asyncio.Event()
+        read = directory.read
+        publish = directory.publish
+        clock = board.clock
 
         async def reads(*args: Any) -> Any:
             clock.advance(read_s)

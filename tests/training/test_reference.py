@@ -1,5 +1,5 @@
 """The losses before the first step: measured by the leader, carried by every plan, compared with
-what training makes of the model."""
+the losses after training."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ def measuring(**kw: Any) -> tuple[Leader, ev.Evaluate]:
 
 
 def evaluated(leader: Leader, plan: Plan, loss: float, now: float) -> list[Any]:
-    """The epoch of a plan is committed and evaluated; what the leader does then."""
+    """Commit and evaluate the epoch of a plan; returns the leader's actions."""
     commits(leader, plan, now)
     return leader.handle(ev.Evaluated(plan.epoch + 1, loss), now + 0.5)
 
@@ -73,7 +73,8 @@ def test_every_later_plan_carries_both_losses() -> None:
 
 
 def test_a_leader_goes_on_from_the_losses_in_a_checkpoint() -> None:
-    at, known = Version(5, "aa" * 16), Losses(4.25, BEFORE)
+    at = Version(5, "aa" * 16)
+    known = Losses(4.25, BEFORE)
 
     def recall(version: Version) -> PlanContext:
         return replace(recalled(version), reference=known)
@@ -122,5 +123,6 @@ def test_a_worse_model_is_said_once_after_the_warm_up() -> None:
         plan = next_plan(done)
     assert found == [0, 0, 1, 0], "rising, better, worse, still worse"
     heir = Leader(E, facts(**KEEPS), history=plan)
-    heir.phase, heir._evaluating = Phase.EVALUATE, 6
+    heir.phase = Phase.EVALUATE
+    heir._evaluating = 6
     assert not warned(heir.handle(ev.Evaluated(6, 4.9), 20.0)), "the leader before has said so"

@@ -1,4 +1,4 @@
-"""What the log says of cells that lead themselves."""
+"""Log lines about cells that lead themselves."""
 
 import pytest
 
@@ -8,7 +8,10 @@ from node.training.leader import reports
 from node.training.leader.attempt import EpochAttempt
 from node.training.protocol.events import RecordFact
 
-OWN, OTHER, ME, IT = CellId("ab" * 8), CellId("cd" * 8), PeerId("me"), PeerId("it")
+OWN = CellId("ab" * 8)
+OTHER = CellId("cd" * 8)
+ME = PeerId("me")
+IT = PeerId("it")
 MEMBERS = (PlanMember(ME, 0), PlanMember(IT, 1))
 
 

@@ -1,4 +1,4 @@
-"""What the leader believes of speeds, and which versions it finds."""
+"""The leader's estimates of speeds, and the versions that it finds."""
 
 import pytest
 
@@ -75,7 +75,8 @@ def test_an_undone_version_is_no_start_and_no_richer_side() -> None:
 
 
 def test_an_orphan_side_does_not_go_back_to_the_beginning() -> None:
-    """Peers that have just come stand where every run begins, which nobody has voted for."""
+    """Peers that have just come are at the version where every run begins, which nobody has voted
+    for."""
     far = [
         ev.Heartbeat(p, s, Version(9, "a" * 32), "d", 1.0, tokens=90, orphan=True)
         for s, p in enumerate("ABC")

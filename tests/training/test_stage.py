@@ -22,7 +22,8 @@ def plus(s: StageState, x: float) -> dict[str, torch.Tensor]:
 def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
     s = state()
     held = s.parameters()
-    copies, digest = {n: t.clone() for n, t in held.items()}, s.adopt(plus(s, 1.0), NEXT)
+    copies = {n: t.clone() for n, t in held.items()}
+    digest = s.adopt(plus(s, 1.0), NEXT)
     assert (s.version, digest) == (NEXT, s.digest)
     assert all(torch.equal(tensor, copies[name]) for name, tensor in held.items())
     for now in (s.parameters(), dict(s.module.named_parameters())):
@@ -31,7 +32,8 @@ def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
 
 def test_an_update_can_be_undone_once_until_it_is_settled() -> None:
     s = state()
-    before, first = s.digest, s.parameters()
+    before = s.digest
+    first = s.parameters()
     s.adopt(plus(s, 1.0), NEXT)
     s.roll_back()
     assert (s.version, s.digest) == (Version(0), before)
@@ -46,7 +48,8 @@ def test_an_update_can_be_undone_once_until_it_is_settled() -> None:
 
 def test_the_version_before_is_given_by_its_name_until_the_new_one_is_settled() -> None:
     s = state()
-    first, before = s.digest, s.parameters()
+    first = s.digest
+    before = s.parameters()
     s.adopt(plus(s, 1.0), NEXT)
     for epoch, lineage in ((None, ""), (1, ""), (1, NEXT.lineage)):
         held = s.held(epoch, lineage)

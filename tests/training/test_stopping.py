@@ -1,4 +1,5 @@
-"""The checkpoint that a stop writes: what is committed, or may be, comes back to the bit."""
+"""The checkpoint that a stop writes: versions that are committed, or may be, come back to the
+bit."""
 
 import asyncio
 import errno
@@ -117,8 +118,10 @@ async def test_a_stop_between_anchor_and_parameters_keeps_those_of_one_version(
     cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True), every=RARELY)
     c = cells.everybody[-1]
     await cells.give(7)
-    state, words = c.anchored, _words(c)
-    taken, aside = asyncio.Event(), Engines.aside
+    state = c.anchored
+    words = _words(c)
+    taken = asyncio.Event()
+    aside = Engines.aside
 
     async def stops(engines: Engines, work: Any, *about: Any) -> Any:
         if engines is c.work.engines and work == c.work.stage.adopt:
@@ -161,7 +164,9 @@ async def test_a_peer_that_took_no_part_or_writes_nothing_keeps_nothing(rig: Any
 
 async def test_a_stop_gives_up_the_writing_of_an_older_version(rig: Any, monkeypatch: Any) -> None:
     a, plan = await rig.trained("a", 2, every=2)
-    begins, written, write = threading.Event(), list[int](), a.store.save
+    begins = threading.Event()
+    written = list[int]()
+    write = a.store.save
 
     def slow(stage: int, epoch: int, *about: Any, goes_on: Any, **how: Any) -> Any:
         if epoch == 2:
@@ -221,7 +226,9 @@ async def test_a_disk_that_refuses_is_not_tried_again_in_the_same_epoch(
     rig: Any, monkeypatch: Any
 ) -> None:
     a, plan = await rig.trained("a", 3, every=RARELY)
-    local, now, tried = a.work.local_checkpoints, 0.0, list[float]()
+    local = a.work.local_checkpoints
+    now = 0.0
+    tried = list[float]()
     schedule = CheckpointSchedule(CheckpointSettings(within_s=30.0))
     monkeypatch.setattr(local, "_schedule", schedule)
     monkeypatch.setattr(local, "_now", lambda: now)
@@ -267,7 +274,9 @@ async def test_a_message_under_way_is_carried_out_before_a_stop(rig: Any, monkey
     a, plan = await rig.trained("a", 2, every=RARELY)
     t = taking_part(a)
     t.member.stand(a.work.stage.version, (), 0)
-    begins, goes_on, begin = asyncio.Event(), asyncio.Event(), a.work.begin
+    begins = asyncio.Event()
+    goes_on = asyncio.Event()
+    begin = a.work.begin
 
     async def slow(*args: Any) -> None:
         begins.set()

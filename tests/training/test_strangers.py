@@ -1,5 +1,5 @@
-"""What strangers say to a leader, within all bounds: which history goes on, and how far its term is
-raised."""
+"""Heartbeats of strangers to a leader, within all bounds: the history that goes on, and the
+increase of its term."""
 
 import dataclasses
 from typing import Any
@@ -12,9 +12,14 @@ from node.training.protocol.bounds import STEP_HEARD
 from tests.training.run_facts import facts
 from tests.training.test_leader import tell
 
-E, S1, S2 = PeerId("ends"), PeerId("stage1"), PeerId("stage2")
-X, X1, X2 = PeerId("0-ends"), PeerId("0-stage1"), PeerId("0-stage2")
-OURS, THEIRS = Version(5, "aa" * 16), Version(90, "bb" * 16)
+E = PeerId("ends")
+S1 = PeerId("stage1")
+S2 = PeerId("stage2")
+X = PeerId("0-ends")
+X1 = PeerId("0-stage1")
+X2 = PeerId("0-stage2")
+OURS = Version(5, "aa" * 16)
+THEIRS = Version(90, "bb" * 16)
 EACH = 128
 
 
@@ -32,7 +37,7 @@ def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heartbea
 
 
 def planned(made: Leader, *said: ev.Heartbeat, known: frozenset[PeerId]) -> Plan:
-    """The first plan, when these words have been repeated until there is one."""
+    """Repeat these heartbeats until there is a plan, and return it."""
     for second in range(120):
         now = float(second)
         todo = [

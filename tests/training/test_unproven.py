@@ -1,4 +1,4 @@
-"""Versions that a leader is told of and has not made: which of them it goes on from."""
+"""Versions that a leader is told of and has not made: the choice of the one it goes on from."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,12 +18,13 @@ from tests.training.test_votes import RUN, certificate, checks
 
 F = PeerId("ends2")
 VOTERS = (E, S1, S2, F, T1)
-OURS, THEIRS = Version(12, "aa" * 16), Version(13, "bb" * 16)
+OURS = Version(12, "aa" * 16)
+THEIRS = Version(13, "bb" * 16)
 OTHERS = (F, T1, T2)
 
 
 def proof(by: tuple[PeerId, ...], voters: tuple[PeerId, ...] = VOTERS, **about: Any) -> Certificate:
-    """Of THEIRS, unless ``about`` says otherwise."""
+    """Quorum certificate of THEIRS, unless `about` names another version."""
     return certificate(**{"of": THEIRS, "term": 21, "by": by, "voters": voters, **about})
 
 
@@ -32,8 +33,8 @@ def told(
     ours: tuple[PeerId, ...] = (E, S1, S2),
     saved: tuple[Version, ...] = (OURS, THEIRS),
 ) -> Leader:
-    """A leader that knows a certificate of OURS, and hears of others that they hold THEIRS, with
-    more tokens; the time is 2. ``saved``: what its checkpoints know of."""
+    """A leader that knows a quorum certificate of OURS, and hears from `others` that they hold
+    THEIRS, with more tokens. `saved`: versions that its checkpoints know."""
     trust = Trust(RUN, checks)
     assert trust.shown(proof((E, S1, S2), of=OURS, term=20), NO_CELL, 0.0)
     here = PlanContext((SampleClass(0, 0, 96),), {}, 1000)
@@ -84,7 +85,8 @@ def test_silence_about_a_claimed_version_proves_nothing() -> None:
 
 
 def test_a_certified_version_is_gone_on_from_and_shown() -> None:
-    leader, shown = told(), proof((S1, F, T1))
+    leader = told()
+    shown = proof((S1, F, T1))
     leader.handle(ev.ClockTick(), 2.0)
     done = leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5)
     (sent,) = [a for a in done if isinstance(a, ev.SendPlan)]

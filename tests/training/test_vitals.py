@@ -104,7 +104,8 @@ async def test_only_peers_in_sight_are_lost_because_another_one_says_so(
 ) -> None:
     """Another peer could fill the memory with names that nobody has."""
     a, b, plan = await rig.trained("ab", 1)
-    t, strange = taking_part(a), PeerId("x" * 100_000)
+    t = taking_part(a)
+    strange = PeerId("x" * 100_000)
     t.member.plan = plan
     monkeypatch.setattr(a.work, "lost", lambda dead: None)
     note = pb.DeadNote(plan_hash=plan.hash, dead=[strange, a.me, b.me])

@@ -1,4 +1,4 @@
-"""Which plans those who voted last stand behind."""
+"""Plans that the last voters stand behind."""
 
 from dataclasses import replace
 from functools import partial
@@ -77,11 +77,12 @@ def plan(leader: PeerId, base: Version, term: int = 21, orphan: bool = False) ->
     return Plan(base.epoch, term, leader, members, (), {}, lineage=base.lineage, electorate=e)
 
 
-HERE, NEXT = version(RIPE), version(RIPE + 1, "b")
+HERE = version(RIPE)
+NEXT = version(RIPE + 1, "b")
 
 
 def trusting(now: float = 0.0) -> Trust:
-    """Of a member that has seen a certificate for HERE under leader A."""
+    """Trust of a member that has seen a quorum certificate for HERE under leader A."""
     trust = Trust(RUN, checks)
     assert not asks(trust, plan(A, HERE), Warrant(certificate(HERE, (A, B, C))), now=now)
     assert trust.voters == VOTERS
@@ -102,7 +103,7 @@ def asks(
 
 
 OLD = 1000 - int(FRESH_S) - 1
-"""When support was given that is too old, where it is checked at 1000."""
+"""Unix time of support that is too old when it is checked at 1000."""
 UNSIGNED = tuple(Ballot(p, 1, 0, "digest", b"s" * 32) for p in VOTERS)
 CERTIFIED = certificate(NEXT, VOTERS, term=21)
 FORGED = {
@@ -169,15 +170,18 @@ def test_a_plan_needs_its_certificate_or_support(made: Plan, warrant: Warrant, w
 def test_what_is_refused_at_first_is_followed_later(
     made: Plan, proof: Certificate | None, at: Version | None, until: float
 ) -> None:
-    """Who is left goes on alone only after a while, and who was alone for long believes others."""
-    trust, warrant = trusting(), Warrant(proof)
+    """A remaining voter goes on alone only after a while, and a peer that was alone for long
+    believes others."""
+    trust = trusting()
+    warrant = Warrant(proof)
     assert asks(trust, made, warrant, at=at, now=until - 1)
     assert not asks(trust, made, warrant, at=at, now=until + 1)
     assert trust.voters == (proof.voters if proof is not None else VOTERS)
 
 
 def test_what_was_made_here_is_checked_once_in_a_while() -> None:
-    trust, unsigned = trusting(), replace(certificate(NEXT, ()), term=21)
+    trust = trusting()
+    unsigned = replace(certificate(NEXT, ()), term=21)
     new_voters = replace(certificate(NEXT, (), (A, *STRANGERS)), term=21)
     assert asks(trust, plan(A, NEXT), Warrant(new_voters), at=NEXT), "they are checked at once"
     assert not asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S - 1)
@@ -185,7 +189,8 @@ def test_what_was_made_here_is_checked_once_in_a_while() -> None:
 
 
 def test_an_old_certificate_is_not_shown_a_second_time() -> None:
-    trust, newer = trusting(), certificate(NEXT, VOTERS, term=21)
+    trust = trusting()
+    newer = certificate(NEXT, VOTERS, term=21)
     assert not asks(trust, plan(A, NEXT), Warrant(newer))
     again = certificate(HERE, VOTERS, term=20)
     assert "certified" in asks(trust, plan(A, HERE, term=30), Warrant(again))
@@ -193,13 +198,15 @@ def test_an_old_certificate_is_not_shown_a_second_time() -> None:
 
 
 def test_a_young_history_binds_nobody() -> None:
-    trust, young = Trust(RUN, checks), version(RIPE - 1)
+    trust = Trust(RUN, checks)
+    young = version(RIPE - 1)
     assert not asks(trust, plan(A, young), Warrant(certificate(young, VOTERS)))
     assert not asks(trust, plan(B, version(2, "c")), Warrant())
 
 
 def test_voters_change_by_certificates_of_those_before() -> None:
-    trust, voters = trusting(), (A, F, G)
+    trust = trusting()
+    voters = (A, F, G)
     handed = certificate(NEXT, (A, B, C), voters, term=21)
     assert not asks(trust, plan(A, NEXT), Warrant(handed))
     after = version(RIPE + 2, "c")
@@ -230,7 +237,8 @@ def test_a_warrant_that_is_none_is_refused() -> None:
     note.certificate.ballots[0].signature = b"x" * 65
     with pytest.raises(WireError, match="signature"):
         notes.parse_warrant(note)
-    note.certificate.ballots[0].signature, note.certificate.cell = b"", "../x"
+    note.certificate.ballots[0].signature = b""
+    note.certificate.cell = "../x"
     with pytest.raises(WireError, match="cell"):
         notes.parse_warrant(note)
 

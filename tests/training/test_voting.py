@@ -1,4 +1,4 @@
-"""Who votes on versions, and when they are enough."""
+"""Voters on versions, and the numbers of votes that are enough."""
 
 import pytest
 
@@ -47,20 +47,22 @@ def test_voters_change_only_after_what_they_voted_on_counts() -> None:
     voting = Voting(A)
     assert voting.electorate(None, (C, B, A), ()) == Electorate((A, B, C))
     made = plan(Electorate(ALL))
-    # Not committed here: whoever is here, the same decide.
+    # The plan is not committed here: the same voters decide, whichever of them are here.
     assert voting.electorate(made, (A, B, C), ()) == Electorate(ALL)
     assert voting.committed(made, {A, B, C})
     assert voting.electorate(made, (A, B, C, D, E), ()) == Electorate((A, B, C, D, E), ALL)
 
 
 def test_less_than_half_commit_nothing() -> None:
-    voting, made = Voting(B), plan(Electorate(ALL))
+    voting = Voting(B)
+    made = plan(Electorate(ALL))
     assert not voting.committed(made, {B, C, D})
     assert voting.electorate(made, (B, C, D), ()) == Electorate(ALL)
 
 
 def test_keys_that_have_just_come_do_not_vote() -> None:
-    voting, e = Voting(A), Electorate(ALL)
+    voting = Voting(A)
+    e = Electorate(ALL)
     crowd = (*ALL, *(PeerId(f"x{i}") for i in range(20)))
     for term in range(1, RIPE + 1):
         made = plan(e, crowd, term)
@@ -70,7 +72,8 @@ def test_keys_that_have_just_come_do_not_vote() -> None:
 
 
 def test_where_few_vote_all_current_members_do() -> None:
-    voting, made = Voting(A), plan(Electorate((A, B, C)), (A, B, G))
+    voting = Voting(A)
+    made = plan(Electorate((A, B, C)), (A, B, G))
     assert voting.committed(made, {A, B, G})
     assert voting.electorate(made, (A, B, G), ()) == Electorate((A, B, G), (A, B, C))
     assert len((A, B, G)) < FEW
@@ -84,7 +87,8 @@ def test_who_leaves_takes_no_votes_along() -> None:
 
 
 def test_who_waits_in_vain_goes_on_as_an_orphan() -> None:
-    voting, e = Voting(D), Electorate(ALL, ALL)
+    voting = Voting(D)
+    e = Electorate(ALL, ALL)
     wait = voting.lacks(e, {D, E, F}, 5.0, 0.0)
     assert wait == Wait(Lack.VOTERS, peers=(A, B, C), here=3, of=6)
     assert str(wait) == "more than half of the voters (3 of 6 are here; without A, B, C)"
@@ -105,7 +109,8 @@ def test_who_waits_in_vain_goes_on_as_an_orphan() -> None:
 
 
 def test_a_slow_swarm_waits_longer_for_its_voters() -> None:
-    voting, e = Voting(D), Electorate(ALL)
+    voting = Voting(D)
+    e = Electorate(ALL)
     assert isinstance(voting.lacks(e, {D}, 0.0, 100.0), Wait)
     assert isinstance(voting.lacks(e, {D}, 499.0, 100.0), Wait)
     assert voting.lacks(e, {D}, 500.0, 100.0) == Electorate((D,), ALL, True)

@@ -1,4 +1,4 @@
-"""Whom a peer measures its way to, and how often it sends heartbeats, in large runs."""
+"""Peers that a peer measures its paths to, and its heartbeats, in large runs."""
 
 import pytest
 

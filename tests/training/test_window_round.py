@@ -1,4 +1,4 @@
-"""What a member makes of its partners' parameters in a window."""
+"""A member's results from its partners' parameters in a window."""
 
 import asyncio
 import math
@@ -20,10 +20,10 @@ A, B, C = (CellId(letter * 16) for letter in "abc")
 
 
 class Made(WindowRound):
-    """One that only computes; ``said``: kinds of what it journals."""
+    """A round that only computes; `said`: kinds of its journal entries."""
 
     def __init__(self, went: float = 0.1) -> None:
-        """``went``: how far its own training goes in a window; 0: not known."""
+        """`went`: distance that its own training goes in a window; 0: not known."""
         self.said: list[str] = []
         journal = SimpleNamespace(emit=lambda room, kind, *a, **k: self.said.append(kind))
         engines: Any = SimpleNamespace(journal=journal)
@@ -31,7 +31,7 @@ class Made(WindowRound):
         self._went.extend([went] if went else [])
 
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
-        """The mean of these."""
+        """Mean of its own parameters and the partners'."""
         merge = Merge(Giver(), OuterSettings(), {})
         m = _Meeting(1, A, Version(1), {}, merge, own={"w": own})
         m.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
@@ -40,8 +40,9 @@ class Made(WindowRound):
 
 
 def used(apart: float) -> tuple[Made, Tensor]:
-    """One whose partners were usually so far away, and what it gives."""
-    made, own = Made(), torch.ones(100)
+    """A round with partners that were usually this far away, and its own parameters."""
+    made = Made()
+    own = torch.ones(100)
     for _ in range(USUAL):
         made.after(own, b=own + apart)
     return made, own
@@ -58,7 +59,8 @@ def test_a_mean_is_the_same_bits_in_every_cell() -> None:
 
 
 def test_partners_that_are_usually_near_count_whole() -> None:
-    made, own = Made(), torch.ones(100)
+    made = Made()
+    own = torch.ones(100)
     for _ in range(USUAL + 2):
         assert torch.allclose(made.after(own, b=own + 0.1), own + 0.05)
     assert not made.said
@@ -83,7 +85,8 @@ def test_one_that_is_far_away_pulls_as_a_usual_one() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_noise_in_the_first_window_spoils_little(count: int) -> None:
     """Before anything is known of partners the own training is the measure."""
-    made, own = Made(0.1), torch.ones(100)
+    made = Made(0.1)
+    own = torch.ones(100)
     partners = {"b": 50 * torch.randn(100)} | ({"c": own + 0.1} if count > 1 else {})
     after = made.after(own, **partners)
     assert float((after - own).norm() / own.norm()) <= 2 * 0.1 / 2
@@ -91,7 +94,8 @@ def test_noise_in_the_first_window_spoils_little(count: int) -> None:
 
 
 def test_who_does_not_know_how_far_it_goes_takes_nothing_yet() -> None:
-    made, own = Made(0.0), torch.ones(100)
+    made = Made(0.0)
+    own = torch.ones(100)
     assert torch.equal(made.after(own, b=100 * own), own)
     assert torch.equal(made.after(own, b=own + 0.1), own), "nor has it learned from that"
     assert made.after(own, b=own).equal(own)
@@ -99,8 +103,9 @@ def test_who_does_not_know_how_far_it_goes_takes_nothing_yet() -> None:
 
 @pytest.mark.parametrize("partners", [("b",), ("b", "c")])
 def test_noise_that_comes_in_every_window_never_becomes_usual(partners: tuple[str, ...]) -> None:
-    """Alone, or as often as one that is near."""
-    made, own = Made(0.1), torch.ones(100)
+    """The noise comes alone, or as often as a partner that is near."""
+    made = Made(0.1)
+    own = torch.ones(100)
     for _ in range(8 * REMEMBERED):
         came = {"b": 50 * torch.randn(100), "c": own + 0.1}
         after = made.after(own, **{name: came[name] for name in partners})
@@ -109,8 +114,8 @@ def test_noise_that_comes_in_every_window_never_becomes_usual(partners: tuple[st
 
 
 def test_cells_that_drift_apart_are_followed() -> None:
-    """What is usual grows with what is seen, as far as the own training goes, so nobody is clipped
-    for ever."""
+    """The usual distance grows with the distances seen, up to the distance of the own training, so
+    nobody is clipped for ever."""
     made, own = used(0.001)
     for _ in range(4 * REMEMBERED):
         after = made.after(own, b=own + 0.1)
@@ -118,16 +123,18 @@ def test_cells_that_drift_apart_are_followed() -> None:
 
 
 async def test_of_a_partners_hosts_those_that_gave_are_blamed() -> None:
-    """Others have the same values only if they say so, and may be honest."""
+    """Other hosts have the same values only if they say so, and may be honest."""
     partner = Partner(B, PeerId("bad"), {1: (Host(PeerId("bad")), Host(PeerId("good")))})
     blamed: list[PeerId] = []
 
     async def fetch(*_: Any) -> StateSnapshot:
         return StateSnapshot(Version(7), {"w": torch.full((4,), math.nan)}, {PeerId("bad"): 16})
 
-    made, merge = Made(), Merge(Giver(), OuterSettings(), {"w": (4,)})
+    made = Made()
+    merge = Merge(Giver(), OuterSettings(), {"w": (4,)})
     made._engines.transport = SimpleNamespace(fault=lambda peer, why: blamed.append(peer))
-    made._engines.fetch, made._engines.aside = fetch, asyncio.to_thread
+    made._engines.fetch = fetch
+    made._engines.aside = asyncio.to_thread
     m = _Meeting(7, A, Version(1), {}, merge, given={"w": torch.ones(4)})
     await made._pull(m, [partner], 1)
     assert (m.came, blamed) == ({}, ["bad"])

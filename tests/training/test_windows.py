@@ -1,4 +1,4 @@
-"""When a cell gives to its partners, and when it puts in place what came of it."""
+"""Times at which a cell gives to its partners, and at which it puts the mean in place."""
 
 from dataclasses import replace
 
@@ -9,7 +9,8 @@ from node.training.leader.windows import TRIES, Windows
 from node.training.protocol import events as ev
 
 E, S1, S2 = (PeerId(p) for p in ("ends", "stage1", "stage2"))
-BASE, NEXT = Version(4, "aa" * 16), Version(5, "bb" * 16)
+BASE = Version(4, "aa" * 16)
+NEXT = Version(5, "bb" * 16)
 PARTNER = Partner(CellId("cd" * 8), PeerId("other"), {})
 GROUP = ev.Grouped(Window(7, (PARTNER,)), until=100.0)
 
@@ -26,7 +27,7 @@ HELD = {"ends": (7, "m0"), "stage1": (7, "m1"), "stage2": (7, "m2")}
 
 
 def given() -> Windows:
-    """The group was found, and what the cell gives is on its way."""
+    """The group is found, and the cell's parameters are on their way."""
     w = Windows()
     w.grouped(GROUP)
     w.next(roster(), BASE, 40.0)
@@ -69,7 +70,8 @@ def test_a_window_in_which_nothing_came_costs_no_plan() -> None:
 
 
 def test_outer_rounds_that_fail_are_given_up() -> None:
-    w, held = given(), roster(NEXT, **HELD)
+    w = given()
+    held = roster(NEXT, **HELD)
     assert [bool(w.next(held, NEXT, 41.0).means) for _ in range(TRIES + 1)] == [True] * TRIES + [
         False
     ]

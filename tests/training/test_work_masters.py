@@ -1,4 +1,4 @@
-"""Parameters in bf16: fp32 masters go where the optimizer's state goes, through real rounds, real
+"""Parameters in bf16: fp32 masters travel with the optimizer's state, through real rounds, real
 transfers and checkpoints."""
 
 from typing import Any
@@ -25,7 +25,8 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def check(owners: dict[str, Any], epoch: int, peers: Any) -> None:
-    """All have the same bits, and every owner has the other half of its own."""
+    """Assert that all peers have the same bits, and that every owner has the other half of its own
+    parts."""
     here = peers[0].parameters()
     assert all(equal(p.parameters(), here) for p in peers)
     assert {t.dtype for t in here.values()} == {torch.bfloat16}
@@ -53,7 +54,8 @@ async def test_masters_move_to_a_new_owner_bit_for_bit(rig: Any) -> None:
 
 @pytest.mark.parametrize("copied", [True, False])
 async def test_an_owner_dies_and_its_masters_come_from_copies(rig: Any, copied: bool) -> None:
-    """A copy of the plan's version is gone on with to the bit, an older one as momentum is."""
+    """A copy of the plan's version continues to the bit; an older copy is used as old momentum
+    is."""
     a, b, c = await rig.add("a", "b", "c", buddy_every=4 if copied else 3)
     first = rig.placed((a, b, c))
     plan = await rig.train((a, b, c), first, 4)
@@ -86,7 +88,8 @@ async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
     plan = await rig.train((a, b), owners, 3)
     last = await rig.begun((a, b), owners, plan)
     await rig.copied(a, b)
-    parameters, states = a.parameters(), a.states() | b.states()
+    parameters = a.parameters()
+    states = a.states() | b.states()
     await rig.averaged(last, a, b)
     async with rig.again() as again:
         x, y = await again.add("a", "b", buddy_every=1)
@@ -101,7 +104,7 @@ async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
         await again.epoch(again.plan((x, y), kept, plan), x, y)
         check(kept, 3, (x, y))
         assert equal(x.parameters(), a.parameters()), "as if nobody had stopped"
-        # Who joins has the parameters to the bit, and no state.
+        # A joining peer has the parameters to the bit, and no state.
         (z,) = await again.add("z")
         await z.work.join((x.me, y.me), None)
         assert equal(z.parameters(), x.parameters())

@@ -27,7 +27,7 @@ def settings(method: str) -> OptimSettings:
 
 @pytest.fixture(params=METHODS)
 def alone(request: pytest.FixtureRequest, rig: Rig) -> Alone:
-    """Of a swarm that steps with this method."""
+    """One process that steps with the same method as the rig."""
     rig.optim = settings(request.param)
     return Alone(rig.optim)
 
@@ -84,8 +84,8 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(rig: Any, alone: A
                 if o in again.peers and owners[n].me != o
             }
             await again.epoch(again.plan(here, owners, plan, moved=moved), *here)
-            # Who came back has its own state; the rest came from its owner, or as the copy of an
-            # epoch before.
+            # A peer that came back has its own state. The rest came from its owner, or from the
+            # copy of the epoch before.
             old = {n for n, o in past.owners.items() if o not in again.peers}
             assert bool(old) == (back == "ab")
             names = [p.name for p in here]
@@ -98,8 +98,8 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(rig: Any, alone: A
 async def test_an_owner_that_dies_costs_every_method_the_same_age(
     rig: Any, alone: Any, when: str
 ) -> None:
-    """Its buddy has the state of two epochs before, all of it: preconditioners and the count of
-    steps too, and of no part more or less than of another method's."""
+    """Its buddy has all of the state two epochs before, for every method and the same parts:
+    preconditioners and the count of steps too."""
     a, b, c = await rig.add("a", "b", "c", buddy_every=2)
     first = rig.placed((a, b, c))
     plan = await rig.train((a, b, c), first, 5)
@@ -168,7 +168,8 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     assert alone["muon"] < alone["shampoo"] < alone["soap"]
     assert alone["adamw"] < alone["shampoo"], "more state than Muon's, but less to step it"
     parts = parts_of(parameter_shapes(demo.model, demo.pipeline.stages, 1), settings("soap"))
-    largest, matrix = max(p.state for p in parts), max(p.bytes for p in parts)
+    largest = max(p.state for p in parts)
+    matrix = max(p.bytes for p in parts)
     step = step_scratch(parts, settings("soap"), demo.averaging.group_bytes)
     shared = stage_bytes(
         demo.model,
@@ -181,7 +182,7 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     assert needed["soap", 1000].needed == shared.total, (
         "however many share the rest, somebody has all of the largest"
     )
-    # What is left for state is what makes it fit: a peer says so to the leader.
+    # `spare` is the memory left for state, which a peer reports to the leader.
     spare = check_memory(config, demo, 1, 1 << 40).spare
     assert 0 < spare < int((1 << 40) * 0.9) - alone["muon"]
     # A block stage has all adapters: there is nothing to step at the ends.

@@ -21,7 +21,7 @@ OF_A = ("layers.0.a", "layers.0.norm")
 
 
 async def begun_without(rig: Any, plan: Any, a: Any, b: Any, c: Any) -> Any:
-    """The next plan, which all three have begun and then ``a`` dies."""
+    """Begin the next plan at all three peers, then kill `a`; returns the plan."""
     last = await rig.begun((a, b, c), shared(a, b, c), plan)
     await rig.net.kill(a.me)
     return last
@@ -70,7 +70,8 @@ async def test_a_dead_owners_successor_steps_with_the_spare(
 
 async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 5, alone)
-    mine, trail = b.spares, b.work.state_export._trail
+    mine = b.spares
+    trail = b.work.state_export._trail
     for name in OF_A:
         c.spares.put(name, mine.get(name).version, mine.get(name).state)
         mine.drop([name])
@@ -104,7 +105,7 @@ async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alo
     same(c.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
     assert c.taking.lost == c.taking.age == 0
-    # Who gave it keeps what it had as a copy, and offers it as nothing else.
+    # The giver keeps its state as a copy, and offers it as nothing else.
     await rig.begun((a, b, c), shared(c, b, c), last)
     assert a.owner.names() == ()
     assert {n: v.epoch for n, v in a.work.listing(1, StateKind.SPARE).items()} == {
@@ -115,7 +116,7 @@ async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alo
 
 
 class DiesWhileGiving(StateService):
-    """Gives the first bytes of optimizer state and is gone."""
+    """Service that gives the first bytes of optimizer state and dies."""
 
     async def pieces(
         self, request: state_pb2.FetchRequest, peer: PeerId
@@ -174,7 +175,7 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     second = dict.fromkeys(OF_A, "b")
     await rig.averaged(last, b, c, attempt=2, dead=(a.me, d.me), owners=second)
     same(b.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
-    # d comes back as a listener: what it stepped never counts, and it offers it to nobody.
+    # d comes back as a listener: its step never counts, and it offers the state to nobody.
     after = await rig.begun((b, c), shared(b, b, c), last, listeners=(d,))
     d.plan = after
     await d.work.begin(after, True)
@@ -209,7 +210,7 @@ async def test_a_copy_fetched_in_vain_outlives_its_giver(rig: Any, alone: Any) -
     await rig.net.kill(b.me)  # the buddy of a, with the copies
     again = await rig.begun((c,), shared(c, c, c), last, again=True)
     await rig.averaged(again, c)
-    # c is the buddy of b, whose part it has a copy of as well.
+    # c is the buddy of b, and has a copy of b's part as well.
     old = dict.fromkeys(rig.shapes, 4) | {"layers.1.a": 5}
     same(c.parameters(), alone.stepped("c", 5, old))
     assert c.taking.lost == 0
@@ -234,8 +235,8 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
 async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 3, buddy_every=0)
     alone.epochs([CELL] * 3 + ["bc"])
-    # The plan is not sent to a any more, so nothing settles its last update there: it gives what it
-    # has staged.
+    # The plan is not sent to a any more, so nothing settles its last update there: it gives its
+    # staged state.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.epoch(rig.plan((b, c), shared(b, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
     assert await leaving

@@ -112,11 +112,12 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     a, b, c = everybody
     last = await rig.begun(everybody, shared(a, b), plan)
     await rig.average(last, a, b, dead=(c.me,))
-    good, made = a.work.stage.digest, makes(last, ())
+    good = a.work.stage.digest
+    made = makes(last, ())
     wrong = await c.work.copy(last, rig.round(last, 1, sources=(a.me,), digest="0" * 64))
     assert set(wrong.missing) == set(rig.shapes)
     assert [(p, w) for p, _, w in c.transport.faults] == [(a.me, 1.0)]
-    # A source that stands elsewhere is no liar, it only has nothing to give.
+    # A source at another version is no liar, it only has nothing to give.
     other = dataclasses.replace(rig.round(last, 1, sources=(a.me,), digest=good), dropped=(0,))
     assert (await c.work.copy(last, other)).missing
     assert len(c.transport.faults) == 1
@@ -128,7 +129,7 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
 
 
 class Breaks(StateService):
-    """Gives only its largest tensor whole."""
+    """Service that gives only its largest tensor whole."""
 
     async def pieces(
         self, request: state_pb2.FetchRequest, peer: PeerId
@@ -139,7 +140,8 @@ class Breaks(StateService):
             self.given += len(chunk.data)
             yield chunk
 
-    broken, given = True, 0
+    broken = True
+    given = 0
 
 
 async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: Any) -> None:
@@ -150,7 +152,8 @@ async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: An
     with pytest.raises(NoDonor):
         await c.work.join((a.me,), None, partial=partial)
     assert (c.work.fetching, len(list(incoming.glob("*.piece")))) == (1.0, 1)
-    was, given = a.work.stage.version, a.state.given
+    was = a.work.stage.version
+    given = a.state.given
     await rig.epoch(rig.plan((a,), shared(a, a), plan), a)
     a.state.broken = False
     await c.work.join((a.me,), None, partial=partial)
@@ -161,7 +164,7 @@ async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: An
 
 
 class Waits(StateService):
-    """Gives optimizer state only when it is let."""
+    """Service that gives optimizer state only when it may."""
 
     async def pieces(
         self, request: state_pb2.FetchRequest, peer: PeerId
@@ -174,7 +177,8 @@ class Waits(StateService):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.asked, self.let = asyncio.Event(), asyncio.Event()
+        self.asked = asyncio.Event()
+        self.let = asyncio.Event()
 
 
 async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any) -> None:
@@ -197,7 +201,8 @@ async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any)
 
 async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     a, b, plan = await rig.trained("ab", 3, buddy_every=0)
-    here, before = a.work.stage.version, a.work.stage.settled
+    here = a.work.stage.version
+    before = a.work.stage.settled
     assert here.epoch == before.epoch + 1
     states = []
     for version in (here, before):
@@ -217,7 +222,7 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     ):
         assert a.work.describe(*nowhere) is None, nowhere
     assert a.work.describe(1, StateKind.PARAMETERS, None, "")[0] == here
-    # The version that the plan starts from is given until the next plan comes.
+    # The plan's starting version is given until the next plan comes.
     at, found = a.work.describe(1, StateKind.PARAMETERS, before.epoch, before.lineage)
     assert at == before
     assert found.keys() == a.work.stage.shapes.keys()
@@ -235,7 +240,8 @@ async def test_a_checkpoint_outlives_who_waits_for_it(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, plan = await rig.trained("a", 1, every=1)
-    write, goes_on = a.store.save, threading.Event()
+    write = a.store.save
+    goes_on = threading.Event()
     monkeypatch.setattr(
         a.store, "save", lambda *about, **how: goes_on.wait(60) and write(*about, **how)
     )
@@ -262,11 +268,11 @@ async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
 
 
 async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, alone: Any) -> None:
-    """A stage that was left out for some epochs goes on where it stood, and no epoch counts
+    """A stage that was left out for some epochs goes on from its last version, and no epoch counts
     twice."""
     a, plan = await rig.trained("a", 3, alone, every=1)
     owners = dict.fromkeys(rig.shapes, a)
-    # What it made last becomes final, then the swarm's version is that of nine epochs.
+    # Its last version becomes final, then the swarm's version is LATER.
     stage = a.work.stage
     held = stage.version
     await a.work.settle(

@@ -30,11 +30,11 @@ RUN = "a" * 64
 
 
 class Parrot(training_pb2_grpc.TrainingServicer):
-    """Answers with the caller's PeerId when ``gate`` is open, and keeps the metadata it was
-    shown."""
+    """Answers with the caller's PeerId when `gate` is open, and keeps the metadata it got."""
 
     def __init__(self, transport: TransportPort) -> None:
-        self.transport, self.shown = transport, {}
+        self.transport = transport
+        self.shown = {}
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -45,7 +45,8 @@ class Parrot(training_pb2_grpc.TrainingServicer):
 
 
 class Source(state_pb2_grpc.StateServicer):
-    """Sends as many pieces as were asked for; waits for ``gate`` after the first."""
+    """Sends the requested number of bytes in pieces of 64 KiB; waits for `gate` after each
+    piece."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -65,7 +66,7 @@ def make_transport(
     reach=None,
     **settings,
 ) -> Transport:
-    """With a Parrot and a Source."""
+    """Return a Transport on loopback that serves a Parrot and a Source."""
     transport = Transport(
         identity or Identity.ephemeral(),
         TransportSettings(**{"host": "127.0.0.1", **settings}),
@@ -75,7 +76,8 @@ def make_transport(
         admit,
         reach=reach,
     )
-    transport.parrot, transport.source = Parrot(transport), Source()
+    transport.parrot = Parrot(transport)
+    transport.source = Source()
     training_pb2_grpc.add_TrainingServicer_to_server(transport.parrot, transport.server)
     state_pb2_grpc.add_StateServicer_to_server(transport.source, transport.server)
     return transport
@@ -83,7 +85,8 @@ def make_transport(
 
 @pytest.fixture
 async def swarm():
-    """``make(started=True, peers=(), **options)`` gives a Transport of :func:`make_transport`."""
+    """Factory of transports, with the options of :func:`make_transport`: `make(started=True,
+    peers=(), **options)`. All are closed after the test."""
     made: list[Transport] = []
 
     async def make(started=True, peers=(), **options) -> Transport:
@@ -98,7 +101,7 @@ async def swarm():
 
 
 async def tell(source: TransportPort, peer: PeerId, timeout: float = 10.0) -> str:
-    """Whom ``peer`` takes ``source`` for."""
+    """Return the PeerId that `peer` takes `source` for."""
     try:
         stub = training_pb2_grpc.TrainingStub(await source.channel(peer))
         return (await stub.Tell(training_pb2.Note(epoch=1), timeout=timeout)).reason
@@ -107,24 +110,24 @@ async def tell(source: TransportPort, peer: PeerId, timeout: float = 10.0) -> st
 
 
 async def stream(source: TransportPort, peer: PeerId, length: int = 1 << 17, timeout=20.0):
-    """The call for so many bytes of ``peer``, 64 KiB in a piece."""
+    """Call `peer` for `length` bytes, which come in pieces of 64 KiB."""
     stub = state_pb2_grpc.StateStub(await source.channel(peer))
     return stub.Fetch(state_pb2.FetchRequest(length=length), timeout=timeout)
 
 
 async def fetch(source: TransportPort, peer: PeerId, length: int, timeout=20.0) -> bytes:
-    """So many bytes that ``peer`` sends."""
+    """Fetch `length` bytes from `peer`."""
     return b"".join([c.data async for c in await stream(source, peer, length, timeout)])
 
 
 async def until(condition: Callable[[], object], seconds: float) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for is in another process as well
+        while not condition():  # noqa: ASYNC110 - the condition may be in another process
             await asyncio.sleep(0.05)
 
 
 def introduce(*transports: Transport) -> tuple[Transport, ...]:
-    """The transports, each of which has learnt where the others are."""
+    """Return the transports after each has learnt the others' addresses."""
     for one in transports:
         for other in transports:
             one.learn(other.peer_id, other.p2p.addresses())
@@ -132,7 +135,7 @@ def introduce(*transports: Transport) -> tuple[Transport, ...]:
 
 
 class PeerProcess:
-    """tests/transport/peer_process.py, running."""
+    """A running tests/transport/peer_process.py."""
 
     def __init__(self, **settings) -> None:
         self.process = subprocess.Popen(
@@ -144,7 +147,7 @@ class PeerProcess:
         self.facts = {}
 
     async def ready(self) -> dict:
-        """The facts it prints when it serves."""
+        """The facts that the process prints when it serves."""
         self.facts = json.loads(await asyncio.to_thread(self.process.stdout.readline))
         return self.facts
 
@@ -156,7 +159,8 @@ class PeerProcess:
 
 @pytest.fixture
 async def processes():
-    """``start(**settings)`` gives a PeerProcess; all are ended afterwards."""
+    """Factory of peers as processes: `start(**settings)` returns a PeerProcess; all are ended
+    afterwards."""
     made: list[PeerProcess] = []
 
     def start(**settings) -> PeerProcess:

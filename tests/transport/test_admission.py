@@ -1,5 +1,5 @@
-"""A session must not outlive the admission it was given for: over TCP, through the tunnel, and in
-the middle of a call."""
+"""A session must not outlive its admission: over TCP, through the tunnel, and in the middle of a
+call."""
 
 import math
 import time
@@ -20,7 +20,8 @@ class Owner:
     """Admits everybody until ``until`` (Unix seconds), and nobody later."""
 
     def __init__(self) -> None:
-        self.until, self.asked = math.inf, 0
+        self.until = math.inf
+        self.asked = 0
 
     def admit(self, peer, hello) -> float:
         self.asked += 1
@@ -30,7 +31,7 @@ class Owner:
 
 
 def told(channel):
-    """A unary call over a line, as it is: no handshake mends it."""
+    """Make a unary call over a line as it is: no handshake mends it."""
     return training_pb2_grpc.TrainingStub(channel.raw).Tell(
         training_pb2.Note(epoch=1), metadata=channel.label, timeout=30
     )
@@ -79,7 +80,8 @@ async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
     b.parrot.gate.clear()
     channel = await a.channel(b.peer_id)
     b._tokens.accept(a.peer_id, time.time() + 4.0)
-    pieces, unary = await stream(a, b.peer_id), told(channel)
+    pieces = await stream(a, b.peer_id)
+    unary = told(channel)
     assert len((await pieces.read()).data) == 1 << 16
     for call in (pieces.read(), unary):
         with pytest.raises(grpc.aio.AioRpcError, match="(?s)StatusCode.UNAUTHENTICATED.*expired"):

@@ -1,4 +1,4 @@
-"""Questions of strangers and of members at a peer that has more of them than it can answer."""
+"""Questions of strangers and of members to a peer that gets more of them than it can answer."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +14,8 @@ from node.transport.newcomers import AT_ONCE
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, AskPing, AskReach, ManifestAnswer
 
 MEMBER = PeerId("member")
-MANIFEST, PEERS = Ask(manifest=AskManifest()), Ask(peers=AskPeers())
+MANIFEST = Ask(manifest=AskManifest())
+PEERS = Ask(peers=AskPeers())
 
 
 class Peer:
@@ -39,8 +40,9 @@ class Peer:
         return Answer(manifest=ManifestAnswer(toml=b"toml"))
 
     async def asked(self, peer: str, question: Ask) -> Answer:
-        """As the asking peer reads it from its stream."""
-        reader, sent = asyncio.StreamReader(), bytearray()
+        """Ask a question; returns the answer as the asking peer reads it from its stream."""
+        reader = asyncio.StreamReader()
+        sent = bytearray()
         raw = question.SerializeToString()
         reader.feed_data(len(raw).to_bytes(4, "big") + raw)
         reader.feed_eof()

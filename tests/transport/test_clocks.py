@@ -1,4 +1,4 @@
-"""This clock beside those of the peers that answered."""
+"""Offset of this clock from the clocks of the peers that answered."""
 
 import math
 

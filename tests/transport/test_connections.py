@@ -1,4 +1,4 @@
-"""Incoming connections: which of them are ended."""
+"""Incoming connections: the choice of those that are ended."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,9 @@ from node.transport.connections import (
     remote_of,
 )
 
-MEMBER, STRANGER, NEWCOMER = PeerId("member"), PeerId("stranger"), PeerId("newcomer")
+MEMBER = PeerId("member")
+STRANGER = PeerId("stranger")
+NEWCOMER = PeerId("newcomer")
 
 
 def connections(total: int = 8) -> Connections:

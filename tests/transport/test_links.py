@@ -5,7 +5,8 @@ import pytest
 from node.core.ids import PeerId
 from node.transport.links import GIB, IDLE_S, MOST_DIALLED, Links, block, inbound_limit
 
-MEMBER, NEWCOMER = PeerId("member"), PeerId("newcomer")
+MEMBER = PeerId("member")
+NEWCOMER = PeerId("newcomer")
 
 
 def at(host: str) -> tuple[str, ...]:
@@ -22,7 +23,8 @@ def crowd(count: int) -> dict[PeerId, tuple[str, ...]]:
 
 
 def test_strangers_share_half_of_the_places() -> None:
-    some, present = links(), crowd(6)
+    some = links()
+    present = crowd(6)
     ended = some.look(present, (), 0.0)
     assert list(ended.values()) == ["places"] * 2
     assert len(some.strangers()) == 4
@@ -32,7 +34,8 @@ def test_strangers_share_half_of_the_places() -> None:
 
 
 def test_a_newcomer_of_another_network_displaces_one_of_a_crowd() -> None:
-    some, present = links(), crowd(4)
+    some = links()
+    present = crowd(4)
     assert some.look(present, (), 0.0) == {}
     present[NEWCOMER] = at("198.51.100.1")
     (gone,) = some.look(present, (), 1.0)
@@ -41,7 +44,8 @@ def test_a_newcomer_of_another_network_displaces_one_of_a_crowd() -> None:
 
 
 def test_a_connection_that_nobody_uses_ends() -> None:
-    some, present = links(), {**crowd(3), MEMBER: at("192.0.2.9")}
+    some = links()
+    present = {**crowd(3), MEMBER: at("192.0.2.9")}
     idle, asks, streams = crowd(3)
     assert some.look(present, (), 0.0) == {}
     some.used(asks, IDLE_S - 1)
@@ -52,7 +56,8 @@ def test_a_connection_that_nobody_uses_ends() -> None:
 
 
 def test_strangers_of_which_nothing_is_heard_are_told_apart() -> None:
-    some, present = links(), {**crowd(3), MEMBER: at("192.0.2.9")}
+    some = links()
+    present = {**crowd(3), MEMBER: at("192.0.2.9")}
     silent, asked, asks = crowd(3)
     some.look(present, (), 8.0)
     some.used(asked, 9.0)
@@ -63,7 +68,8 @@ def test_strangers_of_which_nothing_is_heard_are_told_apart() -> None:
 
 
 def test_a_peer_that_comes_back_is_not_idle_from_the_start() -> None:
-    some, present = links(), crowd(1)
+    some = links()
+    present = crowd(1)
     some.look(present, (), 0.0)
     some.look({}, (), 1.0)
     assert some.look(present, (), 2 * IDLE_S) == {}
@@ -71,7 +77,8 @@ def test_a_peer_that_comes_back_is_not_idle_from_the_start() -> None:
 
 def test_a_stranger_that_becomes_a_member_needs_no_place_of_a_stranger() -> None:
     members: set[PeerId] = set()
-    some, present = Links(4, members.__contains__), crowd(2)
+    some = Links(4, members.__contains__)
+    present = crowd(2)
     some.look(present, (), 0.0)
     members.update(present)
     assert some.look(present, (), 1.0) == {}
@@ -81,7 +88,8 @@ def test_a_stranger_that_becomes_a_member_needs_no_place_of_a_stranger() -> None
 
 
 def test_a_connection_that_this_peer_made_needs_no_place_and_may_be_idle() -> None:
-    some, present = links(), crowd(4)
+    some = links()
+    present = crowd(4)
     some.look(present, (), 0.0)
     late = PeerId("late")
     some.dialled(late)
@@ -96,7 +104,8 @@ def test_a_connection_that_this_peer_made_needs_no_place_and_may_be_idle() -> No
 
 
 def test_few_connections_count_as_made_here() -> None:
-    some, present = links(2), crowd(MOST_DIALLED + 2)
+    some = links(2)
+    present = crowd(MOST_DIALLED + 2)
     for peer in present:
         some.dialled(peer)
     assert len(some.look(present, (), 0.0)) == 1

@@ -9,7 +9,8 @@ from node.core.ids import PeerId
 from protos import training_pb2, training_pb2_grpc
 from tests.transport.conftest import Parrot, tell
 
-A, B = PeerId("peer-a"), PeerId("peer-b")
+A = PeerId("peer-a")
+B = PeerId("peer-b")
 
 
 async def start(net: MemoryNet, peer: PeerId) -> None:

@@ -1,4 +1,5 @@
-"""The queue of newcomers, in virtual time: crowds of joiners that come back when they are told."""
+"""The queue of newcomers, in virtual time: crowds of joiners that come back at the time they were
+given."""
 
 import heapq
 import random
@@ -26,8 +27,11 @@ from node.transport.newcomers import (
 
 @dataclass
 class Crowd:
-    """Joiners that ask, and ask again when they were told to. ``busy(turns)``: the share of its
-    time that the peer waits for a processor, after so many newcomers have had their turn."""
+    """Joiners that ask, and ask again at the time they were given.
+
+    `busy(turns)`: share of its time that the peer waits for a processor, after `turns` newcomers
+    have had their turn.
+    """
 
     busy: Callable[[int], float] = lambda turns: 0.0
     queue: Newcomers = field(default_factory=Newcomers)
@@ -112,7 +116,8 @@ def test_every_crowd_begins_slowly():
 
 
 def test_a_turn_covers_all_questions_of_joining():
-    queue, me = Newcomers(), PeerId("me")
+    queue = Newcomers()
+    me = PeerId("me")
     assert queue.ask(me, 0.0) is None
     for i in range(50):
         queue.ask(PeerId(f"p{i}"), 0.0)

@@ -30,7 +30,9 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
     ups: asyncio.Queue = asyncio.Queue()
 
     b.p2p.on_up.append(ups.put)
-    before, old, pid = b.p2p.addresses(), b.p2p.p2p, b.p2p.pid
+    before = b.p2p.addresses()
+    old = b.p2p.p2p
+    pid = b.p2p.pid
     b.source.gate.clear()
     call = await stream(a, b.peer_id)
     assert len((await call.read()).data) == 1 << 16
@@ -60,7 +62,8 @@ async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):
 
 
 async def test_a_peer_without_an_address_is_reached_by_its_connection(swarm):
-    a, b = await swarm(), await swarm()
+    a = await swarm()
+    b = await swarm()
     assert (await b.p2p.connect([a.p2p.addresses()[0]])) == {a.p2p.addresses()[0]: ""}
     assert await ping(a, b.peer_id) == b"n", "a never learned an address of b"
     with pytest.raises(PeerFault):
@@ -71,7 +74,8 @@ async def test_a_peer_without_an_address_is_reached_by_its_connection(swarm):
 
 async def test_a_punched_connection_that_takes_long_counts_as_one(swarm, monkeypatch):
     monkeypatch.setattr(p2p, "LINKS_EVERY_S", 0.1)
-    a, b = await swarm(), await swarm()
+    a = await swarm()
+    b = await swarm()
     a.p2p.punched.add(b.peer_id)
     assert b.peer_id not in await a.p2p.look(), "it is under way"
     assert (await b.p2p.connect([a.p2p.addresses()[0]])) == {a.p2p.addresses()[0]: ""}
@@ -95,7 +99,7 @@ async def test_p2pd_ends_with_its_daemon_whether_killed_or_closed(processes):
             peer.process.wait(10)
         await asyncio.to_thread(child.wait, 10)
         if not orderly:
-            # any daemon that starts meanwhile sweeps too, so what a killed one left may be gone
+            # any daemon that starts meanwhile sweeps too, so the files of a killed one may be gone
             p2p.RuntimeDirectory().close()
         assert not os.access(facts["runtime"], os.F_OK), (
             "the next daemon sweeps what a killed one left"
@@ -130,13 +134,14 @@ async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_no_other_call(s
     a, b = introduce(await swarm(), await swarm())
     assert await ping(a, b.peer_id) == b"n"
     control = a.p2p.p2p._client.control
-    peer, calls = PeerID.from_base58(b.peer_id), control._pending_calls
+    peer = PeerID.from_base58(b.peer_id)
+    calls = control._pending_calls
     late = asyncio.create_task(control.call_unary_handler(peer, "nobody", b""))
     await asyncio.sleep(0)
     (number,) = calls
     cancelled = asyncio.get_running_loop().create_future()
     cancelled.cancel()
-    calls[number] = cancelled  # as it is between the cancellation and what it wakes
+    calls[number] = cancelled  # the state between the cancellation and the wake-up of its waiter
     with pytest.raises(P2PDaemonError):
         await asyncio.wait_for(control.call_unary_handler(peer, "nobody", b""), 20)
     late.cancel()
@@ -157,7 +162,8 @@ async def test_a_p2pd_that_stands_still_is_replaced_and_then_one_that_dies(swarm
     a = await swarm()
     ups: asyncio.Queue = asyncio.Queue()
     a.p2p.on_up.append(ups.put)
-    addresses, pid = a.p2p.addresses(), a.p2p.pid
+    addresses = a.p2p.addresses()
+    pid = a.p2p.pid
     monkeypatch.setattr(p2p, "HEALTH_TIMEOUT_S", 0.5)
     os.kill(pid, signal.SIGSTOP)
     assert await asyncio.wait_for(ups.get(), 60) is a.p2p.p2p
@@ -175,7 +181,8 @@ async def test_a_p2pd_that_stands_still_is_replaced_and_then_one_that_dies(swarm
 async def test_a_p2pd_that_holds_too_much_memory_is_replaced(swarm, monkeypatch):
     monkeypatch.setattr(p2p, "MEMORY_EVERY_S", 0.1)
     a = await swarm()
-    pid, settings = a.p2p.pid, a.p2p._settings
+    pid = a.p2p.pid
+    settings = a.p2p._settings
     a.p2p._settings = replace(settings, p2pd_memory=1 << 20)
     await until(lambda: a.p2p.outgrown, 10)
     a.p2p._settings = settings
@@ -187,12 +194,15 @@ async def test_a_p2pd_that_holds_too_much_memory_is_replaced(swarm, monkeypatch)
 async def test_short_of_memory_a_p2pd_hangs_up_on_strangers_only(swarm, monkeypatch):
     monkeypatch.setattr(p2p, "LINKS_EVERY_S", 0.1)
     monkeypatch.setattr(p2p, "MEMORY_EVERY_S", 0.1)
-    a, stranger, member = await swarm(), await swarm(), await swarm()
+    a = await swarm()
+    stranger = await swarm()
+    member = await swarm()
     a.p2p.established = lambda peer: peer == member.peer_id
     for other in (stranger, member):
         await other.p2p.connect([a.p2p.addresses()[0]])
     await until(lambda: {stranger.peer_id, member.peer_id} <= set(a.p2p.links), 10)
-    most, pid = a.p2p._settings.p2pd_memory, a.p2p.pid
+    most = a.p2p._settings.p2pd_memory
+    pid = a.p2p.pid
     monkeypatch.setattr(p2p, "resident", lambda of: most * 19 // 20 if of == pid else 0)
     await until(lambda: set(a.p2p.links) == {member.peer_id}, 10)
     assert a.p2p.refusals["memory"] >= 1
@@ -200,7 +210,8 @@ async def test_short_of_memory_a_p2pd_hangs_up_on_strangers_only(swarm, monkeypa
 
 
 async def test_a_connection_of_a_stranger_that_nobody_uses_ends(swarm, monkeypatch):
-    a, stranger = await swarm(), await swarm()
+    a = await swarm()
+    stranger = await swarm()
     await stranger.p2p.connect([a.p2p.addresses()[0]])
     await until(lambda: stranger.peer_id in a.p2p.links, 10)
     monkeypatch.setattr(links, "IDLE_S", 0.0)
@@ -211,7 +222,9 @@ async def test_a_connection_of_a_stranger_that_nobody_uses_ends(swarm, monkeypat
 
 
 async def test_streams_of_strangers_share_half_of_the_places(swarm):
-    a, greedy, newcomer = await swarm(started=False), await swarm(), await swarm()
+    a = await swarm(started=False)
+    greedy = await swarm()
+    newcomer = await swarm()
     held = asyncio.Event()
 
     async def hold(peer, reader, writer):
@@ -235,7 +248,8 @@ async def test_streams_of_strangers_share_half_of_the_places(swarm):
 
 
 async def test_a_request_is_measured_before_it_is_parsed(swarm):
-    a, b = await swarm(), await swarm()
+    a = await swarm()
+    b = await swarm()
     handled = []
 
     async def answer(request, context):
@@ -261,7 +275,8 @@ async def test_a_request_is_measured_before_it_is_parsed(swarm):
 
 
 async def test_p2pd_relays_for_nobody(swarm):
-    a, b = await swarm(), await swarm()
+    a = await swarm()
+    b = await swarm()
     b.learn(a.peer_id, a.p2p.addresses())
     _, stream_of_ours = await b.p2p.open_stream(a.peer_id, "/tutti/ask/1")
     stream_of_ours.close()
@@ -286,7 +301,8 @@ async def test_a_runtime_directory_that_cannot_be_written_is_named(swarm):
 
 
 async def test_without_quic_nothing_is_dialled_over_udp(swarm):
-    a, b = await swarm(), await swarm(quic=True)
+    a = await swarm()
+    b = await swarm(quic=True)
     over_udp = f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{b.peer_id}"
     assert "transport.quic is off" in (await a.p2p.connect([over_udp]))[over_udp]
     assert "transport.quic" not in (await b.p2p.connect([over_udp]))[over_udp]

@@ -1,5 +1,5 @@
-"""The pieces a stranger's bytes meet first: addresses, certificates, frames, limits, the handshake
-itself."""
+"""The parts that a stranger's bytes meet first: addresses, certificates, frames, limits, the
+handshake itself."""
 
 import asyncio
 import datetime
@@ -32,10 +32,8 @@ from node.transport.ways.punch import candidates
 from node.transport.ways.reachable import Known, Reachable
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
 
-A, B = (
-    PeerId("12D3KooWKPc4n25PiHREWBqubMEm5SbamK9PQJ7fzEaQV4RxqXrZ"),
-    PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"),
-)
+A = PeerId("12D3KooWKPc4n25PiHREWBqubMEm5SbamK9PQJ7fzEaQV4RxqXrZ")
+B = PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,8 @@ def stream_of(data: bytes) -> asyncio.StreamReader:
 
 async def test_initial_peers_are_tried_until_each_has_answered(monkeypatch):
     monkeypatch.setattr(p2p, "FIRST_RETRY_S", 0.0)
-    journal, asked = Journal(), []
+    journal = Journal()
+    asked = []
     script = {"x": ["refused", "[/x] dial backoff", ""], "y": [""]}
 
     async def connect(missing):
@@ -296,7 +295,7 @@ def test_a_token_speaks_for_its_peer_only_after_it_was_accepted():
 
 
 class Sink:
-    """A writer that keeps what it is given."""
+    """A writer that keeps the bytes it gets."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -310,10 +309,12 @@ class Sink:
 
 
 class Scripted:
-    """Streams whose other side says ``replies`` one after the other; None ends the stream."""
+    """Streams with a scripted other side, which sends `replies` one after the other; None ends the
+    stream."""
 
     def __init__(self, *replies: HandshakeFrame | bytes | None) -> None:
-        self.replies, self.opened = list(replies), 0
+        self.replies = list(replies)
+        self.opened = 0
 
     async def open_stream(self, peer, name, timeout=1.0, limit=0):
         self.opened += 1
@@ -386,14 +387,16 @@ async def test_an_ended_stream_is_retried_once_and_a_farewell_is_not():
         await meeting(twice).greet(B, 1.0)
     assert (twice.opened, fault.value.weight) == (2, 0)
     farewell = HandshakeFrame()
-    farewell.farewell.code, farewell.farewell.reason = 5, "no\x1b[2Jthanks"
+    farewell.farewell.code = 5
+    farewell.farewell.reason = "no\x1b[2Jthanks"
     with pytest.raises(PeerFault, match=r"says farewell: no \[2Jthanks"):
         await meeting(Scripted(farewell)).greet(B, 1.0)
 
 
 async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
     async def answered(handshake: Handshake, said: Hello) -> tuple[HandshakeFrame, object]:
-        sink, raw = Sink(), HandshakeFrame(hello=said).SerializeToString()
+        sink = Sink()
+        raw = HandshakeFrame(hello=said).SerializeToString()
         met = await handshake.answer(B, stream_of(len(raw).to_bytes(4, "big") + raw), sink)
         return HandshakeFrame.FromString(sink.data[4:]), met
 
@@ -415,7 +418,8 @@ async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
 async def test_the_stream_of_a_greeting_that_is_turned_away_stays_until_its_peer_hangs_up():
     """Closing it resets it, and the peer may not have read the reason yet."""
     greeting = HandshakeFrame(hello=hello()).SerializeToString()
-    reader, writer = asyncio.StreamReader(), Sink()
+    reader = asyncio.StreamReader()
+    writer = Sink()
     reader.feed_data(len(greeting).to_bytes(4, "big") + greeting)
     turning = asyncio.create_task(meeting(Scripted()).turn_away(reader, writer, "too often"))
     for _ in range(20):
@@ -430,7 +434,9 @@ async def test_the_stream_of_a_greeting_that_is_turned_away_stays_until_its_peer
 async def test_a_peer_that_is_cut_off_dials_again_soon(monkeypatch, links):
     """After 15 minutes without a network it was five more until the next attempt."""
     monkeypatch.setattr(reachable, "LOOK_S", 0.0)
-    now, tries, enough = 0.0, [], asyncio.Event()
+    now = 0.0
+    tries = []
+    enough = asyncio.Event()
     monkeypatch.setattr(reachable, "time", SimpleNamespace(monotonic=lambda: now))
 
     async def reach(peer, timeout):
@@ -457,10 +463,11 @@ async def test_a_peer_that_is_cut_off_dials_again_soon(monkeypatch, links):
 
 
 async def test_company_is_kept_with_those_that_can_be_dialled(monkeypatch):
-    """However many are known that cannot: relays are among these, and reservations need a
-    connection."""
+    """However many known peers cannot be dialled: relays are among those that can, and reservations
+    need a connection."""
     monkeypatch.setattr(reachable, "LOOK_S", 0.01)
-    dialled, all_of_them = set(), asyncio.Event()
+    dialled = set()
+    all_of_them = asyncio.Event()
 
     async def reach(peer, timeout):
         dialled.add(peer)

@@ -1,4 +1,4 @@
-"""Two peers speak the newest protocol version that both do; without one both sides are told why.
+"""Two peers speak the newest protocol version that both know; without one both sides are told why.
 
 Every meeting here is a real handshake between two p2pd on loopback.
 """
@@ -19,7 +19,8 @@ def mismatches(transport) -> list:
 
 
 async def has_met(transport, other) -> None:
-    """``transport`` was called by ``other``; it notes so only after its answer was sent."""
+    """Wait until `transport` has noted the call of `other`, which it does after its answer was
+    sent."""
     await until(lambda: other.peer_id in transport._met, 10)
 
 
@@ -43,7 +44,8 @@ async def test_without_a_common_version_both_name_who_must_update(swarm, here, t
             await a.channel(b.peer_id)
         assert fault.value.weight == 0
     assert not b._tokens.knows(a.peer_id)
-    (at_a,), (at_b,) = mismatches(a), mismatches(b)
+    (at_a,) = mismatches(a)
+    (at_b,) = mismatches(b)
     for event, mine, theirs, peer in ((at_a, here, there, b), (at_b, there, here, a)):
         assert event.fields["peer"] == peer.peer_id
         assert (event.fields["oldest"], event.fields["newest"]) == theirs
@@ -68,7 +70,8 @@ async def test_a_peer_that_was_updated_is_met_at_once(swarm):
 
 
 async def test_every_answer_carries_the_protocol_versions(swarm):
-    a, b = await swarm(), await swarm(protocols=Protocols(4, 6), run="")
+    a = await swarm()
+    b = await swarm(protocols=Protocols(4, 6), run="")
     for question in (
         ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")),
         ask_pb2.Ask(manifest=ask_pb2.AskManifest()),

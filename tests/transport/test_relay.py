@@ -38,12 +38,12 @@ def standing(monkeypatch):
 
 @pytest.fixture
 def hidden(swarm):
-    """``make(relays…)``: a peer that nobody knows an address of, with a reservation at each
-    relay."""
+    """Factory of hidden peers: `make(relays…)` returns a peer whose address nobody knows, with a
+    reservation at each relay."""
 
     async def make(*relays, **settings):
-        # Announced where nobody listens, so that p2pd's own search for peers does not find it
-        # either.
+        # The announced address has no listener, so that p2pd's own search for peers does not find
+        # the peer either.
         port = free_port(["127.0.0.1"])
         peer = await swarm(p2p_port=port, announce=(f"127.0.0.9:{port}",), **settings)
         CLOSED.add(id(peer.reachable))
@@ -62,14 +62,14 @@ def hidden(swarm):
 
 
 def introduce(peer, other, *relays) -> None:
-    """What the directory would say."""
+    """Tell `peer` what the directory would: the relays' addresses, and `other` behind them."""
     for relay in relays:
         peer.learn(relay.peer_id, relay.p2p.addresses())
     peer.learn(other.peer_id, [], relays=[r.peer_id for r in relays])
 
 
 async def fetched(peer, other, length: int = 1 << 20) -> str:
-    """The digest of so many bytes that ``other`` sends."""
+    """Digest of `length` bytes that `other` sends."""
     return hashlib.sha256(await fetch(peer, other.peer_id, length)).hexdigest()
 
 
@@ -77,21 +77,23 @@ ZEROS = hashlib.sha256(bytes(1 << 20)).hexdigest()
 
 
 async def test_a_hidden_peer_is_reached_through_a_relay_both_ways(swarm, hidden):
-    relay, a = await swarm(), await swarm()
+    relay = await swarm()
+    a = await swarm()
     b = await hidden(relay)
     introduce(a, b, relay)
     assert await fetched(a, b) == ZEROS
     assert (a.path(b.peer_id), a.peers()[b.peer_id].via) == ("relayed", relay.peer_id)
     assert relay.relay.circuits >= 1
     assert relay.relay.clients == 1
-    # What b learnt in the handshake lets it call back, over the addresses a announces.
+    # After the handshake b can call back, over the addresses that a announces.
     b.learn(a.peer_id, a.p2p.addresses())
     assert await fetched(b, a) == ZEROS
     assert b.path(a.peer_id) == "direct"
 
 
 async def test_a_better_way_replaces_the_relay_without_ending_calls(swarm, hidden):
-    relay, a = await swarm(), await swarm()
+    relay = await swarm()
+    a = await swarm()
     b = await hidden(relay, force_tunnel=True)
     introduce(a, b, relay)
     b.source.gate.clear()
@@ -105,7 +107,9 @@ async def test_a_better_way_replaces_the_relay_without_ending_calls(swarm, hidde
 
 
 async def test_when_a_relay_dies_the_other_one_carries_on(swarm, hidden):
-    first, second, a = await swarm(), await swarm(), await swarm()
+    first = await swarm()
+    second = await swarm()
+    a = await swarm()
     b = await hidden(first, second)
     introduce(a, b, first, second)
     assert await fetched(a, b) == ZEROS
@@ -143,7 +147,9 @@ async def test_only_a_relay_that_falls_silent_is_worth_a_warning(
 
 
 async def test_without_a_reservation_there_is_no_way(swarm):
-    relay, a, b = await swarm(), await swarm(), await swarm()
+    relay = await swarm()
+    a = await swarm()
+    b = await swarm()
     await b.p2p.connect([relay.p2p.addresses()[0]])
     introduce(a, b, relay)
     with pytest.raises(PeerFault, match="not connected to this relay"):
@@ -153,7 +159,8 @@ async def test_without_a_reservation_there_is_no_way(swarm):
 
 async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
     limits = ReachSettings(relay_clients=1, relay_circuits=64, relay_circuits_each=2)
-    relay, a = await swarm(reach=limits), await swarm()
+    relay = await swarm(reach=limits)
+    a = await swarm()
     b = await hidden(relay)
     assert relay.relay.clients == 1
     late = await swarm()
@@ -200,7 +207,8 @@ async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatc
 
 async def test_a_client_that_floods_its_relay_holds_nobody_up(swarm):
     admit = Mock(return_value=math.inf)
-    relay, client = await swarm(admit=admit), await swarm()
+    relay = await swarm(admit=admit)
+    client = await swarm()
     await client.p2p.connect([relay.p2p.addresses()[0]])
     reader, writer = await client.relays._ask(
         relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
@@ -214,13 +222,14 @@ async def test_a_client_that_floods_its_relay_holds_nobody_up(swarm):
 
 @pytest.mark.parametrize("kind", ["poses", "reads", "alters", "replays", "stalls", "cuts"])
 async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
-    honest, a = await swarm(), await swarm()
+    honest = await swarm()
+    a = await swarm()
     key = Identity.ephemeral()
     bad = await swarm(identity=key, started=False)
     evil = corrupt(bad, kind, key, RUN)
     await bad.start()
     b = await hidden(honest, bad)
-    # Only the evil one is known at first.
+    # At first only the evil relay is known.
     introduce(a, b, bad)
     if kind == "poses":
         with pytest.raises(PeerFault, match="somebody else answers|no private connection"):

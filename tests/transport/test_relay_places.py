@@ -17,18 +17,19 @@ from node.transport.ways.relay import ASK_BYTES, CIRCUITS_PER_PAIR, UNUSED_S, Re
 from protos.reach_pb2 import Connect, RelayAnswer, RelayAsk, Relayed, Reserve
 from tests.transport.conftest import until
 
-MEMBER, NEWCOMER = PeerId("member"), PeerId("newcomer")
+MEMBER = PeerId("member")
+NEWCOMER = PeerId("newcomer")
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def pair() -> tuple[Stream, Stream]:
-    """Two ends of a stream."""
+    """Both ends of a stream."""
     left, right = socket.socketpair()
     return await asyncio.open_connection(sock=left), await asyncio.open_connection(sock=right)
 
 
 class Hub:
-    """A relay without p2pd: streams are socket pairs. ``brought``: the clients' ends of them."""
+    """A relay without p2pd: streams are socket pairs. `brought`: the clients' ends of them."""
 
     def __init__(self, **limits: int) -> None:
         self.brought: list[Stream] = []
@@ -56,7 +57,8 @@ class Hub:
         return here
 
     async def ask(self, peer: PeerId, ask: RelayAsk) -> tuple[str, Stream]:
-        """The reason of a refusal, "" for none; and the asker's end of the stream."""
+        """Ask the relay; returns the reason of a refusal, "" for none, and the asker's end of the
+        stream."""
         here, there = await pair()
         self._writers += [here[1], there[1]]
         task = asyncio.create_task(self._serve(peer, here))

@@ -1,4 +1,4 @@
-"""Real p2pd, real TLS, real processes: who reaches whom, as whom, and who is turned away."""
+"""Real p2pd, real TLS, real processes: connections, the identity they prove, and refusals."""
 
 import asyncio
 import dataclasses
@@ -26,7 +26,8 @@ def reading(transport, name: str, **labels: str) -> float | None:
 
 
 async def test_another_process_is_called_over_tls_and_over_the_tunnel(swarm, processes):
-    dialled, hidden = processes(), processes(force_tunnel=True)
+    dialled = processes()
+    hidden = processes(force_tunnel=True)
     me = await swarm()
     for process, path in ((dialled, "direct"), (hidden, "tunnel")):
         facts = await process.ready()
@@ -74,7 +75,8 @@ async def test_a_line_that_is_not_used_is_closed_and_dialled_anew(swarm):
 async def test_a_forgotten_line_leaves_time_for_the_longest_call(swarm, monkeypatch):
     monkeypatch.setattr(lines, "RETIRE_S", 0.0)
     a, b = introduce(await swarm(), await swarm())
-    channel, graces = await a.channel(b.peer_id), asyncio.Queue()
+    channel = await a.channel(b.peer_id)
+    graces = asyncio.Queue()
     end = channel.close
 
     async def close(grace=None):
@@ -87,7 +89,7 @@ async def test_a_forgotten_line_leaves_time_for_the_longest_call(swarm, monkeypa
 
 
 async def test_of_lost_peers_only_the_newest_are_remembered(swarm):
-    """Whoever has many keys can be met and lost under each of them."""
+    """A peer with many keys can be met and lost under each of them."""
     a = await swarm()
     for number in range(PEERS_KEPT + 100):
         a.doubt(PeerId(f"stranger-{number}"))
@@ -95,7 +97,8 @@ async def test_of_lost_peers_only_the_newest_are_remembered(swarm):
 
 
 async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
-    a, impostor = await swarm(), await swarm()
+    a = await swarm()
+    impostor = await swarm()
     b = await swarm(announce=tuple(impostor.reachable.targets()[0]))
     introduce(a, b)
     assert await tell(a, b.peer_id) == a.peer_id
@@ -181,7 +184,8 @@ async def test_who_greets_too_often_hears_so(swarm):
 
 
 async def test_a_rendezvous_only_answers_questions(swarm):
-    a, rendezvous = await swarm(), await swarm(run="")
+    a = await swarm()
+    rendezvous = await swarm(run="")
     address = rendezvous.p2p.addresses()[0]
     answer = await a.ask(address, ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")))
     assert (answer.ping.nonce, answer.ping.name) == (b"now", "test")
@@ -267,7 +271,8 @@ async def test_a_lost_peer_is_forgotten_and_found_after_its_restart(swarm):
     ],
 )
 async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
-    a, b = await swarm(started=False), await swarm(started=False)
+    a = await swarm(started=False)
+    b = await swarm(started=False)
 
     async def said(*question):
         return ask_pb2.Answer(reach=ask_pb2.ReachAnswer(seen=seen))
@@ -280,8 +285,10 @@ async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
 @pytest.mark.parametrize("quic", [False, True])
 async def test_when_p2pd_moves_the_new_port_is_mapped(swarm, monkeypatch, quic):
     monkeypatch.setattr(reachable, "LOOK_S", 0.01)
-    peer, wanted = await swarm(started=False, quic=quic), asyncio.Queue()
-    peer.reachable.local, peer.reachable._settings = False, ReachSettings(map_ports=False)
+    peer = await swarm(started=False, quic=quic)
+    wanted = asyncio.Queue()
+    peer.reachable.local = False
+    peer.reachable._settings = ReachSettings(map_ports=False)
     peer.reachable.mapper.want = wanted.put_nowait
     peer.p2p._up.set()
     peer.reachable.start()

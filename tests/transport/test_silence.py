@@ -1,4 +1,5 @@
-"""Peers that go without a word: killed, frozen, or behind a wire that carries nothing any more."""
+"""Peers that leave without notice: killed, frozen, or behind a wire that carries nothing any
+more."""
 
 import asyncio
 import contextlib
@@ -22,7 +23,9 @@ class Proxy:
     closing anything. ``ended`` is set when the server hangs up."""
 
     def __init__(self, port: int, rate: float = math.inf) -> None:
-        self._to, self.port, self._rate = port, 0, rate
+        self._to = port
+        self.port = 0
+        self._rate = rate
         self.swallow_replies = self.swallow_requests = False
         self.ended = asyncio.Event()
         self._tasks: set[asyncio.Task] = set()
@@ -36,7 +39,7 @@ class Proxy:
         self.port = near.getsockname()[1]
 
     def _shallow(self) -> socket.socket:
-        """A socket that holds little: a wire has no megabytes of buffer."""
+        """A socket with small buffers: a wire has no megabytes of buffer."""
         made = socket.socket()
         for direction in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             made.setsockopt(socket.SOL_SOCKET, direction, 1 << 16)
@@ -59,7 +62,7 @@ class Proxy:
         back = asyncio.ensure_future(self._pump(far_reader, writer, lambda: self.swallow_replies))
         back.add_done_callback(lambda _: self.ended.set())
         self._tasks |= {there, back}
-        self._held.append(far_writer)  # else it is closed with the task that used it
+        self._held.append(far_writer)  # otherwise it is closed with the task that used it
 
     async def _pump(self, source, sink, silenced) -> None:
         due = time.monotonic()
@@ -93,7 +96,7 @@ async def proxied(swarm, rate: float = math.inf, **settings):
 
 
 async def lost(transport, peer) -> asyncio.Event:
-    """Set when ``transport`` has lost its line to ``peer``, which it has now."""
+    """Connect `transport` to `peer`; returns an event that is set when the connection is lost."""
     gone = asyncio.Event()
     transport.on_lost(lambda who: gone.set() if who == peer else None)
     await transport.channel(peer)
@@ -103,7 +106,7 @@ async def lost(transport, peer) -> asyncio.Event:
 
 KNOBS = {"keepalive_s": 1.0, "keepalive_timeout_s": 1.0}
 BOUND_S = 10.0
-"""Of every wait: a busy machine takes longer than the sum of the knobs."""
+"""Bound of every wait in s: a busy machine takes longer than the sum of the settings."""
 
 
 async def test_every_connected_peer_notices_a_killed_process(swarm, processes):
@@ -120,12 +123,14 @@ async def test_every_connected_peer_notices_a_killed_process(swarm, processes):
 
 
 async def test_a_break_is_told_though_a_failed_call_has_dropped_the_line(swarm, processes):
-    """Services drop the line of a call that failed, and may be quicker than who watches it."""
+    """Services drop the connection of a call that failed, and may be quicker than a watcher."""
     process = processes()
     facts = await process.ready()
-    a, peer = await swarm(), facts["peer"]
+    a = await swarm()
+    peer = facts["peer"]
     a.learn(peer, facts["multiaddrs"])
-    gone, channel = await lost(a, peer), await a.channel(peer)
+    gone = await lost(a, peer)
+    channel = await a.channel(peer)
     process.process.kill()
     end = time.monotonic() + BOUND_S
     while channel.get_state() is grpc.ChannelConnectivity.READY and time.monotonic() < end:
@@ -141,7 +146,8 @@ async def test_a_break_is_told_though_a_failed_call_has_dropped_the_line(swarm, 
 async def test_a_frozen_process_is_noticed_and_found_when_it_wakes(swarm, processes, tunnel):
     process = processes(force_tunnel=tunnel, **KNOBS)
     facts = await process.ready()
-    a, peer = await swarm(**KNOBS), facts["peer"]
+    a = await swarm(**KNOBS)
+    peer = facts["peer"]
     a.learn(peer, facts["multiaddrs"])
     gone = await lost(a, peer)
     os.kill(process.process.pid, signal.SIGSTOP)
@@ -171,7 +177,7 @@ async def test_a_line_without_calls_stays_up_whatever_the_other_side_probes(swar
 
 
 async def test_a_server_hangs_up_on_a_client_that_vanished(swarm):
-    """Else connections of vanished peers would add up to the most that it takes."""
+    """Otherwise connections of vanished peers would use up the server's limit."""
     knobs = {"keepalive_s": 0.5, "keepalive_timeout_s": 1.0, "relayed_timeout_s": 1.0}
     async with proxied(swarm, **knobs) as (a, b, proxy):
         await lost(a, b.peer_id)
@@ -191,8 +197,8 @@ async def test_a_one_way_connection_is_noticed_and_replaced(swarm):
 
 
 async def test_a_slow_link_under_load_is_not_taken_for_a_silent_one(swarm):
-    """gRPC's own bandwidth probes in the middle of a transfer are answered later than a silent link
-    may be silent."""
+    """In the middle of a transfer, answers to gRPC's own bandwidth probes take longer than a silent
+    link may be silent."""
     async with proxied(swarm, rate=1.5e6, keepalive_timeout_s=1.5) as (a, b, _):
         gone = await lost(a, b.peer_id)
         fetched = await asyncio.gather(*(fetch(a, b.peer_id, 2 << 20, 60) for _ in range(3)))

@@ -1,5 +1,5 @@
-"""What is counted, what waits and what never does. Turns in virtual time are
-tests/reach/test_shares.py."""
+"""Traffic: the bytes that count, the messages that wait, and those that never do.
+tests/reach/test_shares.py tests turns in virtual time."""
 
 import asyncio
 import os
@@ -26,17 +26,19 @@ from node.transport.traffic import (
     size_of,
 )
 
-CALLER, CALLED = PeerId("caller"), PeerId("called")
+CALLER = PeerId("caller")
+CALLED = PeerId("called")
 LARGE = b"x" * (4 * BULK)
 
 
 class Gate(Traffic):
-    """Turns are given by hand: a message of BULK bytes or more waits until its direction is
-    open."""
+    """Traffic with turns given by hand: a message of BULK bytes or more waits until its direction
+    is open."""
 
     def __init__(self) -> None:
         super().__init__(1e6, 1e6)
-        self.up, self.down = asyncio.Event(), asyncio.Event()
+        self.up = asyncio.Event()
+        self.down = asyncio.Event()
         self.asked: list[tuple[str, str, int]] = []
         self.first = asyncio.Event()
 
@@ -57,7 +59,8 @@ class Lane:
     """A server and a channel to it, each with its traffic."""
 
     def __init__(self, ours: Traffic, theirs: Traffic) -> None:
-        self.ours, self.theirs = ours, theirs
+        self.ours = ours
+        self.theirs = theirs
         tokens = Tokens()
         token = tokens.issue(CALLER).hex()
         tokens.accept(CALLER)
@@ -101,7 +104,8 @@ async def _echo(request: bytes, context: Any) -> bytes:
 
 
 async def test_both_ends_count_the_same_and_no_less_than_the_messages():
-    ours, theirs = Traffic(), Traffic()
+    ours = Traffic()
+    theirs = Traffic()
     async with Lane(ours, theirs) as channel:
         assert [m async for m in channel.stream_stream("/T/Up")(LARGE for _ in range(3))] == [
             str(3 * len(LARGE)).encode()
@@ -120,7 +124,7 @@ async def test_large_messages_wait_their_turn_and_small_ones_do_not(mine: bool, 
     gate = Gate()
     lane = Lane(gate, Traffic()) if mine else Lane(Traffic(), gate)
     async with lane as channel:
-        # What goes up at one end comes down at the other.
+        # Bytes that one end sends up come down at the other.
         upward = (way == "up") == mine
         call = (
             channel.stream_stream("/T/Up")([LARGE, LARGE])
@@ -186,7 +190,7 @@ async def test_what_is_sent_without_waiting_delays_what_waits():
 
 @pytest.mark.parametrize("mine", [True, False])
 async def test_the_one_large_message_of_a_stream_delays_what_waits(mine: bool):
-    """It is sent, and read, without waiting."""
+    """The message is sent, and read, without waiting."""
     capped = Traffic(max_up=1e4, max_down=1e4)
     lane = Lane(capped, Traffic()) if mine else Lane(Traffic(), capped)
     async with lane as channel:
@@ -221,8 +225,8 @@ MOVED = [
     ((8, 40, 30, 50_060), (30, 40), "another process begins anew"),
     ((8, 41, 33, 50_060), (3, 1), ""),
 ]
-"""One after the other: process, bytes read and written, those of tunnels, and what may be ours;
-what counts."""
+"""Readings one after the other: (process, bytes read, bytes written, bytes of tunnels, bytes that
+may be ours), the bytes (sent, received) that count, and why."""
 
 
 def test_what_p2pd_moves_for_others_is_not_its_own():

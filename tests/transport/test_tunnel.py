@@ -1,5 +1,5 @@
-"""The tunnel's ends: who is let in, and that bytes arrive whole and in order whichever side hangs
-up first."""
+"""The tunnel's ends: admission, and bytes that arrive whole and in order whichever side hangs up
+first."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,8 @@ class Wire:
     """Streams that lead straight into a TunnelEnd."""
 
     def __init__(self, end: TunnelEnd | None) -> None:
-        self.end, self.serving = end, set()
+        self.end = end
+        self.serving = set()
 
     async def open_stream(self, peer, name, timeout=1.0, limit=0):
         assert name == tunnel.STREAM
@@ -42,8 +43,8 @@ class Wire:
 
 @pytest.fixture
 async def echo():
-    """A server that sends back the hash of everything it was sent, then everything; yields (port,
-    its connections)."""
+    """A server that sends back the hash of the bytes it got, then the bytes; yields (address, its
+    connections)."""
     connections: list[asyncio.StreamWriter] = []
 
     async def serve(reader, writer) -> None:
@@ -108,7 +109,8 @@ def test_a_piece_that_waits_when_its_way_ends_is_dropped(run, monkeypatch):
     monkeypatch.setattr(tunnel, "LINGER_S", 0.01)
 
     async def wait_while_the_other_end_goes() -> None:
-        (left, near), (far, right) = socket.socketpair(), socket.socketpair()
+        left, near = socket.socketpair()
+        far, right = socket.socketpair()
         streams = *await streams_of(near), *await streams_of(far)
 
         async def pay(count: int) -> None:
@@ -139,7 +141,7 @@ def test_a_punched_connection_may_end_before_it_is_carried(run):
             server = await asyncio.start_server(slow, "127.0.0.1", 0)
             await asyncio.get_running_loop().sock_connect(ours, other.getsockname())
             theirs, _ = other.accept()
-            # What is closed so is reset.
+            # Closing with this option resets the connection.
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             theirs.close()
             async with asyncio.timeout(10):

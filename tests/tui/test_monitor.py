@@ -34,20 +34,20 @@ async def app(service: ControlService) -> Monitor:
 
 @pytest.fixture
 async def pilot(app: Monitor) -> AsyncIterator[Pilot[str]]:
-    """Of a screen that has just begun."""
+    """Monitor screens that have just begun."""
     async with app.run_test(size=(80, 24)) as pilot:
         yield pilot
 
 
 async def until(pilot, true: Callable[[], bool]) -> None:
-    """Wait for the screen to get there; fails after a minute."""
+    """Wait until the screen gets there; fails after a minute."""
     async with asyncio.timeout(60):
         while not true():
             await pilot.pause(0.02)
 
 
 def words(app: Monitor, box: str) -> str:
-    """What a Static shows, as plain text."""
+    """Plain text of a Static."""
     content = app.query_one(box, Static).content
     return "\n".join(
         getattr(line, "plain", str(line)) for line in getattr(content, "renderables", [content])
@@ -105,7 +105,8 @@ async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app, 
     await until(pilot, lambda: table.row_count == 6)
     assert "CELL" not in {str(c.label) for c in table.columns.values()}
     assert "cell" not in words(app, "#swarm")
-    own, other = "c" * 16, "a" * 16
+    own = "c" * 16
+    other = "a" * 16
     window.said.cell.CopyFrom(
         CellLine(cell=own, peers=4, cells=2, window=9, next_s=34.0, alone=True)
     )

@@ -29,7 +29,7 @@ from protos import ask_pb2, averaging_pb2, cells_pb2, pipeline_pb2, state_pb2
 from protos import training_pb2 as pb
 
 OPERATOR = "tutti.v1.Control"
-"""The service of the own operator, on a socket that nobody else can open."""
+"""Service for the daemon's own operator, on a socket that nobody else can open."""
 STREAMS = {
     "v1.Ask",
     "v1.Answer",
@@ -93,7 +93,7 @@ def test_every_field_that_repeats_has_a_bound_and_every_row_a_field() -> None:
 
 
 def test_a_call_has_room_for_what_is_read_of_it() -> None:
-    """The table of calls and that of messages agree."""
+    """The table of calls and the table of messages agree."""
     for kind in message_kinds().values():
         for service in kind.DESCRIPTOR.file.services_by_name.values():
             for method in service.methods if service.full_name != OPERATOR else ():
@@ -116,12 +116,13 @@ def peers(count: int) -> list[str]:
 
 
 def largest() -> dict[str, Message]:
-    """What an honest peer sends in a run as large as any."""
+    """The messages of an honest peer in a run of the largest size."""
     version = pb.VersionNote(epoch=1 << 30, lineage="f" * 32)
     vote = pb.VoteNote(
         cell="c" * 16, term=1 << 40, attempt=9, version=version, voters="v" * 32, stage=4096
     )
-    vote.digest, vote.signature = "d" * 64, bytes(64)
+    vote.digest = "d" * 64
+    vote.signature = bytes(64)
     double = pb.DoubleVoteNote(peer=PEER, one=vote, other=vote)
     parts = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(PARTS)]
     hosts = [
@@ -224,7 +225,7 @@ def varint(value: int) -> bytes:
 
 
 def tagged(number: int, raw: bytes) -> bytes:
-    """A field with a length."""
+    """Encoding of a length-delimited field."""
     return varint(number << 3 | 2) + varint(len(raw)) + raw
 
 

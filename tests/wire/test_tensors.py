@@ -1,4 +1,4 @@
-"""Tensors there and back, and everything a hostile peer could say instead."""
+"""Tensors there and back, and every other message that a hostile peer could send in their place."""
 
 import struct
 from functools import partial
@@ -77,7 +77,8 @@ def test_any_bytes_give_the_tensor_they_spell_or_a_wire_error(
     raw: bytes, wire: str, shape: tuple[int, ...], cuts: list[int]
 ) -> None:
     receiver = TensorReader([expected_head("t", shape, wire)], [("t", shape)], wire)
-    pieces, rest = [], raw
+    pieces = []
+    rest = raw
     for cut in cuts:
         pieces.append(rest[:cut])
         rest = rest[cut:]
@@ -144,7 +145,8 @@ def test_each_lie_in_a_head_is_named(change: dict, says: str) -> None:
 
 
 def test_heads_come_in_number_and_order() -> None:
-    a, b = expected_head("a", (2,), "fp32"), expected_head("b", (2,), "fp32")
+    a = expected_head("a", (2,), "fp32")
+    b = expected_head("b", (2,), "fp32")
     expected = [("a", (2,)), ("b", (2,))]
     TensorReader([a, b], expected, "fp32")
     for heads in ([a], [a, b, b], [b, a], []):
@@ -153,7 +155,8 @@ def test_heads_come_in_number_and_order() -> None:
 
 
 def test_memory_waits_for_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_tensors, made = [torch.ones(3), torch.ones(4)], Mock(wraps=torch.empty)
+    given_tensors = [torch.ones(3), torch.ones(4)]
+    made = Mock(wraps=torch.empty)
     monkeypatch.setattr(tensors.torch, "empty", made)
     receiver = reader(given_tensors, "fp32")
     assert not made.called
@@ -247,7 +250,8 @@ def test_unknown_formats_sizes_and_shapes_are_our_own_mistakes(asked: partial, w
 
 
 def test_digest_depends_on_names_shapes_and_values_only() -> None:
-    a, b = numbers((2, 3), 1), numbers((3,), 2)
+    a = numbers((2, 3), 1)
+    b = numbers((3,), 2)
     base = digest({"a": a, "b": b})
     assert base == digest({"b": b, "a": a}) == digest({"a": a.t().contiguous().t(), "b": b.clone()})
     changed = a.clone()

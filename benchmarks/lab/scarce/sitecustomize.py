@@ -1,5 +1,5 @@
-"""A daemon whose device runs out of memory once, in what SCARCE names: Python loads this file by
-itself where its folder is on the path."""
+"""Makes a daemon's device run out of memory once, in the function that SCARCE names. Python loads
+this file by itself where its folder is on the path."""
 
 import os
 
