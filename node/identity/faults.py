@@ -12,8 +12,10 @@ from node.core.newest import Newest
 PEERS_KEPT = 4096
 """Peers a table remembers before the longest unseen one makes room; identities are free to make."""
 _REMEMBERED = 64  # faults of one peer that count at once
-WINDOW_S, FIRST_BAN_S = 100.0, 10.0
-"""Seconds in which faults count together, and of a peer's first ban."""
+WINDOW_S = 100.0
+"""Seconds in which faults count together."""
+FIRST_BAN_S = 10.0
+"""Seconds of a peer's first ban."""
 
 
 class TokenBucket:
