@@ -1,5 +1,5 @@
-"""Paths of one peer's files, the socket its daemon listens on, and the writing of a file so that it
-survives a crash. Only this module and the settings read the environment."""
+"""Paths of one peer's files, the socket its daemon listens on, and a write that survives a power
+cut. Only this module and the settings read the environment."""
 
 import hashlib
 import os
