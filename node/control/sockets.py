@@ -29,7 +29,7 @@ def clear_stale(path: Path) -> None:
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return  # who has to make the directory says what is in the way
+        return  # the code that makes the directory reports a file in its place
     if not stat.S_ISSOCK(status.st_mode):
         raise Refused(f"{path} is in the way and is not a socket", "move it away")
     pid = listener(path)
