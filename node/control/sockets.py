@@ -10,8 +10,9 @@ from typing import Any
 
 from node.core.errors import ExitCode, Refused
 
-CODE_KEY, NEXT_KEY = "tutti-exit-code", "tutti-next-step-bin"
-"""Trailing metadata that carries a LocalFault to the command line whole."""
+# Trailing metadata that carries a LocalFault to the command line whole.
+CODE_KEY = "tutti-exit-code"
+NEXT_KEY = "tutti-next-step-bin"
 
 
 def carried(error: Any, otherwise: ExitCode) -> tuple[str, ExitCode] | None:
