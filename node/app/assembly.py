@@ -98,9 +98,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """The services of the peer that holds ``stage``, connected. They are not started:
-    ``training.start`` is, and that of ``meetings``, which there are where there may be several
-    cells."""
+    """Services of the peer that holds ``stage``, connected but not started: ``training.start``
+    starts them, and ``meetings.start`` the meetings of the cells. ``meetings`` is None where the
+    run's cells never average with each other."""
 
     stage: StageState
     meter: PipelineMeter
@@ -171,7 +171,9 @@ async def assemble(
 
     Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
     for local devices the model cannot be cut over."""
-    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    m = manifest.model
+    p = manifest.pipeline
+    t = manifest.training
     on_step(f"builds {stage_name(stage)}")
     parameters = manifest.optimizer.parameters
     devices, threads = _devices(config, manifest)
@@ -213,13 +215,11 @@ async def assemble(
     precision = Precision(device, parameters)
     if local is None:
         precision = await asyncio.to_thread(precision_of, manifest, device)
-    thread, meter = (
-        DeviceThread(
-            backward_first=config.limits.backward_first,
-            failed=tells_of_lost(device, on_error),
-        ),
-        PipelineMeter(journal, metrics),
+    thread = DeviceThread(
+        backward_first=config.limits.backward_first,
+        failed=tells_of_lost(device, on_error),
     )
+    meter = PipelineMeter(journal, metrics)
     meter.product_s = await asyncio.to_thread(device.tera_s)
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id),
@@ -272,8 +272,8 @@ async def assemble(
         ),
         state,
     )
-    # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
-    # it all.
+    # Copies of others' state are not counted: a member alone keeps no copies, and must be able to
+    # own all of the state.
     services.work.room = verdict.spare
     return Assembled(
         **vars(services),
@@ -359,8 +359,8 @@ def tells_of_lost(
 
 @dataclass(frozen=True)
 class Machines:
-    """What decides in a peer's services, and who searches paths for its leader: those of the
-    product, unless a simulation watches them."""
+    """State machines of a peer's services, and its leader's search for paths. The defaults are the
+    product's; a simulation replaces them to watch them."""
 
     pipeline: Callable[[PeerId, int, bool, int], PipelineMachine] = PipelineMachine
     round: Callable[[], RoundMachine] = RoundMachine
@@ -412,7 +412,10 @@ class Ports:
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     """Make the services of the peer that holds ``state`` and connect them. Before the transport
     starts: they add themselves to its server."""
-    o, m, p, t = ports, manifest.model, manifest.pipeline, manifest.training
+    o = ports
+    m = manifest.model
+    p = manifest.pipeline
+    t = manifest.training
     pipeline = Pipeline(
         o.transport,
         state.module,
@@ -497,10 +500,12 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         vitals=o.presence.vitals,
     )
     LeaderService(training, o.machines.search)
-    o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
+    o.meter.accuse = training.accuse
+    o.meter.timer = o.thread.now
     o.transport.on_lost(training.lost)
     o.transport.on_lost(cell.gone)
-    training.cell, training.on_cell = o.presence.cell, o.presence.enter
+    training.cell = o.presence.cell
+    training.on_cell = o.presence.enter
     meetings = _meetings(manifest, o, training) if manifest.outer.windows else None
     training.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
@@ -546,7 +551,8 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
     if config.node.local_devices == 1:
         return [config.node.device], config.node.threads
-    several, step = f"{config.node.local_devices} local devices", "take one:  --local-devices 1"
+    several = f"{config.node.local_devices} local devices"
+    step = "take one:  --local-devices 1"
     refuse(
         (manifest.model.adapter, f"{several} in a run that trains adapters", step),
         (manifest.optimizer.masters, f"{several} in a run with bf16 parameters", step),
@@ -610,8 +616,10 @@ def run_facts(
     work: StageRuntime,
     parts: Mapping[int, tuple[ParameterPart, ...]],
 ) -> RunFacts:
-    """What the leader plans with: the manifest's numbers and the engines' pure functions."""
-    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    """Facts that the leader plans with: the manifest's numbers and the engines' pure functions."""
+    m = manifest.model
+    p = manifest.pipeline
+    t = manifest.training
     return RunFacts(
         stages=p.stages,
         epochs=t.epochs,
@@ -664,7 +672,8 @@ def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None
     """A reader of the weights in the directory where this peer keeps the model, or of the stage
     that it fetched; None where there is neither. Raises UsageFault for a directory that is named
     now and not there."""
-    m, places = manifest.model, config.places_of(manifest)
+    m = manifest.model
+    places = config.places_of(manifest)
     where = Path(places.weights or config.base_dir(manifest.run_id, stage))
     if not m.weights or not (config.node.weights or where.is_dir()):
         return None
@@ -727,7 +736,9 @@ async def _files_for_text(
 
 
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:
-    m, places, size = manifest.model, config.places_of(manifest), manifest.pipeline.micro_batch
+    m = manifest.model
+    places = config.places_of(manifest)
+    size = manifest.pipeline.micro_batch
     files = RunFiles(config, manifest, None)
     found, tokenizer = open_source(
         manifest.data,

@@ -1,7 +1,7 @@
-"""What a stage of a run takes of a machine, before anything of it is loaded: how much memory it
-may take here, whether it fits into it, and what it will move over the line. Arithmetic only.
+"""Demands of a run's stage on a machine, before anything is loaded: the memory it may take here,
+the verdict on the fit, and the traffic over the line. Arithmetic only.
 
-The traffic is reckoned from a manifest and how many peers host each stage;
+The traffic is reckoned from a manifest and the number of peers that host each stage;
 ``benchmarks.hour.caps`` checks it against the counters of interfaces.
 """
 
@@ -44,13 +44,20 @@ AMPLE = 1 << 60
 """Bytes of a main memory that takes anything."""
 OVERHEAD = 1.05
 """Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and
-acknowledgements of what came."""
+acknowledgements of received ones."""
 FRAME = 1500
 """Bytes that a frame costs beside its tensor, both directions together: head, journey, receipts,
 and the note that its share counts."""
-MEMBER, HOP, SAMPLE, OWNED, PLAN = 80, 8, 7, 50, 1500
-"""Bytes of a plan for each member, hop of a path, sequence, and part of the model; and what else it
-has."""
+MEMBER = 80
+"""Bytes of a plan for each member."""
+HOP = 8
+"""Bytes of a plan for each hop of a path."""
+SAMPLE = 7
+"""Bytes of a plan for each sequence."""
+OWNED = 50
+"""Bytes of a plan for each part of the model."""
+PLAN = 1500
+"""Bytes of a plan beside its members, hops, sequences and parts."""
 LOGIT_BYTES = 16
 """Bytes of a GPU for each logit of a piece of the loss: logits in 16 bits and in 32,
 log-probabilities, and gradients in both formats."""
@@ -89,7 +96,9 @@ def room_on(
     leave (``taken``), and the process of this one is subtracted. ``processes``: daemons that share
     the room, of which each has a context on a GPU, or a process in main memory; this process's
     context is there already."""
-    gpu, reserve, said = devices[0].is_cuda, size_of(config.node.reserve), list[str]()
+    gpu = devices[0].is_cuda
+    reserve = size_of(config.node.reserve)
+    said = list[str]()
     free, total = min(
         (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
     )
@@ -113,7 +122,8 @@ def main_memory(manifest: Manifest, stage: int, verdict: Verdict, gpu: bool) -> 
     cells keep where the stage is on a GPU."""
     if not gpu:
         return verdict.needed
-    m, p = manifest.model, manifest.pipeline
+    m = manifest.model
+    p = manifest.pipeline
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     return outer_bytes(manifest.outer, {part.name: part.bytes for part in parts}).main
 
@@ -129,7 +139,8 @@ def shares(
     stages = range(manifest.pipeline.stages + 1)
     least = [check_memory(config, manifest, s, 0, beside).needed / (1 - RESERVE) for s in stages]
     ample = [check_memory(config, manifest, s, limit, beside).needed for s in stages]
-    part, rest = min(1.0, limit / sum(least)), max(0.0, limit - sum(least))
+    part = min(1.0, limit / sum(least))
+    rest = max(0.0, limit - sum(least))
     each = zip(stages, least, ample, strict=True)
     return {s: int(part * low + rest * high / sum(ample)) for s, low, high in each}
 
@@ -146,7 +157,9 @@ def check_memory(
     which computes under autocast: bytes of main memory into which the state of outer rounds has to
     fit; 0 where the device is main memory. As little is computed again for a backward as makes the
     stage fit. ``said`` explains the limit to people."""
-    m, p, outer = manifest.model, manifest.pipeline, manifest.outer
+    m = manifest.model
+    p = manifest.pipeline
+    outer = manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
     rounds = _rounds(parts, manifest, kept.device if beside else kept.main + kept.device)
@@ -194,10 +207,12 @@ def casts(manifest: Manifest, gpu: bool) -> tuple[bool, ...]:
 
 
 def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> RoundBytes:
-    t, group = manifest.training, manifest.averaging.group_bytes
-    members, sizes = max(1, t.min_replicas), [part.bytes for part in parts]
-    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of
-    # another's.
+    t = manifest.training
+    group = manifest.averaging.group_bytes
+    members = max(1, t.min_replicas)
+    sizes = [part.bytes for part in parts]
+    # A member is also the buddy of another: beside its own share of the optimizer's state it holds
+    # a copy of that member's.
     shares = members // 2 if members > 1 and t.buddy_every else members
     states = [part.state for part in parts]
     # An owner holds two groups of every other member, and their means.
@@ -219,8 +234,9 @@ def _share(sizes: Sequence[int], among: int) -> int:
 
 
 def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
-    """What can be owned of every stage of the run's model."""
-    m, stages = manifest.model, manifest.pipeline.stages
+    """Parts of the run's model that can have an owner, by stage."""
+    m = manifest.model
+    stages = manifest.pipeline.stages
     return {
         s: tuple(parts_of(parameter_shapes(m, stages, s), manifest.optimizer))
         for s in range(stages + 1)
@@ -228,8 +244,8 @@ def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
 
 
 def hosted(config: NodeConfig, manifest: Manifest, limit: int) -> list[int]:
-    """Stages that tell what a peer with these settings may hold: the one it names, else the ends
-    and the block stage that takes most, as far as its role allows."""
+    """Stages that show how much a peer with these settings may hold: the one it names; else
+    the ends and the largest block stage, as its role allows."""
     if config.stage is not None:
         wanted = [config.stage]
     else:
@@ -274,8 +290,8 @@ def share_places(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
 ) -> int:
     """Number of micro-batches whose gradients may wait here until their origins name them: the
-    number in the plan of memory, one for a note on its way, and up to a window more where
-    ``verdict`` leaves memory beside the stash."""
+    number in the plan of memory, one for a note on its way, and up to a window more if ``verdict``
+    leaves memory beside the stash."""
     window = config.limits.in_flight
     planned = min(window, uncounted_shares(stage if stage != ENDS else manifest.pipeline.stages))
     left = _beside_stash(config, manifest, stage, verdict, gpu)
@@ -314,8 +330,8 @@ def logits_at_once(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool = False
 ) -> int:
     """Logits that one piece of the loss may hold at the ends: the number in the plan of memory. A
-    GPU, where a small piece costs as many launches as a large one, may take a quarter of what
-    ``verdict`` leaves beside the stash for larger ones."""
+    GPU launches the same kernels for a small piece as for a large one, so there a piece may take a
+    quarter of the memory that ``verdict`` leaves beside the stash."""
     if not gpu or stage != ENDS:
         return LOGITS_AT_ONCE
     left = _left_by_stash(config, manifest, stage, verdict, gpu)
@@ -345,7 +361,8 @@ def _planned_stash(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
 ) -> int:
     """Bytes of the planned micro-batches and passing tensors."""
-    m, p = manifest.model, manifest.pipeline
+    m = manifest.model
+    p = manifest.pipeline
     masked = manifest.data.document_mask
     kept = max(
         stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
@@ -376,28 +393,31 @@ class Forecast:
     idle: float
 
     def over(self, epochs: float, seconds: float, leads: bool = False) -> tuple[float, float]:
-        """Bytes sent and received in ``seconds`` that bring so many epochs; at the ends' leader the
-        plans come on top of what is sent."""
+        """Return the bytes sent and the bytes received in ``seconds`` in which ``epochs`` epochs
+        are trained. The leader at the ends (``leads``) sends the plans as well."""
         down = epochs * (self.activations + self.averaging) + seconds * self.idle
         return down + (epochs * self.plans if leads else 0.0), down
 
 
 def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = None) -> Forecast:
-    """For a peer of ``stage`` (0: the ends). ``peers``: how many host each stage; those not named
-    have what the run waits for before it begins. The replicas of a stage share its micro-batches
-    and average with each other.
+    """Forecast for a peer of ``stage`` (0: the ends). ``peers``: number of hosts by stage; a stage
+    that is missing has the number that the run waits for before it begins. The replicas of a stage
+    share its micro-batches and average with each other.
 
-    Of the rounds between cells a cell's speaker moves more than this says, by its stage once each
-    way.
+    Not included are the rounds between cells, in which a cell's speaker moves the parameters of its
+    stage once more each way.
     """
-    m, p, t, a = manifest.model, manifest.pipeline, manifest.training, manifest.averaging
+    m = manifest.model
+    p = manifest.pipeline
+    t = manifest.training
+    a = manifest.averaging
     hosts = {s: max(1, (peers or {}).get(s, t.min_replicas)) for s in range(p.stages + 1)}
     shapes = parameter_shapes(m, p.stages, stage)
     numbers = sum(math.prod(shape) for shape in shapes.values())
 
     tensor = p.micro_batch * m.seq_len * m.d_model * (4 if p.wire == "fp32" else 2)
     visits = 1.0 if stage == ENDS else manifest.scheduler.hops(p.stages) / p.stages
-    # Forward and backward; of what is held out forward only.
+    # Forward and backward for trained batches, forward only for held-out ones.
     evaluated = t.eval_batches / t.eval_every if t.eval_every else 0.0
     trained = t.target_batch // p.micro_batch
     frames = (2 * trained + evaluated) * visits / hosts[stage]

@@ -19,10 +19,11 @@ from node.training.stage_runtime import StageRuntime
 TRIES = 5
 """Downloads that may fail before a joiner takes part as a listener instead."""
 RETRY_S = 1.0
-DONORS, SAID = 16, 10
-"""DONORS peers are asked at once for the weights that the run begins from, or for the newest state.
-The journal reports every SAID-th attempt for the weights that failed; after the first SAID attempts
-the pauses are SAID times as long."""
+DONORS = 16
+"""Peers asked at once for the newest state, or for the weights that the run begins from."""
+SAID = 10
+"""The journal reports every SAID-th attempt for the weights that failed; after the first SAID
+attempts the pauses are SAID times as long."""
 WITHOUT_LEADER = 3
 """Where at least this many other peers hold the newest state, the leader is not asked for it: it
 has the most to do."""
@@ -68,7 +69,7 @@ async def keep_base(work: StageRuntime, directory: Path, journal: Journal) -> No
 
 
 def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, int]]:
-    """The epoch that others hold the stage at, as most of them say, and who says which."""
+    """Return the epoch at which most other peers hold the stage, 0 without any, and each peer's."""
     held = {
         p: e.body.epoch
         for p, e in presence.view.replicas(work.stage.stage).items()
@@ -96,12 +97,12 @@ async def catch_up(
     retry_s: float = RETRY_S,
     given: str = "",
 ) -> None:
-    """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over
-    failures and restarts (None: in memory, over failures). ``given``: the digest of what the stage
-    begins from, where that is not drawn.
+    """Leave the newest parameters that can be had in place. Pieces that were fetched and verified
+    stay in ``incoming`` over failures and restarts (None: in memory, over failures). ``given``: the
+    digest of the parameters that the stage begins from, empty where they are drawn.
 
-    Which epoch others hold is what most of them say, and where any of them is there whom this peer
-    has worked with, only those are asked: one stranger's word sends nobody after parameters that do
+    The epoch that others hold is the one that most of them report. If this peer has worked with any
+    of them, only those are asked: one stranger's word must not send a peer after parameters that do
     not exist.
     """
     for version in reversed(work.local_checkpoints.versions()):
@@ -126,8 +127,8 @@ async def catch_up(
         try:
             donors = donors_of(presence, held, newest)
             if not await work.join(donors, None, partial=partial):
-                # What is in the directory was written before all were started again, and the disk
-                # here has more than theirs.
+                # The directory still shows records from before all peers were started again; the
+                # disk here holds a newer epoch than theirs.
                 journal.emit(
                     "checkpoint",
                     "fetch-older",

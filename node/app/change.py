@@ -142,8 +142,8 @@ def _marked(told: Any) -> str:
 
 
 def _differing(outer: OuterSettings) -> dict[str, Any]:
-    """What is not as by default. Who reads a change fills in the defaults, so a setting that it
-    does not know stands in its way only where it is used."""
+    """The settings that differ from the defaults. A reader of a change fills in the defaults, so a
+    setting that it does not know hinders it only where that setting is used."""
     usual = dataclasses.asdict(OuterSettings())
     return {k: v for k, v in dataclasses.asdict(outer).items() if v != usual[k]}
 
@@ -153,7 +153,8 @@ def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manif
         manifest, averaging=dataclasses.replace(manifest.averaging, cell=cell), outer=outer
     )
     changed.check()
-    was, asked = manifest.outer.window_s, outer.window_s
+    was = manifest.outer.window_s
+    asked = outer.window_s
     if asked != was:
         raise UsageFault(
             f"outer.window_s is {was!r} and cannot change during a run (asked for: {asked!r})",

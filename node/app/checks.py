@@ -1,9 +1,9 @@
-"""What this machine and this home need to take part, one check for each: versions, device, disk,
-clock, data.
+"""Checks of this machine and this home before they take part, one a subject: versions, device,
+disk, clock, data.
 
-A check looks, says cause, effect and fix of every fault with an exit code of its own, and names
-what mends it where the program may do that itself: nothing is removed but what is made again, and
-no setting or key is changed. Never hivemind: these run in the command line, beside py-libp2p.
+A check looks, reports cause, effect and fix of every fault with an exit code of its own, and offers
+to mend the fault if the program may do that itself. Mending removes only files that are made again,
+and changes no setting or key. Never hivemind: these run in the command line, beside py-libp2p.
 """
 
 import errno
@@ -59,15 +59,15 @@ _FAULTS = {
         "this machine cannot hold the ends of the run; a block stage needs no data",
     ),
 }
-"""Of each check that finds faults: exit code and effect."""
+"""Exit code and effect of a fault, by the check that finds it."""
 Mend = tuple[Callable[[], object], str]
-"""What mends a fault, and what is said when that is done."""
+"""Function that mends a fault, and the sentence that reports the repair."""
 
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One finding of a check, whose name is the finding's layer. ``mend`` is None where people must
-    do it; ``mended``: what was done."""
+    """One finding of a check. The check's name is the finding's layer. ``mend`` is None where a
+    person must mend it; ``mended``: the sentence that reports the repair."""
 
     finding: Diagnosis
     mend: Mend | None = None
@@ -106,7 +106,7 @@ def fault(
 
 
 def blocked(name: str, why: LocalFault) -> DoctorCheck:
-    """What another fault keeps from being looked at."""
+    """Result of the check ``name`` where the fault ``why`` keeps it from looking."""
     return DoctorCheck(
         Diagnosis("", name, False, why.what, "it could not be looked at", why.next_step, why.code),
     )
@@ -115,8 +115,9 @@ def blocked(name: str, why: LocalFault) -> DoctorCheck:
 def run(
     name: str, ours: NodeConfig, *, fix: bool, checkup: Checkup | None = None
 ) -> list[DoctorCheck]:
-    """The findings of one check. With ``fix`` what can be mended is, and the check runs again;
-    ``mended`` then says what was done. ``checkup``: what the swarm answered, for the clock."""
+    """Findings of one check. With ``fix`` every fault that has a ``mend`` is mended, and the check
+    runs again; ``mended`` then reports the repair. ``checkup``: the swarm's answers, for the
+    clock."""
     look = {
         "versions": versions,
         "device": device,
@@ -208,9 +209,10 @@ def unfit_packages() -> Iterator[tuple[str, str]]:
     from packaging.requirements import Requirement
 
     try:
-        asked, about = metadata.requires("tutti") or [], metadata.metadata("tutti")
+        asked = metadata.requires("tutti") or []
+        about = metadata.metadata("tutti")
     except metadata.PackageNotFoundError:
-        return  # it runs from a checkout that nobody installed: nothing here says what it needs
+        return  # it runs from a checkout that nobody installed: its requirements are not known
     needs = about["Requires-Python"] if "Requires-Python" in about else ""
     if needs and not Requirement(f"python{needs}").specifier.contains(
         sys.version.split()[0], prereleases=True
@@ -245,7 +247,7 @@ def p2p_daemon() -> Path | None:
 
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
-    """Whether the device is there, and which stages of the swarm used last fit into it."""
+    """Check that the device is there, and list the stages of the last swarm that fit into it."""
     from node.model.device import Device, set_threads
 
     set_threads(ours.node.threads)
@@ -259,7 +261,8 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
             devices = [*map(Device.pick, names)]
     except LocalFault as e:
         return [fault("device", e.what, e.next_step)]
-    manifest, said = _manifest(ours), chosen.describe()
+    manifest = _manifest(ours)
+    said = chosen.describe()
     if manifest is None:
         return [passed("device", said)]
     # This program has loaded torch, as a daemon has.
@@ -292,8 +295,8 @@ def _held(ours: NodeConfig) -> int:
 
 
 def disk(ours: NodeConfig) -> list[DoctorCheck]:
-    """Whether this home can be written, has room for checkpoints, a sound key and sound
-    checkpoints."""
+    """Check that this home can be written, has room for checkpoints, and holds a sound key and
+    sound checkpoints."""
     home = ours.home
     trouble = _writing_fails(home)
     full = trouble is not None and trouble.errno in DISK_FULL
@@ -341,7 +344,7 @@ def _unwritable(home: Path, why: OSError) -> DoctorCheck:
 
 
 def _existing(home: Path) -> Path:
-    """``home``, or what it would be made in."""
+    """``home``, or its nearest parent directory that exists."""
     return next((place for place in (home, *home.parents) if place.exists()), home)
 
 
@@ -367,9 +370,11 @@ def _room_on_disk(ours: NodeConfig, full: bool) -> list[DoctorCheck]:
     """Check the room for the checkpoints of the largest stage of the swarm used last, beside those
     that are kept. ``full``: a file could not be written for lack of space, which a quota causes
     too."""
-    home, manifest = ours.home, _manifest(ours)
+    home = ours.home
+    manifest = _manifest(ours)
     place = _existing(home)
-    free, need = shutil.disk_usage(place).free, MIN_FREE
+    free = shutil.disk_usage(place).free
+    need = MIN_FREE
     if manifest is not None:
         stages = parts_of_stages(manifest).values()
         largest = max(sum(part.bytes + part.state for part in parts) for parts in stages)
@@ -407,23 +412,25 @@ def _remove(paths: Sequence[Path]) -> None:
 
 
 def _bytes(place: Path) -> int:
-    """Of a file, or of all files below a directory."""
+    """Bytes of a file, or of all files below a directory."""
     return sum(f.stat().st_size for f in (place, *place.rglob("*")) if f.is_file())
 
 
 def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
-    """Every stage whose newest checkpoint cannot be used, and what else lies there unusable."""
+    """A fault for each stage that has unusable checkpoints."""
     from node.checkpoint.store import CheckpointStore
 
     manifest = _manifest(ours)
     if manifest is None:
         return
-    root, aside = ours.checkpoint_dir(manifest.run_id), ours.home / "damaged"
+    root = ours.checkpoint_dir(manifest.run_id)
+    aside = ours.home / "damaged"
     store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
     rests = listener(ours.control_socket) is None
     stop = "" if rests else "tutti stop , then  "
     for stage in range(manifest.pipeline.stages + 1):
-        folder, bad = root / f"stage-{stage}", dict(store.problems(stage))
+        folder = root / f"stage-{stage}"
+        bad = dict(store.problems(stage))
         for epoch in reversed(store.epochs(stage)):
             try:
                 store.load(stage, epoch)
@@ -458,8 +465,8 @@ def _set_aside(folder: Path, bad: Collection[str], aside: Path) -> None:
 
 
 def data(ours: NodeConfig) -> list[DoctorCheck]:
-    """Whether the data and the tokenizer of the swarm used last can be opened and are those of the
-    run."""
+    """Check that the data and the tokenizer of the swarm used last can be opened and are the
+    run's."""
     manifest = _manifest(ours)
     if manifest is None:
         return [passed("data", "no swarm is remembered here, so none is needed")]
@@ -486,7 +493,7 @@ def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
 
 
 def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
-    """This clock beside those of the peers that answered, and beside the times that are written in
+    """Compare this clock with the clocks of the peers that answered, and with the times of files in
     this home."""
     ahead, peers = clock_of(checkup.findings if checkup is not None else ())
     if ahead is not None and abs(ahead) > CLOCK_S:
@@ -494,7 +501,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     if ahead is not None:
         way = "ahead of" if ahead > 0 else "behind"
         return [passed("clock", f"{abs(ahead):.1f} s {way} those that answered")]
-    # Files whose times this machine has set: the program's own, and those of this home.
+    # Files that this machine has written, with its own clock: the program's and this home's.
     written = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
     behind = max((f.stat().st_mtime for f in written if f.is_file()), default=0.0) - time.time()
     if behind > BEHIND_S:
@@ -523,8 +530,8 @@ def _synchronise() -> Mend | None:
 
 
 def lines(checks: Sequence[DoctorCheck], width: int = 80, verbose: bool = False) -> list[str]:
-    """For people, wrapped at words: a line for each check, and for a fault its effect, fix and what
-    was mended. ``verbose``: with the details."""
+    """Lines for people, wrapped at words: one for each check, and for a fault its effect, its fix
+    and its repair. ``verbose``: with the details."""
     found = []
     for one in checks:
         f = one.finding
@@ -539,7 +546,8 @@ def lines(checks: Sequence[DoctorCheck], width: int = 80, verbose: bool = False)
 
 
 def _manifest(ours: NodeConfig) -> Manifest | None:
-    """Of the swarm used last; one that cannot be read is for the check of versions to report."""
+    """Manifest of the swarm used last, None if none can be read: the check of versions reports a
+    damaged one."""
     try:
         known = ours.remembered()
     except LocalFault:

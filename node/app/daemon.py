@@ -77,18 +77,21 @@ GARBAGE = (10_000, 20, 20)
 """Thresholds of the garbage collector. With the modules set aside, the few objects that are left
 would be searched whole after every few hundred new ones: a seventh of a busy daemon's time."""
 RETRY_S = 1.0
-KEEP_S, KEEP_PEERS = 10.0, 8
-"""Between two looks at which peers to remember for the next start, and how many."""
+KEEP_S = 10.0
+"""Seconds between two choices of the peers to remember for the next start."""
+KEEP_PEERS = 8
+"""Number of peers to remember for the next start."""
 LAN_PEERS = 32
 """Peers of the run that are met because they announce themselves on the LAN; the directory tells of
 the others."""
 
 
-CHILD_PAUSE_S, CHILD_STEADY_S = 60.0, 30.0
-"""A child that ends again and again is started ever more rarely, up to once in so long; one that
-runs so long is well."""
+CHILD_PAUSE_S = 60.0
+"""Longest pause, in seconds, before a child that ends again and again is started anew."""
+CHILD_STEADY_S = 30.0
+"""Seconds that a child has to run to count as well."""
 CHILD_ADMITTED_S = 365 * 86400.0
-"""A child of a private solo swarm is admitted for so long after its start."""
+"""Seconds after its start for which a child of a private solo swarm is admitted."""
 
 
 class Daemon(Node):
@@ -279,7 +282,8 @@ class Daemon(Node):
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest, split)
-        weights, fetches = self.manifest.model.weights, a.work.stage.empty
+        weights = self.manifest.model.weights
+        fetches = a.work.stage.empty
         await catch_up(
             a.work,
             presence,
@@ -314,7 +318,7 @@ class Daemon(Node):
                 self.journal.emit("daemon", "cell-not-kept", str(e), "warning")
 
     def _members(self) -> set[PeerId]:
-        """Who hosts a stage of the run, as the directory or the newest plan shows it."""
+        """Peers that host a stage of the run, by the directory or the newest plan."""
         hosts = set(self.presence.view.hosts) if self.presence else set[PeerId]()
         plan = self.assembled.work.plan if self.assembled else None
         return hosts | {m.peer for m in plan.members} if plan else hosts
@@ -331,7 +335,8 @@ class Daemon(Node):
         # Not loaded where nothing is announced: it takes a tenth of a second.
         from node.reach.nearby import Advert, Found, Nearby
 
-        me, met = self.identity.peer_id, set[PeerId]()
+        me = self.identity.peer_id
+        met = set[PeerId]()
 
         def found(one: Found) -> None:
             peer = PeerId(one.peer)
@@ -361,7 +366,8 @@ class Daemon(Node):
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones
         are kept."""
-        config, run_id = self.config, manifest.run_id
+        config = self.config
+        run_id = manifest.run_id
         if text := config.change(run_id):
             try:
                 a.work.anchor.follow(a.training.change(text).outer)
@@ -409,17 +415,20 @@ class Daemon(Node):
         return {stage: since for stage, since in self._loading.items() if stage not in there}
 
     async def _mind(self, child: Child, stage: int) -> None:
-        due, pause = 0.0, RETRY_S
+        due = 0.0
+        pause = RETRY_S
         while True:
             await asyncio.sleep(RETRY_S)
             now = time.monotonic()
             if child.running and now - due > CHILD_STEADY_S:
-                due, pause = 0.0, RETRY_S
+                due = 0.0
+                pause = RETRY_S
                 self.child_trouble.pop(child.label, None)
             elif not child.running and not self.ending and now >= due:
                 # One that cannot start says why in its last words, and is not started every second
                 # for ever.
-                due, pause = now + pause, min(2 * pause, CHILD_PAUSE_S)
+                due = now + pause
+                pause = min(2 * pause, CHILD_PAUSE_S)
                 said = re.findall(r"^tutti: (.*)", child.tail(), re.MULTILINE)
                 why = said[-1] if said else ""
                 text = f"the local daemon of {child.label} ended ({why or f'see {child.log}'})"
@@ -504,8 +513,8 @@ class Daemon(Node):
         m = self.manifest
         mine = m is not None and m.swarm.owner == self.identity.peer_id
         if m is not None and (addresses or not mine or self.config.moved):
-            # The owner who starts its swarm anew asks nobody; whoever joined it finds it without
-            # who invited it. Who has moved knows that others are there.
+            # An owner that starts its swarm anew asks nobody; a peer that has joined it finds the
+            # swarm without its inviter. An owner that has moved knows that others are there.
             addresses += self.config.acquaintances(m.run_id)
         return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
 
@@ -620,9 +629,9 @@ class Daemon(Node):
             await directory.serve(self._in_routing_tables(company))
 
     def _in_routing_tables(self, company: bool) -> bool:
-        """Whether others may ask this node: who is a rendezvous or can be dialled; before somebody
-        has tried, who starts a swarm; and everybody where nobody can be dialled, for those that are
-        connected already."""
+        """Return True if others may ask this node: it is a rendezvous or can be dialled. Before
+        anybody has tried to dial it, a node that starts a swarm counts. Where no peer can be
+        dialled every node counts, for the peers that are connected already."""
         standing = self.transport.reachable.standing
         if self.role == "rendezvous" or standing is Standing.OPEN:
             return True
@@ -709,7 +718,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     # Calls may end before grpc reads their messages, and tasks be cancelled before they begin. A
     # person at the terminal could not act on that.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    # Not below what it is already: a parent that is nice has nice children.
+    # Add only the missing part: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
     # p2pd counts the cores of its affinity, not quotas.

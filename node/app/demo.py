@@ -84,7 +84,7 @@ def spread(ends: int, stages: int, replicas: int, peers: int) -> tuple[int, ...]
 
 @dataclass
 class DemoOutcome:
-    """What the demo showed; the JSON line of ``tutti demo --json``."""
+    """Outcome of the demo; the JSON line of ``tutti demo --json``."""
 
     nodes: int
     epochs: int = 0
@@ -100,7 +100,7 @@ class DemoOutcome:
     failures: int = 0
     killed: str = ""
     replaced_in_s: float = 0.0
-    """From the kill until the replacement worked; 0: it never did."""
+    """Seconds from the kill until the replacement worked; 0 if it never did."""
     bytes_sent: int = 0
     cpu_s: float = 0.0
     time_s: dict[str, float] = field(default_factory=dict)
@@ -108,10 +108,11 @@ class DemoOutcome:
 
 
 class DemoSwarm:
-    """The daemons of one demo and what they last said."""
+    """The daemons of one demo and their latest snapshots."""
 
     def __init__(self, home: Path, options: DemoOptions) -> None:
-        self.home, self.options = home, options
+        self.home = home
+        self.options = options
         chief = Identity.load_or_create(home / "ends-0" / "identity.key")
         base = options.manifest or Manifest.default_demo()
         changes = {
@@ -253,7 +254,10 @@ def _wait_for_start(swarm: DemoSwarm, show: "Show", began: float) -> None:
 
 def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "Show") -> None:
     began = moved = time.monotonic()
-    last, victim, replacement, killed_at = -1, None, None, 0.0
+    last = -1
+    victim = None
+    replacement = None
+    killed_at = 0.0
     epochs = swarm.manifest.training.epochs
     while True:
         snapshots = swarm.poll()
@@ -267,7 +271,8 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
         ends = [s for s in snapshots if s.role == "ends" and s.state != "lost"]
         epoch = max((s.epoch for s in ends), default=0)
         if epoch > last:
-            last, moved = epoch, now
+            last = epoch
+            moved = now
         if now - moved > STUCK_S:
             raise TimedOut(
                 f"epoch {last} did not end in {STUCK_S:.0f} s",
@@ -281,7 +286,8 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
                 if c.label.startswith("stage-2-" if len(options.nodes) > 2 else "stage-1-")
             )
             victim.kill()
-            outcome.killed, killed_at = victim.label, now
+            outcome.killed = victim.label
+            killed_at = now
             _say(f"killed {victim.label} with SIGKILL at epoch {epoch}")
         if victim is not None and replacement is None and now - killed_at > REPLACE_AFTER_S:
             stage = int(victim.label.split("-")[1])
@@ -302,7 +308,7 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
         )
         finished = ends and all(s.state == "finished" for s in ends)
         over = 0 < options.seconds < now - began
-        # Whether the replacement works must not depend on how fast the machine is.
+        # The end waits for the replacement, so that a slow machine gives the same outcome.
         awaited = (
             replacement is not None
             and replacement.running
@@ -394,7 +400,8 @@ class _Lines:
     """For pipes and logs: a line when a new tenth of the epochs is reached."""
 
     def __init__(self, epochs: int) -> None:
-        self._epochs, self._said = epochs, -1
+        self._epochs = epochs
+        self._said = -1
 
     def __call__(self, snapshots: list[Snapshot], note: str) -> None:
         ahead = max(snapshots, key=lambda s: s.epoch, default=None)
@@ -420,7 +427,8 @@ def _picture(options: DemoOptions, swarm: DemoSwarm) -> Iterator[Show]:
     with Live(console=console, refresh_per_second=4, transient=False) as live:
 
         def draw(snapshots: list[Snapshot], note: str) -> None:
-            width, height = min(console.width, 120), min(console.height, 30) - 1
+            width = min(console.width, 120)
+            height = min(console.height, 30) - 1
             live.update(swarm_picture(snapshots, width=width, height=height, note=note))
 
         yield draw

@@ -1,5 +1,5 @@
-"""Which swarm to run, and what it is: from a file, an invite, an address, the memory of this home,
-or newly made.
+"""Choice of the swarm to run, and its manifest: from a file, an invite, an address, the memory of
+this home, or newly made.
 
 Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cannot live in one.
 """
@@ -80,7 +80,7 @@ class PeerBusy(LocalFault):
 
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
-    """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
+    """The swarm to run: the named one, the invite's, the one used last, or a new solo swarm."""
     dialled = [what] if what and _is_address(what) else []
     places = [*dialled, *ours.node.join]
     invite = next(
@@ -145,8 +145,8 @@ def beside(file: Path) -> Path:
 
 
 def _mended(ours: NodeConfig, why: Refused) -> tuple[Manifest | None, Invite]:
-    """What the damaged one of manifest and invite can be had from: the swarm by the invite, or the
-    peers that were met last by the manifest. Raises ``why`` where that is nothing."""
+    """Source for the swarm when either its manifest or its invite is damaged: the sound invite, or
+    the sound manifest with the peers that were met last. Raises ``why`` where neither will do."""
     run_id = ours.current()
     with contextlib.suppress(Refused):
         if (invite := ours.kept_invite(run_id)) is not None:
@@ -205,8 +205,11 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
     places = dict[str, Any]()
     if data is not None:
         kind, _, rest = data.partition(":")
-        fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
-        fields["data.rows"], fields["data.encoding"] = "text", "utf-8"
+        fields["data.source"] = data
+        fields["data.sha256"] = ""
+        places["data"] = ""
+        fields["data.rows"] = "text"
+        fields["data.encoding"] = "utf-8"
         fields["data.windows"] = 0
         fields["data.sizes"] = ()
         if kind in ("http", "https"):
@@ -218,18 +221,18 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
             if path.is_dir():
                 check_not_saved(path)
             name = f"{path.name}/" if path.is_dir() else path.name
-            fields["data.source"], places["data"] = f"file:{name}", str(path)
+            fields["data.source"] = f"file:{name}"
+            places["data"] = str(path)
     if tokenizer is not None:
-        fields["data.tokenizer"], fields["data.tokenizer_sha256"], places["tokenizer"] = (
-            tokenizer,
-            "",
-            "",
-        )
+        fields["data.tokenizer"] = tokenizer
+        fields["data.tokenizer_sha256"] = ""
+        places["tokenizer"] = ""
         fields["data.files"] = ()
         fields["data.end"] = -1
         if tokenizer != "bytes":
             path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
-            fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
+            fields["data.tokenizer"] = path.name
+            places["tokenizer"] = str(path)
     return fields, places
 
 
@@ -284,11 +287,12 @@ def hub_name(directory: Path) -> str:
 
 def with_weights(manifest: Manifest, directory: Path) -> Manifest:
     """The manifest, unsigned, with the digests of the weights in a Hugging Face directory. Raises
-    UsageFault when they are not those of its model, or when its sequences are longer than the model
-    was made for."""
+    UsageFault if the weights do not fit the manifest's model, or if its sequences are longer than
+    the model was made for."""
     from node.model.pretrained import Weights, model_of
 
-    m, (_, most) = manifest.model, model_of(directory)
+    m = manifest.model
+    _, most = model_of(directory)
     weights = Weights(directory, manifest.optimizer.parameters)
     if m.seq_len > most:
         raise UsageFault(
@@ -305,9 +309,9 @@ def with_files(
     """Return ``manifest``, unsigned, with the names and hashes of the files beside its tokenizer,
     and the content of each file by name.
 
-    The files are those of the tokenizer's directory. Where that is ``model``, the files of a model
-    are among them. A manifest that names files keeps these, and their content is read as ``base``
-    names it. Blocks on the disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
+    The files come from the tokenizer's directory. If that is ``model``, they include the files of a
+    model. A manifest that names files keeps these, and their content is read as ``base`` names
+    it. Blocks on the disk. Raises UsageFault as :meth:`TokenizerFiles.beside`.
     """
     from node.app.run_files import RunFiles
     from node.data.tokenizer_files import TokenizerFiles, named_files
@@ -351,9 +355,10 @@ def resize_command(model: Path, ids: int) -> str:
 
 
 def check_weights(manifest: Manifest, base: Manifest) -> None:
-    """Raises UsageFault when the run begins from weights and its stages hold other layers than
-    those of ``base``, whose digests it has."""
-    cut, before = manifest.model.ends_layers, base.model.ends_layers
+    """Raises UsageFault if the run begins from weights and its stages hold other layers than the
+    stages of ``base``, which the digests of the weights belong to."""
+    cut = manifest.model.ends_layers
+    before = base.model.ends_layers
     if manifest.model.weights and cut != before:
         raise UsageFault(
             f"model.ends_layers = {cut}, and the weights are those of a run with {before}",
@@ -672,7 +677,7 @@ def _asker() -> Identity:
 
 
 def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
-    """Whom the node at ``place`` sees; of a private run only an invite tells."""
+    """Peers that the node at ``place`` sees. A private run answers only with an invite."""
     if place.startswith("/"):
         return observe((place,), Ask(peers=AskPeers())).peers
     invite = Invite.decode(place)
@@ -725,7 +730,8 @@ def invite_text(
 ) -> str:
     """An invite; with an admission token when the swarm is private, or only those it admits may
     lead. Refused for a private swarm of somebody else."""
-    token, mine = b"", identity.peer_id == manifest.swarm.owner
+    token = b""
+    mine = identity.peer_id == manifest.swarm.owner
     if manifest.swarm.tokens and (mine or manifest.swarm.admission == "invite"):
         if not mine:
             raise Refused(
@@ -760,8 +766,8 @@ def check_demo(ours: NodeConfig, manifest: Manifest) -> None:
 
 
 def check_reading(ours: NodeConfig, manifest: Manifest) -> None:
-    """Raises UsageFault where a peer without a person who is asked would read a file of this user
-    that no hash proves, and that was named for all runs, not for this one."""
+    """Raises UsageFault if a peer that asks no person would read a file of this user which no hash
+    proves and which was set for all runs, not for this one."""
     places = ours.places_of(manifest)
     if ours.node.role in ("stage", "rendezvous") or places.own:
         return
@@ -819,7 +825,9 @@ def sheet(
 ) -> list[str]:
     """Describe what joining with these settings means. ``verbose``: with the parts of the
     memory."""
-    m, t, p = manifest.model, manifest.training, manifest.pipeline
+    m = manifest.model
+    t = manifest.training
+    p = manifest.pipeline
     return consent_lines(
         name=manifest.swarm.name,
         run_id=manifest.run_id,
@@ -855,7 +863,8 @@ def _host(source: str) -> str:
 
 
 def content_line(manifest: Manifest, corpus: Corpus | Stream | None) -> str:
-    """What a manifest names, and what was found here; None for a corpus that was not opened."""
+    """The data that a manifest names, beside the data found here. ``corpus``: None if it was not
+    opened."""
     d = manifest.data
     if corpus is None:
         return f"{d.source}, {_hash(d.sha256)}; not opened"
@@ -871,7 +880,8 @@ def content_line(manifest: Manifest, corpus: Corpus | Stream | None) -> str:
 def content_document(manifest: Manifest, corpus: Corpus | Stream | None) -> dict[str, object]:
     """The same for machines: hashes as the manifest has them, "" for none; ``tokens`` None where
     nothing was opened."""
-    d, tokens = manifest.data, corpus.tokens if corpus else None
+    d = manifest.data
+    tokens = corpus.tokens if corpus else None
     return {
         "data": {
             "source": d.source,
@@ -887,13 +897,11 @@ def _hash(sha256: str) -> str:
 
 
 def traffic_lines(manifest: Manifest) -> list[str]:
-    """What an epoch moves over the line of a peer, by its role, and what that makes of an hour."""
+    """Lines on the traffic of an epoch and of an hour over a peer's line, by its role."""
     hosts = manifest.training.min_replicas
-    alone, more, ends = (
-        forecast(manifest, 1),
-        forecast(manifest, 1, {1: hosts + 1}),
-        forecast(manifest, ENDS),
-    )
+    alone = forecast(manifest, 1)
+    more = forecast(manifest, 1, {1: hosts + 1})
+    ends = forecast(manifest, ENDS)
 
     def each(f: Forecast) -> str:
         averaging = f", {human(f.averaging)} of averaging" if f.averaging else ""

@@ -1,5 +1,5 @@
 """Daemons on this machine as processes: children, for the demo and for a solo swarm that hosts
-every stage itself, and a fresh image of one that has changed its place."""
+every stage itself; and a fresh image of a daemon that has changed its place."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ NOT_HANDED_ON = ("swarm", "data", "data_hosts", "tokenizer", "weights", "admissi
 
 
 def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str, Any]:
-    """Settings of a child that hosts a block stage: what was set for its parent, and its own."""
+    """Settings of a child that hosts a block stage: its parent's explicit ones, and its own."""
     said = config_document(config).items()
     given = {k: one["value"] for k, one in said if one["source"] and k not in NOT_HANDED_ON}
     own = {"name": name, "role": "stage", "stage": stage, "join": join, "threads": 1}
@@ -62,8 +62,8 @@ def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass
 class Child:
-    """One daemon: its home, what it was started with, the process. ``through``: a command that runs
-    it, and keeps its pid."""
+    """One daemon: its home, its arguments, its process. ``through``: a command that runs the
+    daemon, and keeps its pid."""
 
     label: str
     home: Path

@@ -1,5 +1,5 @@
-"""A daemon's node as others see it: its key, its network, who is let in, what its record says. What
-it does with them is in :mod:`node.app.daemon`."""
+"""A daemon's node as others see it: its key, its network, its admission, its record. Its actions
+are in :mod:`node.app.daemon`."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _STANDINGS = {s.value for s in Standing}
 
 
 class Node(Peer[Assembled]):
-    """``fault``: what ends it; ``child_trouble``: what is wrong with its children, by their
-    labels."""
+    """The node of one daemon. ``fault``: the fault that ends it; ``child_trouble``: faults of its
+    children, by their labels."""
 
     def __init__(
         self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
@@ -54,12 +54,16 @@ class Node(Peer[Assembled]):
             StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
         ]
         super().__init__(config.open_to, SystemClock(), Journal(sinks), manifest, self._failed)
-        self.config, self.invite, self.role = config, invite, config.node.role
-        self.started, self._since = time.monotonic(), Since(self.clock)
+        self.config = config
+        self.invite = invite
+        self.role = config.node.role
+        self.started = time.monotonic()
+        self._since = Since(self.clock)
         self.identity = Identity.load_or_create(config.identity_path)
         self.name = config.node.name or self.identity.name
         self.journal.names.learn(self.identity.peer_id, self.name)
-        self.metrics, self.metrics_url = Metrics(), ""
+        self.metrics = Metrics()
+        self.metrics_url = ""
         self.transport = Transport(
             self.identity,
             config.transport,
@@ -100,10 +104,12 @@ class Node(Peer[Assembled]):
         """End soon, in order. The first reason counts; where it is a move, the next one makes this
         end a final one."""
         if not self.ending:
-            self.ending, self._why = True, why
+            self.ending = True
+            self._why = why
             self._end.set()
         elif self.moved:
-            self.moved, self._why = False, why
+            self.moved = False
+            self._why = why
             self.journal.emit("daemon", "move-ended", f"begins nowhere else: {why}")
 
     def _failed(self, name: str, error: BaseException) -> None:
@@ -111,7 +117,7 @@ class Node(Peer[Assembled]):
         component."""
         text = f"{name}: {type(error).__name__}: {error}"
         if self.ending:
-            # What breaks while everything is taken down is no news, and not why this daemon ends.
+            # A component that breaks while all are taken down is no news, and no cause of the end.
             self.journal.emit("daemon", "task-failed", text, "debug")
             return
         if isinstance(error, LocalFault):
@@ -127,13 +133,14 @@ class Node(Peer[Assembled]):
 
     def refuses(self, manifest: Manifest, stage: int) -> str:
         """Where it is the memory that is missing, too."""
-        a, why = self.assembled, super().refuses(manifest, stage)
+        a = self.assembled
+        why = super().refuses(manifest, stage)
         if why or a is None:
             return why
         verdict = check_memory(self.config, manifest, stage, a.memory_limit, a.main_memory)
         return "" if verdict.ok else verdict.text
 
-    # ----------------------------------------------------------- who is let in
+    # ----------------------------------------------------------- admission
 
     def _serves(self) -> str:
         return str(self.manifest.run_id) if self.manifest is not None else ""
@@ -143,7 +150,7 @@ class Node(Peer[Assembled]):
         return Facts(run_id, self.name, VERSION, self.admission(RunId(run_id)), self.protocols())
 
     def protocols(self) -> Protocols:
-        """The protocol versions spoken here, as far as the run allows them."""
+        """Protocol versions that this node speaks and the run allows."""
         oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
         return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
 
@@ -155,26 +162,27 @@ class Node(Peer[Assembled]):
 
     @cached_property
     def gate(self) -> Gate:
-        """Who may take part in the run. Raises Refused while there is none yet."""
+        """Gate that admits peers to the run. Raises Refused while there is no run yet."""
         if self.manifest is None:
             raise Refused("this node serves no run")
         s = self.manifest.swarm
-        run_id, private = self.manifest.run_id, s.admission == "invite"
+        run_id = self.manifest.run_id
+        private = s.admission == "invite"
         gate = Gate(run_id, s.owner, private, s.lead == "admitted")
         if not private:
             gate.admit(self.identity.peer_id, self.admission(run_id), self.clock.wall())
         return gate
 
     def may_lead(self, peer: PeerId) -> bool:
-        """Whether plans of this peer may be followed here."""
+        """Return True if this node may follow plans of ``peer``."""
         return self.gate.may_lead(peer, self.clock.wall())
 
     def admission(self, run_id: RunId) -> bytes:
-        """What this peer shows to be let into a private run; empty for nothing."""
+        """Token that this peer shows to be let into a private run; empty if it has none."""
         given = self.invite.admission if self.invite else self.config.admission
         return self._shown(given, run_id=run_id)
 
-    # ----------------------------------------------------------- what others see, and what it sees
+    # ----------------------------------------------------------- the record, and other peers
 
     def open_peers(self) -> list[str]:
         """A multiaddr of every other peer that everybody can dial, rendezvous first."""
@@ -191,7 +199,8 @@ class Node(Peer[Assembled]):
 
     def body(self) -> PeerBody:
         """Its whole record in the directory."""
-        t, spoken = self.transport, self.protocols()
+        t = self.transport
+        spoken = self.protocols()
         return replace(
             super().body(),
             name=self.name[:64],

@@ -1,5 +1,5 @@
-"""What the operator may ask of a running daemon: the control window, and the answers strangers get
-over libp2p."""
+"""Answers of a running daemon: to the operator through the control window, and to strangers over
+libp2p."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class OperatorService(SnapshotBuilder, Window):
         kind = question.WhichOneof("question")
         m = self._d.manifest
         if m is not None and kind in ("manifest", "peers"):
-            # Of a private run a stranger learns nothing, not even who is in it.
+            # A stranger learns nothing of a private run, not even its members.
             self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m)))
@@ -92,7 +92,8 @@ class OperatorService(SnapshotBuilder, Window):
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
         if not d.manifest.averaging.peers:
             raise UsageFault("all peers of this run are one cell", "see  tutti peers")
-        reader, own = CellReader(d.presence.directory), d.presence.cell
+        reader = CellReader(d.presence.directory)
+        own = d.presence.cell
         counts = await reader.counts()
         seen = await reader.sample(f"{d.identity.peer_id}/shown", counts, SHOWN)
         lines = [
@@ -125,7 +126,8 @@ class OperatorService(SnapshotBuilder, Window):
         except PeerFault as e:
             report.error = e.reason
         link = d.transport.peers().get(found)
-        report.path, report.via = d.transport.path(found), link.via if link else ""
+        report.path = d.transport.path(found)
+        report.via = link.via if link else ""
         report.via_name = d.journal.names.known(link.via) if link else ""
         report.tried.update(d.transport.lines.tried(found))
         return report
@@ -152,7 +154,8 @@ class OperatorService(SnapshotBuilder, Window):
 
     def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
         """Text through the live swarm, a piece a token."""
-        a, transport = self._assembled(), self._d.transport
+        a = self._assembled()
+        transport = self._d.transport
         if a.ends is not None:
             return at_ends.speak(a, transport, request)
         stages = a.pipeline.settings.stages
@@ -161,7 +164,8 @@ class OperatorService(SnapshotBuilder, Window):
 
     def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
-        a, transport = self._assembled(), self._d.transport
+        a = self._assembled()
+        transport = self._d.transport
         if a.ends is not None:
             return at_ends.answer(a, transport, request)
         stages = a.pipeline.settings.stages
@@ -182,8 +186,8 @@ class OperatorService(SnapshotBuilder, Window):
                 yield one
 
     def _assembled(self) -> Assembled:
-        """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has
-        joined."""
+        """The stage that this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before
+        it has joined."""
         if self._d.role == "rendezvous":
             raise UsageFault(
                 "a rendezvous holds no part of the model",
@@ -210,7 +214,8 @@ class OperatorService(SnapshotBuilder, Window):
     async def export(self, request: pb.ExportRequest) -> AsyncGenerator[pb.Event, None]:
         """Gather one version of every stage and write it. Raises as :meth:`Exporter.run`, and
         UsageFault while another export is under way."""
-        d, a = self._d, self._assembled()
+        d = self._d
+        a = self._assembled()
         if self._exporting.locked():
             raise UsageFault(
                 "another export is under way at this daemon",
@@ -249,7 +254,8 @@ class OperatorService(SnapshotBuilder, Window):
         """The line another machine needs: how to reach this peer, and for when it is not there
         others of the run, and the peers that its operator named to begin with, a rendezvous for
         instance."""
-        d, m = self._d, self._d.manifest
+        d = self._d
+        m = self._d.manifest
         if m is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
         named = [place for place in d.config.node.join if place.startswith("/")]

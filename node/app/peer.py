@@ -1,12 +1,12 @@
-"""One peer of a run, a daemon or a simulated one: which cell and stage it takes, how it changes
-them, and what its record says of that.
+"""One peer of a run, a daemon or a simulated one: the cell and the stage that it takes, its changes
+of both, and its record of them.
 
-Enters: the directory, what its operator, its leader or the rule wants. Leaves: a claim for all to
-see, later perhaps a change of stage or of cell. Never: the choice itself; that is
-:mod:`node.scheduler.choosing` and :mod:`node.scheduler.cells`. Of the cells of a run a peer reads a
-sample: who chooses a cell chooses the one of these that needs it most.
+Enters: the directory; the wishes of the operator, of the leader and of the rule. Leaves: a claim
+for all to see, later perhaps a change of stage or of cell. Never: the choice itself; that is
+:mod:`node.scheduler.choosing` and :mod:`node.scheduler.cells`. A peer reads a sample of the run's
+cells, and chooses the cell of the sample that needs it most.
 
-To change its stage a peer first drains; a cell that cannot go on it leaves at once. Then the
+A peer that changes its stage drains first; it leaves a cell that cannot go on at once. Then the
 process replaces its own image (:func:`node.app.launch.again`), so nothing that was built for the
 old place is left over.
 """
@@ -46,13 +46,13 @@ that has not ended 90 s after it was asked to."""
 CELL_S = 1.0
 """Between two looks at whether the own cell can go on."""
 SAMPLE_S = 10.0
-"""Between two looks at other cells while the own one cannot go on."""
+"""Seconds between two looks at other cells while the own one cannot go on."""
 ASKED = 4
-"""Of the cells in a sample, those that need peers most: how many are looked at closely."""
+"""Number of cells of a sample that are looked at closely: the ones that need peers most."""
 Sight = tuple[Mapping[CellId, list[int]], set[CellId]]
 """The stages of the peers of each cell, and in which cells a leader is at work."""
 _POSTED = {"waiting": "ready", "moving": "starting"}
-"""What others need to know of a state that is this peer's own business; a mover is one to come."""
+"""State that the record shows in place of a private one; a moving peer counts as starting."""
 
 S = TypeVar("S", bound=Services, covariant=True)
 
@@ -73,7 +73,10 @@ class Peer(ABC, Generic[S]):
         manifest: Manifest | None,
         on_error: Callable[[str, BaseException], None],
     ) -> None:
-        self.open_to, self.clock, self.journal, self.manifest = open_to, clock, journal, manifest
+        self.open_to = open_to
+        self.clock = clock
+        self.journal = journal
+        self.manifest = manifest
         self.tasks = Tasks("daemon", on_error)
         self.presence: Presence | None = None
         self.assembled: S | None = None
@@ -112,7 +115,7 @@ class Peer(ABC, Generic[S]):
 
     @property
     def settled(self) -> bool:
-        """Whether it gives way to nobody who has claimed the same place."""
+        """True if it gives way to no other peer that has claimed the same place."""
         return self._choosing is not None and self._choosing.settled
 
     @property
@@ -136,7 +139,8 @@ class Peer(ABC, Generic[S]):
             return "choosing" if self.manifest and self.place is None else "starting"
         if a.work.fetching < 1.0:
             return "joining"
-        state, waits = a.training.member.state, a.training.waiting_for()
+        state = a.training.member.state
+        waits = a.training.waiting_for()
         if state is MemberState.FINISHED:
             return "finished"
         if waits and (state is MemberState.IDLE or a.training.leader is not None):
@@ -146,7 +150,10 @@ class Peer(ABC, Generic[S]):
     def body(self) -> PeerBody:
         """This peer's record in the directory; without its name, its start, its protocols and how
         it is reached, which others add."""
-        a, state, stage, to = self.assembled, self.state, self.place, self.to_cell
+        a = self.assembled
+        state = self.state
+        stage = self.place
+        to = self.to_cell
         return PeerBody(
             stage=stage or ENDS,
             role=self.role if stage is None else "stage" if stage else "ends",
@@ -186,7 +193,8 @@ class Peer(ABC, Generic[S]):
             presence.enter(await find_cell(presence, manifest, kept=kept, company=company))
         self._stages = manifest.pipeline.stages
         if ends:
-            self.open_to, named = "", ENDS
+            self.open_to = ""
+            named = ENDS
         if named is None:
             return await self._choose(presence, company)
         if named > self._stages:
@@ -201,7 +209,8 @@ class Peer(ABC, Generic[S]):
     ) -> bool:
         """Return True if no other peer has a stage of the run, and none comes into sight within
         :data:`LOOK_S` seconds. ``own``: other peers that do not count."""
-        first, stages = first_cell(manifest.run_id), manifest.pipeline.stages
+        first = first_cell(manifest.run_id)
+        stages = manifest.pipeline.stages
         presence.hasty = True
         until = self.clock.now() + LOOK_S
         while self.clock.now() < until:
@@ -224,7 +233,8 @@ class Peer(ABC, Generic[S]):
         step = f"; {why.next_step}" if why.next_step else ""
         text = f"chooses a block stage instead of the ends: {why}{step}"
         self.journal.emit("daemon", "ends-not-hosted", text, "warning")
-        self.open_to, self._choosing = "stage", None
+        self.open_to = "stage"
+        self._choosing = None
         return await self._choose(presence, False)
 
     async def _choose(self, presence: Presence, company: bool) -> int:
@@ -293,11 +303,12 @@ class Peer(ABC, Generic[S]):
             a = self.assembled
             if a is None or self.moving or self.draining or self.ending:
                 continue
-            training, now = a.training, self.clock.now()
+            training = a.training
+            now = self.clock.now()
             goes = training.works or presence.view.led()
             if not goes and now - sampled >= SAMPLE_S:
                 sampled = now
-                # Who leaves the same cell draws the same sample, and they spread over it.
+                # Peers that leave the same cell draw the same sample, and spread over it.
                 text = f"{training.cell}/{floor(self.clock.wall() / SAMPLE_S)}"
                 others = await cells_in_sight(presence.directory, text, first, self._stages)
             seen, working = others if not goes else ({}, set())
@@ -413,7 +424,7 @@ async def cells_in_sight(directory: DirectoryPort, text: str, first: CellId, sta
         here = seen[cell]
         return cell not in working, min(map(here.count, range(stages + 1))), len(here)
 
-    # What a leader posts is up to a minute old: meanwhile others may have come, or all have gone.
+    # A leader's record is up to a minute old: meanwhile others may have come, or all have gone.
     for cell in sorted(seen, key=need)[:ASKED] or [first]:
         view = View(await directory.read(cell_topic(cell)), cell)
         seen[cell] = view.stages()
@@ -426,7 +437,8 @@ async def find_cell(
 ) -> CellId:
     """The cell to enter. ``kept``: the one it was in before it was started again; ``company``:
     somebody else should come into sight, and is waited for at most ``LOOK_S`` seconds."""
-    stages, first = manifest.pipeline.stages, first_cell(manifest.run_id)
+    stages = manifest.pipeline.stages
+    first = first_cell(manifest.run_id)
     if kept or not company:
         return CellId(kept) if kept else first
     for attempt in range(round(LOOK_S / HASTE_S)):

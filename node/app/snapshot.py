@@ -1,6 +1,6 @@
-"""What a running daemon looks like at this moment: the snapshot that one screen needs, the list of
-peers, the page of metrics. Enters: the daemon, news of every plan. Leaves: figures. Never: a wait,
-a change to anything it looks at."""
+"""State of a running daemon at this moment: the snapshot that one screen needs, the list of peers,
+the page of metrics. Enters: the daemon, news of every plan. Leaves: figures. Never: a wait, a
+change to anything it looks at."""
 
 import asyncio
 import shutil
@@ -44,18 +44,20 @@ STALL_EPOCHS = 3.0
 """A peer without useful work is unhealthy after this many expected times of an epoch, and not
 before :data:`node.control.causes.STALL_S`."""
 JOB_S = 600.0
-"""A single job of the device may run so long and counts as work."""
-TELL_S, NEWS_S = 30.0, 5.0
-"""Between two sentences about the same doing, and between two looks whether it has changed."""
+"""Seconds for which a single job of the device may run and still count as work."""
+TELL_S = 30.0
+"""Seconds between two sentences about the same activity."""
+NEWS_S = 5.0
+"""Seconds between two looks for a new activity."""
 FULL = 16 << 20
 """Bytes: a disk that has less is full."""
 MEASURE_S = 5.0
-"""Between two looks at the numbers of the metrics page."""
+"""Seconds between two looks at the numbers of the metrics page."""
 
 
 class Tally:
-    """What the plans so far have reported. ``shown``: a snapshot with the losses, the tokens and
-    their rate; ``tokens_before``: of them those counted before the first plan seen here."""
+    """Reports of all plans so far. ``shown``: a snapshot with the losses, the tokens and their
+    rate; ``tokens_before``: tokens that were counted before the first plan seen here."""
 
     def __init__(self) -> None:
         self.shown = pb.Snapshot()
@@ -64,12 +66,14 @@ class Tally:
         self.forecast_s = self.last_said_s = self.last_took_s = 0.0
         self.progress = Progress()
         self._cell: CellId | None = None
-        self._epoch, self._at = -1, 0.0
+        self._epoch = -1
+        self._at = 0.0
 
     def planned(self, plan: Plan, now: float) -> float:
         """Take over what a new plan reports of the epoch before it. Returns the seconds which that
         epoch took, 0 for unknown."""
-        s, since = self.shown, now - self._at if self._at else 0.0
+        s = self.shown
+        since = now - self._at if self._at else 0.0
         if plan.cell_id != self._cell:
             self._cell = plan.cell_id
             self.progress.restart()
@@ -77,9 +81,11 @@ class Tally:
         if plan.epoch <= self._epoch:
             return 0.0
         if self._epoch < 0:
-            self.tokens_before, self.cpu_began = plan.tokens, time.process_time()
+            self.tokens_before = plan.tokens
+            self.cpu_began = time.process_time()
         if plan.loss > 0:
-            s.loss, s.loss_first = plan.loss, s.loss_first or plan.loss
+            s.loss = plan.loss
+            s.loss_first = s.loss_first or plan.loss
             s.loss_history[:] = [*s.loss_history, plan.loss][-HISTORY:]
         s.loss_val = plan.loss_val or s.loss_val
         s.loss_before = plan.reference.training or s.loss_before
@@ -89,16 +95,21 @@ class Tally:
             s.tokens_per_s = rate if not s.tokens_per_s else 0.7 * s.tokens_per_s + 0.3 * rate
         seconds = since if plan.epoch == self._epoch + 1 else 0.0
         if seconds:
-            self.last_said_s, self.last_took_s = self.forecast_s, seconds
+            self.last_said_s = self.forecast_s
+            self.last_took_s = seconds
         self.forecast_s = sum(plan.forecast)
-        s.tokens, self._epoch, self._at = plan.tokens, plan.epoch, now
+        s.tokens = plan.tokens
+        self._epoch = plan.epoch
+        self._at = now
         return seconds
 
 
 def _allowed(a: Assembled, m: Manifest | None) -> float:
-    """Seconds that this peer may have nothing to do while others work: half of what the plan gives
-    to an epoch of a large model, in which the deadlines are above the manifest's floors."""
-    plan, round_s = a.work.plan, a.work.rounds.deadline_s
+    """Seconds that this peer may have nothing to do while others work: half of the time that the
+    plan gives to an epoch of a large model, whose deadlines are above the manifest's floors. 0 for
+    other models."""
+    plan = a.work.plan
+    round_s = a.work.rounds.deadline_s
     if m is None or plan is None or not plan.paths:
         return 0.0
     above = plan.deadline_s > m.training.epoch_timeout_s or round_s > m.averaging.round_timeout_s
@@ -110,10 +121,13 @@ class SnapshotBuilder:
 
     def __init__(self, daemon: Node) -> None:
         self._d = daemon
-        self.tally, self._cell = Tally(), CellTally()
+        self.tally = Tally()
+        self._cell = CellTally()
         self._page: Sequence[Metric] = ()
-        self._told, self._grown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        """Of each counter and result: its total at the last look, and what the page shows."""
+        self._told = Counter[tuple[str, str]]()
+        """Total of each counter, by name and result, at the last look."""
+        self._grown = Counter[tuple[str, str]]()
+        """Value of each counter that the page shows, by name and result."""
         self._troubles: list[str] = []
         self._silent: set[PeerId] = set()
         """Peers of which the journal has said that they are silent."""
@@ -126,8 +140,10 @@ class SnapshotBuilder:
 
     def snapshot(self) -> pb.Snapshot:
         """Everything one screen needs; no waiting."""
-        d, t = self._d, self.tally
-        transport, manifest = d.transport, d.manifest
+        d = self._d
+        t = self.tally
+        transport = d.transport
+        manifest = d.manifest
         traffic = transport.traffic
         up_rate, down_rate = traffic.lately()
         s = pb.Snapshot(
@@ -175,9 +191,14 @@ class SnapshotBuilder:
         return s
 
     def _work(self, a: Assembled, m: Manifest) -> pb.Snapshot:
-        """What there is to say of the stage that is hosted."""
-        d, work, training, here = self._d, a.work, a.training, a.stage.stage
-        leader, to, plan = training.leader, d.to_stage, work.plan
+        """Snapshot of the hosted stage's work."""
+        d = self._d
+        work = a.work
+        training = a.training
+        here = a.stage.stage
+        leader = training.leader
+        to = d.to_stage
+        plan = work.plan
         beside, beside_peak = (0, 0) if a.device.is_cuda else d.memory_beside()
         s = pb.Snapshot(
             stage=here,
@@ -250,9 +271,11 @@ class SnapshotBuilder:
             s.warnings.append(f"memory ran out in {times} steps, which took one matrix at a time")
         if s.replicas == 1 and m.training.epochs > s.epoch:
             what = "the ends have" if here == ENDS else f"stage {here} has"
-            alone, waits = "", "training"
+            alone = ""
+            waits = "training"
             if a.meetings is not None:
-                alone, waits = " in this cell", "the cell"
+                alone = " in this cell"
+                waits = "the cell"
             s.warnings.append(f"{what} one peer only{alone}: when it leaves, {waits} waits")
         return s
 
@@ -264,7 +287,8 @@ class SnapshotBuilder:
         return [names.within(line) if line.startswith("stage ") else line for line in lines]
 
     def _cell_line(self, a: Assembled, meetings: CellMeetings, m: Manifest) -> pb.CellLine:
-        d, training = self._d, a.training
+        d = self._d
+        training = a.training
         mates = d.presence.view.stages() if d.presence else ()
         line = self._cell.line(
             training.cell,
@@ -275,7 +299,8 @@ class SnapshotBuilder:
             d.clock.wall(),
         )
         if training.finished.is_set():
-            line.next_s, line.alone = 0.0, False
+            line.next_s = 0.0
+            line.alone = False
         return line
 
     def _cause(self, s: pb.Snapshot) -> Cause:
@@ -286,7 +311,9 @@ class SnapshotBuilder:
 
     def _situation(self, s: pb.Snapshot) -> Situation:
         """The facts from which the reason is found."""
-        d, a, now = self._d, self._d.assembled, time.monotonic()
+        d = self._d
+        a = self._d.assembled
+        now = time.monotonic()
         clocks = d.clocks
         general = Situation(
             state=s.state,
@@ -367,9 +394,10 @@ class SnapshotBuilder:
     # ----------------------------------------------------------- ways
 
     def reach(self) -> pb.ReachReport:
-        """How others reach this peer, and its ways to them, with what was tried."""
+        """Routes of others to this peer, and its ways to them with the attempts."""
         d = self._d
-        t, now = d.transport, d.clock.wall()
+        t = d.transport
+        now = d.clock.wall()
         r = t.reachable
         report = pb.ReachReport(
             standing=r.standing.value,
@@ -386,7 +414,8 @@ class SnapshotBuilder:
         )
         links = t.peers()
         for peer, entry in sorted(d.presence.view.everybody.items() if d.presence else ()):
-            b, link = entry.body, links.get(peer, PeerLink())
+            b = entry.body
+            link = links.get(peer, PeerLink())
             report.ways.append(
                 pb.WayLine(
                     peer=peer,
@@ -409,7 +438,9 @@ class SnapshotBuilder:
 
     def planned(self, plan: Plan) -> None:
         """A new plan reached this peer."""
-        s, config, m = self.tally.shown, self._d.config, self._d.manifest
+        s = self.tally.shown
+        config = self._d.config
+        m = self._d.manifest
         known = s.loss_first
         if not known and m is not None:
             s.loss_first = known = config.reference(m.run_id)
@@ -425,14 +456,16 @@ class SnapshotBuilder:
     async def keep_telling(self) -> None:
         """Say in the journal what this peer is doing, for ever: at once when that changes, and now
         and then while it does not."""
-        news, told = "", 0.0
+        news = ""
+        told = 0.0
         while True:
             self._tell_silence()
             self._told_last = self.snapshot()
             word, text = doing(self._told_last)
             now = time.monotonic()
             if word != news or (now - told >= TELL_S and word != "finished"):
-                news, told = word, now
+                news = word
+                told = now
                 self._d.journal.emit("daemon", "doing", text, state=word)
             await asyncio.sleep(NEWS_S)
 
@@ -621,9 +654,10 @@ def full_disk(home: Path) -> str:
 
 
 def change_line(training: Training) -> pb.ChangeLine:
-    """The owner's newest change to how cells average, and what is in force."""
+    """The owner's newest change to how cells average, beside the rules in force."""
     rules = training.standing.in_force
-    o, cell = rules.outer, f"cells of {rules.cell}" if rules.cell else "one cell"
+    o = rules.outer
+    cell = f"cells of {rules.cell}" if rules.cell else "one cell"
     says = f"{cell}, {o.says}" if o.windows else cell
     known = training.standing.known
     if known.revoked:
@@ -677,8 +711,8 @@ def _gauges(s: pb.Snapshot) -> list[Metric]:
 
 
 def kinds_of_tasks() -> Counter[str]:
-    """Tasks of the running event loop by the first word of their name, or, for those of libraries,
-    by their function."""
+    """Number of tasks of the running event loop, by the first word of their name; a library's task
+    counts by its function."""
     return Counter(
         getattr(t.get_coro(), "__qualname__", "")
         if t.get_name().startswith("Task-")

@@ -1,8 +1,8 @@
 """The rule for Newton-Schulz and for the format of layers on this machine: measured at the first
 start, read from a file at later ones.
 
-The file holds times, not the rule made of them, under a name that tells the processor, its limits
-and torch's build. What is not exactly such a file is measured anew and written over.
+The file holds times, not the rule made of them, under a name that encodes the processor, its limits
+and torch's build. A file that is damaged or of another machine is measured anew and written over.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ from node.telemetry.resources import bf16_units
 LOCK = "kernels.lock"
 FORMAT = 2
 MOST_BYTES = 1 << 16
-"""Of a file of times; ours have 2 KiB."""
+"""Largest size of a file of times that is read; a whole one has 2 KiB."""
 CARD_WIDTH = 1024
 """Largest width of the layer by which a GPU is measured."""
 CARD_PASSES = 3
 FP16: Format = "fp16"
 WAIT_S = 60.0
-"""For another process that is measuring. After that, this one measures too."""
+"""Seconds to wait for another process that is measuring. After that, this one measures too."""
 TELLING = (
     "vendor_id",
     "cpu family",
@@ -65,7 +65,7 @@ TELLING = (
     "CPU part",
     "Features",
 )
-"""Fields of /proc/cpuinfo that say which processor it is and what it may use."""
+"""Fields of /proc/cpuinfo that name the processor and the instructions it may use."""
 LIMITS = (
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
@@ -106,7 +106,8 @@ def precision_of(manifest: Manifest, device: Device) -> Precision:
     """The number format in which a stage of the run computes on a device. On a processor it follows
     the rule that was measured there, if the manifest allows it; a GPU without units for bf16 is
     measured now."""
-    parameters, width = manifest.optimizer.parameters, manifest.model.d_model
+    parameters = manifest.optimizer.parameters
+    width = manifest.model.d_model
     if device.is_cuda:
         kind = device.usual_format if device.has_bf16 else card_format(device, width, parameters)
         return Precision(device, parameters, lambda: kind)
@@ -177,9 +178,12 @@ def tune(
     measured, what cannot be written is said in the answer.
     """
     stop = stop or threading.Event()
-    folder, machine = user_dir("cache") if folder is None else folder, this_machine()
+    folder = user_dir("cache") if folder is None else folder
+    machine = this_machine()
     path = folder / f"kernels-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
-    times, seconds, problem = read_times(path, machine), 0.0, ""
+    times = read_times(path, machine)
+    seconds = 0.0
+    problem = ""
     if times is None:
         with _alone(folder, stop):
             times = read_times(path, machine)  # of the process that was waited for
@@ -195,7 +199,7 @@ def tune(
 
 
 def read_times(path: Path, machine: str) -> Times | None:
-    """What :func:`write_times` wrote; None for anything else, times of another machine and
+    """Times that :func:`write_times` wrote; None for anything else, times of another machine and
     incomplete ones included."""
     try:
         with open(path, "rb") as file:
@@ -222,7 +226,7 @@ def write_times(path: Path, machine: str, times: Times) -> str:
 
 
 def this_machine() -> str:
-    """What times depend on: the processor, the limits put on it, and the build of torch and its
+    """Key of the times: the processor, the limits put on it, and the build of torch and its
     libraries."""
     processor = _cpuinfo() or f"{platform.machine()} {platform.processor()}"
     limits = ", ".join(f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name))
@@ -230,7 +234,7 @@ def this_machine() -> str:
 
 
 def _cpuinfo() -> str:
-    """Of the first core; empty where there is no such file."""
+    """Description of the first core by /proc/cpuinfo; empty where there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except (OSError, ValueError):
@@ -251,7 +255,8 @@ def _digest(content: Mapping[str, object]) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path, stop: threading.Event) -> Iterator[None]:
-    """Of several processes that measure, one at a time; each alone where that cannot be had."""
+    """Hold the lock that lets one process measure at a time; go on without it where the lock cannot
+    be had."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -15,16 +15,16 @@ LEAST_S = 5.0
 HASHED_S = 1e-8
 """Seconds that a donor may take for each byte that it describes: at least 100 MB/s."""
 FEW_TIMES = 4.0
-"""Times as long as usual that is waited while fewer than half of the donors have answered: the
-first answers may be those of liars, who need no time."""
+"""Factor on the usual wait while fewer than half of the donors have answered: the first answers may
+be liars', who need no time."""
 ALONE_S = 15.0
 """Shortest time, in seconds, that one donor gets for its description."""
 
 
 @dataclass(slots=True)
 class DescriptionWait:
-    """Waiting for ``asked`` donors, each of which describes ``nbytes`` bytes. ``described``:
-    donors that described their state, ``refused``: that answered otherwise; ``longest_s``: the
+    """Waiting for ``asked`` donors, each of which describes ``nbytes`` bytes. ``described``: number
+    of donors that described their state, ``refused``: number of other answers; ``longest_s``: the
     longest time that a description took."""
 
     asked: int
@@ -34,7 +34,7 @@ class DescriptionWait:
     longest_s: float = 0.0
 
     def answered(self, seconds: float, described: bool) -> None:
-        """Count the answer of one donor, or its failure, after so many seconds."""
+        """Count one donor's answer, or its failure, after ``seconds`` seconds."""
         if described:
             self.described += 1
             self.longest_s = max(self.longest_s, seconds)
@@ -57,5 +57,5 @@ class DescriptionWait:
 
 
 def alone_s(nbytes: int) -> float:
-    """Seconds that one donor gets to describe so many bytes."""
+    """Seconds that one donor gets to describe ``nbytes`` bytes."""
     return ALONE_S + FEW_TIMES * HASHED_S * nbytes

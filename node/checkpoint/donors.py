@@ -28,10 +28,10 @@ from protos import state_pb2, state_pb2_grpc
 RENEW_S = IDLE_S / 3
 """Seconds between two questions that keep a version."""
 DESCRIBE_S = 30.0
-"""Longest wait for an answer about one tensor."""
+"""Seconds of the longest wait for an answer about one tensor."""
 LATE_S = 2.0
-"""A donor is late with its answer after so many seconds, or after :data:`SPARE` times the longest
-time that another one took."""
+"""Seconds after which a donor's answer is late, or :data:`SPARE` times the longest time that
+another donor took."""
 ENOUGH = 4
 """Donors that are asked to keep a stage: each has the parameters twice in memory meanwhile."""
 OTHER_VERSION = "holds another version"

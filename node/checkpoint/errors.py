@@ -8,7 +8,7 @@ from node.core.ids import PeerId
 
 
 class NoDonor(PeerFault):
-    """Nobody asked could give the state whole. ``reasons`` says why for each; what was verified is
+    """No donor could give the state whole. ``reasons``: the reason of each; verified pieces are
     kept for a retry."""
 
     def __init__(self, what: str, reasons: Mapping[PeerId, str]) -> None:

@@ -1,15 +1,15 @@
-"""The joiner: state of one epoch from several donors at once, believed only as far as it can be
-checked.
+"""The joiner: fetches the state of one epoch from several donors at once, and believes only what it
+can check.
 
-What a donor says is compared, in this order, with what this peer already knows: names and shapes
-(from the manifest of the run) before a byte is allocated, the digest of the stage (from the plan)
-with the hashes it is made of, the hash of each piece when it is there. Donors that describe the
-same bytes work together, each piece comes from one of them, and one that is caught is left out and
-counted against.
+A donor's answers are compared, in this order, with facts that this peer already has: names and
+shapes (from the manifest of the run) before a byte is allocated, the digest of the stage (from the
+plan) with the hashes it is made of, the hash of each piece when it is there. Donors that describe
+the same bytes work together, each piece comes from one of them, and a donor that is caught lying is
+left out and counted against.
 
-What was fetched and verified is kept, so that a broken donor, or a restart, costs only what was
-under way. Pieces of tensors are kept by their hash: a name from another peer is never part of a
-path, and what is found again is known to be right because it hashes to its own name.
+Verified pieces are kept, so that a broken donor, or a restart, costs only the pieces under way.
+Pieces of tensors are kept by their hash: a name from another peer is never part of a path, and a
+piece on the disk is known to be right because it hashes to its own name.
 """
 
 import asyncio
@@ -58,18 +58,18 @@ _GONE = {
 _PIECE = re.compile(r"[0-9a-f]{64}\.(piece|tensor)(\.writing)?")
 """Former versions kept whole tensors, or wrote under another name first."""
 _VERSION = "version"
-"""Epoch and lineage of what the pieces beside it are of."""
+"""File with the epoch and lineage of the pieces beside it."""
 
 
 @dataclass(frozen=True)
 class FetchTimeouts:
     """Seconds, but for ``tries``. ``describe_s``: most for a donor's description; for the first one
-    it hashes its whole state, so a small state has less time. ``stall_s``: without a message of
-    anybody; the requests under way share lines, so one alone may wait for long. ``request_s``: for
-    one request, slow lines included. ``tries``: failed requests in a row after which a donor is
-    asked for nothing more; each of its parallel requests counts for itself. ``pause_s``: pause
-    after a failed request, times the failures in a row. ``again_s``: when nothing else is left, a
-    piece that one donor has been asked for this long is asked of another one too.
+    it hashes its whole state, so a small state has less time. ``stall_s``: most without a message
+    of any donor; the requests under way share lines, so one alone may wait for long. ``request_s``:
+    most for one request, slow lines included. ``tries``: failed requests in a row after which a
+    donor is asked for nothing more; each of its parallel requests counts for itself. ``pause_s``:
+    pause after a failed request, times the failures in a row. ``again_s``: when nothing else is
+    left, time after which a piece is asked of a second donor too.
     """
 
     describe_s: float = 120.0
@@ -103,7 +103,7 @@ class Partial:
             into[:] = held
         elif held is not None or self.directory is None or not _read(self.directory, hashed, into):
             return False
-        self._held[hashed] = into  # what it was in before is not kept in memory twice
+        self._held[hashed] = into  # its former buffer is not kept in memory beside this one
         return True
 
     def keep(self, hashed: bytes, piece: memoryview) -> None:
@@ -135,8 +135,7 @@ class Partial:
                 path.write_text(f"{version.epoch} {version.lineage}", encoding="utf-8")
 
     def _only(self, hashes: Collection[bytes]) -> None:
-        """Drop what is no part of the state wanted now: pieces of versions that are gone would add
-        up."""
+        """Drop all pieces but the wanted state's: pieces of versions that are gone would add up."""
         for hashed in self._held.keys() - hashes:
             del self._held[hashed]
         if self.directory is not None:
@@ -181,17 +180,18 @@ async def fetch(
     gate: asyncio.Event | None = None,
     most_epoch: int = 1 << 53,
 ) -> StateSnapshot:
-    """The state of ``stage`` at ``version``, without a lineage of any history (None: one that most
-    donors agree on, the newest of these), exactly ``shapes``.
+    """Fetch the state of ``stage`` at ``version``, exactly ``shapes``. A version without a lineage
+    may be of any history. None: a version that most donors agree on, the newest of these.
 
-    With ``expected_digest`` only that state is accepted. Without, the word of the largest group of
-    donors that agree is taken, so give it whenever it is known. ``partial`` keeps what is verified
-    across calls, and while ``version`` is None the version that was under way is asked for before
-    any other; on success it is cleared, unless it is lasting. With a ``gate`` a request at a time
-    to each donor, begun while it is set. State of an epoch beyond ``most_epoch`` is a fault of its
-    donor. ``progress`` gets the bytes that are here and the bytes of the whole state. Raises
-    NoDonor when the state could not be had from anybody, OutOfResources when the disk of
-    ``partial`` is full. Donors that lied were reported to ``transport.fault`` with weight 1.
+    With ``expected_digest`` only that state is accepted. Without it, the state of the largest group
+    of donors that agree is taken, so give the digest whenever it is known. ``partial`` keeps
+    verified pieces across calls. While ``version`` is None, the version that was under way is asked
+    for before any other; on success ``partial`` is cleared, unless it is lasting. With a ``gate``
+    each donor gets a request at a time, begun while the gate is set. State of an epoch beyond
+    ``most_epoch`` is a fault of its donor. ``progress`` gets the bytes that are here and the bytes
+    of the whole state. Raises NoDonor when no donor could give the state, OutOfResources when the
+    disk of ``partial`` is full. Donors that lied were reported to ``transport.fault`` with
+    weight 1.
     """
     job = _Fetch(
         transport,
@@ -226,12 +226,12 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a donor says it holds; donors with equal offers are one group."""
+    """A donor's description of its state; donors with equal offers are one group."""
 
     version: Version
     digest: str
     hashes: tuple[tuple[str, bytes], ...]
-    """Of the pieces of each tensor, by name."""
+    """Name and piece hashes of each tensor."""
 
     def pieces(self) -> set[bytes]:
         """The hash of every piece."""
@@ -258,9 +258,16 @@ class _Fetch:
         gate: asyncio.Event | None,
         most_epoch: int,
     ) -> None:
-        self.transport, self.stage, self.kind, self.version = transport, stage, kind, version
-        self.progress, self.expected, self.settings = progress, expected, settings
-        self.partial, self.patience, self.gate = partial, patience, gate
+        self.transport = transport
+        self.stage = stage
+        self.kind = kind
+        self.version = version
+        self.progress = progress
+        self.expected = expected
+        self.settings = settings
+        self.partial = partial
+        self.patience = patience
+        self.gate = gate
         self.most_epoch = most_epoch
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
         self.total = sum(nbytes_of(shape, WIRE) for shape in self.shapes.values())
@@ -277,7 +284,8 @@ class _Fetch:
         self.changed = asyncio.Event()
         self.reads = dict[asyncio.Timeout, None]()
         """When those that wait for their next message give up, in the order of their requests."""
-        self.asks, self.asked = Tasks("fetch"), dict[asyncio.Task[_Offer | None], PeerId]()
+        self.asks = Tasks("fetch")
+        self.asked = dict[asyncio.Task[_Offer | None], PeerId]()
 
     async def run(self, donors: Iterable[PeerId]) -> StateSnapshot:
         begun = self.partial.version
@@ -301,9 +309,9 @@ class _Fetch:
     # Phase 1: who holds what.
 
     async def _offers(self, donors: Iterable[PeerId]) -> _Groups:
-        """What donors say they hold. Of an expected digest one offer is enough to begin with;
-        without one, the offer of most donors, or what has come when the others are late. Donors
-        that answer later are in ``self.asked``."""
+        """Offers of the donors, each with the donors that made it. With an expected digest one
+        offer is enough to begin. Without one, waits for an offer that most donors make, or until
+        the other donors are late. Donors that answer later are in ``self.asked``."""
         self.asked = {
             self.asks.spawn(self._ask(peer), f"describe {peer[-6:]}"): peer for peer in donors
         }
@@ -410,14 +418,16 @@ class _Fetch:
         ]
         find = self.partial.find
         missing = await asyncio.to_thread(lambda: [p for p in found if not find(p.hashed, p.into)])
-        self.left, self.queue = set(missing), deque(missing)
+        self.left = set(missing)
+        self.queue = deque(missing)
         self.done_bytes = self.total - sum(len(p.into) for p in missing)
         # Every joiner has its own order of donors, so that they do not all begin with the same one.
         ring = sorted(
             groups.pop(offer),
             key=lambda p: hashlib.sha256(f"{self.transport.peer_id}{p}".encode()).digest(),
         )
-        tasks, working = Tasks("fetch"), set[asyncio.Task[None]]()
+        tasks = Tasks("fetch")
+        working = set[asyncio.Task[None]]()
 
         def employ(peers: Sequence[PeerId]) -> None:
             for i in range(1 if self.gate else self.settings.fetch_parallel):
@@ -436,7 +446,7 @@ class _Fetch:
             for ask, peer in self.asked.items():
                 working.add(tasks.spawn(awaited(ask, peer), f"answer of {peer[-6:]}"))
             self.asked = {}
-            while self.left and working:  # whoever still sends what is here by now is cut off
+            while self.left and working:  # a donor that still sends a piece held by now is cut off
                 done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
                 working -= done
                 for worker in done:
@@ -546,7 +556,9 @@ class _Fetch:
     def _accept(
         self, piece: _Piece, data: bytearray, chunk: state_pb2.StateChunk, donor: PeerId
     ) -> None:
-        size, at, left = len(chunk.data), piece.offset + len(data), len(piece.into) - len(data)
+        size = len(chunk.data)
+        at = piece.offset + len(data)
+        left = len(piece.into) - len(data)
         if chunk.offset != at or not 0 < size <= left:
             raise WireError(
                 f"{size} bytes at {chunk.offset} of {piece.name}, expected at most {left} at {at}"
@@ -573,7 +585,7 @@ def _named(hashed: bytes) -> str:
 
 
 def _version(where: Path) -> Version | None:
-    """The version whose pieces are kept there, None where that cannot be read."""
+    """Version of the pieces kept in the directory ``where``, None if it cannot be read."""
     try:
         epoch, _, line = (where / _VERSION).read_text(encoding="utf-8").partition(" ")
         return Version(whole(int(epoch)), lineage(line))

@@ -111,7 +111,7 @@ def remove_tree(name: str, at: int) -> None:
 
 
 def local_fault(doing: str, where: Path, error: OSError) -> LocalFault:
-    """What to raise when the disk says no: OutOfResources when it is full, LocalFault otherwise."""
+    """Fault for an error of the disk: OutOfResources when it is full, LocalFault otherwise."""
     reason = error.strerror or str(error)
     if error.errno in DISK_FULL:
         return OutOfResources(
@@ -211,8 +211,8 @@ def write_tensors(
     tensors: Mapping[str, torch.Tensor],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[int, str]:
-    """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of
-    what was written. ``goes_on`` is asked before each block.
+    """Write ``tensors`` (any device, any strides) to a new file; returns the number of bytes
+    written and their hex sha256. ``goes_on`` is asked before each block.
 
     Raises ValueError for a name that cannot be kept, OSError from the disk, Interrupted.
     """

@@ -24,24 +24,28 @@ PINS = 8
 TIMES = 4
 """Bytes of all snapshots together, as a multiple of the stage's parameters, or of the largest
 snapshot where that is more."""
-OF_READER, OF_STRANGER = 4, 2
-"""Snapshots that one reader may have. A member of the run needs parameters, optimizer state and the
-state of outer rounds; a stranger needs parameters and the state of the outer optimizer."""
+OF_READER = 4
+"""Snapshots that a member of the run may read: it needs parameters, optimizer state and the state
+of outer rounds."""
+OF_STRANGER = 2
+"""Snapshots that a stranger may read: it needs parameters and the outer optimizer's state."""
 IDLE_S = 60.0
 """Seconds for which a snapshot that nobody uses is held."""
 STUCK_S = 600.0
 """Seconds for which a reader may take no byte, though it asks for descriptions again: it may be
 busy with another stage."""
 SPARE_S = 2.0
-"""Unused for so long, a snapshot gives way to a new one when there is no place or memory."""
-GRACE_S, PACE_S = 30.0, 1200.0
-"""Where another reader needs the place, a snapshot is left to those that are on their way to have
-read it within ``PACE_S`` seconds. The first ``GRACE_S`` seconds do not count."""
+"""Seconds without use after which a snapshot gives way to a new one that lacks place or memory."""
+GRACE_S = 30.0
+"""First seconds of a reading, which do not count for its pace."""
+PACE_S = 1200.0
+"""Seconds in which a reader has to be on its way to read a snapshot, to keep it while another
+reader needs the place."""
 LONGEST_S = 3600.0
 
 
 class PinKey(NamedTuple):
-    """What a pin is a snapshot of."""
+    """Stage, kind and version of a snapshot."""
 
     stage: int
     kind: StateKind
@@ -61,16 +65,18 @@ class Reading:
     total: int = 0
     got: int = 0
     again: bool = False
-    """It had read all of it and began anew."""
+    """True if it had read all of it and began anew."""
 
     @property
     def done(self) -> bool:
         return self.got >= self.total
 
     def told(self, names: Mapping[str, int], now: float) -> None:
-        """The reader asked for a description of these tensors, of so many bytes each."""
+        """The reader asked for a description of these tensors; ``names``: bytes of each."""
         if self.total and self.done and not names.keys() - self.names:
-            self.began, self.got, self.again = now, 0, True
+            self.began = now
+            self.got = 0
+            self.again = True
         for name in names.keys() - self.names:
             self.names.add(name)
             self.total += names[name]
@@ -89,8 +95,8 @@ class Reading:
 
 @dataclass
 class Pin:
-    """One snapshot. ``views``: the bytes of tensors and ``hashes`` those of their pieces, made
-    once; ``given``: how many bytes of a tensor went to a peer; ``readers``: requests under way."""
+    """One snapshot. ``views``: the tensors' bytes, ``hashes``: hashes of their pieces, both made
+    once; ``given``: bytes of each tensor that went to a peer; ``readers``: requests under way."""
 
     key: PinKey
     tensors: dict[str, torch.Tensor]
@@ -167,7 +173,9 @@ class Pins:
         rate: float = 0.0,
         established: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        self._parameters, self._rate, self._established = parameters, rate, established
+        self._parameters = parameters
+        self._rate = rate
+        self._established = established
         self._pins: dict[PinKey, Pin] = {}
 
     def __len__(self) -> int:
@@ -195,9 +203,9 @@ class Pins:
     def hold(
         self, key: PinKey, tensors: Mapping[str, torch.Tensor], peer: PeerId, now: float
     ) -> Pin | None:
-        """The pin of ``key`` for ``peer`` to read, a new one if there is none, with these tensors
-        too, counters as numbers; what was there already stays as it is. None when there is no place
-        or no memory; a pin is never taken from readers that get on."""
+        """The pin of ``key`` for ``peer`` to read, a new one if there is none. ``tensors`` are
+        added to it, counters as numbers; tensors that it has already stay as they are. None when
+        there is no place or no memory; a pin is never taken from readers that get on."""
         self.expire(now)
         new = {n: t for n, t in tensors.items() if key not in self._pins or self._lacks(key, n)}
         nbytes = sum(nbytes_of(tensor.shape, WIRE) for tensor in new.values())
@@ -219,8 +227,8 @@ class Pins:
         pin.readings.setdefault(peer, Reading(now, now, now)).told(told, now)
 
     def _leave(self, key: PinKey, peer: PeerId) -> None:
-        """Take from ``peer`` the pins that it has not used for the longest time, until it may have
-        that of ``key``."""
+        """Take from ``peer`` the pins that it has not used for the longest time, until it may hold
+        one for ``key`` too."""
         most = OF_READER if self._established(peer) else OF_STRANGER
         mine = [p for p in self._pins.values() if peer in p.readings and p.key != key]
         mine.sort(key=lambda pin: pin.readings[peer].used)
@@ -246,9 +254,9 @@ class Pins:
                 del self._pins[old.key]
 
     def _has_room(self, key: PinKey, nbytes: int, peer: PeerId, now: float) -> bool:
-        """Return True if there is a place and memory for so many bytes more of ``key``. Snapshots
-        that nobody uses make room, then those of readers that do not get on, then, for a peer of
-        the run, those of strangers."""
+        """Return True if there is a place, and memory for ``nbytes`` more bytes of ``key``. Unused
+        snapshots make room first, then snapshots of readers that do not get on. For a peer of the
+        run, strangers' snapshots make room too."""
         while (candidates := self._in_the_way(key, nbytes, peer)) is not None:
             victim = self._victim(candidates, peer, now)
             if victim is None:
@@ -257,8 +265,8 @@ class Pins:
         return True
 
     def _in_the_way(self, key: PinKey, nbytes: int, peer: PeerId) -> list[Pin] | None:
-        """Pins of which one has to go before so many bytes more of ``key`` may be held for
-        ``peer``; None where none has to."""
+        """Pins of which one has to go before ``nbytes`` more bytes of ``key`` may be held for
+        ``peer``; None if none has to."""
         others = [pin for pin in self._pins.values() if pin.key != key]
         new = key not in self._pins
         largest = max((pin.nbytes for pin in others), default=0)
@@ -325,7 +333,7 @@ class Pins:
         )
 
     def others(self, stage: int, kind: StateKind, now: float) -> bool:
-        """Whether state of this kind of another stage is being read, or was a moment ago."""
+        """Return True if state of this kind of another stage is being read, or was just now."""
         return any(
             key.kind is kind and key.stage != stage and not self._spare(pin, now)
             for key, pin in self._pins.items()

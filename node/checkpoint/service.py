@@ -55,7 +55,8 @@ class Unserved(Exception):
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
-        self.code, self.reason = code, reason
+        self.code = code
+        self.reason = reason
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +74,7 @@ class FileReader:
 
 
 class FileReaders:
-    """Places of requests for files. A request whose place another peer needs ends."""
+    """Places of requests for files. A request ends when another peer needs its place."""
 
     def __init__(self, established: Callable[[PeerId], bool]) -> None:
         self._places: Places[FileReader] = Places("requests for files", FILES, 1, established)
@@ -138,7 +139,9 @@ class StateService(state_pb2_grpc.StateServicer):
         parameters: int = 0,
         established: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        self._transport, self._provider, self._on_served = transport, provider, on_served
+        self._transport = transport
+        self._provider = provider
+        self._on_served = on_served
         self._clock = clock or SystemClock()
         self.pins = Pins(parameters, settings.max_up, established)
         self._weights = weights
@@ -154,8 +157,8 @@ class StateService(state_pb2_grpc.StateServicer):
     async def Describe(
         self, request: state_pb2.DescribeRequest, context: Any
     ) -> state_pb2.StateManifest:
-        """Heads and hashes of what is held, and from now on pinned: NOT_FOUND when it is not,
-        RESOURCE_EXHAUSTED when busy."""
+        """Heads and hashes of the wanted state, which is pinned from now on: NOT_FOUND when it is
+        not held, RESOURCE_EXHAUSTED when busy."""
         async with self._stream(context) as peer:
             kind = StateKind.of(request.kind)
             if kind is None or len(request.names) > NAMES:
@@ -203,9 +206,9 @@ class StateService(state_pb2_grpc.StateServicer):
     async def _send(
         self, chunks: AsyncGenerator[state_pb2.StateChunk, None], peer: PeerId, context: Any
     ) -> None:
-        """Send chunks, each of which must be taken in time; what they are cut from is let go before
-        the call ends, which takes until the peer reads or hangs up. Raises TimeoutError, and what
-        making the chunks raises."""
+        """Send chunks, each of which must be taken in time. Their source is let go before the call
+        ends, which takes until the peer reads or hangs up. Raises TimeoutError, and exceptions of
+        ``chunks``."""
         async with aclosing(chunks):
             async for chunk in chunks:
                 async with asyncio.timeout(UNREAD_S):
@@ -283,13 +286,15 @@ class StateService(state_pb2_grpc.StateServicer):
         return data
 
     def _range(self, request: state_pb2.FetchRequest, peer: PeerId) -> tuple[Pin, memoryview]:
-        now, kind = self._clock.now(), StateKind.of(request.kind)
+        now = self._clock.now()
+        kind = StateKind.of(request.kind)
         pin = self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
         if pin is None or request.name not in pin.views or not pin.uses(peer, now):
             raise Unserved(
                 grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first"
             )
-        view, end = pin.views[request.name], request.offset + request.length
+        view = pin.views[request.name]
+        end = request.offset + request.length
         if not 0 < request.length <= LARGEST or end > len(view):
             raise Unserved(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
         return pin, view[request.offset : end]
@@ -297,8 +302,8 @@ class StateService(state_pb2_grpc.StateServicer):
     async def _given(
         self, request: state_pb2.DescribeRequest, kind: StateKind
     ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
-        """What the run begins from, where that is asked for, is on the disk here and not held
-        already. Raises Unserved when it cannot be read."""
+        """Weights that the run begins from, if they are asked for, are on the disk here and not
+        held already; else None. Raises Unserved when they cannot be read."""
         if self._weights is None or kind is not StateKind.BASE:
             return None
         stage = request.stage
@@ -324,7 +329,9 @@ class StateService(state_pb2_grpc.StateServicer):
         peer: PeerId,
         given: tuple[Version, Mapping[str, torch.Tensor]] | None,
     ) -> Pin:
-        now, stage, lineage = self._clock.now(), request.stage, request.lineage
+        now = self._clock.now()
+        stage = request.stage
+        lineage = request.lineage
         epoch = None if request.any_epoch else request.epoch
         pin = None if epoch is None else self.pins.find(stage, kind, epoch, lineage, now)
         # Spares of one version come one after the other, so an older snapshot of them may lack
@@ -350,8 +357,9 @@ class StateService(state_pb2_grpc.StateServicer):
 
     @asynccontextmanager
     async def _stream(self, context: Any) -> AsyncIterator[PeerId]:
-        """Around the answer to a request, with who asks; ends the call for who has too many open
-        here, with the Unserved that is raised within, and where it takes too long."""
+        """Context of the answer to a request; yields the asker. Ends the call if the asker has too
+        many requests open here, with the Unserved that is raised within, and if it takes too
+        long."""
         peer = self._transport.caller(context)
         try:
             if self._streams[peer] >= STREAMS:

@@ -1,5 +1,5 @@
-"""What state is: seven kinds of it, where a donor takes it from, what a joiner ends up
-with."""
+"""State of a stage: its seven kinds, the source that donors take it from, and the snapshot that a
+joiner gets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class StateKind(StrEnum):
     """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state of the parts a
     peer owns, named "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state,
     named alike; ``OUTER``: anchor and outer momentum of the stage, "<part>/anchor" and
-    "<part>/momentum". ``SNAPSHOT``: what a cell gives others in a window, whose number stands where
-    else the epoch does, and ``MEAN``: what it made of that and its partners'. ``BASE``: the weights
-    that the run begins from, or trains adapters beside, at epoch 0."""
+    "<part>/momentum". ``SNAPSHOT``: parameters that a cell gives others in a window, whose number
+    stands in place of the epoch; ``MEAN``: the mean of its own and its partners' snapshots.
+    ``BASE``: the weights that the run begins from, or trains adapters beside, at epoch 0."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"
@@ -51,7 +51,7 @@ class StateProvider(Protocol):
         """The state of ``stage`` at ``epoch`` (None: the newest committed), or None when it is not
         held.
 
-        A ``lineage`` that is not empty must be that of the history the state comes from.
+        A ``lineage`` that is not empty must be the lineage of that state.
 
         The tensors are kept by reference until joiners have read them: a later epoch must replace
         them and not write into them.
@@ -69,7 +69,7 @@ class StateSnapshot:
     donor gave."""
 
     version: Version
-    """By the donors' word; only the digest, where it was known before, makes it more."""
+    """Version as the donors report it; checked only if the digest was known before."""
     tensors: dict[str, torch.Tensor]
     sources: dict[PeerId, int]
 

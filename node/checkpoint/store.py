@@ -49,7 +49,9 @@ from node.core import numbers
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.wire.tensors import digest
 
-PARAMETERS, OPTIMIZER, MANIFEST = "parameters.safetensors", "optimizer.safetensors", "manifest.json"
+PARAMETERS = "parameters.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 16 << 20
 FORMAT = 2
 """1 named parameters by another digest; its files are hashed alike, and it is still read."""
@@ -62,8 +64,8 @@ OVERHEAD = 1 << 18
 """Bytes assumed for the manifest, headers and directory of a checkpoint, beside its tensors."""
 HOUR_S = 3600.0
 ASIDE = 8
-"""Unusable directories of a stage that are renamed to make way; with so many, a person has to look
-before the next."""
+"""Unusable directories of a stage that are renamed to make way; a person has to look at this number
+of them before the next."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,8 @@ class CheckpointStore:
     in one sentence, of everything that was ignored, set aside or cleared away. One process writes a
     root at a time.
 
-    What :meth:`load` could not read, or :meth:`distrust` named, counts as no checkpoint from then
-    on, although its manifest is intact: hashes of large files are only computed when they are read.
+    A checkpoint that :meth:`load` could not read, or :meth:`distrust` named, counts as absent from
+    then on, although its manifest is intact: large files are only hashed when they are read.
     """
 
     def __init__(
@@ -156,7 +158,9 @@ class CheckpointStore:
         *,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.root, self.settings, self.run_id = Path(root), settings, run_id
+        self.root = Path(root)
+        self.settings = settings
+        self.run_id = run_id
         self._tell = tell
         self._distrusted: dict[tuple[int, str], str] = {}
 
@@ -174,7 +178,7 @@ class CheckpointStore:
     ) -> Path:
         """Write one checkpoint and remove old ones; returns its directory.
 
-        The tensors must not change during the call. Saving what is already there is a no-op.
+        The tensors must not change during the call. Saving an existing checkpoint is a no-op.
         ``stride``: other peers have the epochs that are multiples of it, so these stay before
         others; ``beside``: epochs that stay whatever the settings say; ``goes_on`` is asked between
         blocks of bytes and ends the writing by returning False.
@@ -208,15 +212,15 @@ class CheckpointStore:
         return self.path(stage, epoch)
 
     def epochs(self, stage: int) -> list[int]:
-        """Epochs whose checkpoint looks whole (manifest intact, files of the right size), oldest
-        first."""
+        """Epochs with a checkpoint that looks whole (manifest intact, files of the right size),
+        oldest first."""
         return sorted(
             {epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None}
         )
 
     def metas(self, stage: int) -> dict[int, dict[str, Any]]:
-        """What every checkpoint that looks whole was written with beside its tensors, by epoch: of
-        two of one epoch the one that :meth:`load` reads first."""
+        """Metadata of every checkpoint that looks whole, by epoch. Of two checkpoints of one epoch
+        it is the one that :meth:`load` reads first."""
         found = reversed(self._survey(stage))  # "epoch-5" comes before "epoch-5.replaced"
         return {epoch: dict(m.meta) for epoch, _, m, _ in found if m is not None}
 
@@ -269,8 +273,9 @@ class CheckpointStore:
         unusable: str,
         goes_on: Callable[[], bool],
     ) -> None:
-        """``unusable``: why what has this name so far is none, empty for a whole one."""
-        stage, epoch = manifest.stage, manifest.epoch
+        """``unusable``: the fault of the present directory of this name, empty for a whole one."""
+        stage = manifest.stage
+        epoch = manifest.epoch
         hidden = f".writing-{epoch}-{secrets.token_hex(8)}"
         os.mkdir(hidden, 0o700, dir_fd=at)
         try:

@@ -27,7 +27,8 @@ class Chat:
     """A conversation: the messages so far. ``settings``: how an answer is drawn."""
 
     def __init__(self, client: ControlClient, settings: GenerateRequest, system: str = "") -> None:
-        self._client, self._settings = client, settings
+        self._client = client
+        self._settings = settings
         self._system = [ChatMessage(role="system", content=system)] if system else []
         self._said: list[ChatMessage] = []
 

@@ -25,11 +25,12 @@ EXPORT_S = 7 * 86400.0
 
 
 class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
-    """A conversation with the daemon whose socket is ``path``. Raises NotRunning when none listens
-    there."""
+    """A conversation with the daemon that listens on the socket ``path``. Raises NotRunning if none
+    listens there."""
 
     def __init__(self, path: Path, timeout_s: float = 5.0, home: Path | None = None) -> None:
-        self.path, self.timeout_s = path, timeout_s
+        self.path = path
+        self.timeout_s = timeout_s
         pid = listener(path)
         if pid is None:
             raise NotRunning(
@@ -140,7 +141,8 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
 
 def as_fault(error: Any, path: Path) -> LocalFault:
     """The fault that an RpcError of the daemon behind the socket ``path`` stands for."""
-    status, details = error.code(), error.details() or ""
+    status = error.code()
+    details = error.details() or ""
     if told := carried(error, ExitCode.UNEXPECTED):
         return LocalFault(details, *told)
     if status == grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -207,8 +207,8 @@ def _kill_late(client: ControlClient) -> None:
 
 
 def _wait_gone(client: ControlClient) -> None:
-    """Wait for the end of a daemon that is stopping, and print after a moment what it is doing.
-    Raises TimedOut after STOP_S."""
+    """Wait for the end of a daemon that is stopping, and print its present step after a moment.
+    Raises TimedOut after STOP_S seconds."""
     if client.wait_gone(QUIET_S):
         return
     who = f"pid {client.pid}" if client.pid else "the daemon"
@@ -246,7 +246,8 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
     for piece in client.generate(request):
         if piece.HasField("token"):
             tokens.append((piece.token, piece.logprob))
-        text, speed = text + piece.text, piece.tokens_per_s or speed
+        text = text + piece.text
+        speed = piece.tokens_per_s or speed
         by = _asked(by, piece, as_json)
         slow = piece.slow or slow
         if piece.HasField("missing"):
@@ -290,7 +291,8 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
         print(f"epoch {found[0].epoch}, {found[0].tokens} held-out tokens")
         print("\n".join(evaluated_lines(found)))
         return ExitCode.OK
-    first, others = found[0], found[1:]
+    first = found[0]
+    others = found[1:]
     loss = mean_loss(others or found)
     ratio = {"perplexity_ratio": math.exp(loss - first.loss)} if others else {}
     say_json(
@@ -376,7 +378,7 @@ def _export_progress(events: Iterable[Event]) -> Iterator[Event]:
 def logs(
     client: ControlClient | None, file: Path, *, follow: bool, last: int, level: str, as_json: bool
 ) -> ExitCode:
-    """From the daemon; from its event file when none runs."""
+    """Print the daemon's events, or those of its event file if no daemon runs."""
     console = _console()
     events = (
         client.events(follow=follow, last=last, level=level)

@@ -1,6 +1,7 @@
-"""Why a swarm cannot be reached, in plain words: a finding for each address, and one to report.
+"""Reasons why a swarm cannot be reached, in plain words: a finding for each address, and one to
+report.
 
-What needs no event loop and no libp2p; :mod:`node.control.observer` tries the addresses.
+The part without an event loop and libp2p; :mod:`node.control.observer` tries the addresses.
 """
 
 import errno
@@ -22,10 +23,11 @@ from node.reach.interfaces import interface_addresses, leaves_from
 from protos.ask_pb2 import PeersAnswer
 
 LAYERS = ("address", "name", "family", "route", "connect", "proof", "answer")
-"""What has to work before an answer comes, first to last; a finding names the one that failed."""
+"""Steps that have to work before an answer comes, first to last; a finding names the one that
+failed."""
 WATCH_S = 6.5
-"""Longest watch for another user of this identity: records are refreshed every 5 s, those of an
-idle swarm every 20 s."""
+"""Seconds of the longest watch for another user of this identity: records are refreshed every 5 s,
+or every 20 s in an idle swarm."""
 _NOWHERE = {4: ("198.51.100.1", "203.0.113.1"), 6: ("2001:db8::1", "3fff::1")}
 """Documentation addresses: only a default route leads to two of them. Nothing is sent there."""
 
@@ -124,7 +126,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What a command ends with: OK for a warning."""
+        """Exit code of a command with this finding: OK for a warning."""
         return ExitCode.OK if self.ok else self.code
 
     def document(self) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine can be reached and reach others with.
+    """Addresses and routes of this machine.
 
     ``addresses``: interface, address and word for its scope, of every interface that is up.
     ``routes``: for IP version 4 and 6 the address from which packets to the internet leave, "" for
@@ -189,7 +191,7 @@ def unanswered(address: str, layer: str, cause: str) -> Diagnosis:
 
 
 def refused(address: str, error: OSError) -> Diagnosis:
-    """What the operating system says about a connection that failed at once."""
+    """Finding for a connection that failed at once, by the operating system's error."""
     known = _REFUSALS.get(error.errno or 0)
     if known is None:
         return failed(address, "connect", ExitCode.NETWORK, clean(error.strerror or str(error)))
@@ -226,7 +228,8 @@ def no_way(address: str, host: str, here: Machine) -> Diagnosis | None:
     if scope(host) is not Scope.LOOPBACK and version not in here.versions:
         others = [v for v in here.versions if v != version]
         if others and here.routes.get(others[0]):
-            own, other = f"IPv{others[0]}", f"IPv{version}"
+            own = f"IPv{others[0]}"
+            other = f"IPv{version}"
             code = ExitCode.NO_COMMON_FAMILY
             cause = f"this machine has no {other} address, only {own}"
             return failed(address, "family", code, cause, own=own, other=other)
@@ -282,7 +285,8 @@ def verdict(findings: Sequence[Diagnosis]) -> Diagnosis:
     said = f"{len(answered)} of {len(of_addresses)} addresses answer"
     over_udp = [f for f in of_addresses if _place(f.address).quic]
     if over_udp and all(f.code is ExitCode.UDP_BLOCKED for f in over_udp):
-        lost, said = over_udp[0], f"{said}, all over TCP: {over_udp[0].cause}"
+        lost = over_udp[0]
+        said = f"{said}, all over TCP: {over_udp[0].cause}"
         return Diagnosis("", "connect", True, said, lost.effect, lost.fix, lost.code)
     return Diagnosis("", "answer", True, said)
 
@@ -345,15 +349,17 @@ def watch_identity(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Diagnosis | None:
-    """Whether a daemon elsewhere runs as ``me``: it answers whoever we ask, or its record is
-    refreshed as we watch.
+    """Find a daemon elsewhere that runs as ``me``: it answers ``ask``, or its record is refreshed
+    during the watch. Return the finding, None if none is seen.
 
-    For a home whose own daemon does not run. ``ask`` asks the swarm for its peers and may raise
-    NetworkFault; it is called for the last time after ``seconds``, and only once when no record is
-    there or it is lost. None when nobody is seen. A writer whose clock is ahead of the answerer's
-    by more than the age of its records goes unnoticed: they look new at any time.
+    For a home without a running daemon of its own. ``ask`` asks the swarm for its peers and may
+    raise NetworkFault; it is called for the last time after ``seconds`` seconds, and only once if
+    it fails or there is no record. A writer goes unnoticed if its clock is ahead of the answerer's
+    by more than the age of its records: they look new at any time.
     """
-    end, first, last = now() + seconds, None, False
+    end = now() + seconds
+    first = None
+    last = False
     while True:
         try:
             answer = ask()
@@ -379,7 +385,7 @@ def watch_identity(
 
 
 def wrong_clock(ahead: float, peers: int) -> Diagnosis:
-    """This clock is ``ahead`` seconds ahead of the middle one of so many ``peers``."""
+    """This clock is ``ahead`` seconds ahead of the median clock of ``peers`` peers."""
     way = "ahead of" if ahead > 0 else "behind"
     whose = f"the middle one of {peers} peers" if peers > 1 else "the peer"
     cause = f"the clock of this machine is {span(abs(ahead))} {way} that of {whose} that answered"

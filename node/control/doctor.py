@@ -1,4 +1,4 @@
-"""What keeps this machine from a swarm: its own network, the swarm's addresses, clock, key."""
+"""Faults between this machine and a swarm: its own network, the swarm's addresses, clock, key."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ ASKING_S = 0.7
 
 @dataclass(frozen=True)
 class Checkup:
-    """What an examination found, and the seconds it took."""
+    """Findings of an examination, and the seconds it took."""
 
     machine: Machine
     findings: tuple[Diagnosis, ...]
@@ -41,7 +41,7 @@ class Checkup:
 
     @property
     def clock_s(self) -> float | None:
-        """By how many seconds this clock is ahead of the middle one of those that answered."""
+        """Seconds by which this clock is ahead of the median clock of the peers that answered."""
         return clock_of(self.findings)[0]
 
 
@@ -54,14 +54,15 @@ def examine(
     first: bool = False,
     seconds: float = LIMIT_S,
 ) -> Checkup:
-    """Try ``addresses`` (multiaddrs of peers), and look for what goes wrong once one answers.
+    """Try ``addresses`` (multiaddrs of peers), and look for further faults once one answers.
 
-    ``me``: the PeerId of this home, to find out whether a daemon runs with it elsewhere; None: do
-    not, for a daemon runs here. ``admission`` and ``seed``: what a private swarm wants to be shown,
-    and the key to ask with. ``first``: be content with the first address that answers. Takes
-    ``seconds`` at most. Raises UsageFault for what is no multiaddr of a peer.
+    ``me``: the PeerId of this home, to find a daemon elsewhere that runs with it; None: do not
+    look, for a daemon runs here. ``admission`` and ``seed``: the token for a private swarm, and the
+    key to ask with. ``first``: be content with the first address that answers. Takes ``seconds`` at
+    most. Raises UsageFault for text that is no multiaddr of a peer.
     """
-    begin, machine = time.monotonic(), this_machine()
+    begin = time.monotonic()
+    machine = this_machine()
 
     def left(most: float) -> float:
         return max(0.1, min(most, begin + seconds - time.monotonic()))
@@ -70,7 +71,8 @@ def examine(
     if addresses:
         from node.control.observer import PATIENCE_S, ask_first, survey
 
-        ping, whom = Ask(ping=AskPing()), Ask(peers=AskPeers(admission=admission))
+        ping = Ask(ping=AskPing())
+        whom = Ask(peers=AskPeers(admission=admission))
         heard = survey(addresses, [ping, whom], left(PATIENCE_S), seed, first=first)
         answered = [h for h in heard if h.good]
         if first and answered:
@@ -78,11 +80,12 @@ def examine(
             told = {peer_of_address(h.finding.address) for h in heard}
             others = [a for a in addresses if peer_of_address(a) not in told]
             if others and any(abs(h.finding.clock_s or 0.0) > CLOCK_S for h in heard):
-                # Where others can be asked, one peer does not decide whose clock is wrong.
+                # If others can be asked, one peer does not decide which of two clocks is wrong.
                 heard += survey(others, [ping], left(PATIENCE_S), seed)
         findings = [h.finding for h in heard]
         if me is not None and answered:
-            place, known = answered[0].finding.address, [answered[0].answers[1].peers]
+            place = answered[0].finding.address
+            known = [answered[0].answers[1].peers]
             calling = Ask(peers=AskPeers(admission=admission, call=me))
 
             def peers() -> PeersAnswer:
@@ -97,8 +100,8 @@ def examine(
 
 
 def daemon_lines(report: ReachReport) -> list[str]:
-    """For people: how others reach the daemon that runs here, and what it tried towards each of
-    them."""
+    """Lines for people: how others reach the daemon that runs here, and its attempts to reach each
+    of them."""
     ports = ", ".join(f"{name} {port}" for name, port in sorted(report.ports.items()))
     lines = [f"the daemon here: {report.reachable}", f"  {'ports':10} {ports}"]
     lines += [f"  {'address':10} {clean(address)}" for address in report.addresses]
@@ -160,7 +163,8 @@ def checkup_document(checkup: Checkup) -> dict[str, Any]:
 
 def checkup_lines(checkup: Checkup) -> list[str]:
     """For people, 80 columns wide where addresses allow it."""
-    machine, chosen = checkup.machine, checkup.verdict
+    machine = checkup.machine
+    chosen = checkup.verdict
     lines = ["this machine"]
     lines += [f"  {name:10} {address:28} {scope}" for name, address, scope in machine.addresses]
     lines += [

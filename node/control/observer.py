@@ -66,21 +66,21 @@ PROTOCOL = TProtocol("/tutti/ask/1")
 MAX_MESSAGE = 1 << 20
 """Bytes of a question or an answer."""
 PATIENCE_S = ATTEMPT_S
-"""All addresses together have so long."""
+"""Seconds for all addresses together."""
 QUIC_AFTER_S = 1.5
 """Seconds until QUIC is tried, if no TCP address has answered and nothing at the peer's TCP
 addresses speaks libp2p."""
 GRACE_S = 2.0
-"""In a survey the others have so long after the first address has answered."""
+"""Seconds that a survey gives the other addresses after the first one has answered."""
 NAME_S = 5.0
-"""Longest wait for the addresses behind a name."""
+"""Seconds of the longest wait for the addresses behind a name."""
 GREETING_S = 1.0
-"""For a service that is no peer to say what it is."""
+"""Seconds for another kind of service to greet."""
 CLOSING_S = 1.0
-"""Longest wait for an orderly end of the connection."""
+"""Seconds of the longest wait for an orderly end of the connection."""
 HOSTS_OF_A_NAME = 4
 _HELLO = b"\x13/multistream/1.0.0\n"
-"""What both sides of a libp2p connection over TCP say first."""
+"""First bytes of both sides of a libp2p connection over TCP."""
 _BROKEN = (
     BaseLibp2pError,
     QUICError,
@@ -90,20 +90,20 @@ _BROKEN = (
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
-"""What a conversation that comes apart raises."""
+"""Exceptions of a conversation that breaks off."""
 
 
 @dataclass(frozen=True)
 class AddressAnswers:
-    """What came of one address, and the answers, one for each question, when it works."""
+    """Finding for one address, and its answers, one for each question, if it works."""
 
     finding: Diagnosis
     answers: tuple[Answer, ...] = ()
 
     @property
     def good(self) -> bool:
-        """Whether the first question was answered with more than a refusal, by a peer that speaks
-        a protocol version that is spoken here."""
+        """True if the first answer is no refusal, and comes from a peer that speaks a protocol
+        version that is spoken here."""
         return (
             bool(self.answers)
             and self.answers[0].WhichOneof("answer") != "refusal"
@@ -117,10 +117,10 @@ def ask_first(
     """Ask the node at ``multiaddrs`` (each ending in /p2p/ and its PeerId), all at the same time:
     the first good answer wins, a refusal included, the others are given up.
 
-    The connection is encrypted and proves the PeerId. ``timeout`` seconds in all. Raises UsageFault
-    for what is no multiaddr of a peer, NetworkFault naming every address with what went wrong
-    there. Not for use inside an event loop: it runs its own. ``seed`` are the 32 bytes of the
-    Ed25519 key to ask as; None: of a new one.
+    The connection is encrypted and proves the PeerId. ``timeout`` seconds in all. ``seed``: the 32
+    bytes of the Ed25519 key to ask as; None: a new one. Raises UsageFault for text that is no
+    multiaddr of a peer, NetworkFault with the fault of every address. Not for use inside an event
+    loop: it runs its own.
     """
     heard = survey(multiaddrs, [question], timeout, seed, first=True)
     answered = [h for h in heard if h.answers]
@@ -138,13 +138,14 @@ def survey(
     *,
     first: bool = False,
 ) -> list[AddressAnswers]:
-    """Try all addresses at the same time, with all questions on one connection; what came of each
-    address.
+    """Try all addresses at the same time, with all questions on one connection. Return the finding
+    and the answers of each address.
 
-    ``first``: give the others up when one has given a good answer to the first question, and those
-    of a peer that has refused it; what is told of them then means nothing. QUIC waits a moment for
-    TCP. Otherwise QUIC is tried at once, and the others get a few seconds more. Never more than
-    ``timeout`` seconds. Raises UsageFault as :func:`ask_first` does.
+    ``first``: give the other addresses up when one has given a good answer to the first question,
+    and a peer's other addresses when it has refused; findings of addresses that were given up mean
+    nothing. QUIC waits a moment for TCP then. Otherwise QUIC is tried at once, and the others get a
+    few seconds more. Never more than ``timeout`` seconds. Raises UsageFault as :func:`ask_first`
+    does.
     """
     if not multiaddrs:
         raise UsageFault(
@@ -196,7 +197,9 @@ class _Survey:
         first: bool,
     ) -> None:
         self._raw = [question.SerializeToString() for question in questions]
-        self._timeout, self._seed, self._first = timeout, seed, first
+        self._timeout = timeout
+        self._seed = seed
+        self._first = first
         self._here: Machine = this_machine()
         self._found: dict[str, list[AddressAnswers]] = {address: [] for address in addresses}
         self._tcp = {
@@ -216,7 +219,8 @@ class _Survey:
         return [_best(found) for found in self._found.values()]
 
     async def _try(self, address: str) -> None:
-        place, begin = endpoint_of(address), trio.current_time()
+        place = endpoint_of(address)
+        begin = trio.current_time()
         found = self._found[address]
         if place is None:
             found.append(AddressAnswers(not_tried(address)))
@@ -269,7 +273,8 @@ class _Survey:
 
     async def _dial(self, trial: _Trial) -> None:
         """One IP address: what came of it is added to the findings, also when the time is over."""
-        address, begin = trial.address, trial.at
+        address = trial.address
+        begin = trial.at
         finding = no_way(address, trial.host, self._here)
         try:
             if finding is None and trial.place.quic:
@@ -295,7 +300,8 @@ class _Survey:
 
     def _shorten(self, address: str, heard: AddressAnswers) -> None:
         """One address has answered: how long the others are still waited for."""
-        now, peer = trio.current_time(), peer_of_address(address)
+        now = trio.current_time()
+        peer = peer_of_address(address)
         for other, scope in self._scopes.items():
             if not self._first:
                 scope.deadline = min(scope.deadline, now + GRACE_S)
@@ -316,7 +322,9 @@ class _Survey:
     async def _converse(self, trial: _Trial) -> Diagnosis | None:
         """One connection, one stream for each question. None when all are answered, or time was
         over."""
-        place, host, peer = trial.place, trial.host, ID.from_string(peer_of_address(trial.address))
+        place = trial.place
+        host = trial.host
+        peer = ID.from_string(peer_of_address(trial.address))
         literal = Endpoint("ip6" if ":" in host else "ip4", host, place.port, place.quic)
         finding = None
         try:
@@ -340,7 +348,7 @@ class _Survey:
 
 
 def _best(found: Sequence[AddressAnswers]) -> AddressAnswers:
-    """Of several IP addresses behind one name the one that answered, or came nearest to it."""
+    """Choose among the IP addresses behind one name: the one that answered, or came nearest."""
     chosen = verdict([heard.finding for heard in found])
     return next((h for h in found if h.answers or h.finding is chosen), found[0])
 
@@ -351,7 +359,9 @@ def protocols_of(answer: Answer) -> Protocols:
 
 
 def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagnosis:
-    said, who, clock = answers[0].WhichOneof("answer"), "", None
+    said = answers[0].WhichOneof("answer")
+    who = ""
+    clock = None
     for answer in answers:
         if answer.WhichOneof("answer") == "ping":
             who = f" by {clean(answer.ping.name, 40)}, version {clean(answer.ping.version, 20)}"
@@ -391,9 +401,9 @@ def _broke(trial: _Trial, why: str) -> Diagnosis:
 
 
 async def _connect(trial: _Trial) -> bytes:
-    """Whether a TCP connection can be made, and the first bytes that come back; b"" when none do in
-    a moment. py-libp2p makes its own: it does not say how making one failed, and of what is no peer
-    only that a message is wrong.
+    """Make a TCP connection, and return the first bytes that come back; b"" when none do in a
+    moment. py-libp2p makes its own connection, but reports neither how making it failed nor which
+    service speaks there, only that a message is wrong.
 
     Raises OSError as the system gives it.
     """
@@ -408,15 +418,15 @@ async def _connect(trial: _Trial) -> bytes:
 
 
 def other_service(address: str, greeting: bytes) -> Diagnosis | None:
-    """The finding for an address where something speaks that is no peer; None for a peer, and for
-    who says nothing."""
+    """The finding for an address where another kind of service speaks; None for a peer, and for a
+    silent one."""
     if not greeting or greeting.startswith(_HELLO):
         return None
     known = {
         b"SSH-": "an SSH server",
         b"HTTP/": "a web server",
         b"220": "a mail or FTP server",
-        # An alert, the answer of TLS to what is no TLS.
+        # An alert, which TLS answers to bytes of other protocols.
         b"\x15\x03": "a TLS server (the gRPC port of a peer is one)",
     }
     who = next(
@@ -460,10 +470,10 @@ def _host(timeout: float, seed: bytes | None = None, *, quic: bool = False) -> I
         connection_config=ConnectionConfig(
             dial_timeout=timeout,
             outbound_upgrade_timeout=timeout,
-            # else it keeps dialling whoever it has heard of until it has as many as the mean of the
+            # Else it keeps dialling the peers it has heard of until it has the mean of the two
+            # watermarks of connections, and races our own dial with a second connection that
+            # outlives the first.
             min_connections=0,
-            # two watermarks, and races our own dial with a second connection that outlives the
-            # first
             low_watermark=0,
             high_watermark=1,
         ),

@@ -62,7 +62,7 @@ class Pledges:
         its resident set if that is larger. Removes pledges of daemons that have ended. Blocks as
         :meth:`alone`."""
         total = 0
-        # A pledge that is being made looks like that of a daemon that has ended.
+        # An unfinished pledge looks like the pledge of a daemon that has ended.
         with self.alone(), contextlib.suppress(OSError):
             self._prepare()
             for path in self._folder.iterdir():

@@ -17,7 +17,9 @@ from node.core.tasks import Tasks
 from node.telemetry.events import LEVELS, Event, Journal, Subscription
 from protos import ask_pb2, control_pb2, control_pb2_grpc
 
-MAX_PINGS, MAX_HISTORY, MAX_TOKENS = 1000, 10_000, 4096
+MAX_PINGS = 1000
+MAX_HISTORY = 10_000
+MAX_TOKENS = 4096
 
 
 class Window(Protocol):
@@ -50,7 +52,7 @@ class Window(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish what is in flight, hand over, withdraw, and let the daemon end. Raises
+        """Finish the work in flight, hand over, withdraw, and let the daemon end. Raises
         TimedOut."""
         ...
 
@@ -65,7 +67,7 @@ class Window(Protocol):
     def evaluate(
         self, request: control_pb2.EvaluateRequest
     ) -> AsyncIterator[control_pb2.Evaluated]:
-        """One message for each choice of missing stages, that of ``leave_out`` first."""
+        """One message for each choice of missing stages, ``leave_out`` first."""
         ...
 
     def export(self, request: control_pb2.ExportRequest) -> AsyncIterator[control_pb2.Event]:
@@ -85,7 +87,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     """Answers the command line and the monitor from a :class:`Window`."""
 
     def __init__(self, window: Window, path: Path) -> None:
-        self._window, self.path = window, path
+        self._window = window
+        self.path = path
         self._server: grpc.aio.Server | None = None
         self._tasks = Tasks("control")
         self._inode = -1
@@ -154,7 +157,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             size=MAX_HISTORY, level=level, last=min(request.last, MAX_HISTORY)
         ) as feed:
             if not request.follow:
-                feed.close()  # what is unread can still be read
+                feed.close()  # unread events can still be read
             async for event in feed:
                 yield as_event(event)
 

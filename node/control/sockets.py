@@ -10,8 +10,9 @@ from typing import Any
 
 from node.core.errors import ExitCode, Refused
 
-CODE_KEY, NEXT_KEY = "tutti-exit-code", "tutti-next-step-bin"
-"""Trailing metadata that carries a LocalFault to the command line whole."""
+# Trailing metadata that carries a LocalFault to the command line whole.
+CODE_KEY = "tutti-exit-code"
+NEXT_KEY = "tutti-next-step-bin"
 
 
 def carried(error: Any, otherwise: ExitCode) -> tuple[str, ExitCode] | None:
@@ -29,7 +30,7 @@ def clear_stale(path: Path) -> None:
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return  # who has to make the directory says what is in the way
+        return  # the code that makes the directory reports a file in its place
     if not stat.S_ISSOCK(status.st_mode):
         raise Refused(f"{path} is in the way and is not a socket", "move it away")
     pid = listener(path)

@@ -1,5 +1,5 @@
-"""What an operator reads: status, peers, the banner at start, the picture of a whole swarm; made of
-what daemons say of themselves. For 80 columns; pure."""
+"""Text that an operator reads: status, peers, the banner at start, the picture of a whole swarm;
+made from daemons' reports of themselves. For 80 columns; pure."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ MARK = {
 
 
 def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
-    """One screen about one daemon. What is not known yet is left out, never made up. ``verbose``:
-    with the parts of its memory."""
+    """One screen about one daemon. Facts that are not known yet are left out, never made up.
+    ``verbose``: with the parts of its memory."""
     lines = [_headline(s)]
     if not s.healthy:
         lines.append(_line("  cause", clean(s.reason, 400) or "not said", "yellow"))
@@ -196,8 +196,8 @@ LABEL = 10
 
 def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
     """The lines of ``status`` wrapped at words to ``width`` columns, under the beginning of their
-    text. More than ``height`` rows (0: any number) lose whole facts, the least important first;
-    what is wrong and what to do about it stays."""
+    text. Whole facts are dropped to fit ``height`` rows (0: any number), the least important first;
+    the fault and its next step stay."""
     width = max(30, width)
     facts: list[tuple[str, list[Text]]] = []
     for i, line in enumerate(lines):
@@ -372,7 +372,8 @@ def _table(*columns: tuple[str, dict[str, Any]]) -> Table:
 def in_order(answer: PeersAnswer, sort: str = "stage") -> list[PeerLine]:
     """The peers in sight as ``SORTS`` says; where cells lead themselves, cell by cell, the own one
     first."""
-    first, then = cell_order(answer), SORTS[sort]
+    first = cell_order(answer)
+    then = SORTS[sort]
     return sorted(answer.peers, key=lambda p: (first(p), then(p)))
 
 
@@ -422,7 +423,7 @@ def cover_words(answer: PeersAnswer) -> Text:
 
 
 def other_cells_words(answer: PeersAnswer) -> str:
-    """What there is to say of the cells besides the one whose cover is shown; "" for nothing."""
+    """Sentence on the cells besides the one whose cover is shown; "" if there are none."""
     number, lack = other_cells(answer)
     if not number:
         return ""
@@ -433,7 +434,7 @@ def other_cells_words(answer: PeersAnswer) -> str:
 
 
 def incompatible_peers(answer: PeersAnswer) -> dict[Protocols, list[PeerLine]]:
-    """Peers in sight without a protocol version that is spoken here, by what they speak."""
+    """Peers in sight that share no protocol version with this tutti, by their versions."""
     found: dict[Protocols, list[PeerLine]] = {}
     for p in answer.peers:
         with contextlib.suppress(WireError):
@@ -513,7 +514,8 @@ def paths_words(paths: Mapping[str, int]) -> str:
 
 
 def ping_lines(report: PingReport) -> list[str]:
-    """What was tried, one line a round trip and the sum; the reason when nothing came back."""
+    """Lines on a ping: the ways tried, each round trip and the sum; the reason when nothing came
+    back."""
     who = named(PeerId(clean(report.peer, 80)), clean(report.name, 40))
     path = clean(report.path, 10) or "unknown path"
     if report.via:
@@ -532,8 +534,8 @@ def ping_lines(report: PingReport) -> list[str]:
 
 
 def missing_words(m: Missing) -> str:
-    """Which block stages are left out and why: "without block stages 5, 6 (as asked) and 3 (nobody
-    answers), of 8"."""
+    """Block stages that are left out, with the reason: "without block stages 5, 6 (as asked) and 3
+    (nobody answers), of 8"."""
     parts = [
         f"{', '.join(map(str, stages))} ({why})"
         for stages, why in ((m.asked, "as asked"), (m.dead, "nobody answers"))
@@ -554,7 +556,8 @@ def mean_loss(found: Sequence[Evaluated]) -> float:
 def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
     """One line a choice of missing stages; beside the first the perplexity of the others over its
     own, and their mean."""
-    whole, others = found[0].loss, found[1:]
+    whole = found[0].loss
+    others = found[1:]
     rows = [(missing_words(f.missing), f.loss) for f in found]
     if (before := found[0].loss_before) and not others:
         rows.append(("before training", before))
@@ -637,9 +640,9 @@ def banner(
     home_flag: str = "",
     everywhere: bool = False,
 ) -> list[str]:
-    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is "
-    --home DIR" when not the default; ``everywhere``: it listens on all addresses; ``only_on``: as
-    for :func:`invite_note`."""
+    """Lines that a daemon prints when it starts; empty values leave their line out. ``home_flag``
+    is " --home DIR" when not the default; ``everywhere``: it listens on all addresses; ``only_on``:
+    as for :func:`invite_note`."""
     solo_note = "   a solo swarm: every stage runs on this machine until others join"
     heard = "listening on one address only, as --listen says" if listening else ""
     if everywhere:
@@ -693,8 +696,9 @@ def consent_lines(
     traffic: Sequence[str] = (),
     width: int = 80,
 ) -> list[str]:
-    """What a person accepts who joins: whose swarm, what is trained on what, what goes over the
-    line, what others see. No line is wider than ``width``, unless a word is."""
+    """Terms that a person accepts by joining: the swarm's owner, the model and its data, the
+    traffic over the line, the facts that others see. No line is wider than ``width``, unless a word
+    is."""
     signature = f"signed by its owner {owner}" if signed else "NOT SIGNED"
     lines = [
         _plain(
@@ -735,8 +739,8 @@ def swarm_picture(
     """A whole swarm: loss curve, a row for each replica of each stage, where its time goes, whether
     replicas agree.
 
-    Never more than ``height`` lines nor ``width`` columns. A peer known to be gone is a snapshot
-    whose state is "lost".
+    Never more than ``height`` lines nor ``width`` columns. A peer that is gone is a snapshot in
+    state "lost".
     """
     # The peer furthest ahead speaks for the swarm's curve.
     s = max(snapshots, key=lambda s: (s.epoch, len(s.loss_history), s.tokens), default=Snapshot())
@@ -919,7 +923,7 @@ def _window(c: CellLine, number: int) -> str:
 
 
 def _change(c: ChangeLine) -> list[tuple[str, str]]:
-    """What cells go by, and what the owner has signed and no plan is under yet."""
+    """Rules that cells go by, and the owner's newer change if no plan is under it yet."""
     by = f"the owner's change {c.in_force}" if c.in_force else "the manifest"
     coming = f"change {c.revision} comes into force with the next plan"
     return [
@@ -1001,20 +1005,20 @@ def _plain(label: str, value: str) -> str:
 
 
 def cover(answer: PeersAnswer) -> dict[int, int]:
-    """Working replicas of every stage, 0 (ends) to the last, so that a hole shows as 0; where cells
-    lead themselves those of the own cell, if whoever answers has one."""
+    """Working replicas of every stage, 0 (ends) to the last, so that a hole shows as 0. Where cells
+    lead themselves and the answerer has one, only its own cell counts."""
     own = _own_cell(answer)
     live = Counter(p.stage for p in _working(answer) if not own or p.cell == own)
     return {stage: live[stage] for stage in range(max([answer.swarm.stages, *live]) + 1)}
 
 
 def has_cells(answer: PeersAnswer) -> bool:
-    """Whether the run has cells that lead themselves."""
+    """Return True if the run has cells that lead themselves."""
     return any(p.cell for p in answer.peers)
 
 
 def other_cells(answer: PeersAnswer) -> tuple[int, int]:
-    """How many cells there are besides the own one, and in how many of them nobody works for some
+    """Number of cells besides the own one, and the number of them that lack a working peer for some
     stage."""
     own = _own_cell(answer)
     there = {p.cell for p in answer.peers if p.cell and p.cell != own and p.state not in GONE}
@@ -1038,7 +1042,7 @@ def _working(answer: PeersAnswer) -> Iterable[PeerLine]:
 
 
 def by_stage(snapshots: Iterable[Snapshot], stages: int) -> dict[int, list[Snapshot]]:
-    """Who hosts what, by name; a block stage of which there is nobody has an empty list."""
+    """Snapshots of each stage's hosts, by name; a block stage without a host has an empty list."""
     found: dict[int, list[Snapshot]] = {stage: [] for stage in range(1, stages + 1)}
     for snapshot in sorted(snapshots, key=lambda s: (s.stage, s.name, s.peer)):
         if snapshot.role != "rendezvous":

@@ -109,8 +109,8 @@ class App(typer.Typer):
         )
 
     def built(self, words: Sequence[str]) -> click.Command:
-        """What reads the line ``words``. Where they begin with a verb there is only that one: to
-        make all takes longer than most of them do."""
+        """Command that reads the line ``words``. If they begin with a verb, it has only that verb:
+        making all commands takes longer than most of them run."""
         name = next((word for word in words if not word.startswith("-")), "")
         commands = [
             c
@@ -121,7 +121,8 @@ class App(typer.Typer):
         if not (commands or groups):
             return typer.main.get_command(self)
         part = copy.copy(self)
-        part.registered_commands, part.registered_groups = commands, groups
+        part.registered_commands = commands
+        part.registered_groups = groups
         return typer.main.get_command(part)
 
     def command(self, name: str | None = None, **how: Any) -> Any:

@@ -102,7 +102,8 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
     points = resample(values, width)
     if not points or height < 1:
         return [""] * max(0, height)
-    low, high = min(points), max(points)
+    low = min(points)
+    high = max(points)
     reach = high - low
     steps = [1 + round((v - low) / reach * (8 * height - 1)) if reach > 0 else 4 for v in points]
     return [
@@ -117,7 +118,9 @@ def stacked(shares: Sequence[float], glyphs: Sequence[str], width: int) -> list[
     total = sum(s for s in shares if s > 0)
     if total <= 0:
         return [""] * len(shares)
-    runs, done, so_far = [], 0, 0.0
+    runs = []
+    done = 0
+    so_far = 0.0
     for share, glyph in zip(shares, glyphs, strict=True):
         so_far += max(0.0, share)
         edge = round(so_far / total * width)

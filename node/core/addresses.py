@@ -5,16 +5,16 @@ from enum import IntEnum
 
 
 class Scope(IntEnum):
-    """Who can dial an address; smaller is wider."""
+    """The peers that can dial an address; a smaller value is a wider scope."""
 
     PUBLIC = 0
-    """Everybody. Host names count as public: what they stand for is not known here."""
+    """Every peer. Host names count as public, because their addresses are not known here."""
     RELAYED = 1
-    """Everybody, through a libp2p relay."""
+    """Every peer, through a libp2p relay."""
     PRIVATE = 2
-    """Who is in the same private network, or behind the same provider (100.64.0.0/10, RFC 6598)."""
+    """Peers in the same private network, or behind the same provider (100.64.0.0/10, RFC 6598)."""
     LINK = 3
-    """Who is on the same link."""
+    """Peers on the same link."""
     LOOPBACK = 4
     """This machine only."""
 

@@ -1,8 +1,8 @@
-"""hivemind's packages without what ``import hivemind`` loads besides: its averager, optimizer and
-experts, and scipy with them.
+"""hivemind's packages, imported without the rest that ``import hivemind`` loads: its averager, its
+optimizer, its experts, and scipy with them.
 
-Of hivemind a daemon uses its p2p adapter and its DHT. Its ``__init__`` costs every process another
-0.8 s of processor time and 50 MB. Import this before anything of hivemind.
+A daemon uses only hivemind's p2p adapter and its DHT. hivemind's ``__init__`` costs every process
+another 0.8 s of processor time and 50 MB. Import this before anything of hivemind.
 """
 
 import importlib
@@ -23,7 +23,8 @@ def lay_bare(name: str, needed: Sequence[str] = ()) -> None:
     spec = None if name in sys.modules else importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
         return
-    package, loader = importlib.util.module_from_spec(spec), spec.loader
+    package = importlib.util.module_from_spec(spec)
+    loader = spec.loader
 
     def wanted(attribute: str) -> Any:
         # what inspectors ask of every module

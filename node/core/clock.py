@@ -41,7 +41,9 @@ class Since:
     """The wall clock was set when the two ways to count differ by more."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._now, self._wall = clock, clock.now(), clock.wall()
+        self._clock = clock
+        self._now = clock.now()
+        self._wall = clock.wall()
 
     def wall(self) -> float:
         counted = self._clock.wall() - (self._clock.now() - self._now)

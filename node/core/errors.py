@@ -59,7 +59,9 @@ class PeerFault(TuttiError):
 
     def __init__(self, peer: PeerId, reason: str, weight: float = 0.0) -> None:
         super().__init__(f"peer {short(peer)}: {reason}")
-        self.peer, self.reason, self.weight = peer, reason, weight
+        self.peer = peer
+        self.reason = reason
+        self.weight = weight
 
 
 class WireError(TuttiError, ValueError):
@@ -83,7 +85,9 @@ class LocalFault(TuttiError):
         details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(what)
-        self.what, self.next_step, self.details = what, next_step, details or {}
+        self.what = what
+        self.next_step = next_step
+        self.details = details or {}
         if code is not None:
             self.code = code
 
@@ -96,22 +100,21 @@ class UsageFault(LocalFault):
 
 
 def refuse(*faults: tuple[object, str, str]) -> None:
-    """Raises UsageFault for the first of these (whether it is so, what is wrong, the next step)
-    that is so."""
+    """Raises UsageFault for the first fault that is true. ``faults``: for each, a value that is
+    true if it is there, the sentence on it, and the next step."""
     for wrong, what, next_step in faults:
         if wrong:
             raise UsageFault(what, next_step)
 
 
 class TooNew(UsageFault):
-    """What the user gave was made by a newer tutti, which this one must be updated to."""
+    """The user's input was made by a newer tutti, and this one must be updated to it."""
 
     code = ExitCode.PROTOCOL
 
 
 class Removed(UsageFault):
-    """What the user gave names something that tutti had once. ``next_step`` says what to use
-    instead."""
+    """The user's input names something that tutti had once. ``next_step`` names its replacement."""
 
 
 class NotRunning(LocalFault):
@@ -154,8 +157,8 @@ def writing(
     kind: type[LocalFault] = LocalFault,
     errors: tuple[type[Exception], ...] = (OSError,),
 ) -> Iterator[None]:
-    """What keeps ``what`` from being written is raised as OutOfResources when the disk is full, as
-    ``kind`` with ``next_step`` otherwise. ``errors``: what the writer raises."""
+    """Context for writing ``what``: an error of the writer is raised as OutOfResources if the disk
+    is full, as ``kind`` with ``next_step`` otherwise. ``errors``: exceptions of the writer."""
     try:
         yield
     except errors as e:
@@ -171,13 +174,13 @@ class StepFault(LocalFault):
 
 
 class DeviceLost(LocalFault):
-    """One of the devices of this box is gone, or its process, and with it what it held: the daemon
+    """One of the devices of this box is gone, or its process, and its memory with it: the daemon
     must start again."""
 
     code = ExitCode.RESTART_WANTED
 
 
 class TimedOut(LocalFault):
-    """What was waited for did not happen in time."""
+    """The awaited event did not happen in time."""
 
     code = ExitCode.TIMED_OUT

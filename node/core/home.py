@@ -1,5 +1,5 @@
-"""Where the files of one peer are, the socket its daemon listens on, and how a file is kept for
-good. Beside the settings the only reader of the environment."""
+"""Paths of one peer's files, the socket its daemon listens on, and a write that survives a power
+cut. Only this module and the settings read the environment."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Who and which: the identifiers that travel between packages."""
+"""Identifiers that travel between packages."""
 
 import hashlib
 from collections.abc import Collection
@@ -15,7 +15,8 @@ CellId = NewType("CellId", str)
 """The name of a cell: peers that hold every stage of the model between them. Lower-case hex digits;
 empty in a run that has one cell only."""
 
-NO_CELL, CELL_DIGITS = CellId(""), 16
+NO_CELL = CellId("")
+CELL_DIGITS = 16
 
 ENDS = 0
 """Stage number of the ends (embedding, final norm, head, data). Block stages are 1..S."""
@@ -55,7 +56,7 @@ def child_cell(parent: CellId, lineage: str, term: int) -> CellId:
 
 
 def is_cell(text: str) -> bool:
-    """Whether this is the name of a cell, or empty: of a run that has one cell only."""
+    """Return True for the name of a cell, and for "", the cell of a run that has one cell only."""
     return not text or (len(text) == CELL_DIGITS and set(text) <= set("0123456789abcdef"))
 
 

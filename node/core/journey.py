@@ -93,13 +93,13 @@ class Partner:
 
 @dataclass(frozen=True)
 class Window:
-    """What a plan says of the rounds with other cells, where every cell has a leader of its own.
+    """The part of a plan about the rounds with other cells, where every cell has its own leader.
 
     ``number``: 0, or the window in which the cell gives the parameters that this plan starts from;
-    ``partners`` are then the other cells of its group, and what they give is waited for
-    ``within_s`` seconds. ``means``: in an outer round (``outer`` is the window), by stage the
-    digest of the mean that its members put in place; a stage that is not in it keeps what it has.
-    ``copies``: the cell gives nothing; it takes what its partners make, whose anchor it lacks.
+    ``partners``: then the other cells of its group; ``within_s``: seconds to wait for their
+    parameters. ``means``: in an outer round (``outer`` is the window), the digest of the mean that
+    the members put in place, by stage; a stage that is missing keeps its parameters. ``copies``:
+    the cell gives nothing, because it lacks its partners' anchor; it takes the mean that they make.
     """
 
     number: int = 0
@@ -114,11 +114,18 @@ _NO_SUMS: tuple[None, dict[str, Any]] = (None, {})
 """A field of every plan of a cell, which a strategy used that is no more. The hash of a plan, and
 with it every lineage, covers it."""
 
-MOST_PEERS, MOST_PARTS, MOST_PATHS = 2048, 1 << 16, 1 << 18
-"""Peers, parts and paths that a plan names: twice the members of the largest cell that a directory
-shows, the parameters of a model of 4,096 layers, and more paths than fit into 4 MiB."""
-MOST_STAGES_TOLD, MOST_PARTNERS, MOST_HOSTS = 4097, 64, 16
-"""Stages that a plan tells of, partners in a window, hosts of a stage and addresses of a host."""
+MOST_PEERS = 2048
+"""Peers that a plan names at most: twice the members of the largest cell that a directory shows."""
+MOST_PARTS = 1 << 16
+"""Parts that a plan names at most: the parameters of a model of 4,096 layers."""
+MOST_PATHS = 1 << 18
+"""Paths that a plan names at most: more than fit into 4 MiB."""
+MOST_STAGES_TOLD = 4097
+"""Stages that a plan names at most."""
+MOST_PARTNERS = 64
+"""Most partners in a window."""
+MOST_HOSTS = 16
+"""Most hosts of a stage, and most addresses of a host."""
 MOST_LISTS = 3 * MOST_PATHS
 """Lists and objects in the JSON of a plan: a path has four and takes some 30 bytes. An empty list
 takes 56 bytes in memory."""
@@ -136,11 +143,11 @@ ENTRIES = {
 
 @dataclass(frozen=True)
 class Electorate:
-    """Whose votes commit the version that a plan makes. ``voters``: of this plan, in the order in
-    which they take over the lead; of two exact halves the one with the first voter decides.
-    ``elders``: the voters of the plan before; a majority of them is needed too. ``orphan``: too few
-    voters were left, and the others went on without a majority; a majority of ``elders`` ends
-    that."""
+    """The peers that vote on the version that a plan makes. ``voters``: voters of this plan, in the
+    order in which they take over the lead; of two exact halves the one with the first voter
+    decides. ``elders``: the voters of the plan before; a majority of them is needed too.
+    ``orphan``: too few voters were left, and the others went on without a majority; a majority of
+    ``elders`` ends that."""
 
     voters: tuple[PeerId, ...] = ()
     elders: tuple[PeerId, ...] = ()
@@ -209,16 +216,16 @@ class Plan:
     ``digests``     of the base, by stage
     ``cursor``      the sampler before this epoch takes its samples, over the cell's positions
     ``tokens``      counted in the whole history of the base
-    ``stood``       stage to version: where nobody had a stage in the epochs before the base, its
-                    parameters are those of that older version; it has members again, or paths
-                    still go around it
+    ``stood``       stage to version: no peer had the stage in the epochs before the base, so its
+                    parameters are still those of this older version; now it has members again, or
+                    paths still go around it
     ``outer``       0, or the window whose mean this epoch puts in place, without micro-batches
     ``window``      the rounds with other cells, see :class:`Window`
-    ``electorate``  who votes, see :class:`Electorate`
+    ``electorate``  the voters, see :class:`Electorate`
     ``change``      the owner's signed change to how cells average, "" for none
     ``cell_id``     this cell, where a run has several
-    ``parent``      only in a plan that founds a cell: the cell whose leader signs it; members are
-                    those of the new cell, owners those of the parent, and nobody trains by it
+    ``parent``      only in a plan that founds a cell: the cell of the leader that signs it; members
+                    are the new cell's, owners the parent's, and nobody trains by it
     ``founds``      a cell founded from the same base; its members fetch optimizer state from here
 
     For operators: ``loss`` of the epoch before and ``loss_val`` of the last evaluation in nats per
@@ -431,7 +438,8 @@ def lineage(value: Any) -> str:
     return value
 
 
-_LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
+_LINEAGE = 32
+_HEX = frozenset("0123456789abcdef")
 
 
 def _window(body: Any) -> Window:

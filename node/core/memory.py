@@ -3,20 +3,22 @@
 Freed memory is kept, because the next round takes the same amount again. glibc gives blocks above a
 threshold, and the end of its heaps, back to the system at once; taking them anew, a page at a time,
 was a quarter of the processor time of averaging 64 MiB. The price is memory that stays with an idle
-process: as much as its busiest moment took, and the holes.
+process: the amount of its busiest moment, and the holes.
 """
 
 import contextlib
 import ctypes
 
-TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
-"""Parameters of mallopt(3)."""
+# Parameters of mallopt(3).
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+ARENA_MAX = -8
 LARGEST = 1 << 25
 """Bytes below which blocks are kept; glibc takes no more than this."""
 SCARCE = 1 << 20
-"""The same where memory is scarce. A block of its own leaves no hole that nothing else fits into:
-at ``LARGEST``, holes took as much again as a stage of 16 MiB and its activations. Forward, backward
-and step of that stage took a third longer."""
+"""The same where memory is scarce. A block of its own leaves no hole that nothing else fits into.
+At ``LARGEST``, holes doubled the memory of a stage of 16 MiB and its activations. At this value,
+forward, backward and step of that stage took a third longer."""
 
 
 def keep_freed(below: int = LARGEST) -> bool:

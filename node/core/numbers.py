@@ -29,11 +29,13 @@ def few(told: S, most: int, what: str) -> S:
 
 def human(size: float) -> str:
     """Bytes for people: "9.8 GiB"."""
-    value, unit = size, "B"
+    value = size
+    unit = "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
             break
-        value, unit = value / 1024, bigger
+        value = value / 1024
+        unit = bigger
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 

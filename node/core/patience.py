@@ -29,23 +29,26 @@ GAP_S = 1.0
 """Longest time between two timers of a running process; a longer gap is a delay."""
 KNOWN = 1024
 """Kinds of answers that are remembered, the newest."""
-GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 4, 4.0
+GAIN = 1 / 8
+DEVIATION_GAIN = 1 / 4
+DEVIATIONS = 4.0
 
 
 @dataclass(slots=True)
 class Took:
-    """What one kind of answer took: smoothed mean and mean deviation, seconds."""
+    """Measured answer times of one kind: smoothed mean and mean deviation, in seconds."""
 
     mean: float = 0.0
     deviation: float = 0.0
     count: int = 0
 
     def add(self, seconds: float) -> None:
-        """One more; what is negative or not finite is none."""
+        """Add one answer time; a negative or infinite number is ignored."""
         if not 0 <= seconds < math.inf:
             return
         if not self.count:
-            self.mean, self.deviation = seconds, seconds / 2
+            self.mean = seconds
+            self.deviation = seconds / 2
         else:
             self.deviation += DEVIATION_GAIN * (abs(seconds - self.mean) - self.deviation)
             self.mean += GAIN * (seconds - self.mean)
@@ -121,8 +124,8 @@ class Patience:
         return known.mean if known else 0.0
 
     def within(self, what: Hashable, floor_s: float, now: float) -> float:
-        """Seconds to wait for an answer of this kind: what is expected with room to spare, never
-        less than ``floor_s``, and what this process runs late on top."""
+        """Seconds to wait for an answer of this kind: the expected time with room to spare, at
+        least ``floor_s``, and the lateness of this process on top."""
         known = self._took.get(what)
         expected = min(MOST_S, SPARE * known.expected) if known else 0.0
         return max(floor_s, expected) + self.slack(now)

@@ -1,4 +1,4 @@
-"""Who may take which positions of the sample order: classes of positions, and a cursor of them.
+"""Ownership of positions in the sample order: classes of positions, and a cursor of them.
 
 A run of one cell holds the whole order. A cell that parts in two gives each half of every class.
 """
@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 MOST_BITS = 32
-"""A class is halved so often at most."""
+"""Most times that a class is halved."""
 MOST_CLASSES = 64
-"""Of a cursor."""
+"""Most classes of a cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class SampleClass:
     """The positions p with ``p % 2**bits == remainder``.
 
     ``next`` is the first position of the class that was never taken: every one below it was.
-    ``returned`` are those of them that were handed back, rising. Raises ValueError for what cannot
-    be such a class, whatever the types: a stranger may have sent it.
+    ``returned``: taken positions that were handed back, rising. Raises ValueError for values that
+    make no such class, whatever the types: a stranger may have sent them.
     """
 
     remainder: int
@@ -42,17 +42,16 @@ class SampleClass:
             raise ValueError("positions handed back do not rise, or one was never taken")
 
     def has(self, position: int) -> bool:
-        """Whether a position is of this class, taken or not."""
+        """Return True for a position of this class, taken or not."""
         return position % (1 << self.bits) == self.remainder
 
     @property
     def taken(self) -> int:
-        """How many positions of the class were ever taken, by whomever, those handed back
-        included."""
+        """Number of positions of the class that any peer ever took, those handed back included."""
         return self.next >> self.bits
 
     def overlaps(self, other: "SampleClass") -> bool:
-        """Whether a position is in both."""
+        """Return True if the classes have a position in common."""
         return (self.remainder - other.remainder) % (1 << min(self.bits, other.bits)) == 0
 
 
@@ -113,7 +112,8 @@ def merged(a: Cursor, b: Cursor) -> Cursor:
 
 
 def _halves(of: SampleClass) -> tuple[SampleClass, SampleClass]:
-    step, bits = 1 << of.bits, of.bits + 1
+    step = 1 << of.bits
+    bits = of.bits + 1
 
     def half(remainder: int) -> SampleClass:
         # Of two neighbours in the class one is in this half.

@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class FieldRule:
-    """What a field may hold: one of ``choices``, a number between ``low`` and ``high``, or text
-    matching ``pattern``.
+    """Values that a field may hold: one of ``choices``, a number between ``low`` and ``high``, or
+    text matching ``pattern``.
 
     ``says`` is the sentence shown when a value breaks the rule; made up from the bounds when empty.
-    ``removed``: choices that were, and what to use instead.
+    ``removed``: former choices, and their replacements.
     """
 
     low: float = -math.inf
@@ -72,8 +72,8 @@ Rules = Mapping[str, FieldRule]
 def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str = "") -> T:
     """``table`` as an instance of the dataclass ``kind``; missing fields keep their defaults.
 
-    Raises UsageFault naming ``section.field``, the bad value and what is allowed. ``source`` says
-    where the value came from ("in swarm.toml") and ends the first line.
+    Raises UsageFault naming ``section.field``, the bad value and the allowed ones. ``source`` names
+    the origin of the value ("in swarm.toml") and ends the first line.
     """
     if not isinstance(table, Mapping):
         raise UsageFault(
@@ -233,7 +233,7 @@ def _plain(number: float) -> str:
 
 @lru_cache
 def meanings(kind: type) -> Mapping[str, str]:
-    """What the strings below the fields of a dataclass say, by field, each one paragraph."""
+    """Text of the strings below the fields of a dataclass, by field, each one paragraph."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     found = dict[str, str]()
     lines = body.body if isinstance(body, ast.ClassDef) else []

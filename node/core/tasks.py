@@ -18,7 +18,8 @@ class Tasks:
     def __init__(
         self, owner: str, on_error: Callable[[str, BaseException], None] | None = None
     ) -> None:
-        self.owner, self._on_error = owner, on_error
+        self.owner = owner
+        self._on_error = on_error
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
@@ -45,28 +46,28 @@ class Tasks:
 
     async def close(self) -> None:
         """Cancel every child and wait for it. Safe to call twice, and from a child (which is left
-        to end by itself). Who is cancelled meanwhile waits no longer."""
+        to end by itself). If the caller is cancelled meanwhile, it waits no longer."""
         me = asyncio.current_task()
         children = [t for t in self._tasks if t is not me]
         for task in children:
             task.cancel()
-        # To await a child would make its cancellation look like one of this task, and the reverse.
+        # Awaiting a child would make its cancellation look like one of this task, and the reverse.
         if children:
             await asyncio.wait(children)
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled the running task. Where nobody has, a CancelledError is that
-    of a call which was ended with its channel."""
+    """Return True if somebody has cancelled the running task. Otherwise a CancelledError comes from
+    a call that was ended with its channel."""
     me = asyncio.current_task()
     return me is not None and me.cancelling() > 0
 
 
 async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """Run all at once; what they return. None of them outlives this call: when one raises or the
-    caller is cancelled, the others are cancelled and waited for.
+    """Run all at once and return their results. None of them outlives this call: when one raises or
+    the caller is cancelled, the others are cancelled and waited for.
 
-    Raises what was raised first.
+    Raises the first exception that one of them raised.
     """
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,19 +1,21 @@
-"""Which tutti this is, and which versions of the protocol it speaks."""
+"""Version of this tutti, and the versions of the protocol that it speaks."""
 
 from dataclasses import dataclass
 
 from node.core.errors import WireError
 
 VERSION = "0.2.0"
-"""Of the software; pyproject.toml says the same."""
-OLDEST_PROTOCOL, PROTOCOL = 7, 7
-"""Of what peers say to each other: the oldest and the newest version spoken here. In version 7 a
-digest is a tree of BLAKE3 hashes, of which a piece of each MiB is fetched by itself; peers show
-certificates to who asks for them, and proofs that somebody has voted twice; activations say where
+"""Version of the software; pyproject.toml says the same."""
+OLDEST_PROTOCOL = 7
+"""Oldest version of the peers' protocol that this tutti speaks."""
+PROTOCOL = 7
+"""Newest version of the peers' protocol that this tutti speaks. In version 7 a digest is a tree of
+BLAKE3 hashes, and each MiB of the content is fetched and checked by itself; peers show certificates
+to peers that ask for them, and proofs that somebody has voted twice; activations say where
 documents end, in runs that keep them apart."""
 _COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
 UPDATE = f"update this tutti:  {_COMMANDS}"
-"""What helps who meets something newer."""
+"""Advice to an operator whose software is older than a peer's."""
 _UPDATE_THERE = f"whoever runs that one must update it:  {_COMMANDS}"
 
 
@@ -26,8 +28,9 @@ class Protocols:
 
     @classmethod
     def said(cls, oldest: int, newest: int) -> "Protocols":
-        """What a peer said of itself. Software without windows says its one version, or, where it
-        has no field for it, nothing: then it is version 1. Raises WireError for nonsense."""
+        """Protocols that a peer reports. Software without windows reports its one version.
+        Software without a field for it reports nothing, and counts as version 1. Raises WireError
+        for nonsense."""
         found = cls(oldest or 1, newest or oldest or 1)
         if not 1 <= found.oldest <= found.newest < 1 << 16:
             raise WireError(f"no window of protocol versions: {oldest} to {newest}")
@@ -44,9 +47,9 @@ class Protocols:
         return f"protocols {self.oldest} to {self.newest}"
 
     def advice(self, other: "Protocols") -> str:
-        """What helps the operator of this one, when ``other`` has no version in common with it."""
+        """Advice to the operator of this one, when ``other`` has no version in common with it."""
         return UPDATE if other.oldest > self.newest else _UPDATE_THERE
 
 
 PROTOCOLS = Protocols(OLDEST_PROTOCOL, PROTOCOL)
-"""What this tutti speaks."""
+"""Versions that this tutti speaks."""

@@ -92,8 +92,8 @@ class Template:
         if len(source) > MOST_TEMPLATE:
             raise BadTemplate(f"the chat template has more than {MOST_TEMPLATE} characters")
         extensions = [_Generation, loopcontrols]
-        # jinja2 computes constants when it compiles, such as 9**(9**9). ``optimized`` keeps it from
-        # that inside statements, and a ``finalize`` that needs the context in what is written.
+        # jinja2 computes constants when it compiles, such as 9**(9**9). ``optimized=False`` turns
+        # that off inside statements, and a ``finalize`` that needs the context inside expressions.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -211,7 +211,8 @@ def conversations(row: Any, column: str, template: Template | None) -> list[Conv
         if template is None:
             raise Misfit("messages, and the tokenizer has no chat template")
         return template.conversations(_messages(given), 0, tools)
-    prompt, completion = row.get("prompt"), row.get("completion")
+    prompt = row.get("prompt")
+    completion = row.get("completion")
     if column != "text" or prompt is None or completion is None:
         raise Misfit(f"no messages in {' or '.join(map(repr, names[:2]))}{_fields(row)}")
     if template is None:
@@ -256,7 +257,8 @@ def _message(given: Any) -> dict[str, Any]:
         if said not in ROLES:
             raise Misfit(f"a message from {said[:40]!r}")
         found = {"role": ROLES[said], "content": found.pop("value", None), **found}
-    role, content = found.get("role"), found.get("content")
+    role = found.get("role")
+    content = found.get("content")
     if not isinstance(role, str):
         raise Misfit("a message without a role")
     if isinstance(content, list):

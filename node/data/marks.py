@@ -1,6 +1,6 @@
-"""Marks on token ids: which tokens are not trained on, and which end a document. They are the two
-highest bits of an id of 32 bits, so that ids and marks travel as one array. Enters: ids below 2^30,
-and conversations, whose text says which of its characters are trained on.
+"""Marks on token ids: on tokens that are not trained on, and on tokens that end a document. They
+are the two highest bits of an id of 32 bits, so that ids and marks travel as one array. Enters: ids
+below 2^30, and conversations with the spans of their text that are trained on.
 """
 
 from dataclasses import dataclass

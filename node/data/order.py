@@ -1,5 +1,5 @@
-"""Which window of the text a sample is: a shuffle per data pass, computed and never stored; and who
-has taken what.
+"""Sample order: the window of the text that each sample reads, a shuffle per data pass, computed
+and never stored; and a record of the samples taken.
 
 A *position* counts samples from the beginning of the run and never repeats. A *window* is a place
 in the training text.
@@ -25,7 +25,8 @@ class SampleOrder:
     """
 
     def __init__(self, count: int, seed: int) -> None:
-        self.count, self.seed = count, seed
+        self.count = count
+        self.seed = seed
         self._half = max(1, ((count - 1).bit_length() + 1) // 2)
 
     def sample(self, position: int) -> int:
@@ -40,7 +41,8 @@ class SampleOrder:
     def _permute(self, value: int, keys: tuple[bytes, ...]) -> int:
         half = self._half
         mask = (1 << half) - 1
-        left, right = value >> half, value & mask
+        left = value >> half
+        right = value & mask
         for key in keys:
             mixed = int.from_bytes(
                 blake2b(right.to_bytes(16, "little"), digest_size=16, key=key).digest(), "little"
@@ -73,7 +75,8 @@ class Sampler:
     def take(self, n: int) -> tuple[int, ...]:
         """``n`` positions: given-back ones first, smallest first, then new ones, of the class that
         is furthest behind first."""
-        again, self._returned = self._returned[:n], self._returned[n:]
+        again = self._returned[:n]
+        self._returned = self._returned[n:]
         return (*again, *(self._take_new() for _ in range(n - len(again))))
 
     def _take_new(self) -> int:
@@ -97,8 +100,8 @@ class Sampler:
         )
 
     def cursor(self) -> Cursor:
-        """Where this sampler is. What is out at that moment is assumed to count. Raises ValueError
-        when positions have come to their end."""
+        """Cursor of this sampler. Samples that are out at that moment are assumed to count. Raises
+        ValueError when positions have come to their end."""
         return cursor_of(
             SampleClass(
                 first % (1 << bits),

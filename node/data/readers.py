@@ -130,7 +130,7 @@ class RowFormat:
 
 
 TEXTS = RowFormat()
-"""Rows whose field "text" is a document."""
+"""Rows with a document in the field "text"."""
 
 
 class LeftOut:
@@ -192,7 +192,8 @@ class LeftOut:
 def documents_in(parts: Iterator[bytes], left: LeftOut) -> Iterator[Document]:
     """Documents of the answers of a confined process; rows without one are counted in ``left``."""
     for part in parts:
-        kind, content = part[:1], part[1:]
+        kind = part[:1]
+        content = part[1:]
         if kind == b"-":
             left.add(content.decode("utf-8", "replace")[:200])
             continue
@@ -209,8 +210,8 @@ def _conversation(content: bytes) -> Conversation:
 def documents(
     parsers: Pool, path: Path, kind: FileKind, form: RowFormat, left: LeftOut
 ) -> Iterator[tuple[Document, bool]]:
-    """Documents of a file of this disk, and True for each that is ended by a mark: of plain text
-    the last piece is. ``parsers``: those of ``form``.
+    """Documents of a file of this disk, each with True if a mark ends it: of plain text only the
+    last piece is. ``parsers``: the parsers of ``form``.
 
     Raises UsageFault for a file that is not of its kind, and that takes too much memory or time.
     """

@@ -1,6 +1,6 @@
-"""Settings that say how the user's own data is to be read, found by looking at it: the encoding of
-its text, and whether its rows are conversations. Enters: files that this user has named. Never: a
-file of somebody else's manifest, whose settings its owner has made.
+"""Settings for reading the user's own data, found by looking at it: the encoding of its text, and
+whether its rows are conversations. Enters: files that this user has named. Never: a file of
+somebody else's manifest, for its owner has made these settings.
 """
 
 from collections.abc import Iterator

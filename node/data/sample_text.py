@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterator
 from node.data.samples import Sample
 from node.data.tokenizer import Tokenizer
 
-BEGIN, STOP = "{+", "+}"
-"""Around text that is trained on, where nothing is printed bold."""
-_BOLD, _DIM, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+BEGIN = "{+"
+"""Mark before text that is trained on, where nothing is printed bold."""
+STOP = "+}"
+"""Mark after text that is trained on."""
+_BOLD = "\x1b[1m"
+_DIM = "\x1b[2m"
+_PLAIN = "\x1b[0m"
 SHORT = 600
 """Characters of a sample where several are shown."""
 

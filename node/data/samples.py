@@ -54,7 +54,8 @@ def samples_at(found: Corpus | Stream, positions: Sequence[int], seed: int) -> l
         raise UsageFault("samples are counted from 1", "give 1, 2, 3, …")
     rows = _rows(found, positions) if isinstance(found, Stream) else None
     if isinstance(found, Corpus):
-        order, length = SampleOrder(found.windows, seed), found.seq_len
+        order = SampleOrder(found.windows, seed)
+        length = found.seq_len
         windows = [order.sample(position) for position in positions]
         rows = [np.asarray(found.train[w * length : (w + 1) * length + 1]) for w in windows]
     return [sample_of(row, found.end, found.marked) for row in rows or ()]

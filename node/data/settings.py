@@ -15,14 +15,14 @@ class DataSettings:
     synthetic:SEED. The name of a file may be a path, where it lies at peers that say nothing else;
     its ending is the format. Sources of shards are streamed."""
     sha256: str = ""
-    """Hex hash of the source's bytes, of a stream that of its list of shards, compared by everybody
-    who opens it; empty: not compared."""
+    """Hex hash of the source's bytes, or of a stream's list of shards. Every peer that opens the
+    source compares it; empty: not compared."""
     windows: int = 0
     """Samples that a stream takes from each piece of 1 MiB, as stored; found by ``swarm init``."""
     sizes: tuple[int, ...] = ()
     """Bytes of each shard of a web server, in their order; empty: each peer asks the server."""
     column: str = "text"
-    """Field of a row with the text of its document. With ``rows = "chat"`` the field with its
+    """Field of a row with the text of its document. If ``rows = "chat"`` it is the field with its
     messages; "text" then stands for messages, conversations, or prompt and completion."""
     rows: str = "text"
     """text: a document is one text | chat: a document is a conversation, written by the chat
@@ -39,7 +39,7 @@ class DataSettings:
     end: int = -1
     """Id that ends a document, as those files say it; -1: found by the usual words."""
     document_mask: bool = False
-    """Documents that are packed into one sequence do not see each other: a token attends to those
+    """Documents that are packed into one sequence do not see each other: a token attends to tokens
     of its own document, positions count from its beginning, and its last token has no target."""
     seed: int = 42
     """Seed of the sample order."""
@@ -60,7 +60,7 @@ class Places:
     for_all_runs: tuple[str, ...] = ()
     """The fields of these places that are set for all runs of a peer, not named for this one."""
     own: bool = False
-    """The key of this peer has signed the manifest: its paths are those of this user."""
+    """The key of this peer has signed the manifest, so its paths are this user's."""
 
 
 NO_PLACES = Places()

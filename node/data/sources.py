@@ -96,9 +96,9 @@ def open_source(
     cap: int = DATA_DISK,
     files: Files = NO_FILES,
 ) -> tuple[Corpus | Stream, Tokenizer]:
-    """What a peer that holds the ends of a model with ``vocab`` token ids needs: a corpus, or a
-    stream of what is read in pieces, of which at most ``cap`` bytes are kept. ``files``: reads the
-    files of the tokenizer, for conversations.
+    """Open the data of a peer that holds the ends of a model with ``vocab`` token ids. Return a
+    corpus, or a stream for a source that is read in pieces, of which at most ``cap`` bytes are
+    kept. ``files``: reads the files of the tokenizer, for conversations.
 
     Raises as :func:`open_data` and :func:`open_stream` do.
     """
@@ -128,13 +128,13 @@ def open_data(
     places: Places = NO_PLACES,
     files: Files = NO_FILES,
 ) -> tuple[Corpus, Tokenizer]:
-    """What ``settings.source`` names, whole: read, hashed, tokenised and split. Tokenised files are
+    """Open ``settings.source`` as a whole: read, hashed, tokenised and split. Tokenised files are
     kept under ``home/data``.
 
     Raises UsageFault for a source that is not there, does not parse, or is too short for one
     window of training text, for a place of a source that is no file, and when the model could meet
-    an id it has no embedding for, in the data or in a prompt; Refused when a hash is not that of
-    ``settings``; OutOfResources when the disk is full.
+    an id it has no embedding for, in the data or in a prompt; Refused when a hash differs from the
+    one in ``settings``; OutOfResources when the disk is full.
     """
     tokenizer = _tokenizer(settings, vocab, places)
     kind, _, name = settings.source.partition(":")
@@ -154,7 +154,8 @@ def open_data(
             if kind == "builtin"
             else MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
         )
-        digest, ids = hashlib.sha256(raw).hexdigest(), tokenizer.vocab
+        digest = hashlib.sha256(raw).hexdigest()
+        ids = tokenizer.vocab
         _check_hash(digest, settings.sha256)
         tokens = tokenizer.encode(raw)
     corpus = _split(tokens, settings, seq_len, digest, ids)
@@ -186,8 +187,8 @@ def _tokenizer(settings: DataSettings, vocab: int, places: Places) -> Tokenizer:
 
 
 def streams(settings: DataSettings, places: Places) -> bool:
-    """Whether a source is read in pieces. Runs on a data set of the Hub that were made before that
-    read it whole."""
+    """Return True if a source is read in pieces. Older runs on a data set of the Hub, which name
+    the hash of all of it, read it whole."""
     old = settings.source.startswith("hf:") and settings.sha256 and not settings.windows
     return not old and is_streamed(settings.source, places)
 
@@ -244,12 +245,13 @@ class _Asked:
 
 
 _Found = tuple[Ids, str, int]
-"""Token ids, the hash of what they were made of, and the number of ids there are."""
+"""Token ids, the hash of the bytes they were made from, and the number of token ids that exist."""
 
 
 def _file(a: _Asked) -> _Found:
-    path, tokenizer = data_file(a.name, a.wanted, a.places), a.tokenizer
-    # The manifest's word, not that of the file here: all peers must read it in the same way.
+    path = data_file(a.name, a.wanted, a.places)
+    tokenizer = a.tokenizer
+    # The ending by the manifest, not by the file here: all peers must read it in the same way.
     ending = Path(a.name).suffix.lower()
     digest = readers.file_sha256(path)
     side = readers.note_beside(path)
@@ -348,7 +350,7 @@ def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab
 
 
 LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;?\n"
-"""What the symbols look like, so that samples can be read; also their token ids under the byte
+"""Letters of the symbols, so that samples can be read; also their token ids under the byte
 tokenizer."""
 
 _V = len(LETTERS)
@@ -359,10 +361,10 @@ letters, which makes the chain ergodic: there is one entropy rate, whatever the 
 
 
 class MarkovLanguage:
-    """A language that needs no file and whose best possible loss is known: a seeded Markov chain
-    over 32 letters, in which each letter depends on the two before it. Every machine makes the same
-    text from the same seed: probabilities are multiples of 2**-12 and the dice are the raw words of
-    a counter-based generator."""
+    """A language without a file and with a known lowest loss: a seeded Markov chain over 32
+    letters, in which each letter depends on the two before it. Every machine makes the same text
+    from the same seed: probabilities are multiples of 2**-12 and the dice are the raw words of a
+    counter-based generator."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -393,7 +395,8 @@ class MarkovLanguage:
             .astype(np.int64)
             .tolist()
         )
-        out, context = bytearray(tokens), 0
+        out = bytearray(tokens)
+        context = 0
         for i, throw in enumerate(throws):
             letter = table[context << _BITS | throw]
             out[i] = letter

@@ -1,10 +1,10 @@
-"""Token ids in files: read when they are asked for, and those of tokenised text, which is made once
-and read by every later start.
+"""Token ids in files that are read on demand, and files of tokenised text, made once and read by
+every later start.
 
-A file is not mapped: where a mapped one is cut while it is used, the process ends by SIGBUS.
+A file is not mapped: if a mapped file is cut while it is in use, the process ends by SIGBUS.
 
-Tokenised text is named by a hash of where it came from. After its ids stands their sha256: a file
-that was cut or changed since is made anew, for what is wrong in it would be trained on.
+The file of tokenised text is named by a hash of its origin. The sha256 of its ids stands behind
+them: a file that was cut or changed since is made anew, for errors in it would be trained on.
 """
 
 import hashlib
@@ -38,7 +38,10 @@ class TokenFile:
     """
 
     def __init__(self, path: Path, dtype: np.dtype, count: int) -> None:
-        self.dtype, self._path, self._first, self._count = dtype, path, 0, count
+        self.dtype = dtype
+        self._path = path
+        self._first = 0
+        self._count = count
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._whole = self
         weakref.finalize(self, os.close, self._fd)
@@ -51,7 +54,8 @@ class TokenFile:
         if step != 1:
             raise ValueError(f"a part of a file in steps of {step}")
         part = copy(self)
-        part._first, part._count = self._first + start, max(0, stop - start)
+        part._first = self._first + start
+        part._count = max(0, stop - start)
         return part
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
@@ -110,7 +114,7 @@ def with_sum(ids: bytes) -> bytes:
 
 
 def whole(path: Path) -> bool:
-    """Whether a file was written to its end and not changed since; reads all of it."""
+    """Return True if a file was written to its end and not changed since; reads all of it."""
     found = hashlib.sha256()
     try:
         with open(path, "rb") as file:

@@ -28,15 +28,15 @@ GET_TOKENIZER = (
     "needs none"
 )
 ENDS = ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
-"""Words by which a trained tokenizer ends a document, as far as it has one of them."""
+"""Words by which trained tokenizers end a document."""
 BYTES = 255
 """The largest id of text, where ids are bytes."""
 
 
 class ByteTokenizer:
-    """Ids 0..255 are the bytes of UTF-8, then bos, eos, pad. Nothing to train, nothing to
-    download. Of the ``vocab`` ids ``eos`` ends a document; ``digest`` names the tokenizer, for
-    caches."""
+    """Ids 0..255 are the bytes of UTF-8, then bos, eos, pad. Nothing to train, nothing to download.
+    ``vocab``: number of ids; ``eos``: the id that ends a document; ``digest``: name of the
+    tokenizer, for caches."""
 
     vocab = 259
     eos: int | None = 257
@@ -135,7 +135,9 @@ def byte_letters() -> list[str]:
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
-    shown, letters, spare = set(printable), [], 256
+    shown = set(printable)
+    letters = []
+    spare = 256
     for byte in range(256):
         letters.append(chr(byte if byte in shown else spare))
         spare += byte not in shown
@@ -250,7 +252,7 @@ Tokenizer = ByteTokenizer | FileTokenizer
 def document_ids(
     document: bytes | Conversation, tokenizer: Tokenizer, end: int | None
 ) -> np.ndarray:
-    """Token ids of a document, followed by the id ``end`` unless that is None. Those of a
+    """Token ids of a document, followed by the id ``end`` unless that is None. The ids of a
     conversation are marked; it ends itself, or is followed by the end that the tokenizer has."""
     if isinstance(document, bytes):
         ids = tokenizer.encode(document)
@@ -278,9 +280,9 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
 
 
 def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> int | None:
-    """The id that ends a document, where ``settings`` keep documents apart, else None; of
-    conversations, whose ids are marked, the mark LAST. ``largest``:
-    the largest id that the text can have. Raises UsageFault for a text without documents."""
+    """The id that ends a document if ``settings`` keep documents apart, else None. For
+    conversations, which have marked ids, it is the mark LAST. ``largest``: the largest id that the
+    text can have. Raises UsageFault for a text without documents."""
     if not settings.document_mask:
         return None
     if settings.rows == "chat":
@@ -301,8 +303,9 @@ def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> 
 def open_tokenizer(settings: DataSettings, places: Places = NO_PLACES) -> Tokenizer:
     """Open the tokenizer that ``settings`` name. Raises UsageFault for a missing file, a file that
     is no tokenizer or that neither this user nor a hash has named, and for a place given for the
-    tokenizer "bytes"; Refused if the hash is not that of the manifest."""
-    name, wanted = settings.tokenizer, settings.tokenizer_sha256
+    tokenizer "bytes"; Refused if the hash differs from the manifest's."""
+    name = settings.tokenizer
+    wanted = settings.tokenizer_sha256
     refuse(
         (
             name == "bytes" and named_for_one_run(places.tokenizer),

@@ -1,3 +1,3 @@
-"""Who is speaking: keys, signatures, invites.
+"""Identity of speakers: keys, signatures, invites.
 Enters: key files, signed bytes.
 Never: a network."""

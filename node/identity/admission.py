@@ -1,9 +1,9 @@
-"""Who may take part in a private run: the owner's signed word, as it is handed out and as it is
+"""Admission to a private run: the owner's signed permission, as it is handed out and as it is
 shown.
 
-A *token* names one peer and is worth nothing to anybody else, so it may be shown to whoever asks. A
-*grant* is for whoever holds the invite: it carries a secret key that the owner vouches for, stays
-on the machine of the invited, and makes a token for the peer it is there. Layouts, integers big
+A *token* names one peer and is worth nothing to anybody else, so it may be shown to any asker. A
+*grant* is for the holder of the invite: it carries a secret key that the owner vouches for, never
+leaves the holder's machine, and makes a token for the peer there. Layouts, integers big
 endian, ``not_after`` u64 in Unix milliseconds:
 
     token for a peer    01 · not_after · the peer's key 32 · the owner's signature 64
@@ -38,11 +38,14 @@ from node.identity.records import milliseconds
 MAX_ADMISSION = 512
 """Bytes of a token that are looked at."""
 KEPT = 4096
-"""Tokens whose signatures need not be checked again."""
+"""Tokens that are remembered, so that their signatures are not checked again."""
 
 _HEAD = struct.Struct(f">BQ{KEY_BYTES}s")  # kind, not_after, key or seed
-_FOR_PEER, _GRANT, _BY_GRANT = 1, 2, 3
-_DOMAIN, _DOMAIN_OF_GRANT = "tutti/admission/1", "tutti/admission/granted/1"
+_FOR_PEER = 1
+_GRANT = 2
+_BY_GRANT = 3
+_DOMAIN = "tutti/admission/1"
+_DOMAIN_OF_GRANT = "tutti/admission/granted/1"
 _LENGTHS = {
     _FOR_PEER: _HEAD.size + SIGNATURE_BYTES,
     _GRANT: _HEAD.size + SIGNATURE_BYTES,
@@ -52,23 +55,24 @@ _STEP = "ask the owner of the run for a new invite"
 
 
 def admission_token(owner: Identity, run_id: RunId, peer: PeerId | None, not_after: float) -> bytes:
-    """The owner's word that ``peer`` may take part in ``run_id`` until ``not_after``: a token; for
-    None a grant.
+    """Sign the owner's permission for ``peer`` to take part in ``run_id`` until ``not_after``.
+    Return a token for ``peer``, or a grant if ``peer`` is None.
 
-    ``not_after`` in Unix seconds. Raises ValueError for what is no time, WireError for what is no
-    PeerId.
+    ``not_after`` in Unix seconds. Raises ValueError if ``not_after`` is no time, WireError if
+    ``peer`` is no PeerId.
     """
     if peer is not None:
         head = _HEAD.pack(_FOR_PEER, milliseconds(not_after), public_key_of(peer))
         return head + owner.sign(run_id.encode() + head, _DOMAIN)
-    seed, until = secrets.token_bytes(KEY_BYTES), milliseconds(not_after)
+    seed = secrets.token_bytes(KEY_BYTES)
+    until = milliseconds(not_after)
     vouched = _HEAD.pack(_GRANT, until, _key_of(seed).public)
     return _HEAD.pack(_GRANT, until, seed) + owner.sign(run_id.encode() + vouched, _DOMAIN)
 
 
 def shown(admission: bytes, me: Identity, run_id: RunId) -> bytes:
-    """What ``me`` shows others of what came with the invite: a token as it is, of a grant a token
-    for this peer."""
+    """Return the token that ``me`` shows to others. ``admission``: what came with the invite, a
+    token, which is shown as it is, or a grant, which makes a token for this peer."""
     if not is_grant(admission):
         return admission
     _, until, seed = _HEAD.unpack_from(admission)
@@ -82,7 +86,7 @@ def shown(admission: bytes, me: Identity, run_id: RunId) -> bytes:
 
 
 def is_grant(admission: bytes) -> bool:
-    """Whether this is a secret that makes tokens rather than a token."""
+    """Return True for a grant, a secret that makes tokens, and False for a token."""
     return _kind(admission) == _GRANT
 
 
@@ -96,7 +100,8 @@ def check_admission(
     kind = _kind(token)
     if kind not in (_FOR_PEER, _BY_GRANT):
         raise Refused("that is no admission token", _STEP)
-    head, signature = token[: _HEAD.size], token[_HEAD.size : _HEAD.size + SIGNATURE_BYTES]
+    head = token[: _HEAD.size]
+    signature = token[_HEAD.size : _HEAD.size + SIGNATURE_BYTES]
     _, until_ms, public = _HEAD.unpack(head)
     vouched = head if kind == _FOR_PEER else _HEAD.pack(_GRANT, until_ms, public)
     try:
@@ -124,18 +129,23 @@ def check_admission(
 
 
 class Gate:
-    """Who may take part in one run: everybody in an open one; in a private one its owner, and who
-    shows a token. With ``chosen`` these alone may lead, though everybody may take part.
+    """Admission to one run. An open run admits every peer; a private run admits its owner and peers
+    that show a token. With ``chosen`` every peer may take part, but only the owner and peers with a
+    token may lead.
 
-    The signatures of a token are checked once for each peer that shows it; of those the newest
-    ``KEPT`` are remembered.
+    The signatures of a token are checked once for each peer that shows it; the newest ``KEPT``
+    checks are remembered.
     """
 
     def __init__(self, run_id: RunId, owner: PeerId, private: bool, chosen: bool = False) -> None:
-        self.run_id, self.owner, self.private, self.chosen = run_id, owner, private, chosen
+        self.run_id = run_id
+        self.owner = owner
+        self.private = private
+        self.chosen = chosen
         self._known: Newest[tuple[PeerId, bytes], float] = Newest(KEPT)
         self._leaders: Newest[PeerId, float] = Newest(KEPT)
         """Until when peers may lead that have shown a token; only with ``chosen``."""
+        """Unix time until which each peer that has shown a token may lead; only with ``chosen``."""
 
     def admit(self, peer: PeerId, token: bytes, now_wall: float) -> float:
         """The Unix time until which ``peer`` may take part, infinity for no end. Raises Refused
@@ -150,7 +160,7 @@ class Gate:
         return math.inf
 
     def may_lead(self, peer: PeerId, now_wall: float) -> bool:
-        """Whether plans of this peer may be followed, as far as it has shown a token here."""
+        """Return True if this peer's plans may be followed, by the tokens that it has shown."""
         if self.private or not self.chosen or peer == self.owner:
             return True
         return self._leaders.get(peer, -math.inf) > now_wall

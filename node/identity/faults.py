@@ -12,20 +12,23 @@ from node.core.newest import Newest
 PEERS_KEPT = 4096
 """Peers a table remembers before the longest unseen one makes room; identities are free to make."""
 _REMEMBERED = 64  # faults of one peer that count at once
-WINDOW_S, FIRST_BAN_S = 100.0, 10.0
-"""Seconds in which faults count together, and of a peer's first ban."""
+WINDOW_S = 100.0
+"""Seconds in which faults count together."""
+FIRST_BAN_S = 10.0
+"""Seconds of a peer's first ban."""
 
 
 class TokenBucket:
     """At most ``burst`` at once and ``per_s`` in the long run, for each peer (token bucket)."""
 
     def __init__(self, per_s: float, burst: float) -> None:
-        self.per_s, self.burst = per_s, burst
+        self.per_s = per_s
+        self.burst = burst
         self._buckets: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
 
     def allow(self, peer: PeerId, now: float, cost: float = 1.0) -> bool:
-        """Count an event of ``peer`` at monotonic second ``now`` that costs as much as ``cost``
-        usual ones; False when it is one too many."""
+        """Count an event of ``peer`` at monotonic second ``now``. ``cost``: number of usual events
+        that it counts for. Return False if the peer has no tokens left for it."""
         left = self._left(peer, now)
         allowed = left >= cost
         self._buckets[peer] = (left - cost if allowed else left, now)
@@ -66,10 +69,13 @@ class FaultBook:
         forgive_s: float = 3600.0,
         max_peers: int = PEERS_KEPT,
     ) -> None:
-        self._threshold, self._longest, self._forgive = threshold, max_ban_s, forgive_s
+        self._threshold = threshold
+        self._longest = max_ban_s
+        self._forgive = forgive_s
         self._pages: Newest[PeerId, _Page] = Newest(max_peers)
         self.revoked: Callable[[PeerId], bool] = lambda peer: False
-        """Whom the owner of the run has put out of it: refused until the owner says otherwise."""
+        """Return True for a peer that the owner has revoked: it is refused until the owner allows
+        it again."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -106,7 +112,7 @@ class FaultBook:
 
 
 def until_heard(left_s: float) -> str:
-    """For how long a peer is refused that has so many seconds left outside, in a few words."""
+    """Sentence on the refusal of a peer that is banned for ``left_s`` more seconds."""
     if left_s == math.inf:
         return "is refused: the owner of the run has revoked it"
     return f"is refused for {left_s:.0f} s more"

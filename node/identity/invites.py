@@ -37,7 +37,7 @@ _CHECKSUM = 4
 _AGAIN = "ask for a fresh invite, and copy all of it"
 _FAMILIES = ("", "ip4", "ip6", "dns4", "dns6", "dns")
 _IPS = {"ip4": (ipaddress.IPv4Address, 4), "ip6": (ipaddress.IPv6Address, 16)}
-"""What a host of the family is, and its bytes in an invite."""
+"""Class of a host of each family, and the host's bytes in an invite."""
 _FAMILY_BITS = 0x0F
 _TRANSPORTS = {0x10: "/tcp/{port}", 0x20: "/udp/{port}/quic-v1"}
 _PLAIN = re.compile(
@@ -49,8 +49,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a plain multiaddr names: ``family`` as it is written there (ip4, ip6, dns4, dns6, dns),
-    TCP or QUIC."""
+    """Host, port and protocol of a plain multiaddr. ``family`` as it is written there: ip4, ip6,
+    dns4, dns6, dns; TCP or QUIC."""
 
     family: str
     host: str
@@ -65,7 +65,7 @@ class Endpoint:
 
     @property
     def named(self) -> bool:
-        """Whether the host is a name that has to be looked up."""
+        """True if the host is a name that has to be looked up."""
         return self.family.startswith("dns")
 
     def __str__(self) -> str:
@@ -77,11 +77,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Invite:
-    """Where a run can be joined. ``owner`` signs its manifest; every address is a multiaddr ending
-    in ``/p2p/PEERID``.
+    """Addresses at which a run can be joined. ``owner`` signs its manifest; every address is a
+    multiaddr ending in ``/p2p/PEERID``.
 
-    Addresses are kept as they come out of the string: without repeats, those of one peer together,
-    TCP before QUIC. Raises UsageFault when made from values that are none.
+    Addresses are kept as they come out of the string: without repeats, grouped by peer, TCP before
+    QUIC. Raises UsageFault when made from invalid values.
     """
 
     run_id: RunId
@@ -113,13 +113,14 @@ class Invite:
 
     def encode(self) -> str:
         """The string to hand out: "tutti2…"."""
-        run, owner = bytes.fromhex(self.run_id), public_key_of(self.owner)
+        run = bytes.fromhex(self.run_id)
+        owner = public_key_of(self.owner)
         payload = run + owner + _sized(self.admission) + _packed(self.addresses)
         return PREFIX + base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
 
     @classmethod
     def decode(cls, text: str) -> "Invite":
-        """The invite in ``text``. Raises UsageFault that says what is wrong with it."""
+        """The invite in ``text``. Raises UsageFault that names the error in ``text``."""
         if len(text) > 2 * MAX_TEXT or len(packed := "".join(text.split()).lower()) > MAX_TEXT:
             raise UsageFault(f"{len(text)} characters are too many for an invite", _AGAIN)
         if not packed.startswith(PREFIX):
@@ -132,7 +133,8 @@ class Invite:
             raw = base64.b32decode(coded.upper() + "=" * (-len(coded) % 8))
         except ValueError as e:
             raise UsageFault("the invite is cut off", _AGAIN) from e
-        payload, checksum = raw[:-_CHECKSUM], raw[-_CHECKSUM:]
+        payload = raw[:-_CHECKSUM]
+        checksum = raw[-_CHECKSUM:]
         if checksum != _checksum(payload):
             raise UsageFault(
                 "the invite is damaged or cut off: its checksum does not match", _AGAIN
@@ -143,7 +145,8 @@ class Invite:
     def _parse(cls, payload: bytes) -> "Invite":
         reader = BytesIO(payload)
         try:
-            run_id, owner = RunId(_take(reader, 32).hex()), peer_id_of(_take(reader, KEY_BYTES))
+            run_id = RunId(_take(reader, 32).hex())
+            owner = peer_id_of(_take(reader, KEY_BYTES))
             admission = _take_sized(reader)
             addresses = _unpacked(reader)
         except ValueError as e:
@@ -160,13 +163,13 @@ class Invite:
 
 
 def is_invite(text: str) -> bool:
-    """Whether ``text`` is meant as an invite, of any version, whole or not; else it may be a file
-    or an address."""
+    """Return True if ``text`` is meant as an invite, of any version, whole or not; else it may be a
+    file or an address."""
     return re.match("tutti[0-9]", text.strip().lower()) is not None and not text.endswith(".toml")
 
 
 def endpoint_of(address: str) -> Endpoint | None:
-    """What a multiaddr names, with or without /p2p/PEERID, an IP address in its usual spelling.
+    """Endpoint of a multiaddr, with or without /p2p/PEERID; an IP address in its usual spelling.
 
     None unless it is a host with TCP or QUIC and nothing more.
     """
@@ -199,14 +202,15 @@ def peer_of_address(address: str) -> PeerId:
 
 
 def scope_of(address: str) -> Scope:
-    """Who can dial a multiaddr. A name, and what is no plain multiaddr, counts as public."""
+    """Reach of a multiaddr: the peers that can dial it. A name, or text that is no plain multiaddr,
+    counts as public."""
     found = re.match("/ip[46]/([^/]+)", address)
     wide = scope(found[1]) if found else Scope.PUBLIC
     return max(wide, Scope.RELAYED) if "/p2p-circuit" in address else wide
 
 
 def only_on(addresses: Iterable[str], closed: PeerId | None = None) -> str:
-    """Where alone an invite with these addresses can be used: on this "machine", or in its
+    """The only place where an invite with these addresses can be used: this "machine", or its
     "network"; "" for anywhere. ``closed``: a peer that nobody could dial at a public address."""
     there = [a for a in addresses if scope_of(a) > Scope.RELAYED or peer_of_address(a) != closed]
     widest = min(map(scope_of, there), default=Scope.PRIVATE)
@@ -252,7 +256,8 @@ def _packed(addresses: Iterable[str]) -> bytes:
     peers: dict[PeerId, dict[bytes, int]] = {}
     for address in addresses:
         peer = peer_of_address(address)
-        plain, transport = address.removesuffix(f"/p2p/{peer}"), 0
+        plain = address.removesuffix(f"/p2p/{peer}")
+        transport = 0
         place = endpoint_of(plain)
         if place is None or str(place) != plain:
             entry = b"\0" + _sized(plain.encode())
@@ -280,7 +285,8 @@ def _unpacked(reader: BytesIO) -> tuple[str, ...]:
         peer = peer_id_of(_take(reader, KEY_BYTES))
         for _ in range(_take(reader, 1)[0]):
             kind = _take(reader, 1)[0]
-            family, transports = kind & _FAMILY_BITS, [t for t in _TRANSPORTS if kind & t]
+            family = kind & _FAMILY_BITS
+            transports = [t for t in _TRANSPORTS if kind & t]
             if kind == 0:
                 addresses[f"{_take_sized(reader).decode('ascii')}/p2p/{peer}"] = None
                 continue
@@ -311,8 +317,8 @@ def _host_text(family: str, reader: BytesIO) -> str:
 
 
 def _usual(family: str, host: str | bytes) -> str:
-    """A host in its usual spelling; an IP address may be given as its bytes. Raises ValueError for
-    what is none of this family."""
+    """A host in its usual spelling; an IP address may be given as its bytes. Raises ValueError if
+    it is no host of this family."""
     if family in _IPS:
         return str(_IPS[family][0](host))
     if not isinstance(host, str) or not _NAME.fullmatch(host):
@@ -321,8 +327,8 @@ def _usual(family: str, host: str | bytes) -> str:
 
 
 def fitting_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The addresses that others can use best, as many as fit into an invite: public ones, then
-    relayed ones, then those of private networks. Loopback and link-local ones only when there is
+    """The addresses that others can use best, up to the limits of an invite: public ones, then
+    relayed ones, then private networks'. Loopback and link-local addresses only when there is
     nothing else."""
     ranked = sorted(within_limits(addresses, most=None), key=scope_of)
     useful = [a for a in ranked if scope_of(a) < Scope.LINK]
@@ -330,8 +336,8 @@ def fitting_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def within_limits(addresses: Iterable[str], most: int | None = MAX_ADDRESSES) -> tuple[str, ...]:
-    """The first addresses that fit into an invite, in order, without repeats and without what is no
-    address of a peer.
+    """The first addresses of peers that fit into an invite, in order and without repeats. Other
+    text is left out.
 
     ``most`` None: all addresses of all peers.
     """

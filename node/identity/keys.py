@@ -89,8 +89,8 @@ def name_of(peer: PeerId) -> str:
 
 
 class Signer(Protocol):
-    """Who a peer is, what it says under its name, and whether others said what is shown as
-    theirs. An :class:`Identity`, or a stand-in for one."""
+    """A peer's key: its PeerId, signatures under its name, and the check of others' signatures. An
+    :class:`Identity`, or a stand-in for one."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -103,7 +103,7 @@ class Signer(Protocol):
 
 
 def is_signed(signer: Signer, peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
-    """Whether ``peer`` signed ``data`` in ``domain``, says ``signer``."""
+    """Return True if ``peer`` signed ``data`` in ``domain``, as ``signer`` checks it."""
     try:
         signer.verify(peer, data, signature, domain)
     except (Refused, WireError):
@@ -116,7 +116,8 @@ class Identity:
     ephemeral one."""
 
     def __init__(self, key: Ed25519PrivateKey, path: Path | None) -> None:
-        self._key, self.path = key, path
+        self._key = key
+        self.path = path
         self.public = key.public_key().public_bytes_raw()
         """The raw public key, 32 bytes."""
         self.peer_id: PeerId = peer_id_of(self.public)
@@ -136,7 +137,7 @@ class Identity:
         verify(peer, data, signature, domain)
 
     def key_file_bytes(self) -> bytes:
-        """What the key file holds, for handing the key to p2pd. Secret: write it 0600 or not at
+        """Content of the key file, for handing the key to p2pd. Secret: write it 0600 or not at
         all."""
         return _HEADER + self._key.private_bytes_raw() + self.public
 
@@ -216,7 +217,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """:meth:`load` when the file is there, else :meth:`create`; raises what they raise."""
+        """:meth:`load` when the file is there, else :meth:`create`; raises the same exceptions."""
         try:
             return cls.load(path)
         except Refused as e:
@@ -264,7 +265,8 @@ class Identity:
         """Give the key back; safe to call at any time. The lock file stays: removing it would let
         two holders in."""
         if self._lock_fd is not None:
-            fd, self._lock_fd = self._lock_fd, None
+            fd = self._lock_fd
+            self._lock_fd = None
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)
             os.close(fd)
@@ -273,8 +275,8 @@ class Identity:
 def verify(peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
     """Return quietly when ``peer`` signed ``data`` in ``domain``.
 
-    Raises WireError for what is no PeerId or no signature at all, Refused for a signature that is
-    wrong.
+    Raises WireError if ``peer`` is no PeerId or ``signature`` has another length than a signature,
+    Refused if the signature is wrong.
     """
     public = public_key_of(peer)
     if len(signature) != SIGNATURE_BYTES:
@@ -300,7 +302,8 @@ def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
         raise Refused(
             f"the identity key {path} has {size} bytes, a whole one has {_FILE_BYTES}", again
         )
-    seed, public = raw[len(_HEADER) : -KEY_BYTES], raw[-KEY_BYTES:]
+    seed = raw[len(_HEADER) : -KEY_BYTES]
+    public = raw[-KEY_BYTES:]
     key = Ed25519PrivateKey.from_private_bytes(seed)
     if raw[: len(_HEADER)] != _HEADER or key.public_key().public_bytes_raw() != public:
         raise Refused(f"the identity key {path} is damaged: its two halves do not match", again)

@@ -24,8 +24,8 @@ MAX_SEQ = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
-    """What an opened record says. ``not_after`` in Unix seconds. Whether ``seq`` is news is for the
-    reader to know."""
+    """Content of an opened record. ``not_after`` in Unix seconds. The reader decides if ``seq`` is
+    news."""
 
     seq: int
     not_after: float
@@ -71,7 +71,9 @@ def open_record(
         raise WireError(
             f"the record wants to live {not_after - now_wall:.0f} s, the limit is {max_ttl_s:.0f}"
         )
-    head, signature, body = raw[: _HEAD.size], raw[_HEAD.size : OVERHEAD], raw[OVERHEAD:]
+    head = raw[: _HEAD.size]
+    signature = raw[_HEAD.size : OVERHEAD]
+    body = raw[OVERHEAD:]
     try:
         verify(writer, labelled(head + body, key), signature, _DOMAIN)
     except Refused as e:
@@ -80,8 +82,8 @@ def open_record(
 
 
 def milliseconds(wall: float) -> int:
-    """Unix seconds as they are written: whole milliseconds. Raises ValueError for what is no time
-    of this age."""
+    """Unix seconds as they are written: whole milliseconds. Raises ValueError for a number that is
+    no such time: not finite, negative, or 2**40 and more."""
     if not math.isfinite(wall) or not 0 <= wall < 2**40:
         raise ValueError(f"not a time: {wall}")
     return round(wall * 1000)

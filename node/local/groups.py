@@ -1,5 +1,5 @@
-"""Which rank hosts which matrix, and in which micro-groups they are exchanged. Pure: made once for
-a set of shapes, and kept."""
+"""Hosts of matrices among the ranks, and the micro-groups in which matrices are exchanged. Pure:
+made once for a set of shapes, and kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Sharded:
         return self.rows * self.cols
 
     def shape(self, rank: int) -> tuple[int, int]:
-        """Of a rank's shard."""
+        """Shape of a rank's shard, (rows, cols)."""
         return (self.sizes[rank], self.cols) if self.dim == 0 else (self.rows, self.sizes[rank])
 
     def part(self, rank: int) -> int:

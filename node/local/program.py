@@ -1,6 +1,6 @@
-"""One rank's part of a stage. Every rank makes the same calls in the same order; what goes in and
-comes out is whole and the same at all of them, what is held in between is cut. No command, no
-process: those are elsewhere.
+"""One rank's part of a stage. Every rank makes the same calls in the same order. Inputs and outputs
+are whole and the same at all ranks; tensors held in between are cut. No command, no process: those
+are elsewhere.
 
 Legend: B sequences, T positions, D d_model, V vocab.
 """
@@ -37,7 +37,7 @@ class CutEnds(Ends):
 
     def rows(self, tokens_BT: Tensor) -> Tensor:
         """As :meth:`Ends.rows`, whole at every rank."""
-        # What is not used is not waited for, and torch keeps it for ever: a copy is a use, at the
+        # An unused result is never waited for, and torch keeps it for ever: a copy is a use, at the
         # other ranks the only one. Layers that follow need plain tensors, too.
         return super().rows(tokens_BT).clone()
 
@@ -181,6 +181,6 @@ def _cut(module: Ends | Blocks, here: Rank) -> nn.Module:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, cut or not."""
+    """This rank's part of a tensor, cut or not."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor

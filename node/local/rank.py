@@ -44,7 +44,8 @@ class Rank:
     ) -> "Rank":
         """Wait for the others. ``store`` is a file that nobody used before. Raises DeviceLost when
         they do not come in time."""
-        where, limit = device.device, timedelta(seconds=timeout_s)
+        where = device.device
+        limit = timedelta(seconds=timeout_s)
         # By itself gloo binds to the address the machine's name resolves to, where strangers can
         # reach it.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -78,7 +79,8 @@ class Rank:
     def deal(self, name: str, shape: tuple[int, ...], whole: Tensor | None) -> Tensor:
         """This rank's part of a parameter, which rank 0 has ``whole``, on the device; the others
         give None."""
-        where, dim = self.device.device, cut_of(name)
+        where = self.device.device
+        dim = cut_of(name)
         if whole is None:
             part = torch.empty(local_shape(name, shape, self.rank, self.size), device=where)
             dist.recv(part, 0)
@@ -114,7 +116,7 @@ class Rank:
 
 @contextmanager
 def lost_is_a_fault() -> Iterator[None]:
-    """What torch raises when a collective fails becomes DeviceLost."""
+    """Context in which torch's errors of a failed collective become DeviceLost."""
     try:
         yield
     except (RuntimeError, ValueError, OSError) as e:

@@ -53,10 +53,13 @@ class Ranks:
     def __init__(
         self, folder: Path, lost: Callable[[DeviceLost], None], timeout_s: float = TIMEOUT_S
     ) -> None:
-        self._folder, self._lost, self._timeout_s = folder, lost, timeout_s
+        self._folder = folder
+        self._lost = lost
+        self._timeout_s = timeout_s
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lock = threading.RLock()
-        self._numbers, self._forgotten = count(1), deque[int]()
+        self._numbers = count(1)
+        self._forgotten = deque[int]()
         self._fault: DeviceLost | None = None
         self._closing = False
         self._said = threading.Lock()

@@ -1,5 +1,5 @@
-"""Which way each parameter is cut over the devices of a box, and over how many a model can be cut.
-No tensor library.
+"""Cuts of each parameter over the devices of a box, and the numbers of devices that a model can be
+cut over. No tensor library.
 
 Attention is cut by heads and the SwiGLU by its inner width, as in Megatron-LM (arXiv 1909.08053):
 the first matrix of each pair by rows of its [out, in] weight, the second by columns. The embedding
@@ -28,7 +28,7 @@ def cut_of(name: str) -> int | None:
 
 
 def per_head(name: str) -> bool:
-    """Whether the ranks' gradients of a parameter that each holds whole are to be summed."""
+    """Return True if every rank holds the parameter whole and their gradients are to be summed."""
     return name.split(".")[-2] in PER_HEAD
 
 

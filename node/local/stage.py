@@ -1,9 +1,9 @@
-"""Rank 0's side of a stage: what the pipeline, the averaging and the optimizer see of it is what
-they see of one device. And how it is opened: which devices, how many threads each, the processes.
+"""Rank 0's side of a stage: the pipeline, the averaging and the optimizer see it like a stage on
+one device. And its start: the choice of devices, the threads of each, the processes.
 
-Every call says first what comes, then does rank 0's part of the program that the other ranks run
-(worker.py). The whole parameters are kept on the CPU beside the cut ones, for those who fetch,
-average and save them.
+Every call sends its command first, then does rank 0's part of the program that the other ranks run
+(worker.py). The whole parameters are kept on the CPU beside the cut ones, to be fetched, averaged
+and saved.
 """
 
 import asyncio
@@ -48,13 +48,16 @@ class LocalStage:
         settings: ModelSettings,
         least_flops: int = LEAST_FLOPS,
     ) -> None:
-        self.ranks, self.program, self.module, self.settings = ranks, program, module, settings
+        self.ranks = ranks
+        self.program = program
+        self.module = module
+        self.settings = settings
         self._least_flops = least_flops
         self.gradients = CutSum(ranks, program)
         self._steps: Made = {}
 
     def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
-        """What the pipeline computes with; ``autocast`` is each rank's own."""
+        """Mathematics of the stage for the pipeline; ``autocast`` is each rank's own."""
         return CutMath(self.ranks, self.program, self.settings, wire)
 
     def place(self, whole: Mapping[str, Tensor]) -> None:
@@ -104,9 +107,12 @@ class CutMath(StageMath):
 
     def __init__(self, ranks: Ranks, program: Program, settings: ModelSettings, wire: str) -> None:
         super().__init__(program.module, wire)
-        self.ranks, self.program, self.settings = ranks, program, settings
+        self.ranks = ranks
+        self.program = program
+        self.settings = settings
         self._ends = CutEndsMath(self)
-        self._trained, self._device = {}, program.here.device.device
+        self._trained = {}
+        self._device = program.here.device.device
         self._graphs: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._made = CutShare({}, Handle(0))
 
@@ -136,8 +142,8 @@ class CutMath(StageMath):
     def told(
         self, what: str, x: Tensor, compute: Callable[[Tensor], Tensor], **words: Any
     ) -> Tensor:
-        """Rank 0's part of what all ranks ``compute`` of ``x``, which they get from here. Their
-        graphs are held while the output is; none is kept where no gradient is wanted."""
+        """Send ``x`` to all ranks and return rank 0's part of their ``compute`` of it. Their graphs
+        are held while the output is; none is kept if no gradient is wanted."""
         handle = self.ranks.handle() if torch.is_grad_enabled() else Handle(0)
         with self.ranks.command(what, keep=handle.number, shape=list(x.shape), **words):
             output = compute(self.program.here.share(x))
@@ -181,19 +187,21 @@ class CutMath(StageMath):
         return tuple(found)
 
     def _share(self, grads: Sequence[Tensor | None]) -> Share:
-        share, self._made = self._made, CutShare({}, Handle(0))
+        share = self._made
+        self._made = CutShare({}, Handle(0))
         return share
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
-        """At rank 0, whose memory is the one that is counted."""
+        """Storage at rank 0: only its memory is counted."""
         return local_part(tensor).untyped_storage()
 
 
 class CutEndsMath:
-    """What stage 0 offers, over all ranks."""
+    """Mathematics of stage 0, over all ranks."""
 
     def __init__(self, math: CutMath) -> None:
-        self._math, self._program = math, math.program
+        self._math = math
+        self._program = math.program
 
     def embed(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
         """As :meth:`Ends.embed`."""
@@ -231,7 +239,8 @@ class CutSum(GradientSum):
 
     def __init__(self, ranks: Ranks, program: Program) -> None:
         super().__init__()
-        self._ranks, self._program = ranks, program
+        self._ranks = ranks
+        self._program = program
         self._round = 1
         self._whole: tuple[int, dict[str, Tensor]] = (0, {})
 
@@ -263,8 +272,8 @@ class CutSum(GradientSum):
 
 
 def device_names(name: str, count: int) -> list[str]:
-    """``count`` devices from the one called ``name`` on: GPUs in the order of their numbers, or so
-    many times the CPU.
+    """``count`` devices from the one called ``name`` on: GPUs in the order of their numbers, or the
+    CPU ``count`` times.
 
     "auto" takes GPUs where there are any. Raises UsageFault for another name, OutOfResources for
     more than this machine has.
@@ -281,8 +290,8 @@ def device_names(name: str, count: int) -> list[str]:
 
 
 def threads_each(threads: int, devices: Sequence[str]) -> int:
-    """CPU threads of each device's process: as many as were asked for, else the cores shared
-    between them."""
+    """CPU threads of each device's process: ``threads``, or if that is 0 the cores shared between
+    them."""
     return threads or max(1, cores() // len(devices))
 
 

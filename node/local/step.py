@@ -2,8 +2,8 @@
 whole, and its update cut again.
 
 The matrices go in micro-groups (groups.py): while a host works on one group, the next is gathered
-and the update of the one before is scattered. Every rank makes the same calls. The group scheduling
-is that of Canzona (arXiv 2602.06079).
+and the update of the one before is scattered. Every rank makes the same calls. The groups are
+scheduled as in Canzona (arXiv 2602.06079).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from node.local.rank import Rank, lost_is_a_fault
 from node.optim.newton_schulz import newton_schulz_all
 
 MOST_BYTES = 64 << 20
-"""Of matrices a rank hosts in one micro-group."""
+"""Most bytes of matrices that a rank hosts in one micro-group."""
 Apply = Callable[[str, Tensor], None]
 """Gets the name of a matrix and this rank's shard of its update, fp32, a view that is good during
 the call only."""
@@ -30,8 +30,8 @@ class TensorParallelStep:
 
     Buffers: one for each group under way, of the shards this rank gives and the matrices it hosts
     in the largest group; ``overlap`` False takes one group at a time, with one buffer. Hosts see
-    whole matrices, so that the numbers are those of one process, bit for bit where Newton–Schulz
-    gets the same matrix in the same memory layout.
+    whole matrices, so that the results equal one process's, bit for bit where Newton–Schulz gets
+    the same matrix in the same memory layout.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class TensorParallelStep:
         overlap: bool = True,
     ) -> None:
         self.groups = micro_groups(matrices, here.size, most_bytes, steps)
-        self._here, self._steps, self._stack = here, steps, stack
+        self._here = here
+        self._steps = steps
+        self._stack = stack
         self._overlap = overlap
         # Three: one is gathered into, one worked on, one scattered from.
         count = min(3, len(self.groups)) if overlap else min(1, len(self.groups))
@@ -65,7 +67,8 @@ class TensorParallelStep:
         """Give this rank's shards, get the shards of the updates through ``apply``. Raises
         DeviceLost when a rank is gone or does not answer in time."""
         groups = self.groups
-        depth, ahead = len(self._buffers), 1 if self._overlap else 0
+        depth = len(self._buffers)
+        ahead = 1 if self._overlap else 0
         gathers: dict[int, dist.Work] = {}
         scatters: dict[int, dist.Work] = {}
         for turn in range(-ahead, len(groups)):
@@ -91,7 +94,8 @@ class TensorParallelStep:
     def _exchange(self, group: Group, slot: int, *, back: bool) -> dist.Work:
         """Shards to their hosts, or ``back``: numbers for each rank are contiguous in both
         buffers."""
-        me, size = self._here.rank, self._here.size
+        me = self._here.rank
+        size = self._here.size
         cut = [sum(m.part(me) for m in hosted) for hosted in group]
         whole = [sum(m.part(rank) for m in group[me]) for rank in range(size)]
         given, got = (b[: sum(n)] for b, n in zip(self._buffers[slot], (cut, whole), strict=True))
@@ -99,8 +103,9 @@ class TensorParallelStep:
         return cast(dist.Work, dist.all_to_all_single(*sides, async_op=True))
 
     def _work(self, group: Group, slot: int) -> None:
-        """Replace the shards of every matrix hosted here by those of its update."""
-        hosted, ranks = group[self._here.rank], range(self._here.size)
+        """Replace the shards of every matrix hosted here by the shards of its update."""
+        hosted = group[self._here.rank]
+        ranks = range(self._here.size)
         pieces: dict[str, list[Tensor]] = {m.name: [] for m in hosted}
         for m, view in _views(self._buffers[slot][1], ((m, r) for r in ranks for m in hosted)):
             pieces[m.name].append(view)
@@ -126,8 +131,9 @@ class TensorParallelStep:
 
 
 def _views(buffer: Tensor, order: Iterable[tuple[Sharded, int]]) -> list[tuple[Sharded, Tensor]]:
-    """Of each (matrix, rank) the shard, where it stands in a buffer; empty ones left out."""
-    found, at = [], 0
+    """Shards of (matrix, rank) in this order, as views of a buffer; empty ones left out."""
+    found = []
+    at = 0
     for m, rank in order:
         if size := m.part(rank):
             found.append((m, buffer[at : at + size].view(m.shape(rank))))
@@ -141,8 +147,8 @@ Made: TypeAlias = dict[tuple[object, ...], TensorParallelStep]
 def whole_at_first(
     here: Rank, shapes: tuple[tuple[int, int], ...], steps: int, stack: bool, made: Made
 ) -> TensorParallelStep:
-    """The executor for matrices "0", "1", … that rank 0 has whole and the others nothing of.
-    ``made`` keeps the last one, whose buffers are let go of before there are others."""
+    """The executor for matrices "0", "1", … that are whole at rank 0 and absent at the others.
+    ``made`` keeps the last executor; its buffers are let go of before others are made."""
     key = (shapes, steps, stack)
     if key not in made:
         made.clear()

@@ -27,14 +27,16 @@ from node.pipeline.gradients import GradientSum
 
 
 class Worker:
-    """What this rank keeps between commands: graphs and shares by number, the gradient sums of a
+    """This rank's state between commands: graphs and shares by number, the gradient sums of a
     round."""
 
     def __init__(self, program: Program) -> None:
-        self._program, self._here = program, program.here
+        self._program = program
+        self._here = program.here
         self._device = program.here.device.device
         self._kept: dict[int, Any] = {}
-        self._sum, self._round = GradientSum(), 0
+        self._sum = GradientSum()
+        self._round = 0
         self._steps: Made = {}
 
     def do(self, words: dict[str, Any]) -> None:
@@ -51,7 +53,8 @@ class Worker:
                 self._backward(words["graph"], words["keep"], words["shape"])
             case "add":
                 if words["round"] != self._round:
-                    self._sum, self._round = GradientSum(), words["round"]
+                    self._sum = GradientSum()
+                    self._round = words["round"]
                 self._sum.offer([self._kept.pop(words["share"])], 0)
                 self._sum.drain()
             case "take":

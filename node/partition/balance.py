@@ -55,14 +55,16 @@ def longest_first(problem: OwnershipProblem, begin: Sequence[int] | None = None)
     """
     owner = list(begin) if begin is not None else [-1] * len(problem.costs)
     state = SearchState(problem, owner)
-    room, used = problem.room, state.used
+    room = problem.room
+    used = state.used
     heaps: dict[float, list[tuple[int, int]]] = {}
     for peer, s in enumerate(problem.speeds):
         heaps.setdefault(s, []).append((state.load[peer], peer))
     for heap in heaps.values():
         heapify(heap)
     for unit in [i for i, p in enumerate(owner) if p < 0]:
-        cost, size = problem.costs[unit], problem.sizes[unit]
+        cost = problem.costs[unit]
+        size = problem.sizes[unit]
         if room is not None:
             fitting = [p for p, most in enumerate(room) if used[p] + size <= most]
             peer = min(
@@ -92,16 +94,19 @@ def _multifit(problem: OwnershipProblem, low: float, high: float) -> list[int] |
         if found is None:
             low = middle
         else:
-            best, high = found, middle
+            best = found
+            high = middle
     return best
 
 
 def _first_fit(problem: OwnershipProblem, time: float) -> list[int] | None:
-    costs, owner = problem.costs, [-1] * len(problem.costs)
+    costs = problem.costs
+    owner = [-1] * len(problem.costs)
     kinds = [list(units) for _, units in groupby(range(len(costs)), costs.__getitem__)]
     keys = [-costs[kind[0]] for kind in kinds]
     for peer in sorted(range(len(problem.speeds)), key=lambda p: (problem.speeds[p], p)):
-        room, at = int(time * problem.speeds[peer]), 0
+        room = int(time * problem.speeds[peer])
+        at = 0
         while (at := bisect_left(keys, -room, at)) < len(keys):
             take = min(len(kinds[at]), room // -keys[at])
             room += take * keys[at]
@@ -115,9 +120,10 @@ def _first_fit(problem: OwnershipProblem, time: float) -> list[int] | None:
 
 
 def _shake(state: SearchState, work: ComparisonBudget, goal: float) -> SearchState:
-    """Empty the slowest peer and two others, deal their units out anew in a disturbed order,
-    improve; keep what is no worse."""
-    best, dice = state, 1
+    """Empty the slowest peer and two others, deal their units out anew in a disturbed order, and
+    improve; again up to ``SHAKES`` times. A new plan is kept if it is no worse."""
+    best = state
+    dice = 1
     few = len(state.load)
     for _ in range(SHAKES if few > 2 else 0):
         if work.left <= 0 or best.makespan() <= goal:

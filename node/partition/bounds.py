@@ -1,4 +1,4 @@
-"""What no plan can beat: lower bounds on the makespan of whole units on peers of given speeds.
+"""Lower bounds on the makespan of any plan: whole units on peers of given speeds.
 
 All are certificates: times proven too short. Loads are integers, times are loads over speeds; sums
 of floats are taken with ``math.fsum`` so that every Python gives the same bits.
@@ -80,7 +80,8 @@ def _raised(bound: float, ceiling: float, too_short: Callable[[float], bool]) ->
     side."""
     if bound >= ceiling or not too_short(bound * (1 + 1e-9)):
         return bound
-    low, high = bound, ceiling
+    low = bound
+    high = ceiling
     for _ in range(60):
         middle = (low + high) / 2
         if too_short(middle * (1 + 1e-12)):
@@ -93,15 +94,17 @@ def _raised(bound: float, ceiling: float, too_short: Callable[[float], bool]) ->
 
 
 def _too_few_bins(order: Sequence[int], room: float, bins: int) -> bool:
-    """Whether L2 shows that units do not fit into ``bins`` of ``room``: for each α, those above
-    room - α are alone, those above half of the room are alone with each other, those from α to half
-    fill what is left."""
+    """Return True if L2 shows that units do not fit into ``bins`` bins of ``room``. For each α,
+    units above room - α are alone, units above half of the room are alone with each other, and
+    units from α to half fill the rest."""
     room *= 1 + 1e-12
     large = [c for c in order if c > room / 2]
     small = sorted(Counter(c for c in order if c <= room / 2).items(), reverse=True)
     if len(large) > bins:
         return True
-    alone, sharing, filling = len(large), 0, 0
+    alone = len(large)
+    sharing = 0
+    filling = 0
     for alpha, count in small[:THRESHOLDS]:
         filling += alpha * count
         # As α falls, large units stop being alone, the smallest of them first.
@@ -118,7 +121,8 @@ def _carried(order: Sequence[int], most: float) -> list[tuple[list[int], int]]:
     """For sets of the largest units: (sums a peer could carry up to ``most``, sorted; total of the
     set)."""
     made: list[tuple[list[int], int]] = []
-    sums, total = {0}, 0
+    sums = {0}
+    total = 0
     for types, (cost, count) in enumerate(sorted(Counter(order).items(), reverse=True)):
         if types >= MANY_TYPES or len(sums) * (1 + min(count, int(most // cost))) > MANY_SUMS:
             break

@@ -28,10 +28,13 @@ def settle(state: SearchState, floor: float, work: int = BRANCH_WORK) -> tuple[S
 
     ``work`` bounds each of the searches, if it is less than they take anyway.
     """
-    problem, best, pack = state.problem, state, min(work, PACK_WORK)
+    problem = state.problem
+    best = state
+    pack = min(work, PACK_WORK)
     if len(set(problem.costs)) <= KINDS and len(problem.costs) <= HELD * len(problem.speeds):
         for beam, tries in BEAMS:
-            low, high = floor, best.makespan()
+            low = floor
+            high = best.makespan()
             for _ in range(tries):
                 if high - low <= NEAR * high:
                     break
@@ -61,11 +64,12 @@ def _packed(
 ) -> tuple[list[int] | None, bool]:
     """(owners of a plan that ends by ``time``, or None; whether None is proven).
 
-    Peers are filled from the slowest. What a peer leaves unused is lost; all lost so far may not
-    exceed what there is to spare.
+    Peers are filled from the slowest. Room that a peer leaves unused is lost; all room lost so far
+    may not exceed the spare room.
     """
     kinds = sorted(Counter(problem.costs).items(), reverse=True)
-    costs, totals = [c for c, _ in kinds], tuple(n for _, n in kinds)
+    costs = [c for c, _ in kinds]
+    totals = tuple(n for _, n in kinds)
     peers = sorted(range(len(problem.speeds)), key=lambda p: (problem.speeds[p], p))
     rooms = [int(time * problem.speeds[p] * (1 + 1e-12)) for p in peers]
     spare = sum(rooms) - sum(problem.costs)
@@ -73,7 +77,8 @@ def _packed(
         return None, True
     # One layer for each peer: units left of each kind -> (lost so far, units left before it).
     layers: list[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]]] = [{totals: (0, None)}]
-    work, whole = ComparisonBudget(most), True
+    work = ComparisonBudget(most)
+    whole = True
     for room in rooms:
         found: dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]] = {}
         for left, (lost, _) in layers[-1].items():
@@ -114,8 +119,9 @@ def _fillings(
 def _kept(
     found: dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]], beam: int
 ) -> tuple[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]], bool]:
-    """Of those that differ in the smallest kind only, the one with least left; then, of too many,
-    two thirds with least lost and one third with fewest large units left."""
+    """States to go on with. Of states that differ in the smallest kind only, keep the one with
+    least left; then at most ``beam``: two thirds with least room lost and one third with fewest
+    large units left. Returns True as well if states were left out for ``beam``."""
     least: dict[tuple[int, ...], int] = {}
     for left in found:
         head = left[:-1]
@@ -139,7 +145,8 @@ def _read_back(
     waiting: dict[int, list[int]] = {}
     for unit, cost in enumerate(problem.costs):
         waiting.setdefault(cost, []).append(unit)
-    owner, after = [-1] * len(problem.costs), end
+    owner = [-1] * len(problem.costs)
+    after = end
     for depth in range(len(layers) - 1, 0, -1):
         before = layers[depth][after][1]
         if before is None:
@@ -156,18 +163,20 @@ def _branched(
 ) -> tuple[SearchState, bool]:
     """Depth-first over units, largest first; (the best plan met, whether it is proven the best)."""
     problem = state.problem
-    costs, speeds = problem.costs, problem.speeds
-    best, best_time = list(state.owner), state.makespan()
+    costs = problem.costs
+    speeds = problem.speeds
+    best = list(state.owner)
+    best_time = state.makespan()
     tails = [sum(costs[unit:]) for unit in range(len(costs) + 1)]
-    load, owner, work = [0] * len(speeds), [-1] * len(costs), ComparisonBudget(most)
+    load = [0] * len(speeds)
+    owner = [-1] * len(costs)
+    work = ComparisonBudget(most)
 
     def go(unit: int) -> bool:
         nonlocal best, best_time
         if unit == len(costs):
-            best, best_time = (
-                list(owner),
-                max(work_done / s for work_done, s in zip(load, speeds, strict=True)),
-            )
+            best = list(owner)
+            best_time = max(work_done / s for work_done, s in zip(load, speeds, strict=True))
             return best_time > floor * (1 + 1e-9)
         if not work.spend(len(speeds)):
             return False

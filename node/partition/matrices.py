@@ -1,10 +1,10 @@
-"""What is planned, and what a step of it costs: matrices, the units they are stepped as, the
+"""Matrices to plan, and the cost of a step of each: the units they are stepped as, the
 floating-point operations of their method, corrected by measured rates.
 
-A unit is what one peer steps whole: a matrix, or one of the sub-matrices it is split into (q, k and
+A unit is stepped whole by one peer: a matrix, or one of the sub-matrices it is split into (q, k and
 v, gate and up, heads). Cost is time; bytes are another key with functions of their own, and the two
-are never compared. All figures are of the whole matrix (or sub-matrix), because that is what its
-owner computes, however the tensor-parallel ranks have sharded it.
+are never compared. All figures are of the whole matrix (or sub-matrix), because its owner computes
+it whole, however the tensor-parallel ranks have sharded it.
 """
 
 from collections import Counter
@@ -41,7 +41,8 @@ class Matrix:
     splits: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        labels, rows = {label for label, _ in self.splits}, [rows for _, rows in self.splits]
+        labels = {label for label, _ in self.splits}
+        rows = [rows for _, rows in self.splits]
         refuse(
             (
                 rows and sum(rows) != self.rows,
@@ -109,7 +110,8 @@ def in_order(units: Iterable[Unit]) -> list[Unit]:
 def muon_flops(rows: int, cols: int, steps: int = NS_STEPS) -> int:
     """Newton-Schulz on m × n, m <= n: ``steps`` (4 n m² + 2 m³): X Xᵀ, A A and B X in each step
     (Jordan et al. 2024)."""
-    m, n = min(rows, cols), max(rows, cols)
+    m = min(rows, cols)
+    n = max(rows, cols)
     return steps * (4 * n * m * m + 2 * m**3)
 
 
@@ -153,8 +155,8 @@ def flops(method: Method, rows: int, cols: int) -> int:
 def state_bytes(method: Method, rows: int, cols: int, masters: bool = False) -> int:
     """fp32 bytes of the state its owner keeps: Muon one momentum; AdamW two moments; Shampoo
     momentum, and two matrices for each side it has a preconditioner of (statistics, root); SOAP two
-    moments, and two for each side (statistics, basis). With ``masters`` 2 more for each number, the
-    lower half of an fp32 matrix whose upper half all peers have."""
+    moments, and two for each side (statistics, basis). ``masters`` adds 2 bytes a number, the lower
+    half of fp32 numbers whose upper half all peers have."""
     numel = rows * cols
     whole = 2 if method in ("adamw", "soap") else 1
     sides = sum(2 * a * a for a in (rows, cols) if a <= MAX_SIDE)
@@ -166,9 +168,9 @@ class Rates:
     """Corrects counted operations by measured rates; without measurements the count stands. A
     measurement is (rows, cols, Gflop/s) of a step, by the method's own count of operations.
 
-    The rate of a shape is that of the nearest measured one: least ratio of the shorter sides, then
-    of the longer ones, then the smaller shape. The correction is relative to the best rate
-    measured, so that costs stay in operations at full rate.
+    A shape has the rate of the nearest measured one: least ratio of the shorter sides, then of the
+    longer ones, then the smaller shape. The correction is relative to the best rate measured, so
+    that costs stay in operations at full rate.
     """
 
     def __init__(self, measured: Iterable[tuple[int, int, float]] = ()) -> None:
@@ -190,7 +192,8 @@ class Rates:
         """Operations at the best rate that take as long as ``count`` operations on this shape."""
         if not self._measured:
             return count
-        m, n = min(rows, cols), max(rows, cols)
+        m = min(rows, cols)
+        n = max(rows, cols)
         nearest = min(self._measured, key=lambda r: (_ratio(r[0], m), _ratio(r[1], n), r))
         return max(1, int(Fraction(count) * Fraction(self._best) / Fraction(nearest[2])))
 

@@ -1,10 +1,10 @@
-"""The plan: an owner for every unit, what it is worth beside the ideal and the floor, the hash that
+"""The plan: an owner for every unit, its makespan beside the ideal and the floor, the hash that
 travels with a round, and the micro-groups in which it is carried out.
 
-A rank is a peer's place in the list given; ``assign_units`` is the same for peers by PeerId. With
-``tensor`` ranks in each tensor-parallel group, rank = data · tensor + t: all are one pool, because
-a reduce-scatter leaves the shards of a matrix with the ``tensor`` ranks of one data index, and any
-of them can then be its host.
+A rank is a peer's place in the list given; ``assign_units`` is the same for peers by PeerId. In
+tensor-parallel groups of ``tensor`` ranks, rank = data · tensor + t. All ranks are one pool: a
+reduce-scatter leaves the shards of a matrix with the ``tensor`` ranks of one data index, and any of
+them can then be its host.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class OwnershipPlan:
 
     @property
     def floor_over_ideal(self) -> float:
-        """What no plan of whole units can beat, over ideal."""
+        """Lower bound of any plan of whole units, over ideal."""
         return self.floor / self.ideal
 
 
@@ -93,7 +93,8 @@ def make_plan(
         done = _planned(problem, before, tensor, work)
     state = SearchState(problem, done.owner)
     owner = dict(sorted(zip((u.name for u in ordered), done.owner, strict=True)))
-    best, end = ideal(problem.costs, speeds), state.makespan()
+    best = ideal(problem.costs, speeds)
+    end = state.makespan()
     name = plan_hash(method, ordered, {n: str(r) for n, r in owner.items()})
     return OwnershipPlan(
         tuple(ordered),
@@ -163,8 +164,10 @@ def plan_hash(method: str, units: Sequence[Unit], owner: Mapping[str, str]) -> s
 def spread_bytes(problem: OwnershipProblem, owner: Sequence[int], tensor: int) -> list[int]:
     """Rename ranks of one speed so that the data-parallel groups hold near equal bytes: most bytes
     first, to the group with least that has a place. The makespan stays as it is."""
-    state, groups = SearchState(problem, owner), len(problem.speeds) // tensor
-    held, places = [0] * groups, [0] * groups
+    state = SearchState(problem, owner)
+    groups = len(problem.speeds) // tensor
+    held = [0] * groups
+    places = [0] * groups
     new = [0] * len(problem.speeds)
     for rank in sorted(range(len(new)), key=lambda p: (-state.used[p], p)):
         group = min((g for g in range(groups) if places[g] < tensor), key=lambda g: (held[g], g))
@@ -181,8 +184,8 @@ def bounded_groups(
     hides behind another's compute. In none does a rank hold more than ``most_bytes`` of matrices.
 
     As few groups as that allows. Groups are synchronous, so their time is the sum of each group's
-    slowest slot: every rank works through its units, largest first, and puts into the g-th group
-    what it does in the g-th equal share of the time, so that the ranks leave each group together.
+    slowest slot. So every rank goes through its units, largest first, and puts the units of the
+    g-th equal share of its time into the g-th group, so that the ranks leave each group together.
     Raises UsageFault for a matrix above C_max.
     """
     queues: list[list[Unit]] = [[] for _ in range(ranks)]
@@ -204,9 +207,11 @@ def bounded_groups(
 def _cut(queue: Sequence[Unit], count: int, most: int) -> list[list[Unit]] | None:
     """A queue in ``count`` groups by the middle of each unit's time; later if a group is full; None
     if they do not suffice."""
-    total, done = max(1, sum(u.cost for u in queue)), 0
+    total = max(1, sum(u.cost for u in queue))
+    done = 0
     groups: list[list[Unit]] = [[] for _ in range(count)]
-    used, at = [0] * count, 0
+    used = [0] * count
+    at = 0
     for u in queue:
         size = FP32 * u.numel
         at = max(at, min(count - 1, (2 * done + u.cost) * count // (2 * total)))

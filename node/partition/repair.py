@@ -1,8 +1,8 @@
 """Change as little of an ownership as a change of members or speeds allows.
 
-Orphans go where they are done first. Then units are exchanged off the slowest peer: first what is
-moving anyway, then what relieves it most for the bytes of state that must travel. Planning anew
-would move most of the bytes, for little.
+Orphans go to the peers that finish them first. Then units are exchanged off the slowest peer: first
+units that are moving anyway, then the units that relieve it most for the bytes of state that must
+travel. Planning anew would move most of the bytes, for little.
 """
 
 from bisect import bisect_left
@@ -19,21 +19,24 @@ from node.partition.search import ComparisonBudget, OwnershipProblem, SearchStat
 
 WORK = 400_000
 MANY = 48
-LARGE, LARGE_WORK = 60_000, 40_000
-"""Units times peers above which one variant is tried, and the work of a fresh plan beside it."""
+LARGE = 60_000
+"""Units times peers above which only one variant is tried."""
+LARGE_WORK = 40_000
+"""Work of a fresh plan beside a problem above ``LARGE``."""
 ANEW = 0.95
-"""Nearly everything moves when it is planned anew: only where that makes the step so much
-shorter."""
+"""Share of the repaired makespan that a fresh plan may have at most to be taken: nearly everything
+moves when it is planned anew."""
 MUST = 1.048
-"""Bytes are spent without a limit to come within this of the ideal time, or of the floor where that
-is above ``APART``."""
+"""Makespan down to which bytes are spent without a limit, as a multiple of the ideal time, or of
+the floor where that is more than ``APART`` times the ideal."""
 APART = 1.04
 WISH = 1.005
-"""And up to ``SPEND`` times the least that must move, to come within this."""
+"""Makespan, as a multiple of the floor, down to which up to ``SPEND`` times the fewest bytes are
+spent."""
 SPEND = 1.2
 SPENDS = (0.9, 1.0, 1.1, 1.2)
 NEAR = 16
-"""The peers that are done first are looked at before the others."""
+"""Number of the peers done first, which are looked at before the others."""
 TASTES = 3
 """Ways to choose among exchanges that cost bytes: most relief a byte; earliest end; fewest bytes
 that reach the goal."""
@@ -66,7 +69,7 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
     try:
         first = longest_first(problem, _fitting(problem, home))
     except OutOfResources:
-        # What stays leaves no room for an orphan.
+        # The kept units leave no room for an orphan.
         state, spent, floor = _anew(problem, home, sizes, fresh_work)
         least = orphaned + _shed(problem, home, sizes, floor)
         return Repaired(state.owner, orphaned + spent, least, floor)
@@ -89,7 +92,7 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
         moves.send_home(max(floor * WISH, state.makespan()))
         tried.append((state.makespan(), orphaned + moves.spent, state.owner))
     if (reached := min(tried)[0]) > must:
-        # What stayed may be in the way of what had to move.
+        # Kept units may be in the way of the ones that had to move.
         fresh_work = min(fresh_work, LARGE_WORK) if large else fresh_work
         state, spent, floor = _anew(problem, home, sizes, fresh_work)
         must = bearable(problem, floor)
@@ -123,7 +126,8 @@ def _fitting(problem: OwnershipProblem, home: Sequence[int]) -> list[int]:
     orphans too."""
     if problem.room is None:
         return list(home)
-    used, kept = [0] * len(problem.speeds), list(home)
+    used = [0] * len(problem.speeds)
+    kept = list(home)
     for unit, peer in enumerate(home):
         if peer >= 0:
             used[peer] += problem.sizes[unit]
@@ -134,8 +138,8 @@ def _fitting(problem: OwnershipProblem, home: Sequence[int]) -> list[int]:
 
 
 def _shed(problem: OwnershipProblem, home: Sequence[int], sizes: Sequence[int], time: float) -> int:
-    """The fewest bytes that bring every peer's kept load down to what it does by ``time``, if units
-    could be divided: each sheds those with most cost a byte first (Dantzig 1957)."""
+    """The fewest bytes that bring every peer's kept load down to its work of ``time`` seconds, if
+    units could be divided: each peer sheds the units with most cost a byte first (Dantzig 1957)."""
     total = 0
     for peer, speed in enumerate(problem.speeds):
         held = [i for i, p in enumerate(home) if p == peer]
@@ -161,13 +165,11 @@ class _Moves:
     def __init__(
         self, state: SearchState, home: Sequence[int], sizes: Sequence[int], taste: int
     ) -> None:
-        self.state, self.home, self.sizes, self.taste, self.work = (
-            state,
-            home,
-            sizes,
-            taste,
-            ComparisonBudget(0),
-        )
+        self.state = state
+        self.home = home
+        self.sizes = sizes
+        self.taste = taste
+        self.work = ComparisonBudget(0)
         self.spent = sum(
             size
             for size, was, now in zip(sizes, home, state.owner, strict=True)
@@ -177,7 +179,8 @@ class _Moves:
     def run(self, goal: float, budget: int | None, work: ComparisonBudget) -> None:
         """Exchange until the makespan is at most ``goal``, nothing helps, or ``budget`` bytes are
         spent; None: no limit."""
-        state, self.work = self.state, work
+        state = self.state
+        self.work = work
         while self.work.left > 0:
             slow = state.slowest()
             now = state.time(slow)
@@ -207,7 +210,8 @@ class _Moves:
     def send_home(self, time: float) -> None:
         """Undo moves that are not needed for a makespan of ``time``, those with most bytes
         first."""
-        state, problem = self.state, self.state.problem
+        state = self.state
+        problem = self.state.problem
         away = [i for i, p in enumerate(state.owner) if self.home[i] >= 0 and p != self.home[i]]
         for unit in sorted(away, key=lambda i: (-self.sizes[i], i)):
             to = self.home[unit]
@@ -227,9 +231,10 @@ class _Moves:
         return price
 
     def _handfuls(self, here: int, there: int, most: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """(cost, price, units): for each total cost the handful whose move is cheapest; rising, the
+        """(cost, price, units) of the cheapest combination to move for each total cost; rising, the
         empty one first."""
-        costs, held = self.state.problem.costs, self.state.held[here]
+        costs = self.state.problem.costs
+        held = self.state.held[here]
         if len(held) > MANY:
             loose = [i for i in held if self.home[i] != here]
             held = sorted(_thinned(loose) + _thinned([i for i in held if self.home[i] == here]))
@@ -262,13 +267,16 @@ class _Moves:
     ) -> tuple[float, float, int, tuple[int, ...], tuple[int, ...]] | None:
         """The exchange that is best by taste: (taste, taste, peer, units that go there, units that
         come back)."""
-        state, speeds = self.state, self.state.problem.speeds
-        now, best = state.time(slow), None
+        state = self.state
+        speeds = self.state.problem.speeds
+        now = state.time(slow)
+        best = None
         for peer in others:
             room = now * speeds[peer] - state.load[peer]
             if room <= 0:
                 continue
-            mine, theirs = self._handfuls(slow, peer, most)[1:], self._handfuls(peer, slow, most)
+            mine = self._handfuls(slow, peer, most)[1:]
+            theirs = self._handfuls(peer, slow, most)
             sums = [cost for cost, _, _ in theirs]
             if not self.work.spend(len(mine) + len(theirs)):
                 break
@@ -278,7 +286,9 @@ class _Moves:
             for cost, price, give in mine:
                 at = bisect_left(sums, cost - shift)
                 for k in sorted({0, max(at - 1, 0), min(at, len(sums) - 1)}):
-                    moved, paid, take = cost - sums[k], price + theirs[k][1], theirs[k][2]
+                    moved = cost - sums[k]
+                    paid = price + theirs[k][1]
+                    take = theirs[k][2]
                     if not 0 < moved < room or (limit is not None and paid > limit):
                         continue
                     end = max(

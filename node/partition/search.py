@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from itertools import combinations
 
 LOOK_AT = 24
-"""How many of the earliest peers exchanges of several units are tried with."""
+"""Number of the earliest peers that are tried for exchanges of several units."""
 FEW = ((2, 60), (3, 36))
-"""Exchanges of two and of three units are tried between peers that hold at most so many together,
-of each cost two or three."""
+"""Pairs (most, limit): exchanges of up to ``most`` units each way are tried between peers that hold
+at most ``limit`` units together, of which at most ``most`` of each cost count."""
 
 Some = tuple[int, tuple[int, ...]]
-"""Cost of a handful of units, and which."""
+"""Total cost of a combination of units, and the units."""
 
 
 class ComparisonBudget:
@@ -26,7 +26,7 @@ class ComparisonBudget:
         self.left = limit
 
     def spend(self, amount: int) -> bool:
-        """Whether there was still work to spend."""
+        """Take ``amount`` from the budget. Return True if some is left."""
         self.left -= amount
         return self.left > 0
 
@@ -42,22 +42,22 @@ class OwnershipProblem:
         sizes: Sequence[int] = (),
         room: Sequence[int] | None = None,
     ) -> None:
-        self.costs, self.speeds, self.room = (
-            list(costs),
-            list(speeds),
-            None if room is None else list(room),
-        )
+        self.costs = list(costs)
+        self.speeds = list(speeds)
+        self.room = None if room is None else list(room)
         self.sizes = list(sizes) or [0] * len(self.costs)
 
 
 class SearchState:
-    """Who holds what. ``held[p]``: indices of units, rising, so largest first; ``load``, ``used``:
-    sums of cost and bytes."""
+    """Holdings of each peer. ``held[p]``: indices of units, rising, so largest first; ``load``,
+    ``used``: sums of cost and bytes."""
 
     def __init__(self, problem: OwnershipProblem, owner: Sequence[int]) -> None:
-        self.problem, self.owner = problem, list(owner)
+        self.problem = problem
+        self.owner = list(owner)
         self.held: list[list[int]] = [[] for _ in problem.speeds]
-        self.load, self.used = [0] * len(problem.speeds), [0] * len(problem.speeds)
+        self.load = [0] * len(problem.speeds)
+        self.used = [0] * len(problem.speeds)
         for unit, peer in enumerate(owner):
             if peer >= 0:
                 self.held[peer].append(unit)
@@ -78,7 +78,8 @@ class SearchState:
 
     def place(self, unit: int, peer: int) -> None:
         """Give a unit to a peer, from whoever holds it now."""
-        was, problem = self.owner[unit], self.problem
+        was = self.owner[unit]
+        problem = self.problem
         if was >= 0:
             self.held[was].remove(unit)
             self.load[was] -= problem.costs[unit]
@@ -102,15 +103,17 @@ class SearchState:
 
     def some(self, peer: int, most: int) -> list[int]:
         """Up to ``most`` of a peer's units of each cost."""
-        costs, chosen = self.problem.costs, []
+        costs = self.problem.costs
+        chosen = []
         for i in self.held[peer]:
             if len(chosen) < most or costs[chosen[-most]] != costs[i]:
                 chosen.append(i)
         return chosen
 
     def room_for(self, peer: int, come: Sequence[int], go: Sequence[int]) -> bool:
-        """Whether a peer's memory holds after an exchange."""
-        room, size = self.problem.room, self.problem.sizes.__getitem__
+        """Return True if a peer's memory suffices after an exchange."""
+        room = self.problem.room
+        size = self.problem.sizes.__getitem__
         if room is None:
             return True
         return self.used[peer] + sum(map(size, come)) - sum(map(size, go)) <= room[peer]

@@ -19,7 +19,8 @@ from node.core.tasks import together
 from node.reach.interfaces import is_loopback, leaves_from
 
 ROUTES = Path("/proc/net/route")
-_UP, _GATEWAY = 1, 2  # RTF_UP, RTF_GATEWAY
+_UP = 1  # RTF_UP
+_GATEWAY = 2  # RTF_GATEWAY
 REMOVE_S = 2.0
 LEASE_S = 3600
 """Seconds that the router is asked to map ports for."""
@@ -85,11 +86,11 @@ class Mapping:
 
 
 Granted = tuple[tuple[Mapping, ...], float]
-"""What the router maps, and the shortest of the leases in seconds."""
+"""Mappings that the router has made, and the shortest of their leases in seconds."""
 
 
 class RouterFault(TuttiError):
-    """The router does not do what was asked; the text is a short sentence for the operator."""
+    """The router did not grant a request; the text is a short sentence for the operator."""
 
 
 class GatewayProtocol(ABC):
@@ -100,7 +101,7 @@ class GatewayProtocol(ABC):
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.held: dict[Port, Mapping | None] = {}
-        """What the router was asked to map; None while it is not known to have done so."""
+        """Mapping of each port that was requested; None until the router has granted it."""
 
     @abstractmethod
     async def probe(self) -> None:
@@ -138,7 +139,8 @@ class GatewayProtocol(ABC):
                     if not renewing:
                         await self.remove()
                     raise
-                self.held[port], refused = None, e
+                self.held[port] = None
+                refused = e
                 continue
             self.held[port] = mapping
             leases[mapping] = granted
@@ -147,7 +149,8 @@ class GatewayProtocol(ABC):
         return tuple(leases), min(leases.values(), default=math.inf)
 
     async def remove(self) -> None:
-        """Delete what was mapped, or may have been. Ends within :data:`REMOVE_S`, come what may."""
+        """Delete every mapping that was or may have been made. Ends within :data:`REMOVE_S`
+        seconds, whatever happens."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REMOVE_S):
                 await together(*(self._forget(port) for port in tuple(self.held)))

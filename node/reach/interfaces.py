@@ -1,6 +1,6 @@
-"""The addresses of this machine, and ports of it: which are free, and who has one that is not.
-Enters: what the kernel says of its interfaces and sockets. Leaves: addresses, widest scope first;
-ports. Never: a packet."""
+"""The addresses of this machine, and its ports: the free ones, and the programs that hold others.
+Enters: the kernel's tables of interfaces and sockets. Leaves: addresses, widest scope first; ports.
+Never: a packet."""
 
 import contextlib
 import functools
@@ -92,7 +92,7 @@ def _read(path: Path) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
+    """Return True if only this machine can reach ``host``."""
     return scope(host) is Scope.LOOPBACK
 
 
@@ -171,7 +171,7 @@ def leaves_from(host: str) -> str:
 
 
 def wildcards() -> tuple[str, ...]:
-    """What to bind to listen everywhere: "0.0.0.0", and "::" where this kernel speaks IPv6."""
+    """Addresses to listen everywhere: "0.0.0.0", and "::" where this kernel speaks IPv6."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::", 0))

@@ -1,12 +1,14 @@
-"""The ways to a peer, the best first, and when to try a better one than there is. Pure.
-Enters: how a peer is reached, what was tried and failed, the time. Leaves: the next attempt.
+"""The ways to a peer, the best first, and the times to try a better one than the current. Pure.
+Enters: the way to a peer in use, failed attempts, the time. Leaves: the next attempt.
 Never: the attempt itself (that is :mod:`node.transport.ways.lines`)."""
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-AGAIN_S, LONGEST_S = 5.0, 300.0
-"""First pause after an attempt that failed; doubles up to the longest."""
+AGAIN_S = 5.0
+"""First pause, in seconds, after an attempt that failed; it doubles with every failure."""
+LONGEST_S = 300.0
+"""Longest pause, in seconds, after an attempt that failed."""
 
 
 class Rung(IntEnum):
@@ -33,7 +35,7 @@ class Rung(IntEnum):
 
 
 class ClimbAttempt(Enum):
-    """What may lead to a better rung; the word is for people."""
+    """Attempts that may lead to a better rung; the value is a word for people."""
 
     DIAL = "tcp"
     """gRPC over TCP to the addresses the peer announces."""
@@ -63,14 +65,15 @@ class Climb:
         if rung is Rung.NONE:
             self.news(now)
         elif self.rung is Rung.NONE:
-            # What is better was tried beside what came first; both need a moment before another try
-            # can differ.
+            # Better ways were tried together with this one; both attempts need a moment before
+            # another try can differ.
             self._next = {a: now + AGAIN_S for a in (ClimbAttempt.DIAL, ClimbAttempt.CONNECT)}
         self.rung = rung
 
     def news(self, now: float) -> None:
         """Something has changed (its addresses, ours): everything is worth a try again."""
-        self._failures, self._next = {}, {}
+        self._failures = {}
+        self._next = {}
 
     def due(self, now: float) -> ClimbAttempt | None:
         """The next attempt, if one is worth it and it is time; None as long as the peer is not

@@ -32,9 +32,12 @@ WAITS_S = (0.25, 0.5, 1.0, 2.0)
 starts with 3 s; here whoever asks is told soon, and asks again later."""
 
 ANSWER = 0x80  # added to the opcode of a request
-ADDRESS, MAPS = 0, {"udp": 1, "tcp": 2}  # NAT-PMP's opcodes
-ANNOUNCE, MAP = 0, 1  # PCP's
-_PMP, _PCP = 0, 2  # versions
+ADDRESS = 0  # NAT-PMP's opcode
+MAPS = {"udp": 1, "tcp": 2}  # NAT-PMP's opcodes
+ANNOUNCE = 0  # PCP's opcode
+MAP = 1  # PCP's opcode
+_PMP = 0  # version
+_PCP = 2  # version
 _NUMBERS = {"tcp": 6, "udp": 17}  # IANA's protocol numbers, for PCP
 _LONGEST = 1100  # bytes of a PCP message (RFC 6887, section 7)
 _PREFIX = bytes(10) + b"\xff\xff"  # of an IPv4 address written as an IPv6 one
@@ -68,8 +71,8 @@ PCP_RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class MapAnswer:
-    """An answer of either protocol. ``epoch`` and ``lifetime`` in seconds; what it does not carry
-    is empty. ``nonce`` and ``protocol`` are PCP's."""
+    """An answer of either protocol. ``epoch`` and ``lifetime`` in seconds; fields that the answer
+    does not carry are empty. ``nonce`` and ``protocol`` are PCP's."""
 
     opcode: int
     result: int
@@ -95,7 +98,7 @@ def pmp_map(port: Port, external: int, lifetime: int) -> bytes:
 
 
 def read_pmp(data: bytes) -> MapAnswer:
-    """Decode an answer; a refusal may be short. Raises WireError for what is none."""
+    """Decode an answer; a refusal may be short. Raises WireError if it is no NAT-PMP answer."""
     if len(data) < 8:
         raise WireError(f"a NAT-PMP answer has 8 bytes at least, not {len(data)}")
     version, opcode, result, epoch = struct.unpack_from("!BBHI", data)
@@ -133,13 +136,15 @@ def pcp_map(
     ``nonce`` is 12 bytes; only who knows the one a mapping was made with renews or deletes it.
     """
     if not lifetime:
-        external, host = 0, "0.0.0.0"
+        external = 0
+        host = "0.0.0.0"
     body = struct.pack("!12sB3xHH", nonce, _NUMBERS[port[0]], port[1], external)
     return _pcp_header(MAP, lifetime, client) + body + _PREFIX + IPv4Address(host).packed
 
 
 def read_pcp(data: bytes) -> MapAnswer:
-    """Decode an answer; a refusal may end after its header. Raises WireError for what is none."""
+    """Decode an answer; a refusal may end after its header. Raises WireError if it is no PCP
+    answer."""
     if not 24 <= len(data) <= _LONGEST or len(data) % 4:
         raise WireError(f"a PCP answer does not have {len(data)} bytes")
     version, opcode, result, lifetime, epoch = struct.unpack_from("!BBxBII", data)
@@ -164,7 +169,8 @@ def state_lost(before: tuple[float, int], after: tuple[float, int]) -> bool:
 
     The rule of RFC 6887, section 8.5, which suits NAT-PMP (RFC 6886, section 3.6) too.
     """
-    ours, its = after[0] - before[0], after[1] - before[1]
+    ours = after[0] - before[0]
+    its = after[1] - before[1]
     return its < -1 or ours + 2 < its - its / 16 or its + 2 < ours - ours / 16
 
 
@@ -174,8 +180,8 @@ def state_lost(before: tuple[float, int], after: tuple[float, int]) -> bool:
 async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: str, port: int) -> T:
     """Send ``request`` until ``accept`` takes an answer, once for each of :data:`WAITS_S`.
 
-    ``accept`` returns None for what answers something else and raises WireError for what is
-    malformed: both are passed over. Raises what else it raises, and RouterFault when no answer
+    ``accept`` returns None for an answer to something else and raises WireError for a malformed
+    one: both are passed over. Raises other exceptions of ``accept``, and RouterFault if no answer
     came or the port is closed.
     """
     loop = asyncio.get_running_loop()
@@ -205,7 +211,7 @@ async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: st
 
 
 class _Pmp(GatewayProtocol):
-    """What both have in common: a port of the gateway, and an epoch that tells of lost state."""
+    """Base of both protocols: a port of the gateway, and an epoch that shows lost state."""
 
     def __init__(self, gateway: Gateway, port: int = PORT) -> None:
         super().__init__(gateway)
@@ -259,7 +265,8 @@ class NatPmp(_Pmp):
         answer = await self._exchange(pmp_address(), lambda data: self._read(data, ADDRESS, 0))
         if answer.host == "0.0.0.0":
             raise RouterFault("the router has no address outside")
-        before, self._host = self._host, answer.host
+        before = self._host
+        self._host = answer.host
         return before == answer.host
 
     async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
@@ -282,7 +289,8 @@ class NatPmp(_Pmp):
 
 
 class Pcp(_Pmp):
-    """Mappings by PCP. ``nonce`` is 12 bytes; those of an earlier process need the same one."""
+    """Mappings by PCP. ``nonce`` is 12 bytes; to change the mappings of an earlier process it must
+    be the same."""
 
     name = "PCP"
 

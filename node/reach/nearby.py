@@ -28,7 +28,7 @@ from node.telemetry.events import Journal, JournalHandler
 
 TYPE = "_tutti._tcp.local."
 VERSION = "1"
-"""Of the TXT record: peers that write another one are not understood."""
+"""Version of the TXT record: peers that write another one are not understood."""
 REMEMBERED = 256
 """Peers a browser keeps; the one first found makes room for another."""
 ADDRESSES = 8
@@ -49,7 +49,9 @@ LONGEST_PAUSE_S = 1200.0
 _RUN = re.compile(r"[0-9a-f]{64}")
 _STAGES = re.compile(r"[1-9][0-9]{0,3}")
 _KEYS = ("v", "run", "swarm", "owner", "peer", "name", "stages")
-_PTR, _IN, _QUERY = 12, 1, 0  # RFC 1035, 3.2.2, 3.2.4 and 4.1.1
+_PTR = 12  # RFC 1035, 3.2.2
+_IN = 1  # RFC 1035, 3.2.4
+_QUERY = 0  # RFC 1035, 4.1.1
 
 Interfaces = tuple[tuple[str | int, ...], tuple[str, ...]]
 
@@ -66,7 +68,7 @@ class _PeerOfRun:
 
 @dataclass(frozen=True, slots=True)
 class Advert(_PeerOfRun):
-    """What a daemon says of itself on the LAN; ``port`` is the TCP port of its libp2p."""
+    """A daemon's announcement on the LAN; ``port`` is the TCP port of its libp2p."""
 
     port: int
 
@@ -117,15 +119,16 @@ def found_of(
 
 
 class Nearby(RecordUpdateListener):
-    """In the mDNS group on all interfaces of this host, which is entered anew when those change.
+    """Membership of the mDNS group on all interfaces of this host; it is entered anew when the
+    interfaces change.
 
-    Tells the LAN of ``advert`` (None: of nothing). Calls ``on_found`` for each peer announced
-    there, and again when it says something new; this one is found, too. REMEMBERED peers are kept
-    at most, but a host on the LAN can make up any number of them: limit what is dialled.
+    Announces ``advert`` on the LAN (None: nothing). Calls ``on_found`` for each peer announced
+    there, and again when its announcement changes; this peer is found, too. At most REMEMBERED
+    peers are kept, but a host on the LAN can make up any number of them: limit your dials.
     ``on_found`` is called in the loop and must not raise.
 
-    Where no interface takes part, ``trouble`` says why and the journal is told once.
-    ``on_error(name, error)`` hears of errors that nobody expected.
+    Where no interface takes part, ``trouble`` names the reason and the journal is told once.
+    ``on_error(name, error)`` hears of unexpected errors.
     """
 
     def __init__(
@@ -136,7 +139,9 @@ class Nearby(RecordUpdateListener):
         advert: Advert | None = None,
     ) -> None:
         super().__init__()
-        self._journal, self._on_found, self._advert = journal, on_found, advert
+        self._journal = journal
+        self._on_found = on_found
+        self._advert = advert
         self._tasks = Tasks("nearby", on_error)
         self._zeroconf: AsyncZeroconf | None = None
         self._mdns: zeroconf.Zeroconf
@@ -171,7 +176,8 @@ class Nearby(RecordUpdateListener):
                 if here != opened:
                     await self._shut()
                     await self._open(here)
-                    opened, self.trouble = here, ""
+                    opened = here
+                    self.trouble = ""
             except (OSError, RuntimeError, zeroconf.Error) as e:
                 opened = None
                 await self._shut()
@@ -215,7 +221,8 @@ class Nearby(RecordUpdateListener):
             )
 
     def _listen(self, mdns: zeroconf.Zeroconf, ours: tuple[str, ...]) -> None:
-        self._mdns, self._ours = mdns, ours
+        self._mdns = mdns
+        self._ours = ours
         mdns.async_add_listener(self, None)
         self._asker = self._tasks.spawn(self._ask(mdns), "ask", eternal=True)
 
@@ -237,7 +244,7 @@ class Nearby(RecordUpdateListener):
         """Query often at first, then rarely, naming the answers that we have (RFC 6762, 5.2, 7.1).
 
         zeroconf's own browser would stop asking for good once it had heard a name that is no UTF-8,
-        and what it plans to refresh grows with each name it hears.
+        and its list of answers to refresh grows with each name it hears.
         """
         pause = 1.0
         while True:
@@ -259,7 +266,7 @@ class Nearby(RecordUpdateListener):
         now: float,
         records: list[RecordUpdate],
     ) -> None:
-        """What a packet brought, before the cache holds it, or what expired."""
+        """Note the records of a packet, before the cache holds them, and expired ones."""
         for record in (update.new for update in records):
             expired = record.is_expired(now)  # by a goodbye, too
             if isinstance(record, DNSPointer):
@@ -273,7 +280,8 @@ class Nearby(RecordUpdateListener):
 
     def async_update_records_complete(self) -> None:
         """The cache holds it now."""
-        changed, self._changed = self._changed, set()
+        changed = self._changed
+        self._changed = set()
         for peer in changed:
             try:
                 public_key_of(peer)
@@ -289,7 +297,7 @@ class Nearby(RecordUpdateListener):
             self._heard(peer, found_of(peer, info.properties, hosts, info.port))
 
     def _heard(self, peer: str, found: Found | None) -> None:
-        """What the instance named ``peer`` says now; None: nothing of use."""
+        """Take in the present announcement of the instance ``peer``; None if it is of no use."""
         if found is None:
             self._found.pop(peer, None)
             self._ignored += 1
@@ -340,7 +348,8 @@ def _peer_of(pointer: DNSPointer) -> str:
 
 
 def _dialable(host: str) -> bool:
-    """Whether others of this LAN may dial ``host``. Link-local IPv6 would need a zone, theirs."""
+    """Return True if others of this LAN may dial ``host``. Link-local IPv6 would need a zone,
+    theirs."""
     try:
         a = ipaddress.ip_address(host)
     except ValueError:

@@ -50,8 +50,11 @@ class PortMapper:
         look: Callable[[], Gateway | None] = find_gateway,
         ways: Callable[[Gateway], Sequence[GatewayProtocol]] | None = None,
     ) -> None:
-        self._journal, self._on_change = journal, on_change
-        self._every_s, self._look, self._make = every_s, look, ways or self._usual
+        self._journal = journal
+        self._on_change = on_change
+        self._every_s = every_s
+        self._look = look
+        self._make = ways or self._usual
         seed = b"tutti pcp" + (secret or secrets.token_bytes(32))
         self._nonce = hashlib.sha256(seed).digest()[:12]
         self._tasks = Tasks("portmap", on_error)
@@ -65,7 +68,7 @@ class PortMapper:
         self._renew_at = math.inf
         self._lamented: dict[str, str] = {}
         self.mappings: tuple[Mapping, ...] = ()
-        """What is mapped now; empty before :meth:`start` and after :meth:`close`."""
+        """Mappings in force; empty before :meth:`start` and after :meth:`close`."""
         self.tried: dict[str, str] = {}
         """Every way that was tried: "" if it is used, else the reason it is not, a sentence."""
 
@@ -80,7 +83,7 @@ class PortMapper:
         self._tasks.spawn(self._run(), "run", eternal=True)
 
     async def close(self) -> None:
-        """Stop and remove what was mapped, in 2 s at most. Safe to call twice."""
+        """Stop, and remove all mappings, in 2 s at most. Safe to call twice."""
         self.mappings = ()
         await self._tasks.close()
         await together(*(way.remove() for way in self._ways))
@@ -102,7 +105,8 @@ class PortMapper:
                     await self._news.wait()
 
     async def _follow(self, gateway: Gateway | None) -> None:
-        """Have mapped at this gateway what is wanted, as far as it maps anything."""
+        """Request the wanted port mappings from this gateway; one without a mapping protocol is
+        skipped."""
         if gateway != self._gateway:
             self._turn_to(gateway)
             self._now_mapped(())  # what the router that was left maps is of no use here
@@ -121,12 +125,16 @@ class PortMapper:
 
     def _turn_to(self, gateway: Gateway | None) -> None:
         self._ways = self._make(gateway) if gateway else ()
-        self._gateway, self._used, self.tried, self._renew_at = gateway, None, {}, math.inf
+        self._gateway = gateway
+        self._used = None
+        self.tried = {}
+        self._renew_at = math.inf
 
     async def _choose(self) -> None:
         """Probe all ways at once; the first of them, in their order, that maps is used. Ends when
         all have answered or given up (UPnP: some 4 s, 20 s at most)."""
-        self._used, self._renew_at = None, math.inf
+        self._used = None
+        self._renew_at = math.inf
         ways = self._ways if self._wanted else ()
         probes = [self._tasks.spawn(_trouble(w.probe()), f"probe-{w.name}") for w in ways]
         for way, probe in zip(ways, probes, strict=True):
@@ -140,7 +148,7 @@ class PortMapper:
             self._now_mapped(())
 
     async def _map(self, way: GatewayProtocol) -> None:
-        """Map what is wanted, new or again, and nothing else. Raises RouterFault."""
+        """Request the wanted mappings, new or again, and no others. Raises RouterFault."""
         self._asked = self._wanted
         mappings, lease_s = await way.map(self._asked)
         self._used = way if self._asked else None

@@ -1,5 +1,6 @@
-"""Which relays to be reachable through: two, chosen at random, another when one is lost. Pure.
-Enters: offers of relays, what became of a reservation, the time. Leaves: relays to ask."""
+"""Choice of the relays for this peer to be reachable through: two, drawn at random, and another
+when one is lost. Pure. Enters: offers of relays, outcomes of reservations, the time. Leaves: relays
+to ask."""
 
 import hashlib
 from collections.abc import Iterable
@@ -8,8 +9,10 @@ from dataclasses import dataclass, field
 from node.core.ids import PeerId
 
 WANTED = 2
-FIRST_S, LONGEST_S = 2.0, 120.0
-"""Pause after a relay refused or was lost; doubles up to the longest."""
+FIRST_S = 2.0
+"""First pause, in seconds, after a relay refused or was lost; it doubles with every failure."""
+LONGEST_S = 120.0
+"""Longest pause, in seconds, after a relay refused or was lost."""
 
 
 @dataclass

@@ -3,10 +3,10 @@ the certificate that a peer shows there and on its gRPC server.
 Enters: a stream through a relay. Leaves: the same stream, private, and the PeerId at its other end.
 Never: trust in the relay, which sees only when and how much.
 
-The server's certificate alone proves nothing: whoever carries the stream can show one of its own.
-So inside TLS each side signs what it sees: the run, both PeerIds, the server's certificate and a
-nonce of the other side. A relay that ends TLS itself, towards either side, gets a signature over
-its own certificate, which the other side refuses.
+The server's certificate alone proves nothing: the relay that carries the stream can show one of its
+own. So inside TLS each side signs its view of the session: the run, both PeerIds, the server's
+certificate and a nonce of the other side. A relay that ends TLS itself, towards either side, gets a
+signature over its own certificate, which the other side refuses.
 
 Nobody signs a certificate and nobody needs to. For gRPC the handshake delivers it over a connection
 that proves the PeerId, and a client accepts exactly this one. P-256 because gRPC's TLS has no
@@ -40,7 +40,8 @@ HELD = 1 << 20
 """Bytes of TLS records that may wait for their reader."""
 CERTIFICATE_BYTES = 4096
 DAY_S = 86400
-_CALLER, _CALLEE = "tutti/relayed/caller/1", "tutti/relayed/callee/1"
+_CALLER = "tutti/relayed/caller/1"
+_CALLEE = "tutti/relayed/callee/1"
 _PROOF = struct.Struct(f">{NONCE_BYTES}s{SIGNATURE_BYTES}s")
 _USAGE = x509.KeyUsage(
     digital_signature=True,
@@ -80,8 +81,10 @@ class Secured:
         context: ssl.SSLContext,
         server: bool,
     ) -> None:
-        self._reader, self._writer = reader, writer
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._reader = reader
+        self._writer = writer
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
 
     async def shake(self) -> None:
@@ -97,12 +100,13 @@ class Secured:
                 raise WireError(f"TLS failed: {e.reason or e}") from e
 
     def certificate(self) -> bytes:
-        """What the other side showed, DER."""
+        """Certificate of the other side, DER."""
         return self._tls.getpeercert(True) or b""
 
     async def readexactly(self, count: int) -> bytes:
-        """As of :class:`asyncio.StreamReader`. Raises IncompleteReadError when the stream ends
-        before, or is TLS no more: that is the doing of who carries it, not of who is proven."""
+        """See :meth:`asyncio.StreamReader.readexactly`. Raises IncompleteReadError if the stream
+        ends early, or is TLS no more: the carrier did that, not the peer whose identity is
+        proven."""
         got = bytearray()
         while len(got) < count:
             try:

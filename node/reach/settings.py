@@ -1,12 +1,12 @@
-"""What this peer does so that others can reach it, and what it does for peers that nobody can
-dial."""
+"""Settings of this peer's reachability: measures so that others can reach it, and its help for
+peers that nobody can dial."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ReachSettings:
-    """Of this peer. Nothing of it is done by a peer that listens on loopback."""
+    """Measures of this peer. A peer that listens on loopback takes none of them."""
 
     map_ports: bool = True
     """Ask the router to map this peer's ports (PCP, NAT-PMP, UPnP)."""
@@ -19,12 +19,12 @@ class ReachSettings:
     relay: bool = True
     """Relay for others while everybody can dial this peer."""
     relay_rate: float = 0.0
-    """Most bytes a second relayed for all others together, what comes in counted once; 0: no
-    limit."""
+    """Most bytes a second relayed for all others together, each byte counted once, on its way in;
+    0: no limit."""
     relay_clients: int = 64
-    """Strangers that may be reached through this one at a time, and as many members of the run and
-    peers that this one has worked with."""
+    """Strangers that may be reached through this one at a time. The same number of members of the
+    run and peers that this one has worked with may be reached beside them."""
     relay_circuits: int = 256
-    """Relayed connections at a time that strangers opened, and as many for the others."""
+    """Relayed connections at a time that strangers opened. The others may open the same number."""
     relay_circuits_each: int = 16
     """Relayed connections at a time that one peer may open."""

@@ -1,11 +1,11 @@
-"""Who of those that a relay carries for may send next, so that the total stays under a rate and
-everybody gets as much. Enters: requests of pairs of peers, the time. Leaves: the requests that may
+"""Turns of the peers that a relay carries for, so that the total stays under a rate and each pair
+gets an equal share. Enters: requests of pairs of peers, the time. Leaves: the requests that may
 go. Pure.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996) over a token bucket: each pair has a counter of
-the bytes it was granted, the one with the smallest counter is next, and who comes back after a
-pause starts where the others are. Not quite: a circuit asks for one piece at a time and is gone for
-a moment after each, so a pair keeps a small credit. Weights make the shares unequal.
+the bytes it was granted, and the pair with the smallest counter is next. A pair that comes back
+after a pause starts where the others are. Not quite: a circuit asks for one piece at a time and is
+gone for a moment after each, so a pair keeps a small credit. Weights make the shares unequal.
 """
 
 from collections import deque
@@ -41,16 +41,20 @@ class Shares:
     go at once after a pause; ``now`` is in seconds of a steady clock."""
 
     def __init__(self, rate: float, now: float = 0.0, burst_s: float = BURST_S) -> None:
-        self.rate, self._burst_s = rate, burst_s
+        self.rate = rate
+        self._burst_s = burst_s
         self._pairs: dict[Hashable, _Pair] = {}
-        self._tokens, self._at = rate * burst_s, now
-        self._next, self._floor = 0, 0.0
+        self._tokens = rate * burst_s
+        self._at = now
+        self._next = 0
+        self._floor = 0.0
         self._busy = False
-        """Whether somebody was left waiting by the last grant."""
+        """True if the last grant left a pair waiting."""
 
     def ask(self, pair: Hashable, count: int, weight: float = 1.0) -> int:
-        """``pair`` wants to send ``count`` bytes; the number by which :meth:`grant` will name the
-        request. Of two that always want more, one of twice the ``weight`` gets twice as much."""
+        """Add the request of ``pair`` to send ``count`` bytes. Return the number by which
+        :meth:`grant` names the request. Of two pairs that always want more, the one of twice the
+        ``weight`` gets twice the bytes."""
         known = self._pairs.get(pair)
         if known is None:
             if len(self._pairs) >= PAIRS_KEPT:
@@ -64,11 +68,12 @@ class Shares:
         return self._next
 
     def grant(self, now: float) -> list[int]:
-        """Requests that may go now, one of each pair: a pair whose request went needs a moment to
-        ask again, and is not passed over meanwhile. A request goes when there is anything in the
-        bucket and may leave a debt."""
+        """Requests that may go now, one of each pair. A pair that was served needs a moment to ask
+        again, and is not passed over meanwhile. A request goes when there is anything in the bucket
+        and may leave a debt."""
         self._fill(now)
-        done, served = [], set[int]()
+        done = []
+        served = set[int]()
         while self._tokens > 0 and (pair := self._first(served)) is not None:
             served.add(id(pair))
             number, count = pair.waiting.popleft()
@@ -96,7 +101,7 @@ class Shares:
             pair.waiting = deque(w for w in pair.waiting if w[0] != number)
 
     def gone(self, pair: Hashable) -> None:
-        """Forget a pair and what it waits for."""
+        """Forget a pair and its waiting requests."""
         self._pairs.pop(pair, None)
 
     def _fill(self, now: float) -> None:

@@ -1,6 +1,6 @@
-"""Whether other peers can dial this one, from what they report after having tried. Pure. Enters:
-reports of single peers, the time. Leaves: open or closed, whom to ask next, addresses that were
-proven. Never: a claim of this peer itself."""
+"""Reachability of this peer: whether others can dial it, from the reports of peers that have tried.
+Pure. Enters: reports of single peers, the time. Leaves: open or closed, the peers to ask next,
+addresses that were proven. Never: a claim of this peer itself."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,14 +10,16 @@ from node.core.addresses import Scope, scope
 from node.core.ids import PeerId
 
 ASKED_AT_ONCE = 3
-"""Peers whose reports decide: of more, those heard last."""
-AGAIN_S, AGAIN_SOON_S = 60.0, 5.0
-"""Between two rounds of questions once it is known, and before."""
+"""Number of peers with reports that decide: the ones heard last."""
+AGAIN_S = 60.0
+"""Seconds between two rounds of questions once the reachability is known."""
+AGAIN_SOON_S = 5.0
+"""Seconds between two rounds of questions before the reachability is known."""
 STALE_S = 300.0
-"""A report older than that says nothing any more."""
+"""Seconds after which a report does not count any more."""
 DOUBTS = 3
-"""Reports in a row that a peer must make before what it could dial counts as closed: one may be a
-moment of trouble."""
+"""Failures in a row that a peer must report before a port that it could dial counts as closed: one
+may be a moment of trouble."""
 
 
 class Standing(Enum):
@@ -30,9 +32,9 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReachReport:
-    """What ``by`` found: it sees this peer at ``host`` (port ``port``), and of this peer's TCP
-    ports those in ``open`` accepted a connection from there. ``far``: it has a public address
-    itself, so it speaks for everybody and not for a LAN only."""
+    """Findings of the peer ``by``: it sees this peer at ``host`` (port ``port``), and could connect
+    from there to the TCP ports in ``open`` of this peer. ``far``: it has a public address itself,
+    so it speaks for everybody and not for a LAN only."""
 
     by: PeerId
     host: str
@@ -55,10 +57,12 @@ class Reach:
         """The ports that others would dial. Reports about others count no more."""
         if self.ports != (p2p, grpc):
             self.ports = p2p, grpc
-            self._reports, self._asked, self._doubts = {}, {}, {}
+            self._reports = {}
+            self._asked = {}
+            self._doubts = {}
 
     def reported(self, report: ReachReport) -> None:
-        """What a peer found out."""
+        """Take in the report of a peer."""
         old = self._reports.get(report.by)
         if old is not None and old.open - report.open and report.at - old.at < STALE_S:
             self._doubts[report.by] = self._doubts.get(report.by, 0) + 1
@@ -69,7 +73,7 @@ class Reach:
         self._reports[report.by] = report
 
     def standing(self, now: float) -> Standing:
-        """What most of the peers heard last say; those that are far away, where there are any."""
+        """Majority of the reports heard last; only far peers count, where there are any."""
         fresh = self._fresh(now)
         if not fresh:
             return Standing.UNKNOWN
@@ -77,7 +81,7 @@ class Reach:
         return Standing.OPEN if 2 * yes > len(fresh) else Standing.CLOSED
 
     def bulk_open(self, now: float) -> bool:
-        """Whether the gRPC port answers from outside too."""
+        """Return True if the gRPC port answers from outside too."""
         fresh = self._fresh(now)
         return 2 * sum(self.ports[1] in r.open for r in fresh) > len(fresh)
 

@@ -20,8 +20,8 @@ from node.reach.gateway import LEASE_S, Gateway, GatewayProtocol, Mapping, Port,
 T = TypeVar("T")
 
 DISCOVER_MS = 1000
-"""The library waits so long for each of four kinds of device until one has answered: 1 s with a
-router, 4 s without. It takes less than a second for a second."""
+"""Milliseconds for which the library waits for each of four kinds of device until one has answered:
+1 s in all with a router, 4 s without. It takes less than a second for a second."""
 PROBE_S = 10.0
 CALL_S = 8.0
 """The library gives a connection 3 s and every single read 5 s, but has no bound for all reads."""
@@ -69,7 +69,8 @@ class Upnp(GatewayProtocol):
         self._device = device
 
     async def check(self) -> bool:
-        device, held = self._found(), [mapping for mapping in self.held.values() if mapping]
+        device = self._found()
+        held = [mapping for mapping in self.held.values() if mapping]
 
         def look() -> tuple[str, bool]:
             return self._outside(device), all(self._has(device, mapping) for mapping in held)
@@ -85,7 +86,8 @@ class Upnp(GatewayProtocol):
 
     async def _ask(self, port: Port) -> tuple[Mapping, float]:
         before = self.held.get(port)
-        external, tries = (before.external if before else port[1]), OTHER_PORTS
+        external = before.external if before else port[1]
+        tries = OTHER_PORTS
         while True:
             mapping = Mapping(*port, self._host, external, self.name)
             self.held[port] = mapping  # it may be made although the answer comes too late
@@ -99,7 +101,8 @@ class Upnp(GatewayProtocol):
                 if str(e) == _ONLY_PERMANENT and not self._permanent:
                     self._permanent = True
                 elif taken and tries:
-                    external, tries = random.randrange(20_000, 60_000), tries - 1
+                    external = random.randrange(20_000, 60_000)
+                    tries = tries - 1
                 else:
                     raise RouterFault(f"the router refuses: {e}") from e
             else:
@@ -107,7 +110,8 @@ class Upnp(GatewayProtocol):
 
     async def _delete(self, port: Port) -> None:
         if mapping := self.held.get(port):
-            device, protocol = self._found(), port[0].upper()
+            device = self._found()
+            protocol = port[0].upper()
             await self._run(lambda: device.deleteportmapping(mapping.external, protocol), CALL_S)
 
     async def _run(self, call: Callable[[], T], within_s: float) -> T:

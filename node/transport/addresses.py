@@ -1,5 +1,5 @@
-"""Addresses as text: multiaddrs of p2p daemons, and host:port of gRPC servers. What strangers write
-is checked here. And a book of where peers may be dialled."""
+"""Addresses as text: multiaddrs of p2p daemons, and host:port of gRPC servers. Checks the text of
+strangers. And a book of where peers may be dialled."""
 
 import contextlib
 import ipaddress
@@ -40,7 +40,7 @@ def part_of(multiaddr: str, protocol: str) -> str:
 
 
 def grpc_target(address: str) -> str:
-    """What gRPC dials for an announced "host:port", "1.2.3.4:port" or "[v6]:port".
+    """Target that gRPC dials for an announced "host:port", "1.2.3.4:port" or "[v6]:port".
 
     Raises WireError for anything else: gRPC would also understand "unix:…" or "xds:…", which no
     peer may make us dial.

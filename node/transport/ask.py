@@ -18,8 +18,10 @@ STREAM = "/tutti/ask/1"
 QUESTION_BYTES = 16 * 1024
 ANSWER_BYTES = 1 << 20
 NONCE_BYTES = 64
-READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
-QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
+READ_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 15.0
+QUESTIONS_PER_S = 5.0
+QUESTIONS_AT_ONCE = 20.0
 LIMITED_AGAIN_S = 4.0
 """Seconds after which a peer that asked too often may ask again."""
 QUEUED = ("manifest", "peers")
@@ -42,7 +44,10 @@ class Asking:
         dialled: Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]],
         known: Callable[[PeerId], bool],
     ) -> None:
-        self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
+        self._streams = streams
+        self._facts = facts
+        self._limited = limited
+        self._dialled = dialled
         self._known = known
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self.newcomers = Newcomers()

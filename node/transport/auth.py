@@ -35,7 +35,7 @@ from protos.training_pb2 import NoteReply
 TOKEN_KEY = "tutti-token"
 
 LONGEST_S = 1e6
-"""A call is not watched for an end of admission that is further away: no call lasts so long."""
+"""Seconds until the end of admission above which a call is not watched: it ends earlier anyway."""
 _EXPIRED = grpc.StatusCode.UNAUTHENTICATED, "admission expired; repeat the handshake"
 SMALL = 64 * KIB
 """Bytes up to which a message needs no place of its own."""
@@ -61,10 +61,10 @@ class _Call:
 
 @dataclass(frozen=True)
 class Callers:
-    """What this peer knows of callers. ``banned(peer)``: seconds for which the peer is still
+    """This peer's knowledge of its callers. ``banned(peer)``: seconds for which the peer is still
     refused, 0 for none. ``established(peer)``: it is a member of the plan in force, or a colleague.
-    ``leads(peer)``: this peer has reported to it as to its leader. ``fault(peer, why, weight)``
-    counts a fault."""
+    ``leads(peer)``: this peer has taken it for its leader, and sent it a heartbeat. ``fault(peer,
+    why, weight)`` counts a fault."""
 
     banned: Callable[[PeerId], float] = lambda peer: 0.0
     established: Callable[[PeerId], bool] = lambda peer: False
@@ -110,7 +110,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self._running: set[_Call] = set()
         self._open: Counter[tuple[PeerId, str]] = Counter()
         self._rates: dict[tuple[str, bool], TokenBucket] = {}
-        """Of each method, for strangers and for established peers."""
+        """Rate of each method's calls, for strangers (False) and for established peers (True)."""
 
     def caller(self, metadata: Any) -> PeerId | None:
         """The peer that the token in a call's metadata names; None for an unknown token."""
@@ -296,7 +296,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     async def _take(self, call: _Call, context: Any) -> None:
         """Hold a place for the call, or abort it."""
-        peer, method = call.peer, call.method
+        peer = call.peer
+        method = call.method
         most = self.rows[method].at_once
         if self._callers.established(peer):
             most = self._places.per_peer
@@ -383,7 +384,10 @@ class LabelledChannel(grpc.aio.Channel):
         traffic: Traffic | None = None,
         peer: PeerId | None = None,
     ) -> None:
-        self.raw, self.label, self.fresh, self.on_stream = raw, label, fresh, on_stream
+        self.raw = raw
+        self.label = label
+        self.fresh = fresh
+        self.on_stream = on_stream
         self.traffic = traffic or Traffic()
         self.peer = peer or PeerId("")
         self.used = time.monotonic()
@@ -409,7 +413,8 @@ class LabelledChannel(grpc.aio.Channel):
         made = self._made.get(method)
         if made is not None:
             return made
-        traffic, stream = self.traffic, kind != "unary_unary"
+        traffic = self.traffic
+        stream = kind != "unary_unary"
         inner = getattr(self.raw, kind)(
             method,
             traffic.out(request_serializer, kind.startswith("stream")),
@@ -434,7 +439,8 @@ class LabelledChannel(grpc.aio.Channel):
                     grpc.aio.Metadata(),
                     f"channel closed: {e}",
                 ) from e
-            self.used, self._open = time.monotonic(), self._open + 1
+            self.used = time.monotonic()
+            self._open += 1
             call.add_done_callback(self._ended)
             if not stream:
                 if self.fresh is None:
@@ -492,7 +498,9 @@ class _UnaryCall:
     def __init__(
         self, call: Any, again: Callable[[LabelledChannel], Any], channel: LabelledChannel
     ) -> None:
-        self._call, self._again, self._channel = call, again, channel
+        self._call = call
+        self._again = again
+        self._channel = channel
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)

@@ -1,12 +1,12 @@
-"""Incoming gRPC connections: which of them are ended.
+"""Incoming gRPC connections, and the choice of the ones to end.
 
 Enters: the connections that the kernel knows, and the calls that came over them. Leaves:
-connections to end. gRPC itself only bounds their number, so that whoever opens as many as it takes
-keeps all others out.
+connections to end. gRPC itself only bounds their number, so a peer that opens all of them would
+keep all others out.
 
-A connection over which no call with a token came within :data:`UNKNOWN_S`, and one of a stranger
-without a call for :data:`IDLE_S`, ends. Half of the places is for established peers; strangers
-share the other half by address block and by key, as with calls.
+A connection ends if no call with a token came over it for :data:`UNKNOWN_S`; a stranger's ends
+after :data:`IDLE_S` without a call. Half of the places is for established peers; strangers share
+the other half by address block and by key, as with calls.
 """
 
 import os
@@ -28,7 +28,7 @@ PER_PEER = 64
 """Connections of one peer, and of one address without a token."""
 
 MOST_CALLED = 4096
-"""Connections whose last calls are remembered until the next look."""
+"""Connections whose last calls are remembered until the next look at the open connections."""
 
 Remote = tuple[str, int]
 """Address and port of the other end."""
@@ -66,7 +66,7 @@ class Connections:
             self._called[remote] = peer, now
 
     def look(self, present: Iterable[Connection], now: float) -> list[Connection]:
-        """Return the connections to end, of those that are open now, oldest first."""
+        """Return the connections to end. ``present``: all that are open now."""
         by_remote = {c.remote: c for c in present}
         for remote in self._seen.keys() - by_remote.keys():
             self._places.leave(remote)
@@ -150,8 +150,8 @@ def _ends_of(fd: int) -> tuple[Remote, Remote] | None:
 
 
 def hang_up(connection: Connection) -> bool:
-    """End a connection whose descriptor belongs to gRPC, which then closes it. Returns False for a
-    descriptor that belongs to something else by now."""
+    """End a connection of gRPC, which then closes its descriptor. Return False if the descriptor
+    belongs to something else by now."""
     try:
         with socket.socket(fileno=os.dup(connection.fd)) as its:
             host, port = its.getpeername()[:2]

@@ -22,7 +22,7 @@ Writer = asyncio.StreamWriter | Secured
 
 
 class Streams(Protocol):
-    """What is needed of ``p2p.P2pDaemon``."""
+    """The methods of ``p2p.P2pDaemon`` that frames need."""
 
     async def open_stream(
         self, peer: PeerId, name: str, timeout: float = ..., limit: int = ...

@@ -57,7 +57,8 @@ class NoCommonProtocol(ProtocolMismatch):
         super().__init__(
             f"you speak {theirs}, we speak {ours}; {theirs.advice(ours)}", theirs.advice(ours)
         )
-        self.theirs, self.version = theirs, printable(version)[:32]
+        self.theirs = theirs
+        self.version = printable(version)[:32]
 
 
 class IncompatiblePeer(PeerFault):
@@ -89,9 +90,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Acquaintance:
-    """A checked Hello. ``targets`` are what gRPC dials, ``mapped`` those of them that its router
-    maps; ``token`` is what we show this peer; ``until`` the Unix time when its admission ends;
-    ``protocol`` the version that both sides go on with."""
+    """A checked Hello. ``targets``: host:port for gRPC to dial; ``mapped``: the targets that the
+    peer's router maps; ``token``: our token for calls to this peer; ``until``: Unix time when its
+    admission ends; ``protocol``: the version that both sides go on with."""
 
     peer: PeerId
     targets: tuple[str, ...]
@@ -150,8 +151,8 @@ class Tokens:
         self.revoke(peer)
 
     def owner(self, shown: str) -> PeerId | None:
-        """Who was given this token (hex); None for nobody. What is compared is a hash, so timing
-        tells nothing."""
+        """Peer that this token (hex) was given to; None for an unknown token. Hashes are compared,
+        so timing tells nothing."""
         peer = self._owner.get(_key(shown))
         return peer if peer is not None and self.knows(peer) else None
 
@@ -161,7 +162,7 @@ class Tokens:
         self._accepted[peer] = until
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether the peer has met us, was accepted, and still is."""
+        """Return True if the peer was accepted and its admission has not ended."""
         return self.left(peer) > 0
 
     def left(self, peer: PeerId) -> float:
@@ -170,8 +171,8 @@ class Tokens:
         return max(0.0, until - self._wall()) if until < math.inf else until
 
     def proves(self, peer: PeerId, message: bytes, shown: bytes) -> bool:
-        """Whether ``shown`` is HMAC-SHA256 of ``message`` under the token of ``peer``, which must
-        be accepted."""
+        """Return True if ``shown`` is HMAC-SHA256 of ``message`` under the token of ``peer``, and
+        the peer is accepted."""
         token = self._of.get(peer)
         return (
             token is not None
@@ -200,12 +201,16 @@ class Handshake:
         admit: Admit,
         mismatched: Callable[[PeerId, Protocols, str], None] = lambda peer, theirs, version: None,
     ) -> None:
-        """``addresses()``: those others should dial for gRPC, and those of them that a router
-        maps. ``mismatched(peer, theirs, version)`` is told of a peer without a common protocol
-        version, and of its software."""
+        """``addresses()``: host:port that others should dial for gRPC, and the ones among them that
+        a router maps. ``mismatched(peer, theirs, version)`` is told of a peer without a common
+        protocol version, and of its software."""
         self._mismatched = mismatched
-        self._streams, self._tokens, self._facts = streams, tokens, facts
-        self._addresses, self._certificate, self._admit = addresses, certificate, admit
+        self._streams = streams
+        self._tokens = tokens
+        self._facts = facts
+        self._addresses = addresses
+        self._certificate = certificate
+        self._admit = admit
 
     async def greet(self, peer: PeerId, timeout: float) -> Acquaintance:
         """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1),
@@ -310,7 +315,8 @@ class Handshake:
     def _check(self, peer: PeerId, hello: Hello) -> Acquaintance:
         """Raises LocalFault with the code of a Farewell for a stranger, WireError for nonsense."""
         facts = self._facts()
-        ours, theirs = facts.run_id, Protocols.said(hello.protocol, hello.newest_protocol)
+        ours = facts.run_id
+        theirs = Protocols.said(hello.protocol, hello.newest_protocol)
         protocol = facts.protocols.common(theirs)
         if not protocol:
             raise NoCommonProtocol(facts.protocols, theirs, hello.version)

@@ -11,7 +11,8 @@ from enum import Enum
 
 from node.core.errors import WireError
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 LARGEST = 4 * MIB + 64 * KIB
 """Bytes of the largest message of any call: a piece of a tensor of 4 MiB, and its names."""
 
@@ -30,9 +31,9 @@ class Limit:
 
     ``size``: bytes of one message. ``at_once``: calls that one peer may have open. ``per_s`` and
     ``burst``: calls of one stranger a second in the long run, and at once after a pause; an
-    established peer may make :data:`FAVOUR` times as many. ``within_s``: seconds in which the
+    established peer may make :data:`FAVOUR` times the number. ``within_s``: seconds in which the
     message of a call with one message must be complete. ``breach``: weight of the fault of a peer
-    that sends more than ``size`` bytes, or what it may not send; 0 for an accident.
+    that sends more than ``size`` bytes, or a message that it may not send; 0 for an accident.
     """
 
     size: int
@@ -93,9 +94,9 @@ def short(method: str) -> str:
 
 
 def limit_of(method: str, row: Limit, raw: bytes) -> tuple[str, Limit]:
-    """The limit of a message of ``method``, whose row is ``row``, and its name, for example
-    "Training/Tell plan". Raises WireError for a training message of several kinds, or of none that
-    is known, or that is no protobuf."""
+    """Return the name of a message of ``method``, for example "Training/Tell plan", and its limit.
+    ``row``: the method's row in the table. Raises WireError for a training message that is no
+    protobuf or is of several kinds."""
     name = short(method)
     if method != _TELL:
         return name, row
@@ -110,8 +111,8 @@ def limit_of(method: str, row: Limit, raw: bytes) -> tuple[str, Limit]:
 
 
 def _fields(raw: bytes) -> Iterator[int]:
-    """The numbers of the top-level fields of a protobuf message. Raises WireError for what is no
-    message, or has more than :data:`MOST_FIELDS` fields."""
+    """The numbers of the top-level fields of a protobuf message. Raises WireError if the bytes are
+    no message, or have more than :data:`MOST_FIELDS` fields."""
     at = count = 0
     end = len(raw)
     while at < end:

@@ -83,19 +83,27 @@ StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], A
 p2pd_pb2: Any = _p2pd_pb2  # generated at run time, so a type checker sees nothing in it
 STREAM_BUFFER = 1 << 20
 """Bytes read ahead of the reader of a stream; above it p2pd, and so the sender, has to wait."""
-HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_TIMES = 10.0, 15.0, 2
+HEALTH_EVERY_S = 10.0
+HEALTH_TIMEOUT_S = 15.0
+HEALTH_TIMES = 2
 LAUNCH_S = 90.0
-"""For p2pd to say that it is up: where two dozen start on two cores it takes a while. One that
-fails says so at once."""
+"""Seconds for p2pd to say that it is up: where two dozen start on two cores it takes a while. One
+that fails says so at once."""
 LINKS_EVERY_S = 3.0
-"""Between two looks at whom p2pd is connected to."""
-FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
-CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0
-STREAMS_PER_PEER, STREAMS = 64, 1024
-"""Streams of one peer, and of all. Half of them is for established peers."""
-RELAYED_PER_PEER, RELAYED = 256, 1024
-"""Streams that one relay may bring for its clients, and all relays: they do not count as its own.
-Half of them is for relays that are established peers."""
+"""Seconds between two looks at the peers that p2pd is connected to."""
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 10.0
+STABLE_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
+TCP_FIRST_S = 2.0
+STREAMS_PER_PEER = 64
+"""Streams of one peer."""
+STREAMS = 1024
+"""Streams of all peers. Half of them is for established peers."""
+RELAYED_PER_PEER = 256
+"""Streams that one relay may bring for its clients; they do not count as its own."""
+RELAYED = 1024
+"""Streams that all relays may bring. Half of them is for relays that are established peers."""
 UNARY_BYTES = 1 << 18
 """Largest request to a handler of the directory; a larger one is refused before it is parsed."""
 MEMORY_EVERY_S = 1.0
@@ -106,19 +114,23 @@ NO_RELAY = '{"Relay": {"Enabled": false}}'
 """Configuration of p2pd. Its flag -relay=0 leaves the default of the configuration, which is a
 relay for anybody, with circuits of 4 GiB. That relay's table of the world's networks takes a third
 of a second of processor time and 30 MiB in every daemon."""
-HANG_UP, HANG_UP_ALL = 0.375, 0.9
-"""Shares of p2pd's memory limit. From the first on its garbage collector works harder, and
-strangers are hung up on that never said a word or none for :data:`MUTE_S`; from the second on, all
-strangers."""
+HANG_UP = 0.375
+"""Share of p2pd's memory limit from which on its garbage collector works harder. Strangers that
+never sent a byte, or sent none for :data:`MUTE_S`, are hung up on."""
+HANG_UP_ALL = 0.9
+"""Share of p2pd's memory limit from which on all strangers are hung up on."""
 MUTE_S = 10.0
 NOT_TRIED = "not tried yet"
-FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 30.0
 NAME_BYTES = 28
 """Longest name of a socket in our directory, with the slash before it."""
-_PREFIX, _LOCK, _NEW = "tutti-rt-", "lock", "lock.new"
+_PREFIX = "tutti-rt-"
+_LOCK = "lock"
+_NEW = "lock.new"
 _PARENT_WATCH = str(Path(__file__).with_name("parent_watch.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
-"""What talking to a p2pd that is dead or dying raises."""
+"""Exceptions of a call to a p2pd that is dead or dying."""
 
 
 @dataclass(eq=False)
@@ -145,16 +157,19 @@ class P2pDaemon:
         journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self.peer_id, self.restarts = identity.peer_id, 0
+        self.peer_id = identity.peer_id
+        self.restarts = 0
         self.outgrown = 0
         """Restarts because p2pd held more memory than ``p2pd_memory``."""
         self.slack: Callable[[], float] = lambda: 0.0
-        """Seconds that this process ran late lately: its child on the same machine has so much
-        longer to answer."""
+        """Seconds that this process ran late lately. Its child on the same machine gets the same
+        time in addition to answer."""
         self._runtime = RuntimeDirectory()
         self.runtime = self._runtime.path
         """A directory 0700 for sockets, gone after :meth:`close`."""
-        self._identity, self._settings, self._journal = identity, settings, journal
+        self._identity = identity
+        self._settings = settings
+        self._journal = journal
         self._tasks = Tasks("p2p", on_error)
         self._entrances: dict[str, Callable[[StreamInfo, Any, Any], Awaitable[None]]] = {}
         self.on_up: list[Callable[[P2P], Coroutine[Any, Any, None]]] = []
@@ -165,8 +180,8 @@ class P2pDaemon:
         """Return True for a member of the run and for a peer that this one has worked with. Half
         of the connections and streams is for them."""
         self.refusals: Counter[str] = Counter()
-        """What was refused to strangers, or ended, by kind: ``streams``, ``connections``,
-        ``requests`` (too large), ``memory`` (hung up to save memory)."""
+        """Number of strangers' requests refused or connections ended, by kind: ``streams``,
+        ``connections``, ``requests`` (too large), ``memory`` (hung up to save memory)."""
         self.on_refusal: Callable[[PeerId], None] = lambda peer: None
         """Told of each peer that was refused."""
         most = min(links.MOST, inbound_limit(psutil.virtual_memory().total) * 3 // 2)
@@ -185,10 +200,10 @@ class P2pDaemon:
         """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few
         seconds old."""
         self.punched: set[PeerId] = set()
-        """Peers whose connection, which exists now or in a moment, was punched."""
+        """Peers with a punched connection, which exists now or in a moment."""
         self._up = asyncio.Event()
-        # hivemind is not typed, and what supervision needs of it (client and child process) is
-        # private there.
+        # hivemind is not typed, and the parts of it that supervision needs (client and child
+        # process) are private there.
         self._p2p: Any = None
         self._joining: asyncio.Task[None] | None = None
         self._addresses: tuple[str, ...] = ()
@@ -222,7 +237,7 @@ class P2pDaemon:
 
     @property
     def up(self) -> bool:
-        """Whether the child runs and answers."""
+        """True while the child runs and answers."""
         return self._up.is_set()
 
     @property
@@ -390,8 +405,8 @@ class P2pDaemon:
         timeout: float = CONNECT_TIMEOUT_S,
         limit: int = STREAM_BUFFER,
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A stream to the handler ``name`` of ``peer``; the caller closes the writer. ``limit``:
-        bytes; up to twice as many that came wait here to be read.
+        """Open a stream to the handler ``name`` of ``peer``; the caller closes the writer.
+        ``limit``: bytes; up to twice this number wait here unread before the sender has to wait.
 
         Waits for a restart that is going on. Raises PeerFault after ``timeout`` seconds, when the
         peer cannot be reached or has no such handler, and at once when our own p2pd dies meanwhile.
@@ -425,8 +440,8 @@ class P2pDaemon:
 
     @contextlib.asynccontextmanager
     async def _asked(self, peer: PeerId, timeout: float, what: str) -> AsyncIterator[None]:
-        """Around what is asked of p2pd, once it is up. Raises PeerFault for what goes wrong, and
-        when there is no ``what`` after ``timeout`` seconds."""
+        """Context of a question to p2pd, entered once p2pd is up. Raises PeerFault if the question
+        fails, and if there is no ``what`` after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._up.wait()
@@ -441,11 +456,12 @@ class P2pDaemon:
             raise PeerFault(peer, "our own p2p daemon went away") from e
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so
-        TCP goes first, and QUIC only where the settings allow it. Raises PeerFault when all
-        addresses are QUIC's and they do not."""
+        """Connect p2pd to ``peer``, over TCP first. Left alone p2pd prefers QUIC, which carries
+        half the bytes a second and notices a dead peer late; it is used only where the settings
+        allow it. Raises PeerFault if all addresses are QUIC's and the settings do not allow it."""
         addresses = without_own_bridges(addresses, host_of)
-        who, tcp = PeerID.from_base58(peer), [a for a in addresses if not is_quic(a)]
+        who = PeerID.from_base58(peer)
+        tcp = [a for a in addresses if not is_quic(a)]
         if not self._settings.quic and not tcp and addresses:
             raise PeerFault(peer, "only QUIC addresses of it are known; transport.quic is off here")
         if 0 < len(tcp) < len(addresses) and self._settings.quic:
@@ -479,7 +495,8 @@ class P2pDaemon:
         """A child that answers and has every handler. Raises NetworkFault for taken ports,
         OutOfResources where its configuration cannot be written, one of ``_GONE`` otherwise."""
         self._configure()
-        settings, (tcp, udp) = self._settings, self._ports
+        settings = self._settings
+        tcp, udp = self._ports
         local = is_loopback(settings.host)
         hosts = [settings.host] if settings.host else list(wildcards())
         if not tcp and len(hosts) > 1:
@@ -550,7 +567,8 @@ class P2pDaemon:
 
     async def _mind_memory(self) -> None:
         """Hang up on strangers while p2pd is short of memory; end it when it holds too much."""
-        limit, held = self._settings.p2pd_memory, resident(self.pid)
+        limit = self._settings.p2pd_memory
+        held = resident(self.pid)
         if held > limit:
             self._overgrown = f"held {held >> 20} MiB of memory, {limit >> 20} are allowed"
             self.p2p._child.kill()
@@ -559,7 +577,7 @@ class P2pDaemon:
             await self._hang_up(dict.fromkeys(self._links.strangers(before), "memory"))
 
     async def _hang_up(self, ended: dict[PeerId, str]) -> None:
-        """End connections; the reasons are those of :meth:`Links.look`, and ``memory``."""
+        """End connections. ``ended``: reasons of :meth:`Links.look`, or ``memory``, by peer."""
         for peer, why in ended.items():
             if why != "idle":
                 self._refuse(peer, "connections" if why == "places" else why)
@@ -590,7 +608,8 @@ class P2pDaemon:
 
     async def _end(self) -> None:
         self._up.clear()
-        p2p, self._p2p = self._p2p, None
+        p2p = self._p2p
+        self._p2p = None
         if p2p is None:
             return
         try:
@@ -608,7 +627,8 @@ class P2pDaemon:
             await self._end()
             self.restarts += 1
             if self._overgrown:
-                why, self._overgrown = self._overgrown, ""
+                why = self._overgrown
+                self._overgrown = ""
                 self.outgrown += 1
             self._journal.emit(
                 "transport",
@@ -646,7 +666,8 @@ class P2pDaemon:
 
     async def _death(self, p2p: Any) -> str:
         """Returns how the child died, once it has; a child that does not answer is killed first."""
-        end, silent = self._tasks.spawn(p2p._child.wait(), "child"), 0
+        end = self._tasks.spawn(p2p._child.wait(), "child")
+        silent = 0
         while True:
             done, _ = await asyncio.wait({end}, timeout=HEALTH_EVERY_S)
             if done:
@@ -679,13 +700,15 @@ class Bootstrap:
     def __init__(
         self, connect: Callable[[Sequence[str]], Awaitable[dict[str, str]]], journal: Journal
     ) -> None:
-        self._connect, self._journal = connect, journal
+        self._connect = connect
+        self._journal = journal
         self.results: dict[str, str] = {}
 
     async def run(self) -> None:
         """Dial every initial peer, and those that failed again and again; returns when all have
         answered."""
-        delay, missing = FIRST_RETRY_S, list(self.results)
+        delay = FIRST_RETRY_S
+        missing = list(self.results)
         while missing:
             found = await self._connect(missing)
             for address, why in found.items():
@@ -759,9 +782,9 @@ def _watching_parent(
     heard: Callable[[PeerId], None],
     oversized: Callable[[PeerId], None],
 ) -> type[P2P]:
-    """hivemind's P2P with a child of our kind. ``memory``: its limit in bytes.
-    ``heard(peer)`` is told of every request to and from a peer, ``oversized(peer)`` of one that is
-    refused for its size."""
+    """hivemind's P2P with a child of our kind. ``memory``: its limit in bytes. ``heard(peer)`` is
+    called at every request to or from a peer, ``oversized(peer)`` at a request that is refused for
+    its size."""
 
     class Watching(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
@@ -776,7 +799,7 @@ def _watching_parent(
                 "-S",
                 _PARENT_WATCH,
                 str(os.getpid()),
-                # Go's collector works harder, and gives memory back, from so many bytes on.
+                # From this number of bytes on, Go's collector works harder and gives memory back.
                 "/usr/bin/env",
                 f"GOMEMLIMIT={round(HANG_UP * memory)}",
                 # Below that it may let the heap of a few MiB triple before it looks for garbage.
@@ -833,8 +856,9 @@ def _short(error: BaseException) -> str:
 
 
 class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
-    """What hivemind waits for p2pd to answer. hivemind sets the result also of a call that has just
-    been cancelled, which ends the task that reads all answers; for it such a call is not here."""
+    """Calls of hivemind that p2pd has not answered yet. hivemind sets the result also of a call
+    that has just been cancelled, which would end the task that reads all answers; so a cancelled
+    call counts as absent."""
 
     def __contains__(self, call: object) -> bool:
         return (found := self.get(call)) is not None and not found.done()

@@ -22,12 +22,13 @@ def end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        # The parent died before the kernel knew whom to tell us about.
+        # The parent died before the kernel knew that its death concerns this process.
         sys.exit(1)
 
 
 def main() -> None:
-    parent, program = int(sys.argv[1]), sys.argv[2:]
+    parent = int(sys.argv[1])
+    program = sys.argv[2:]
     end_with(parent)
     os.execv(program[0], program)
 

@@ -1,5 +1,5 @@
-"""What the engines need from a transport: a channel to a peer, a server to be called on, and who is
-calling."""
+"""The transport that the engines need: a channel to a peer, a server for the calls of others, and
+the identity of each caller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,7 @@ from node.core.patience import Patience
 from node.core.tasks import is_cancelled
 
 EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
-"""What ``read`` gives at the end of a stream."""
+"""Result of ``read`` at the end of a stream."""
 REASON_LENGTH = 200
 """Characters of a remote error text that are kept; the text is the peer's, so it is clipped and
 made printable."""
@@ -59,12 +59,12 @@ class TransportPort(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """Who we are to the others."""
+        """PeerId of this peer."""
         ...
 
     @property
     def patience(self) -> Patience:
-        """How long this process waits for others: everybody adds what they measured."""
+        """Adaptive timeouts of this process; every user adds its measurements."""
         ...
 
     @property
@@ -79,9 +79,9 @@ class TransportPort(Protocol):
         ...
 
     def caller(self, context: Any) -> PeerId:
-        """Who makes the call that a servicer is handling; ``context`` is its ServicerContext.
-        Raises PeerFault when the caller is unknown (which the server refuses before a servicer sees
-        it)."""
+        """Peer that makes the call which a servicer is handling; ``context`` is its
+        ServicerContext. Raises PeerFault if the caller is unknown (the server refuses unknown
+        callers before a servicer sees them)."""
         ...
 
     def forget(self, peer: PeerId) -> None:
@@ -90,7 +90,7 @@ class TransportPort(Protocol):
         ...
 
     def has_met(self, peer: PeerId) -> bool:
-        """Return True for a peer whose address was reached, or that reached this one."""
+        """Return True if a dial to the peer has succeeded, or the peer has reached this one."""
         ...
 
     def doubt(self, peer: PeerId) -> None:
@@ -162,8 +162,8 @@ async def answers(peer: PeerId, timeout: float) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def blamed(transport: TransportPort, peer: PeerId, context: Any) -> AsyncIterator[None]:
-    """Around a servicer's reading of what ``peer`` sent: a WireError counts as its fault, and ends
-    the call with INVALID_ARGUMENT."""
+    """Context for reading a message of ``peer`` in a servicer: a WireError counts as the peer's
+    fault, and ends the call with INVALID_ARGUMENT."""
     try:
         yield
     except WireError as e:
@@ -175,7 +175,8 @@ async def blamed(transport: TransportPort, peer: PeerId, context: Any) -> AsyncI
 def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:
     """The PeerFault behind a failed call, to be raised ``from`` it. Weight 0: a status proves no
     bad intent."""
-    code, details = error.code(), printable(error.details())
+    code = error.code()
+    details = printable(error.details())
     said = _SAID.get(
         code,
         f"answered {code.name}"

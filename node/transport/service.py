@@ -1,8 +1,8 @@
 """The transport of a daemon: a gRPC server others find through libp2p, and a channel to every peer.
 
-libp2p (p2p.py) proves who is who and crosses NATs; the handshake over it pins the certificate and
-the token with which gRPC then moves the bulk, over TCP where an address can be dialled and through
-a libp2p stream where none can.
+libp2p (p2p.py) proves identities and crosses NATs. The handshake over it pins the certificate and
+the token with which gRPC then moves the bulk: over TCP where an address can be dialled, through a
+libp2p stream elsewhere.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ from protos.handshake_pb2 import Hello
 from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
 
 CONNECTIONS = 512
-"""Incoming gRPC connections that stay open. gRPC accepts twice as many, so that newcomers get in
+"""Incoming gRPC connections that stay open. gRPC accepts twice the number, so that newcomers get in
 between two looks at them."""
 LOOK_EVERY_S = 4.0
 """Seconds between two looks at the incoming connections while there are many."""
@@ -69,7 +69,7 @@ DESCRIPTORS = 8192
 """Sockets and files that this process may have open. At its limits a relay has some 3,000, and most
 systems begin with 1,024."""
 CALLS = 1024
-"""Calls of others that are served at once, half of them those of strangers."""
+"""Calls of others that are served at once. Half of them is for strangers."""
 METADATA_BYTES = 8192
 HANDSHAKES_PER_S = 0.5
 HANDSHAKES_AT_ONCE = 10.0
@@ -84,12 +84,13 @@ each of its refusals would cost milliseconds here."""
 TOO_OFTEN = "you greet too often; wait ten seconds between two greetings"
 CLIMB_EVERY_S = 1.0
 """Between two looks whether a better way to some peer is worth a try."""
-PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
+PUNCHES_PER_S = 0.2
+PUNCHES_AT_ONCE = 3.0
 PUNCH_ASK_S = 4.0
 QUEUE_SAID_S = 30.0
 """Seconds between two reports that newcomers wait."""
 INCOMPATIBLE_S = 60.0
-"""A peer without a common protocol version is not called again for so long, unless it calls."""
+"""Seconds for which a peer without a common protocol version is not called, unless it calls."""
 
 
 class Transport:
@@ -109,13 +110,11 @@ class Transport:
         reach: ReachSettings | None = None,
         serves: Callable[[], str] | None = None,
     ) -> None:
-        self.settings, self._journal, self._metrics, self._facts, self._admit = (
-            settings,
-            journal,
-            metrics,
-            facts,
-            admit,
-        )
+        self.settings = settings
+        self._journal = journal
+        self._metrics = metrics
+        self._facts = facts
+        self._admit = admit
         self.reach_settings = reach or ReachSettings()
         self._serves = serves or (lambda: facts().run_id)
         self.patience = Patience()
@@ -127,7 +126,9 @@ class Transport:
         self._book = FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
-        self._beside, self._tunnelled, self._outgrown = Beside(), 0, 0
+        self._beside = Beside()
+        self._tunnelled = 0
+        self._outgrown = 0
         self.refusals = Refusals(
             on_count=lambda kind: metrics.refused_total.labels(kind=kind).inc()
         )
@@ -280,7 +281,7 @@ class Transport:
         return self.asking.clocks
 
     def has_met(self, peer: PeerId) -> bool:
-        """Return True for a peer whose address was reached, or that reached this one."""
+        """Return True if a dial to the peer has succeeded, or the peer has reached this one."""
         return peer in self._met or peer in self.p2p.links
 
     def connected(self) -> list[PeerId]:
@@ -328,7 +329,8 @@ class Transport:
         self.server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("tutti.v1.Link", link),)
         )
-        host, port = settings.host or "0.0.0.0", settings.grpc_port
+        host = settings.host or "0.0.0.0"
+        port = settings.grpc_port
         check_free(host, port, "transport.grpc_port")
         if not port:
             with contextlib.suppress(NetworkFault):
@@ -411,9 +413,9 @@ class Transport:
         room: int = 0,
         rate: float = 0.0,
     ) -> None:
-        """What a peer says of itself: where its p2pd listens, whether others can dial it there, the
-        relays it can be reached through, how many more peers it would relay for and at how many
-        bytes a second (0: no limit). Text that is no multiaddr of it is ignored."""
+        """Take in a peer's record in the directory: its p2pd's addresses, whether others can dial
+        it there, the relays that reach it, the number of peers it would still relay for, and the
+        bytes a second for each (0: no limit). Text that is no multiaddr of it is ignored."""
         self.p2p.book.learn(peer, multiaddrs)
         self.relays.learn(peer, relays)
         if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room, rate)):
@@ -486,9 +488,10 @@ class Transport:
             )
 
     async def ask(self, whom: str, question: Ask, timeout: float = 10.0) -> Answer:
-        """The answer of ``whom``, a PeerId or a multiaddr that ends in one; it may be a Refusal.
+        """Return the answer of ``whom``, a PeerId or a multiaddr that ends in one; it may be a
+        Refusal.
 
-        Raises WireError for text that is neither, PeerFault when no answer comes. Works before any
+        Raises WireError if ``whom`` is neither, PeerFault if no answer comes. Works before any
         handshake and for peers of no run.
         """
         peer = PeerId(whom)
@@ -554,8 +557,8 @@ class Transport:
         self._tunnelled += count
 
     def _count_p2pd(self) -> None:
-        """What p2pd moves beside our tunnels: the directory, handshakes, its own upkeep. It is
-        counted after the fact, and what waits for a turn waits for it."""
+        """Count p2pd's traffic beside our tunnels: the directory, handshakes, its own upkeep. It is
+        counted after the fact, so messages that wait for a turn wait for it too."""
         with contextlib.suppress(NetworkFault):
             pid = self.p2p.pid
             if (io := read_io(pid)) is not None:
@@ -566,7 +569,8 @@ class Transport:
     async def _punch(self, peer: PeerId) -> None:
         """Open a libp2p connection together with ``peer``, which is reached some other way. Raises
         PeerFault."""
-        mine, reachable = self.reachable.seen(), self.reachable
+        mine = self.reachable.seen()
+        reachable = self.reachable
         if not mine:
             raise PeerFault(peer, "no peer has told us our public address")
         if reachable.moving_ports():
@@ -594,7 +598,8 @@ class Transport:
         self, request: PunchAsk, context: grpc.aio.ServicerContext[Any, Any]
     ) -> PunchAnswer:
         peer = self.caller(context)
-        targets, mine = punch.candidates(request.addresses), self.reachable.seen()
+        targets = punch.candidates(request.addresses)
+        mine = self.reachable.seen()
         refusals = {
             "hole punching is off here": not self.reach_settings.punch or self.reachable.local,
             "a punch to you is under way from here": peer in self._punching and self.peer_id < peer,
@@ -625,7 +630,7 @@ class Transport:
     # ----------------------------------------------------------- relaying for others
 
     def _relay_for(self, peer: PeerId, request: RelayAsk) -> None:
-        """Raises LocalFault for whom this node does not relay."""
+        """Raises LocalFault if this node does not relay for ``peer``."""
         ours = self._serves()
         if ours and request.run_id != ours:
             raise Refused("this node relays for another run", "", ExitCode.PROTOCOL)

@@ -47,10 +47,10 @@ class TransportSettings:
     """Most bytes a second this peer sends, whatever for; 0: no cap. "20Mbit" and "2.5MB" are
     understood too."""
     max_down: float = 0.0
-    """The same for what it receives."""
+    """Most bytes a second this peer receives; 0: no cap."""
     idle_s: float = 300.0
-    """A connection on which nothing was called for so long is closed, so that a peer's do not grow
-    with the peers that it ever met; the next call dials anew."""
+    """Seconds without a call after which a connection is closed, so that their number does not grow
+    with all peers ever met; the next call dials anew."""
     dial_timeout_s: float = 3.0
     """Per address; then the next one, then the tunnel."""
     peer_streams: int = 64
@@ -74,10 +74,10 @@ class TransportSettings:
     ) -> list[tuple[str, int]]:
         """gRPC's options for both ends of a connection: probes of a silent peer, and most unread
         bytes. ``slack_s``: lateness of this process when the connection was made; the other side's
-        answers to probes may be as late. The side that dialled would dial anew, so it is the one
-        that has to know soon. The other side (``server``) only has to free what a peer that
-        vanished held here: it probes :data:`SERVER_TIMES` as rarely, because probes of all
-        connections are most of what an idle peer of a large swarm costs. For the same reason a
+        answers to probes may be as late. The side that dialled would dial anew, so it has to learn
+        of a break soon. The other side (``server``) only has to free the memory that a vanished
+        peer held here; it probes at :data:`SERVER_TIMES` the interval, because probes of all
+        connections are most of the cost of an idle peer in a large swarm. For the same reason a
         connection without ``probe_idle`` is probed only while a call is under way on it.
 
         gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the

@@ -1,11 +1,11 @@
-"""All that a peer sends and receives: counted, and under the operator's caps; and how many calls
-and streams others may have open here at once.
-Enters: sizes of gRPC messages, what p2pd has moved. Leaves: turns to send and to read, seats.
+"""Traffic of a peer: all that it sends and receives is counted, and kept under the operator's caps;
+and seats for the calls and streams that others may have open here at once.
+Enters: sizes of gRPC messages, p2pd's traffic. Leaves: turns to send and to read, seats.
 
 Where a cap is set, a message of :data:`BULK` bytes or more waits for its turn before it is handed
-to gRPC, and one that has come waits before it is handed on; its sender waits with it, for HTTP/2
-lets no more in than is read. Smaller messages (heartbeats, plans, receipts, probes) never wait, but
-count. What is counted is what a network interface counts: :func:`on_wire`.
+to gRPC. A received message waits before it is handed on; its sender waits with it, for HTTP/2 lets
+no more in than is read. Smaller messages (heartbeats, plans, receipts, probes) never wait, but
+count. The counts are the bytes that a network interface counts: :func:`on_wire`.
 """
 
 import asyncio
@@ -29,15 +29,17 @@ from node.reach import shares
 
 BULK = 4096
 """Bytes from which a message waits."""
-SEGMENT, HEADERS = 1448, 66
-"""Bytes of data in a full TCP segment over Ethernet, and of the headers around it."""
+SEGMENT = 1448
+"""Bytes of data in a full TCP segment over Ethernet."""
+HEADERS = 66
+"""Bytes of the headers around a TCP segment."""
 MESSAGE = 110
 """Bytes that a message costs beside its own: frames of gRPC and HTTP/2, a TLS record, a segment of
 its own."""
 PER_ACK = 2
 """Full segments that are acknowledged together (RFC 9293, 3.8.6.3)."""
 RELAYED_WEIGHT = 0.1
-"""Of what is relayed for others, beside one peer's own traffic."""
+"""Weight of bytes that are relayed for others, beside one peer's own traffic."""
 PAYLOAD = 0.9
 """Share of a cap that a plan counts with: the rest is for headers, acknowledgements and small
 messages."""
@@ -50,7 +52,7 @@ Coder = Callable[[Any], Any] | None
 
 
 def on_wire(nbytes: int, messages: int = 1) -> int:
-    """Bytes on the wire for so many of so many messages."""
+    """Bytes on the wire for ``nbytes`` bytes of payload in ``messages`` messages."""
     return nbytes + MESSAGE * messages + nbytes // SEGMENT * HEADERS
 
 
@@ -63,11 +65,12 @@ class Seats:
     """Concurrent holds, limited for each peer and in all."""
 
     def __init__(self, per_peer: int, total: int) -> None:
-        self.per_peer, self.total = per_peer, total
+        self.per_peer = per_peer
+        self.total = total
         self._held: Counter[PeerId] = Counter()
 
     def free(self, peer: PeerId) -> bool:
-        """Whether :meth:`take` would succeed."""
+        """Return True if :meth:`take` would succeed."""
         return self._held[peer] < self.per_peer and self._held.total() < self.total
 
     def take(self, peer: PeerId) -> bool:
@@ -79,20 +82,20 @@ class Seats:
 
     def leave(self, peer: PeerId) -> None:
         """Give one seat back."""
-        # Subtracting in place, a counter forgets what has come down to zero.
+        # Subtracting in place, a counter forgets a key whose count is zero.
         self._held -= Counter([peer])
 
 
 class Moved:
-    """Bytes ``sent`` and ``received`` since the start, and of the last minute those of every
-    second. ``now`` is in seconds of a steady clock."""
+    """Bytes ``sent`` and ``received`` since the start, and in each second of the last minute.
+    ``now`` is in seconds of a steady clock."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0
         self._seconds: deque[list[int]] = deque(maxlen=60)
 
     def count(self, sent: int, received: int, now: float) -> None:
-        """So many bytes went just now."""
+        """Count bytes that went just now."""
         self.sent += sent
         self.received += received
         second = int(now)
@@ -150,15 +153,17 @@ class Share(shares.Shares):
 
 
 class Traffic(Moved):
-    """What was moved on the wire. ``max_up``, ``max_down``: bytes a second, 0 for no cap. Calls of
-    one message each way count and never wait."""
+    """Bytes moved on the wire. ``max_up``, ``max_down``: bytes a second, 0 for no cap. Calls of one
+    message each way count and never wait."""
 
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
         super().__init__()
-        self.max_up, self.max_down = max_up, max_down
+        self.max_up = max_up
+        self.max_down = max_down
         self.capped = bool(max_up or max_down)
-        """Whether anything ever waits."""
-        self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
+        """True if there is a cap, so that messages may wait."""
+        self._up = Share(max_up, BURST_S)
+        self._down = Share(max_down, BURST_S)
 
     def lately(self) -> tuple[float, float]:
         """Bytes a second sent and received, over the last :data:`LATELY_S` seconds."""
@@ -167,7 +172,8 @@ class Traffic(Moved):
     # ----------------------------------------------------------- counting
 
     def out(self, serialise: Coder, stream: bool) -> Callable[[Any], bytes]:
-        """``serialise``, counting what it makes; a large message of a ``stream`` had its turn."""
+        """Return ``serialise`` with a count of its bytes; a large message of a ``stream`` has had
+        its turn already."""
 
         def told(message: Any) -> bytes:
             data = serialise(message) if serialise else message
@@ -178,8 +184,8 @@ class Traffic(Moved):
         return told
 
     def into(self, deserialise: Coder, stream: bool) -> Callable[[bytes], Any]:
-        """``deserialise``, counting what comes; a large message of a ``stream`` will wait for its
-        turn before it is handed on."""
+        """Return ``deserialise`` with a count of its bytes; a large message of a ``stream`` will
+        wait for its turn before it is handed on."""
 
         def told(data: bytes) -> Any:
             waits = stream and len(data) >= BULK
@@ -213,7 +219,7 @@ class Traffic(Moved):
             await self._down.take(peer, on_wire(nbytes))
 
     async def may_relay(self, nbytes: int) -> None:
-        """Return when so many bytes, received for others, may go on to them; they have counted
+        """Return when ``nbytes`` bytes, received for others, may go on to them; they have counted
         then."""
         await self._down.take(_OTHERS, on_wire(nbytes, 0), RELAYED_WEIGHT)
         await self._up.take(_OTHERS, on_wire(nbytes, 0), RELAYED_WEIGHT)
@@ -255,8 +261,8 @@ class Paced(AsyncIterator[Any]):
 
 
 class PacedStream:
-    """A call or a servicer's context whose messages wait: ``read`` hands on after
-    ``reads(message)``, ``write`` sends after ``sends(message)``. All else is ``raw``'s."""
+    """A call or a servicer's context with messages that wait: ``read`` hands a message on after
+    ``reads(message)``, ``write`` sends one after ``sends(message)``. All else is ``raw``'s."""
 
     def __init__(
         self,
@@ -264,7 +270,9 @@ class PacedStream:
         reads: Callable[[Any], Awaitable[None]],
         sends: Callable[[Any], Awaitable[None]],
     ) -> None:
-        self._raw, self._reads, self._sends = raw, reads, sends
+        self._raw = raw
+        self._reads = reads
+        self._sends = sends
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
@@ -283,17 +291,19 @@ class PacedStream:
 
 
 class Beside:
-    """What p2pd moved over the network beside what it carried for us. Enters: the bytes it has read
-    and written since its start, to and from anywhere, and what we had it carry, once for each time
-    that it crossed between us. Pure.
+    """p2pd's own traffic over the network, beside the streams it carried for us. Enters: the bytes
+    it has read and written since its start, to and from anywhere, and the bytes it carried for us,
+    once for each time that they crossed between us. Pure.
 
-    Of every byte that it carries it reads and writes one more, on our side of it: so what is left
-    is its own, a little too much rather than too little, since what the directory asks through it
-    is counted on both sides.
+    p2pd reads and writes every carried byte once more, on our side of it. So the difference is its
+    own traffic, a little too much rather than too little, since the directory's questions through
+    it are counted on both sides.
     """
 
     def __init__(self) -> None:
-        self._pid, self._began, self._told = 0, 0, (0, 0)
+        self._pid = 0
+        self._began = 0
+        self._told = (0, 0)
 
     def since(
         self, pid: int, read: int, written: int, carried: int, under_way: int = 0
@@ -301,7 +311,9 @@ class Beside:
         """Bytes sent and received since the last call; of a new process since its start.
         ``under_way``: that many may be on their way between it and us, and not be its own."""
         if pid != self._pid:
-            self._pid, self._began, self._told = pid, carried, (0, 0)
+            self._pid = pid
+            self._began = carried
+            self._told = (0, 0)
         ours = carried - self._began + under_way
         more = max(0, written - ours - self._told[0]), max(0, read - ours - self._told[1])
         self._told = self._told[0] + more[0], self._told[1] + more[1]

@@ -25,7 +25,12 @@ from typing import Any
 
 HEAD = struct.Struct(">cI")
 """Kind and length of a frame."""
-CALL, BYTES, PART, ASK, END, FAULT = b"C", b"B", b"P", b"A", b"E", b"F"
+CALL = b"C"
+BYTES = b"B"
+PART = b"P"
+ASK = b"A"
+END = b"E"
+FAULT = b"F"
 IDLE_S = 300.0
 """Seconds without a call after which the process ends."""
 BUFFER = 1 << 20
@@ -183,7 +188,8 @@ def serve(cpu_s: int) -> None:
     """Answer calls until the parent closes the pipe, or makes none for :data:`IDLE_S`."""
     from node.data.confined.rows import Reader, Unfit
 
-    tokenizer, reader = Tokenizer(), Reader(Source)
+    tokenizer = Tokenizer()
+    reader = Reader(Source)
     operations: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
         "template": reader.load,
         "prompt": reader.prompt,

@@ -151,7 +151,8 @@ class Reader:
 
     def _text(self, head: dict[str, Any], size: int = 1 << 20) -> Iterator[bytes]:
         """A file in pieces of about ``size`` bytes, unpacked, in UTF-8."""
-        source, packed = self._source(head["size"]), head.get("packed", "")
+        source = self._source(head["size"])
+        packed = head.get("packed", "")
         if packed:
             import pyarrow
 
@@ -297,7 +298,9 @@ def _values(text: Iterator[str], name: str) -> Iterator[Any]:
             # The rest of a number may come with the next piece.
             whole = done or stop < len(buffer)
         except (ValueError, RecursionError):
-            value, stop, whole = None, at, False
+            value = None
+            stop = at
+            whole = False
         if whole:
             yield {} if value is None else value
             at = stop

@@ -1,7 +1,7 @@
 """The documents of one part of a shard: plain text, JSON, tables and parquet, also packed.
 
 A document belongs to the part in which it begins, so that parts that lie side by side give each
-document once. Of text without documents a part gives the characters that begin in it.
+document once. If the text has no documents, a part gives the characters that begin in it.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def documents_of(
     """Documents of a part, and True if each is to be ended by a mark; rows without one are counted
     in ``left``.
 
-    Raises NetworkFault, UsageFault for what is no such shard, LocalFault where there is no space.
+    Raises NetworkFault, UsageFault if there is no such shard, LocalFault if there is no space.
     """
     kind = kind_in(files, shard, form)
     if kind.form == "parquet":
@@ -33,7 +33,8 @@ def documents_of(
             files.parsers, read, shard.size, shard.name, form, left, rows=rows, strict=False
         )
         return found, True
-    start, stop = part.start, part.stop
+    start = part.start
+    stop = part.stop
     if made_anew(kind, form):
         stored = shard.size
         shard = files.unpacked(shard, kind, form.encoding)
@@ -70,7 +71,7 @@ def _characters(files: Files, shard: Shard, start: int, stop: int) -> bytes:
 def _lines(
     files: Files, shard: Shard, start: int, stop: int, form: RowFormat, left: LeftOut
 ) -> Iterator[Document]:
-    # From one byte before: whether a line begins at ``start`` shows there.
+    # Read one byte more in front: it shows if a line begins at ``start``.
     first = max(0, start - 1)
     raw = files.read(shard, first, stop)
     _check_text(raw, shard)

@@ -33,8 +33,10 @@ GRACE_S = 60.0
 REDIRECTS = 5
 CONNECTIONS = httpx2.Limits(max_connections=32, max_keepalive_connections=16)
 _SCHEMES = ("http", "https")
-FORBIDDEN, CHANGED, NOT_IMPLEMENTED = 403, 412, 501
-"""Answers that mean more than that a server does not give a file."""
+# Status codes that mean more than that a server does not give a file.
+FORBIDDEN = 403
+CHANGED = 412
+NOT_IMPLEMENTED = 501
 _TRY_LATER = (408, 425, 429)
 _FAILURES = (
     httpx2.HTTPError,

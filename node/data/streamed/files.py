@@ -28,8 +28,8 @@ from node.data.places import open_regular
 from node.data.streamed.fetching import CHANGED, FORBIDDEN, Forbidden, Turned, asked
 
 WHOLE = 64 << 20
-"""A shard of at most so many bytes is fetched whole, and its hash is compared; of a larger one only
-what is needed, if its format has parts."""
+"""Size in bytes up to which a shard is fetched whole, and its hash compared. Of a larger one only
+the needed parts are fetched, if its format has parts."""
 BLOCK = 1 << 20
 """Bytes that are fetched at once where a library reads here and there, and kept."""
 FORBIDDEN_S = 600.0
@@ -37,10 +37,10 @@ FORBIDDEN_S = 600.0
 requests, others of files that are not there."""
 _PACKED_TAG = re.compile(r"(?:[-;](?:gzip|br|deflate|zstd))+(?=\"$)")
 ABANDONED_S = 600.0
-"""Since the last write to an unfinished file, after which its writer is held to be gone."""
+"""Seconds since the last write to an unfinished file, after which its writer is held to be gone."""
 MOST_UNPACKED = 64
-"""Times as much text as was stored that a packed shard of more than :data:`WHOLE` may have: a piece
-of it is held in memory. Text is packed to a third, seldom to a twentieth."""
+"""Limit on the text of a packed shard of more than :data:`WHOLE` bytes, as a multiple of its stored
+size: a piece of the text is held in memory. Text is packed to a third, seldom to a twentieth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,9 @@ class Files:
     ) -> None:
         """``cap``: bytes that everything below ``folder`` may take. ``parsers``: processes that
         parse what came."""
-        self._client, self.folder, self.cap = client, folder, cap
+        self._client = client
+        self.folder = folder
+        self.cap = cap
         self._lock = threading.Lock()
         self._making = WeakValueDictionary[str, threading.Lock]()
         self._holding = dict[Path, int]()
@@ -209,9 +211,9 @@ class Files:
             raise NetworkFault("data is not read any more", "start the daemon again")
 
     def whole(self, shard: Shard) -> Path:
-        """Where a shard lies whole on this disk, its hash compared when it was fetched, or first
-        read since the start: a machine that lost its power may have lost what it wrote last. What
-        had come of it before a failure is not fetched again. Raises as :meth:`read` does."""
+        """Path of a whole shard on this disk. Its hash is compared when it was fetched, or first
+        read since the start, because a power cut may lose the last writes. Parts that came before a
+        failure are not fetched again. Raises as :meth:`read` does."""
         path = self._path(shard, "shard") if shard.remote else Path(shard.name)
         with self._alone(path):
             if shard.remote and self.used(path) and path not in self._compared:
@@ -303,7 +305,7 @@ class Files:
             self._name(staged, path)
 
     def used(self, path: Path) -> bool:
-        """Whether a file is there; it is then the last to make room for others."""
+        """Return True if a file is there; it is then the last to make room for others."""
         try:
             os.utime(path)
         except OSError:  # a disk that can only be read has it nevertheless
@@ -376,9 +378,9 @@ class Files:
 
     @contextlib.contextmanager
     def _held(self, sizes: dict[Path, int]) -> Iterator[Callable[[dict[Path, int]], None]]:
-        """Files that are not deleted meanwhile, with room made for as many bytes as they will have;
-        what is given takes larger numbers. Raises OutOfResources where they do not fit, and where
-        the disk does not take them."""
+        """Context in which files are not deleted, with room made for their sizes. Yields a function
+        that makes room for larger sizes. Raises OutOfResources where they do not fit, and where the
+        disk does not take them."""
         self._make_room(sizes)
         try:
             yield self._make_room
@@ -392,10 +394,11 @@ class Files:
                     del self._holding[path]
 
     def _make_room(self, sizes: dict[Path, int]) -> None:
-        """Delete what was used longest ago until files that will have so many bytes fit below the
-        cap, beside those that others hold."""
+        """Delete the files used longest ago until files of these ``sizes`` in bytes fit below the
+        cap, beside the files that others hold. Raises OutOfResources if they do not fit."""
         with self._lock:
-            before, self._holding = self._holding, self._holding | sizes
+            before = self._holding
+            self._holding = self._holding | sizes
             there = {p: s for p in self.folder.iterdir() if (s := _stat(p)) is not None}
             held = {p: max(n, there[p].st_size if p in there else 0)
                     for p, n in self._holding.items() if p.parent == self.folder}  # fmt: skip

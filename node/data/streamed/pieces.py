@@ -1,14 +1,13 @@
-"""Which part of which shard a sample is read from: pure arithmetic on the sizes of the shards.
+"""Places of samples in the shards: pure arithmetic on the sizes of the shards.
 
 The shards, one behind the other, are cut into *pieces* of :data:`PIECE` bytes as stored. Every
-piece gives the same number of windows, spread evenly over its tokens, so that a position leads to
-its bytes without knowing how many tokens lie before it: any peer can start anywhere. Where a piece
-has fewer tokens than its windows together, neighbours overlap; where it has more, tokens between
-them are left out.
+piece gives the same number of windows, spread evenly over its tokens. So a position leads to its
+bytes without a count of the tokens before it, and any peer can start anywhere. Where a piece has
+fewer tokens than its windows together, neighbours overlap; where it has more, tokens between them
+are left out.
 
-Positions go round ``lanes`` pieces in turn, which mixes the samples of as many pieces. The classes
-of positions that cells hold are classes of lanes, too: cells that share a run read different
-pieces.
+Positions go round ``lanes`` pieces in turn, which mixes their samples. The classes of positions
+that cells hold are classes of lanes, too: cells that share a run read different pieces.
 """
 
 from bisect import bisect_right
@@ -23,7 +22,7 @@ from node.data.order import SampleOrder
 PIECE = 1 << 20
 """Bytes of a piece, as stored. Part of the format: other pieces give other samples."""
 LANES = 64
-"""Pieces that are read in turn, where there are so many; a power of two."""
+"""Pieces that are read in turn, or fewer if there are fewer; a power of two."""
 HELD_OUT = 16
 """Pieces, at the end of the shards, that are held out at most."""
 
@@ -46,7 +45,8 @@ class Pieces:
 
     def __init__(self, sizes: Sequence[int], windows: int, holdout: float, seed: int) -> None:
         """Raises UsageFault when there is nothing to train on."""
-        self.sizes, self.windows = tuple(sizes), max(1, windows)
+        self.sizes = tuple(sizes)
+        self.windows = max(1, windows)
         total = sum(sizes)
         held = min(HELD_OUT * PIECE, max(1, int(total * holdout))) if holdout else 0
         self._trained = total - held
@@ -68,7 +68,8 @@ class Pieces:
     def place(self, position: int) -> tuple[int, int]:
         """The number of the piece of a position, and which of its windows it is. Numbers of pieces
         rise from pass to pass."""
-        number, turn = self.piece(position), position // self.lanes % self.windows
+        number = self.piece(position)
+        turn = position // self.lanes % self.windows
         return number, self._order.sample(number * self.windows + turn)
 
     def piece(self, position: int) -> int:
@@ -86,7 +87,7 @@ class Pieces:
         return -1 - number, turn
 
     def after(self, number: int) -> int:
-        """The piece whose tokens stand for those of one that has none."""
+        """Replacement for an empty piece."""
         return number + 1 if number >= 0 else -1 - (-number % self.held)
 
     def elsewhere(self, number: int) -> int:
@@ -114,10 +115,12 @@ class Pieces:
 def _parts(starts: Sequence[int], shards: Sequence[int], start: int, stop: int) -> Piece:
     """The parts of ``shards``, laid one behind the other at ``starts``, from ``start`` to
     ``stop``."""
-    found, i = [], bisect_right(starts, start) - 1
+    found = []
+    i = bisect_right(starts, start) - 1
     while start < stop:
         end = min(stop, starts[i + 1])
         if end > start:
             found.append(Part(shards[i], start - starts[i], end - starts[i]))
-        start, i = end, i + 1
+        start = end
+        i = i + 1
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Which shards a source has: a list of checksums, a pattern of addresses, or a data set of the Hub.
+"""Shards of a source: a list of checksums, a pattern of addresses, or a data set of the Hub.
 
 Enters: the answers of the server that keeps them. Never: text.
 """
@@ -25,13 +25,13 @@ from node.data.streamed.files import Shard, size_and_tag
 
 MOST_SHARDS = 100_000
 MOST_SIZED = 2048
-"""Shards of a web server, each of which has its size in the manifest."""
+"""Most shards of a web server that have their sizes in the manifest."""
 MOST_ASKED = 64
-"""Shards whose sizes a peer asks a web server for, where the manifest does not say them."""
+"""Most shards whose sizes a peer asks a web server for, if the manifest does not have them."""
 MOST_LIST = 16 << 20
 """Bytes of a list of checksums."""
 AT_ONCE = 16
-"""Questions for a shard's size."""
+"""Questions for a shard's size at the same time."""
 HUB_S = 30.0
 """Seconds without a byte after which the Hub is held to be gone."""
 SUMS = "SHA256SUMS"
@@ -41,8 +41,8 @@ _RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
 
 def is_streamed(source: str, places: Places = NO_PLACES) -> bool:
-    """Return True for a source that is read in pieces. Of a file the manifest's word counts: all
-    peers must read it in the same way. Raises UsageFault for the home of an
+    """Return True for a source that is read in pieces. A file is judged by its name in the
+    manifest, because all peers must read it in the same way. Raises UsageFault for the home of an
     unknown user."""
     kind, _, name = source.partition(":")
     if kind == "hf":
@@ -56,7 +56,7 @@ def _is_list(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source was found to have. ``source`` names this very state of it."""
+    """Shards found in a source. ``source`` names exactly this state of it."""
 
     source: str
     shards: tuple[Shard, ...]
@@ -135,7 +135,8 @@ def _expanded(source: str) -> list[str]:
     step = f"give a range that rises, of at most {MOST_SIZED}"
     # Python reads no number of more than 4,300 digits.
     refuse((len(found[0]) > 100, f"{found[0][:40]}… is no range of shards", step))
-    first, last = int(found[1]), int(found[2])
+    first = int(found[1])
+    last = int(found[2])
     refuse(
         (
             not 0 <= last - first < MOST_SIZED,
@@ -143,7 +144,9 @@ def _expanded(source: str) -> list[str]:
             step,
         )
     )
-    width, before, after = len(found[1]), source[: found.start()], source[found.end() :]
+    width = len(found[1])
+    before = source[: found.start()]
+    after = source[found.end() :]
     return [f"{before}{n:0{width}}{after}" for n in range(first, last + 1)]
 
 

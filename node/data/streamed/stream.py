@@ -1,8 +1,8 @@
 """Text that is larger than the disk: pieces of it are fetched, tokenised by threads, kept below a
 cap, and forgotten.
 
-Only what is asked for, and what follows it, is fetched. A server that is gone is asked again for as
-long as somebody waits. Which shards a source has is kept on the disk too, so that a later start
+Only wanted pieces, and the ones that follow them, are fetched. A server that is gone is asked again
+for as long as somebody waits. The list of shards is kept on the disk too, so that a later start
 need not ask.
 """
 
@@ -37,9 +37,11 @@ from node.data.tokenizer import BYTES, Tokenizer, document_ids, mark_between
 from node.telemetry.resources import cores
 
 WORKERS = 4
-"""Threads that fetch and tokenise, where there are so many cores."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Between two tries to fetch what could not be had."""
+"""Threads that fetch and tokenise, or fewer on a machine with fewer cores."""
+FIRST_PAUSE_S = 0.5
+"""First pause, in seconds, after a piece could not be fetched."""
+LONGEST_PAUSE_S = 30.0
+"""Longest pause, in seconds, after a piece could not be fetched."""
 DATA_DISK = 8 << 30
 """Bytes of a stream that are kept, where nothing else is said."""
 ELSEWHERE = 4
@@ -51,7 +53,8 @@ SOUND = 1 << 17
 than it needs, those that are read would push each other out for ever."""
 _FORMAT = 1
 _NOW, _SOON, _LATER = range(3)
-_ARRAY, _LINES = FileKind("json"), FileKind("lines")
+_ARRAY = FileKind("json")
+_LINES = FileKind("lines")
 _log = logging.getLogger("tutti.data")
 
 
@@ -64,15 +67,15 @@ def open_stream(
     cap: int = DATA_DISK,
     form: RowFormat = TEXTS,
 ) -> "Stream":
-    """The text that ``settings.source`` names, of which at most ``cap`` bytes are kept under
-    ``home/data/stream``. ``form``: how its rows become documents. Blocks while the source says
-    which shards it has, unless that is known here for ``settings.sha256``.
+    """Open the text that ``settings.source`` names; at most ``cap`` bytes of it are kept under
+    ``home/data/stream``. ``form``: how its rows become documents. Blocks while the source is asked
+    for its list of shards, unless that is known here for ``settings.sha256``.
 
-    Raises NetworkFault when it does not answer, UsageFault for what is no such source and for one
-    at a place that is not allowed, and OutOfResources when what is read at the same time does not
-    fit below the cap.
+    Raises NetworkFault if the source does not answer, UsageFault if there is no such source or it
+    is at a place that is not allowed, and OutOfResources if the pieces that are read at the same
+    time do not fit below the cap.
     """
-    # Shards are wanted as they are stored: their sizes and hashes are those of the list.
+    # Shards are wanted as they are stored: the list has the sizes and hashes of the stored bytes.
     plain = {"user-agent": "tutti", "accept-encoding": "identity"}
     token = _token(settings, places)
     client = web_client(_hosts(settings, places), plain | token)
@@ -126,7 +129,7 @@ def _largest(shards: Sequence[Shard], form: RowFormat, json: FileKind) -> tuple[
 
 
 def _known(kept: Path, sha256: str) -> Listing | None:
-    """What was found the last time, if it is what is wanted."""
+    """The listing of an earlier start, None if there is none or its hash is another one."""
     try:
         found = Listing.from_json(kept.read_text(encoding="utf-8"))
         return found if found.sha256 == sha256.lower() else None
@@ -171,7 +174,9 @@ class Stream:
         conversations."""
         for shard in listing.shards:
             form.check(kind_of(shard.name).form, shard.name)
-        self.listing, self.seq_len, self.files = listing, seq_len, files
+        self.listing = listing
+        self.seq_len = seq_len
+        self.files = files
         self.pieces = Pieces(
             [s.size for s in listing.shards], settings.windows, settings.holdout, settings.seed
         )
@@ -195,11 +200,11 @@ class Stream:
         if settings.end >= 0:
             self._named.append(settings.end)
         self._sound = Newest[int, None](SOUND)
-        """Pieces whose file was found sound since the start."""
+        """Pieces with a file that was found sound since the start."""
         self._making = dict[int, asyncio.Future[None]]()
         """Pieces that are wanted and not here yet, in the order in which they were asked for."""
         self._urgency = dict[int, int]()
-        """Of each of them, the highest."""
+        """Highest urgency of each piece in ``_making``."""
         self._under_way = set[int]()
         self._waiting_again = set[int]()
         """Pieces that could not be had at the last try."""
@@ -209,7 +214,7 @@ class Stream:
         self.trouble = ""
         """The reason for which text cannot be had, empty for none."""
         self._replaced = Newest[str, None](1000)
-        """Why pieces were taken from elsewhere, as far as it was said."""
+        """Reasons, already reported, for which pieces were replaced by others."""
         self._workers = min(WORKERS, cores())
         self._pool = ThreadPoolExecutor(self._workers, "data")
         self._tasks = Tasks("data")
@@ -384,9 +389,9 @@ class Stream:
             self.files.put(path, with_sum(ids.astype(self._kind).tobytes()))
 
     def _read_somewhere(self, number: int, others: int) -> np.ndarray:
-        """Token ids of a piece. Where it cannot be read though the server answers, of one of so
-        many ``others``: samples that nobody can have would come back in every epoch, until there
-        are no others in it."""
+        """Token ids of a piece. If it cannot be read though the server answers, one of up to
+        ``others`` other pieces is read instead, because samples that no peer can read would come
+        back in every epoch. If none of them can be read either, raises the fault."""
         try:
             return self._filled(number)
         except (NetworkFault, OutOfResources, OSError):
@@ -431,7 +436,8 @@ class Stream:
 
     def _read(self, places: Sequence[tuple[int, int]]) -> np.ndarray | None:
         """The windows at these places, or None when a piece has been deleted meanwhile."""
-        length, rows = self.seq_len + 1, np.empty((len(places), self.seq_len + 1), dtype=np.int64)
+        length = self.seq_len + 1
+        rows = np.empty((len(places), self.seq_len + 1), dtype=np.int64)
         for row, (number, window) in zip(rows, places, strict=True):
             try:
                 with open(self._path(number), "rb") as file:

@@ -1,6 +1,6 @@
 """The caller's side: one line (gRPC channel) to each peer, dialled when first wanted, dropped when
-it breaks, replaced by a better one. Enters: peers that are wanted. Leaves: channels; what was tried
-on the way. Never: a choice of when to try for better (that is :mod:`node.reach.ladder`)."""
+it breaks, replaced by a better one. Enters: peers that are wanted. Leaves: channels; the outcome of
+each attempt. Never: a choice of when to try for better (that is :mod:`node.reach.ladder`)."""
 
 import asyncio
 import contextlib
@@ -33,17 +33,21 @@ from node.transport.traffic import Traffic
 from node.transport.ways.relays import Relays
 from node.transport.ways.tunnel import STREAM, Pay, Tunnel
 
-RETIRE_S, FINISH_S = 5.0, 3600.0
-"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, and is closed
-when they are finished, after FINISH_S at the latest: an answer of the ends may take ten minutes, an
-exchange as long as the owner's step."""
+RETIRE_S = 5.0
+"""Seconds for which a forgotten channel still takes calls, from callers that have just asked for
+it."""
+FINISH_S = 3600.0
+"""Most seconds for the calls of a forgotten channel to finish: an answer of the ends may take ten
+minutes, an exchange as long as the owner's step."""
 
-REDIAL_S, LOST_FOR_S = 2.0, 30.0
-"""If a peer's connection broke less than LOST_FOR_S ago, it is probably dead. The next dial has
-REDIAL_S, or as long as dials of this peer were measured to take."""
+REDIAL_S = 2.0
+"""Seconds for the next dial of a peer that is probably dead, or more if dials of this peer were
+measured to take longer."""
+LOST_FOR_S = 30.0
+"""Seconds after its connection broke for which a peer is probably dead."""
 
 HEAD_START_S = 0.5
-"""What a better way is ahead of the next one when both are tried at the same time."""
+"""Seconds by which a better way starts before the next one when both are tried."""
 
 PROBED = 16
 """Connections that are probed all the time, so that a peer that stands still is noticed before it
@@ -73,7 +77,7 @@ class Connection:
 
 @dataclass
 class Tried:
-    """What became of the last attempt of each kind at one peer: "" when it worked, else why not."""
+    """Outcome of the last attempt of each kind at one peer: "" for success, else the reason."""
 
     climb: Climb
     outcome: dict[str, str] = field(default_factory=dict)
@@ -100,10 +104,17 @@ class Lines:
         traffic: Traffic,
         carried: Pay,
     ) -> None:
-        self._p2p, self._settings, self._patience = p2p, settings, patience
-        self._greet, self._greet_through, self._prepare = greet, greet_through, prepare
-        self._relays, self._traffic, self._carried = relays, traffic, carried
-        self._journal, self._tasks = journal, tasks
+        self._p2p = p2p
+        self._settings = settings
+        self._patience = patience
+        self._greet = greet
+        self._greet_through = greet_through
+        self._prepare = prepare
+        self._relays = relays
+        self._traffic = traffic
+        self._carried = carried
+        self._journal = journal
+        self._tasks = tasks
         self.open: dict[PeerId, Connection] = {}
         """Every line there is now."""
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
@@ -115,7 +126,7 @@ class Lines:
         self.on_lost: list[Callable[[PeerId], None]] = []
 
     def tried(self, peer: PeerId) -> dict[str, str]:
-        """By way, the outcome of the last attempt at it: "" for success, else the reason."""
+        """Outcome of the last attempt at the peer, by way: "" for success, else the reason."""
         known = self._tried.get(peer)
         return dict(known.outcome) if known else {}
 
@@ -170,7 +181,8 @@ class Lines:
 
     async def close(self) -> None:
         """End every line, with its calls."""
-        lines, self.open = list(self.open.values()), {}
+        lines = list(self.open.values())
+        self.open = {}
         for line in lines:
             await _end(line)
 
@@ -212,11 +224,12 @@ class Lines:
         head_start_s: float = HEAD_START_S,
         kind: str = "dial",
     ) -> Connection:
-        """Start each way ``head_start_s`` after the one before, or when that has failed; the first
-        line wins. What came of each is written to ``outcome``; ``kind`` names the tasks. Raises
-        PeerFault."""
+        """Start each way ``head_start_s`` seconds after the one before, or when that has failed;
+        the first line wins. The outcome of each way is written to ``outcome``; ``kind`` names the
+        tasks. Raises PeerFault."""
         reasons: dict[str, PeerFault] = {}
-        waiting, running = list(ways), dict[asyncio.Task[Connection | PeerFault], str]()
+        waiting = list(ways)
+        running = dict[asyncio.Task[Connection | PeerFault], str]()
         try:
             while waiting or running:
                 if waiting:
@@ -229,7 +242,8 @@ class Lines:
                 )
                 won: Connection | None = None
                 for one in done:
-                    name, made = running.pop(one), one.result()
+                    name = running.pop(one)
+                    made = one.result()
                     outcome[name] = made.reason if isinstance(made, PeerFault) else ""
                     if isinstance(made, PeerFault):
                         reasons[name] = made
@@ -342,7 +356,8 @@ class Lines:
 
     async def _better(self, peer: PeerId, line: Connection, attempt: ClimbAttempt) -> None:
         known = self._tried[peer]
-        made, why = None, ""
+        made = None
+        why = ""
         try:
             async with asyncio.timeout(4 * self._dial_s(peer)):
                 if attempt in self._prepare:

@@ -1,11 +1,11 @@
 """TCP hole punching: the side that is asked opens a connection while the other side's p2pd dials.
 Enters: addresses of the other side as others see it. Leaves: a connection handed to our own p2pd,
-which proves who is there. Never: a listener, or an address inside somebody's network.
+which proves the other side's identity. Never: a listener, or an address inside somebody's network.
 
-Both SYNs leave from the libp2p ports, whose mapping at the router is known, so each opens the
-router for the other (simultaneous open, RFC 9293 section 3.5). p2pd dials on one side; on the other
-it could only dial as well, and two that dial do not understand each other. So this file opens the
-connection there and carries it to p2pd's listener.
+Both SYNs leave from the libp2p ports. The router's mapping of these ports is known, so each side
+opens its router for the other (simultaneous open, RFC 9293 section 3.5). p2pd dials on one side; on
+the other it could only dial as well, and two that dial do not understand each other. So this file
+opens the connection there and carries it to p2pd's listener.
 """
 
 import asyncio

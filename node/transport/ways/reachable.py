@@ -1,6 +1,6 @@
-"""How others reach this peer, and the measures it takes: asks peers to dial it, keeps connections
-to those that can be dialled, finds relays while it cannot be dialled, and relays for others while
-it can. Enters: what the directory says of peers, what they report. Leaves: addresses to announce,
+"""Reachability of this peer, and the measures it takes: asks peers to dial it, keeps connections to
+peers that can be dialled, finds relays while it cannot be dialled, and relays for others while it
+can. Enters: peers' records in the directory, their reports. Leaves: addresses to announce,
 connections of p2pd. Never: a gRPC channel (that is :mod:`node.transport.ways.lines`)."""
 
 import asyncio
@@ -27,12 +27,14 @@ from node.transport.settings import TransportSettings
 from protos.ask_pb2 import Answer, Ask, AskReach
 
 LOOK_S = 1.0
-"""Between two looks at what is to be done."""
+"""Seconds between two looks at the measures to take."""
 COMPANY = 128
 """Peers to which a libp2p connection is kept."""
 CONNECT_S = 8.0
-AGAIN_S, LONGEST_S = 4.0, 300.0
-"""First pause after a peer could not be dialled; doubles up to the longest."""
+AGAIN_S = 4.0
+"""First pause, in seconds, after a peer could not be dialled; it doubles with every failure."""
+LONGEST_S = 300.0
+"""Longest pause, in seconds, after a peer could not be dialled."""
 CUT_OFF_S = 15.0
 """The longest pause while this peer has no connection at all: then this machine's network is down,
 and all others are there when it comes back."""
@@ -44,7 +46,7 @@ PORTS = 4
 
 @dataclass(frozen=True)
 class Known:
-    """What a peer says of itself in the directory. ``room``: places it has left as a relay,
+    """A peer's record of itself in the directory. ``room``: places it has left as a relay,
     ``rate``: bytes a second it has left for one circuit more, 0 for no limit."""
 
     addresses: tuple[str, ...] = ()
@@ -77,16 +79,15 @@ class Reachable:
         secret: bytes = b"",
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self._p2p, self._transport, self._settings, self._journal = (
-            p2p,
-            transport,
-            settings,
-            journal,
-        )
-        self._ask, self._grpc_port = ask, grpc_port
+        self._p2p = p2p
+        self._transport = transport
+        self._settings = settings
+        self._journal = journal
+        self._ask = ask
+        self._grpc_port = grpc_port
         self._reach = Reach()
         self.known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
-        """What the directory said of each peer last."""
+        """Latest record of each peer in the directory."""
         self._dials: Newest[PeerId, _Dials] = Newest(PEERS_KEPT)
         self._tasks = Tasks("reach", on_error)
         self.local = is_loopback(transport.host)
@@ -108,10 +109,11 @@ class Reachable:
         await self._tasks.close()
         await self.mapper.close()
 
-    # ----------------------------------------------------------- what is known
+    # ----------------------------------------------------------- knowledge of others
 
     def learn(self, peer: PeerId, known: Known) -> bool:
-        """What the directory says of a peer now; True when that is news."""
+        """Take in the directory's record of a peer. Return True if its addresses or its standing
+        differ from the record before."""
         old = self.known.get(peer)
         self.known[peer] = known
         if old is None or old.addresses != known.addresses or old.standing != known.standing:
@@ -121,7 +123,7 @@ class Reachable:
 
     @property
     def standing(self) -> Standing:
-        """Whether others can dial this peer. On one machine everybody can."""
+        """Reachability of this peer: whether others can dial it. On one machine every peer can."""
         return Standing.OPEN if self.local else self._reach.standing(time.monotonic())
 
     def relays(self) -> list[PeerId]:
@@ -172,9 +174,11 @@ class Reachable:
         return sorted(dict.fromkeys([*more, *outside]), key=lambda a: _rank(a, kinds)) or own
 
     def targets(self) -> tuple[list[str], list[str]]:
-        """host:port that others should dial for gRPC, the most likely first; and those of them that
-        the router maps."""
-        settings, port, now = self._transport, self._grpc_port(), time.monotonic()
+        """host:port that others should dial for gRPC, the most likely first; and the ones among
+        them that the router maps."""
+        settings = self._transport
+        port = self._grpc_port()
+        now = time.monotonic()
         if settings.force_tunnel:
             return [], []
         if settings.announce:
@@ -209,26 +213,26 @@ class Reachable:
         return list(dict.fromkeys([*six, *public]))
 
     def moving_ports(self) -> bool:
-        """Whether the router gives every connection another port (address-dependent mapping):
-        nothing can be punched then."""
+        """Return True if the router gives every connection another port (address-dependent
+        mapping): nothing can be punched then."""
         seen = self._reach.seen(time.monotonic())
         return len({host for host, _ in seen}) < len(seen)
 
     def _mappings(self) -> list[Mapping]:
-        # A second router above the one that maps: what it maps to is no address that anybody
-        # outside can dial.
+        # A router below a second router maps to an address that nobody outside can dial.
         return [m for m in self.mapper.mappings if scope(m.host) is Scope.PUBLIC]
 
     def _external(self) -> tuple[int, int]:
         """The libp2p and the gRPC port as others would dial them."""
         outside = {m.internal: m.external for m in self._mappings() if m.protocol == "tcp"}
-        p2p, grpc = self._p2p.port, self._grpc_port()
+        p2p = self._p2p.port
+        grpc = self._grpc_port()
         return outside.get(p2p, p2p), outside.get(grpc, grpc)
 
-    # ----------------------------------------------------------- what is done
+    # ----------------------------------------------------------- measures
 
     async def _run(self) -> None:
-        # Who has a public IPv4 address of its own has no router that could map to it.
+        # A peer with a public IPv4 address of its own has no router that could map to it.
         routed = not any(":" not in a and scope(a) is Scope.PUBLIC for a in own_addresses())
         if self._settings.map_ports and routed and not self.local:
             await self.mapper.start()
@@ -255,7 +259,7 @@ class Reachable:
                 self.changed()
 
     def changed(self) -> None:
-        """What others should know of this peer is something else now."""
+        """Call the listeners for a change in this peer's reachability."""
         for callback in self.on_change:
             callback()
 
@@ -276,7 +280,7 @@ class Reachable:
         try:
             await self.connect(peer)
         except PeerFault:
-            # Whom others cannot dial either is worth a rare try only: it may be on this very LAN.
+            # A peer that others cannot dial either is worth rare tries: it may be on this LAN.
             dials.failures += 3 if known.standing is Standing.CLOSED else 1
             longest_s = LONGEST_S if self._p2p.links else CUT_OFF_S
             pause_s = min(longest_s, AGAIN_S * 2.0 ** (dials.failures - 1))
@@ -322,7 +326,7 @@ class Reachable:
         seen = next((e for e in ends or () if "/tcp/" in e), next(iter(ends or ()), ""))
         host = host_of(seen)
         if not host or scope(host) > Scope.PRIVATE:
-            # A punched connection comes to p2pd from this very machine, whose ports are nobody's
+            # A punched connection comes to p2pd from this very machine, and its ports are nobody's
             # business.
             return "", []
         asked = [p for p in dict.fromkeys(ports) if 0 < p < 1 << 16][:PORTS]

@@ -1,6 +1,6 @@
 """The relay: splices libp2p streams of two peers that both have a connection to this one but none
-to each other. Enters: reservations of clients, requests to reach them. Leaves: bytes, as they came.
-Never: their meaning: what is relayed is encrypted and signed end to end (:mod:`node.reach.secure`).
+to each other. Enters: reservations of clients, requests to reach them. Leaves: bytes, unchanged.
+Never: their meaning: they are encrypted and signed end to end (:mod:`node.reach.secure`).
 
 client (nobody can dial it)  --RELAY/reserve-->  relay
 caller  --RELAY/connect-->  relay  --RELAYED, over the connection that the client made-->  client
@@ -24,12 +24,15 @@ from node.transport.traffic import Share, Traffic
 from node.transport.ways.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
 
-RELAY, RELAYED = "/tutti/relay/1", "/tutti/relayed/1"
+RELAY = "/tutti/relay/1"
+RELAYED = "/tutti/relayed/1"
 ASK_BYTES = 4096
-FIRST_WORD_S, OPEN_S = 5.0, 5.0
-"""For the question of a stream that a peer has opened, and for a stream to the client."""
+FIRST_WORD_S = 5.0
+"""Seconds for the question of a stream that a peer has opened."""
+OPEN_S = 5.0
+"""Seconds to open a stream to the client."""
 SILENT_S = 20.0
-"""A reservation without a byte of its client for so long ends."""
+"""Seconds without a byte of its client after which a reservation ends."""
 CIRCUIT_SILENT_S = 60.0
 """Seconds without a byte after which a circuit ends. gRPC's servers probe their connections every
 15 s."""
@@ -40,8 +43,8 @@ CIRCUITS_PER_PAIR = 8
 """Circuits between the same two peers, whoever opened them."""
 RELAY_BUFFER = 1 << 16
 """Bytes read ahead of either end of a circuit, and bytes that wait to be written to it. With more,
-a short word waits for long behind them where the rate is bounded, and whoever waits for it takes
-the connection for dead. A circuit whose end does not read holds this much memory."""
+short messages wait for long behind bulk where the rate is bounded, and the peer that waits for one
+takes the connection for dead. A circuit with an end that does not read holds this much memory."""
 UNDER_WAY = 1 << 20
 """Bytes of a circuit that p2pd may have moved to us and we have not read."""
 STREAM_NAME = 64
@@ -78,8 +81,9 @@ class _Client:
 
 
 class Relay:
-    """``offers()`` says whether this node relays now; ``allow`` for whom: it raises LocalFault for
-    others. ``traffic``: what this node may send and receive in all.
+    """The relay of one node. ``offers()``: True while this node relays; ``allow(peer, question)``
+    raises LocalFault for a peer that it does not relay for. ``traffic``: the node's caps on all
+    that it sends and receives.
 
     Half of the reservations and circuits is for ``established`` peers. Strangers share the rest by
     address block (``block(peer)``) and by key.
@@ -98,8 +102,12 @@ class Relay:
         established: Callable[[PeerId], bool] = lambda peer: False,
         block: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
-        self._streams, self._settings, self._allow, self._offers = streams, settings, allow, offers
-        self._journal, self._metrics = journal, metrics
+        self._streams = streams
+        self._settings = settings
+        self._allow = allow
+        self._offers = offers
+        self._journal = journal
+        self._metrics = metrics
         self.established = established
         """Return True for a member of the run and for a peer that this one has worked with."""
         self._block = block
@@ -114,7 +122,8 @@ class Relay:
             lambda peer: self.established(peer),
         )
         self._circuits: Counter[tuple[PeerId, PeerId]] = Counter()
-        self._share, self._traffic = Share(settings.relay_rate), traffic or Traffic()
+        self._share = Share(settings.relay_rate)
+        self._traffic = traffic or Traffic()
         self.refusals: Counter[str] = Counter()
         """Questions of others that were refused, and places that they lost, by kind:
         ``not allowed``, ``reservations``, ``circuits``, ``no client``."""
@@ -280,7 +289,7 @@ class Relay:
                 raise
         finally:
             self._open.leave(circuit)
-            # Subtracting in place, a counter forgets what has come down to zero.
+            # Subtracting in place, a counter forgets a key whose count is zero.
             self._circuits -= Counter([pair])
             if pair not in self._circuits:
                 self._share.gone(pair)

@@ -1,6 +1,6 @@
-"""The two sides that a relay serves: being reached through relays, and reaching somebody through
-one. Enters: relays that others offer, streams that relays bring. Leaves: streams whose other end
-has proven its identity. Never: a stream that is used before that, whatever its relay says."""
+"""Both uses of relays: being reached through them, and reaching a peer through one. Enters: relays
+that others offer, streams that relays bring. Leaves: streams, after the other end has proven its
+identity. Never: a stream that is used before that, whatever its relay says."""
 
 import asyncio
 import contextlib
@@ -27,13 +27,15 @@ from node.transport.ways.relay import ASK_BYTES, FIRST_WORD_S, RELAY
 from protos.reach_pb2 import Connect, RelayAnswer, RelayAsk, Relayed, Reserve
 
 LOOK_S = 1.0
-"""Between two looks whether a reservation is wanted."""
-BEAT_S, BEAT_TIMEOUT_S = 2.0, 4.0
-"""Between two bytes to a relay that holds a reservation, and for its echo."""
+"""Seconds between two looks whether a reservation is wanted."""
+BEAT_S = 2.0
+"""Seconds between two bytes to a relay that holds a reservation."""
+BEAT_TIMEOUT_S = 4.0
+"""Seconds for the echo of a byte by a relay."""
 OPEN_S = 6.0
-"""For a relay to bring a stream to its client."""
+"""Seconds for a relay to bring a stream to its client."""
 BLAME_S = 600.0
-"""A relay over which a connection broke comes after the others for so long."""
+"""Seconds for which a relay over which a connection broke comes after the others."""
 NONCES = 4096
 """Preambles of relayed tunnels that cannot be used again."""
 _ENDED = "it has ended the reservation"
@@ -61,9 +63,16 @@ class Relays:
         journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self._streams, self._identity, self._shown, self._tokens = streams, identity, shown, tokens
-        self._run_id, self._admission, self._offers = run_id, admission, offers
-        self._meet, self._serve_tunnel, self._journal = meet, serve_tunnel, journal
+        self._streams = streams
+        self._identity = identity
+        self._shown = shown
+        self._tokens = tokens
+        self._run_id = run_id
+        self._admission = admission
+        self._offers = offers
+        self._meet = meet
+        self._serve_tunnel = serve_tunnel
+        self._journal = journal
         self._choice = Reservations(secrets.token_bytes(16))
         self._of: Newest[PeerId, tuple[PeerId, ...]] = Newest(PEERS_KEPT)
         self._used: Newest[bytes, None] = Newest(NONCES)
@@ -80,14 +89,14 @@ class Relays:
         return tuple(sorted(self._choice.held))
 
     def start(self) -> None:
-        """Begin to keep as many reservations as are wanted."""
+        """Begin to keep the wanted number of reservations."""
         self._tasks.spawn(self._keep(), "keep", eternal=True)
 
     async def close(self) -> None:
         await self._tasks.close()
 
     def want(self, wanted: bool) -> None:
-        """Whether others should reach this peer through relays. Reservations that are no longer
+        """Set whether others should reach this peer through relays. Reservations that are no longer
         wanted end within ``BEAT_S``."""
         self._choice.wanted = WANTED if wanted else 0
 
@@ -164,10 +173,8 @@ class Relays:
             await self._meet(peer, stream)
         elif word.stream == tunnel.STREAM:
             async with asyncio.timeout(FIRST_WORD_S):
-                nonce, shown = (
-                    await reader.readexactly(_NONCE),
-                    await reader.readexactly(hashlib.sha256().digest_size),
-                )
+                nonce = await reader.readexactly(_NONCE)
+                shown = await reader.readexactly(hashlib.sha256().digest_size)
             peer = PeerId(word.source)
             if nonce in self._used or not self._tokens.proves(
                 peer, _preamble(nonce, self._identity.peer_id), shown
@@ -179,7 +186,7 @@ class Relays:
     # ----------------------------------------------------------- reaching others
 
     def learn(self, peer: PeerId, relays: Sequence[PeerId]) -> None:
-        """Through whom ``peer`` says it can be reached."""
+        """Take in the relays through which ``peer`` says it can be reached."""
         self._of.pop(peer, None)
         if relays:
             self._of[peer] = tuple(relays[:WANTED])
@@ -220,7 +227,8 @@ class Relays:
                 reader, writer = await self._connect(relay, peer, tunnel.STREAM)
         except TimeoutError as e:
             raise PeerFault(peer, f"no stream through relay {short(relay)} in {timeout:g} s") from e
-        nonce, key = secrets.token_bytes(_NONCE), bytes.fromhex(token)
+        nonce = secrets.token_bytes(_NONCE)
+        key = bytes.fromhex(token)
         with contextlib.suppress(OSError):
             writer.write(nonce + hmac.digest(key, _preamble(nonce, peer), "sha256"))
         return reader, writer
@@ -237,7 +245,8 @@ class Relays:
         self, relay: PeerId, ask: RelayAsk
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to ``relay`` on which it has said yes. Raises PeerFault with its reason."""
-        ask.run_id, ask.admission = self._run_id(), self._admission()
+        ask.run_id = self._run_id()
+        ask.admission = self._admission()
         reader, writer = await self._streams.open_stream(relay, RELAY, OPEN_S)
         try:
             await write_frame(writer, ask.SerializeToString())

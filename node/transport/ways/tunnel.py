@@ -22,10 +22,11 @@ BUFFER = 1 << 20
 """Bytes that may wait on their way out of a tunnel, each direction."""
 LINGER_S = 1.0
 """Time for the last bytes of a connection to arrive at its other end."""
-CONNECTIONS_PER_PEER, CONNECTIONS = 8, 256
+CONNECTIONS_PER_PEER = 8
+CONNECTIONS = 256
 
 Pay = Callable[[int], Awaitable[None]]
-"""Awaited before so many bytes go on."""
+"""Waits until this number of bytes may go on."""
 
 
 class Tunnel:
@@ -40,9 +41,11 @@ class Tunnel:
         open_stream: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
         pay: Pay | None = None,
     ) -> None:
-        self._path, self._open_stream, self._pay = path, open_stream, pay
+        self._path = path
+        self._open_stream = open_stream
+        self._pay = pay
         self.target = socket_target(path)
-        """What gRPC dials."""
+        """Target for gRPC to dial."""
         self._server: asyncio.Server | None = None
         self._tasks = Tasks(f"tunnel-{short(peer)}")
 
@@ -84,7 +87,10 @@ class TunnelEnd:
         welcome: Callable[[PeerId], bool],
         pay: Pay | None = None,
     ) -> None:
-        self._host, self._port, self._welcome, self._pay = host, port, welcome, pay
+        self._host = host
+        self._port = port
+        self._welcome = welcome
+        self._pay = pay
         self._seats = Seats(CONNECTIONS_PER_PEER, CONNECTIONS)
 
     async def serve(
@@ -111,13 +117,13 @@ async def splice(
     pay: Pay | None = None,
     buffer: int = BUFFER,
 ) -> None:
-    """Join two connections until either ends; both are closed then, also when cancelled.
-    ``pay`` is told of every piece. Above ``buffer`` bytes on their way out of one direction its
-    sender waits.
+    """Join two connections until either ends; both are closed then, also when cancelled. ``pay`` is
+    awaited with the size of every piece. Above ``buffer`` bytes on their way out of one direction
+    its sender waits.
 
-    p2pd knows no half-close: it turns the end of one direction into a reset of both, which eats
-    what is still on its way. So an end is passed on only LINGER_S after it was seen, when the last
-    bytes have arrived.
+    p2pd knows no half-close: it turns the end of one direction into a reset of both, and the reset
+    loses all bytes still on their way. So an end is passed on only LINGER_S after it was seen, when
+    the last bytes have arrived.
     """
     writers = left_writer, right_writer
     over = False
@@ -146,7 +152,7 @@ async def splice(
 
 
 def _check_open(writer: asyncio.StreamWriter) -> None:
-    """Raises OSError for a connection that has ended: uvloop, on which daemons run, raises
-    RuntimeError where asyncio drops what is written to one."""
+    """Raises OSError for a connection that has ended. asyncio drops bytes written to an ended
+    connection, and uvloop, on which daemons run, raises RuntimeError."""
     if writer.is_closing():
         raise ConnectionResetError("the connection has ended")
