@@ -1,6 +1,6 @@
-"""What an ends peer runs through the live swarm, with block stages missing: held-out loss, without
-those asked for, those nobody serves, or a share by turns; text, one forward pass a token, over a
-path chosen anew for each."""
+"""Forward work of an ends peer through the live swarm, with block stages missing. Held-out loss:
+without the requested stages, without stages that have no peer, or without a share by turns. Text:
+one forward pass a token, over a path chosen anew for each."""
 
 import asyncio
 import math
@@ -33,7 +33,8 @@ from node.transport.port import TransportPort
 from node.wire.limits import NAME, STOPS
 from protos import control_pb2 as pb
 
-MOST_CHOICES, MOST_BATCHES = 1000, 10_000
+MOST_CHOICES = 1000
+MOST_BATCHES = 10_000
 CHOICES = 8
 TOGETHER = 4
 """Batches under way at once."""
@@ -52,11 +53,13 @@ def choose(
     Every other stage is missing about equally often: each set takes those that were missing least
     so far, ties by dice.
     """
-    dice, rest = random.Random(seed), [s for s in range(1, stages + 1) if s not in fixed]
+    dice = random.Random(seed)
+    rest = [s for s in range(1, stages + 1) if s not in fixed]
     free = count - len(fixed)
-    seen, out = dict.fromkeys(rest, 0), list[tuple[int, ...]]()
+    seen = dict.fromkeys(rest, 0)
+    out = list[tuple[int, ...]]()
     possible = math.comb(len(rest), free)
-    # Drawn sets repeat; of few possible ones nearly all are found in so many draws.
+    # Drawn sets repeat; if few are possible, this number of draws finds nearly all.
     for _ in range(20 * choices):
         if len(out) >= min(choices, possible):
             break
@@ -78,8 +81,8 @@ async def evaluate(
     choices: int,
     batches: int,
 ) -> AsyncIterator[pb.Evaluated]:
-    """The loss without ``asked`` (and what is dead), then, with a ``share``, that of choices of so
-    many missing stages; without ``epoch``.
+    """The loss without ``asked`` and without dead stages. Then, with a ``share``, the loss of
+    choices that lack this share of the block stages; without ``epoch``.
 
     ``around(stages)`` makes the way without these stages. Raises UsageFault when nothing is held
     out or a share is no share, NetworkFault when a stage has nobody and may not be left out.
@@ -96,7 +99,8 @@ async def evaluate(
             f"a share of {share:g} of the block stages",
             "give 0 or more and less than 1, such as 0.5",
         )
-    missing, stages = (*whole.missing.asked, *whole.missing.dead), whole.missing.stages
+    missing = (*whole.missing.asked, *whole.missing.dead)
+    stages = whole.missing.stages
     wanted = round(share * stages)
     refuse(
         (
@@ -114,17 +118,18 @@ async def evaluate(
     if wanted == len(missing):
         return
     for chosen in choose(stages, missing, wanted, min(choices or CHOICES, MOST_CHOICES)):
-        # What is dead is left out by name: whoever asks for a share has said that so many may be
-        # missing.
+        # Dead stages are left out by name: whoever asks for a share accepts that this share of the
+        # stages is missing.
         yield await _loss(pipeline, text, around(chosen), count, frozenset(whole.missing.dead))
 
 
 async def answer(
     a: Assembled, transport: TransportPort, request: pb.EvaluateRequest
 ) -> AsyncGenerator[pb.Evaluated, None]:
-    """What ``tutti eval`` is told, choice by choice; ``a`` hosts the ends. Raises as
-    :func:`evaluate` does."""
-    text, settings = a.work.engines.text, a.pipeline.settings
+    """Answer to ``tutti eval``, choice by choice; ``a`` hosts the ends. Raises as :func:`evaluate`
+    does."""
+    text = a.work.engines.text
+    settings = a.pipeline.settings
     if text is None:
         raise UsageFault(
             "this peer holds no text", "ask a peer that hosts the ends; see  tutti peers"
@@ -152,13 +157,15 @@ async def _loss(
     try:
         before = await way.look()
         while True:
-            total, tokens = 0.0, 0
+            total = 0.0
+            tokens = 0
             for begin in range(0, count, TOGETHER):
                 turns = range(begin, min(count, begin + TOGETHER))
                 for loss, n in await asyncio.gather(
                     *(_batch(pipeline, text, way, i) for i in turns)
                 ):
-                    total, tokens = total + loss, tokens + n
+                    total = total + loss
+                    tokens = tokens + n
             now = way.reroute
             if now.missing == before.missing:
                 fell = dead & set(now.asked) | set(now.dead)
@@ -188,8 +195,8 @@ async def _batch(
 async def speak(
     a: Assembled, transport: TransportPort, request: pb.GenerateRequest
 ) -> AsyncGenerator[pb.Piece, None]:
-    """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages
-    are missing from there on. Where ``a.texts`` has no place, it waits.
+    """Answer to ``tutti generate``; ``a`` hosts the ends. A piece without text names the stages
+    that are missing from there on. Waits while ``a.texts`` has no place.
 
     Raises UsageFault for an impossible request and for stages that are not there, NetworkFault
     when a stage has nobody and may not be left out.

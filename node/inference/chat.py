@@ -71,7 +71,8 @@ class StopTexts:
 
     def rest(self) -> str:
         """The text that was held back, where no stop text came of it."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 

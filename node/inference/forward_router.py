@@ -75,8 +75,8 @@ def named(stages: int, leave_out: Collection[int], after: int = 0) -> tuple[int,
 def decide(
     settings: PipelineSettings, live: Mapping[int, Sequence[PeerId]], asked: Collection[int]
 ) -> Reroute:
-    """Leave out what was asked for, and what has nobody in ``live``, if all that is within the
-    run's skip ratio.
+    """Leave out the stages in ``asked``, and the stages without a peer in ``live``, if all of them
+    together are within the run's skip ratio.
 
     Raises NetworkFault, naming the stage and what to do, when a stage nobody serves may not be left
     out.
@@ -105,7 +105,7 @@ def decide(
 
 
 async def is_alive(transport: TransportPort, peer: PeerId) -> bool:
-    """Whether ``peer`` answers a ping within :data:`PING_S`."""
+    """Return True if ``peer`` answers a ping within :data:`PING_S` seconds."""
     try:
         async with asyncio.timeout(PING_S):
             await transport.ping(peer, PING_S)
@@ -127,7 +127,9 @@ class ForwardRouter:
         plan: Callable[[], Plan | None],
         asked: Collection[int] = (),
     ) -> None:
-        self.transport, self.settings, self.asked = transport, settings, tuple(asked)
+        self.transport = transport
+        self.settings = settings
+        self.asked = tuple(asked)
         self._plan = plan
         self._tasks = Tasks("around")
         self.reroute = Reroute((), (), (), settings.stages)
@@ -149,17 +151,19 @@ class ForwardRouter:
         return self.reroute
 
     async def take(self, turn: int, work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
-        """The result of ``work(hops)``, on another way when a hop is lost; ``turn`` says whose turn
-        it is among replicas.
+        """The result of ``work(hops)``, on another way when a hop is lost; replicas take turns by
+        ``turn``.
 
         Raises NetworkFault when a stage that may not be left out has nobody, or no way worked.
         """
-        reroute, why = self.reroute if self.reroute.live else await self.look(), ""
+        reroute = self.reroute if self.reroute.live else await self.look()
+        why = ""
         for _ in range(TRIES):
             try:
                 return await self._watched(reroute.hops(turn), work)
             except PeerFault as e:
-                why, turn = str(e), turn + 1
+                why = str(e)
+                turn = turn + 1
                 reroute = await self.look()
         raise NetworkFault(
             f"everybody answers, but forward work does not come home: {why}",
@@ -167,7 +171,7 @@ class ForwardRouter:
         )
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End all work."""
         await self._tasks.close()
 
     async def _watched(
@@ -190,7 +194,7 @@ class ForwardRouter:
             task.cancel()
 
     async def _living(self, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Those of the first peers that answer."""
+        """The peers that answer, of the first group in which any does."""
         for i in range(0, len(peers), TOGETHER):
             some = peers[i : i + TOGETHER]
             answers = await asyncio.gather(*(is_alive(self.transport, p) for p in some))

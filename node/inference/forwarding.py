@@ -37,10 +37,11 @@ from protos import ends_pb2_grpc as rpc
 
 T = TypeVar("T", pb.Piece, pb.Evaluated)
 LIMIT_S = 600.0
-"""For one whole answer, at who asks and at who runs the passes."""
-SERVED, EACH = 32, 16
-"""Questions of others that an ends peer works on at once, of all and of each peer: it has its own
-work."""
+"""Seconds for one whole answer, at the asker and at the ends peer."""
+SERVED = 32
+"""Questions of other peers that an ends peer works on at once: it has its own work."""
+EACH = 16
+"""Questions of one peer that an ends peer works on at once."""
 UNREAD_S = 30.0
 """Seconds within which a part of an answer that was sent must be taken."""
 MISSES = 3
@@ -63,7 +64,9 @@ class EndsService(rpc.EndsServicer):
     def __init__(
         self, a: Assembled, transport: TransportPort, members: Callable[[], Set[PeerId]]
     ) -> None:
-        self._a, self._transport, self._members = a, transport, members
+        self._a = a
+        self._transport = transport
+        self._members = members
         self._serving: Counter[PeerId] = Counter()
         rpc.add_EndsServicer_to_server(self, transport.server)
 
@@ -124,16 +127,16 @@ def check(request: pb.GenerateRequest) -> pb.GenerateRequest:
 def generate(
     transport: TransportPort, ends: Sequence[PeerId], stages: int, request: pb.GenerateRequest
 ) -> AsyncGenerator[pb.Piece, None]:
-    """The text that one of the peers ``ends`` makes, in a run of so many block ``stages``; its
-    first piece says who.
+    """The text that one of the peers ``ends`` makes, in a run of ``stages`` block stages; its first
+    piece names the peer.
 
-    Raises UsageFault for a request that cannot be, NetworkFault when nobody answers or the one that
-    did is lost, TimedOut after :data:`LIMIT_S`, and what went wrong at the ends peer as a
+    Raises UsageFault for an impossible request, NetworkFault when no peer answers or the answering
+    one is lost, TimedOut after :data:`LIMIT_S` seconds, and a fault of the ends peer as a
     LocalFault.
     """
     check(request)
     named(stages, request.leave_out.stages, request.leave_out.after)
-    most = 2 * (request.max_tokens or 100) + 2  # each may come with a word on what is missing
+    most = 2 * (request.max_tokens or 100) + 2  # each may come with a word on missing stages
     counted = not request.messages
 
     def knows(piece: pb.Piece) -> bool:
@@ -183,7 +186,8 @@ async def _ask(
     fits: Callable[[T, int], bool],
     knows: Callable[[T], bool] = lambda item: True,
 ) -> AsyncGenerator[T, None]:
-    until, why = time.monotonic() + LIMIT_S, list[str]()
+    until = time.monotonic() + LIMIT_S
+    why = list[str]()
     for peer in ends[:TRIES]:
         count = 0
         try:
@@ -229,11 +233,9 @@ async def _answers(
     request: Any,
     seconds: float,
 ) -> AsyncGenerator[Any, None]:
-    """What one ends peer answers. Raises PeerFault when it does not, or not any more."""
-    stream, tasks = (
-        call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds)),
-        Tasks("forwarding"),
-    )
+    """Answers of one ends peer. Raises PeerFault when it does not answer, or not any more."""
+    stream = call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds))
+    tasks = Tasks("forwarding")
     try:
         while (item := await _next(transport, peer, tasks.spawn(stream.read(), "read"))) is not EOF:
             yield item
@@ -258,8 +260,8 @@ async def _next(transport: TransportPort, peer: PeerId, read: asyncio.Task[Any])
 
 
 def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:
-    """What the ends peer says went wrong, its words clipped; a PeerFault when it says nothing, and
-    another may be asked."""
+    """The fault that the ends peer reports, its words clipped. A PeerFault if it reports none, and
+    another peer may be asked."""
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return TimedOut(
             f"ends peer {short(peer)} was not done after {LIMIT_S:.0f} s",

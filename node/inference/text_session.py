@@ -35,7 +35,9 @@ class TextSession:
     def __init__(
         self, pipeline: Pipeline, router: ForwardRouter, version: Callable[[], int]
     ) -> None:
-        self._pipeline, self._router, self._version = pipeline, router, version
+        self._pipeline = pipeline
+        self._router = router
+        self._version = version
         self._dice = random.SystemRandom()
         self._turn = self._dice.randrange(1 << 16)
         """Number by which a replica of each stage is chosen, the same for the whole text."""

@@ -1,8 +1,8 @@
-"""What a stage costs in bytes and operations, and whether it fits; answered before anything is
-loaded.
+"""Cost of a stage in bytes and operations, and the verdict on its fit into memory; both known
+before anything is loaded.
 
-Pure arithmetic over the shapes. What torch adds for its own use (kernels' scratch space,
-fragmentation) is covered by ``RESERVE``.
+Pure arithmetic over the shapes. ``RESERVE`` covers torch's own memory (kernels' scratch space,
+fragmentation).
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ from node.model.shapes import (
 RESERVE = 0.1
 """Share of the memory that a plan leaves free."""
 RECOMPUTE = ("off", "layers", "stage")
-"""What a stage with layers keeps of a micro-batch for its backward, most first: everything; the
-input of every layer, which is computed again one by one; the input of the stage, which is computed
-again whole. The gradients are the same to the bit."""
+"""Ways to keep a micro-batch for the backward of a stage with layers, largest first: keep
+everything; keep the input of every layer, and compute the layers again one by one; keep the input
+of the stage, and compute it again whole. The gradients are the same to the bit."""
 LOGITS_AT_ONCE = 1 << 24
 """Logits (numbers, not bytes) that one piece of the loss may hold in a plan; 64 MiB in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundBytes:
-    """What averaging and stepping take on one peer, in the same memory as the stage. ``optimizer``:
-    what it keeps of the cell's optimizer state; ``staged``: the state that a step leaves of what it
-    owns, until the new version is settled; ``exchange``: contributions and fresh parts of the
-    groups under way; ``step``: what a step takes beside what it leaves, and ``shelf``: of that,
-    what is kept for the next one; ``outer``: what rounds between cells keep."""
+    """Bytes of averaging and stepping on one peer, in the same memory as the stage. ``optimizer``:
+    its share of the cell's optimizer state; ``staged``: the new state of its own parts after a
+    step, until the new version is settled; ``exchange``: contributions and fresh parts of the
+    groups under way; ``step``: scratch of a step, and ``shelf``: the part of it that is kept for
+    the next step; ``outer``: state of the rounds between cells."""
 
     optimizer: int = 0
     staged: int = 0
@@ -73,10 +73,11 @@ class MemoryRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StageBytes:
     """Bytes of one stage on one peer. ``stash`` (activations of ``stashed`` micro-batches),
-    ``shares`` (gradients of ``uncounted`` micro-batches) and ``work`` (what one forward and
-    backward needs beside them) are taken while micro-batches pass; ``before``, the fresh parameters
-    and then those of the version before, while gradients are averaged and stepped. Never both: the
-    stash is empty when a round begins, and what a round took is gone before the next plan."""
+    ``shares`` (gradients of ``uncounted`` micro-batches) and ``work`` (scratch of one forward and
+    backward) are taken while micro-batches pass. ``before`` (the fresh parameters, then the
+    parameters of the version before) is taken while gradients are averaged and stepped. Never both:
+    the stash is empty when a round begins, and the memory of a round is free before the next
+    plan."""
 
     parameters: int
     gradients: int
@@ -90,31 +91,33 @@ class StageBytes:
 
     @property
     def kept(self) -> int:
-        """Held all the time."""
+        """Bytes held all the time."""
         r = self.rounds
         return self.parameters + self.gradients + r.optimizer + r.outer + r.shelf
 
     @property
     def passes(self) -> int:
-        """Taken while micro-batches pass."""
+        """Bytes taken while micro-batches pass."""
         return self.stash + self.shares + self.work
 
     @property
     def round(self) -> int:
-        """Taken while gradients are averaged and stepped."""
+        """Bytes taken while gradients are averaged and stepped."""
         r = self.rounds
         return self.before + r.staged + r.exchange + r.step - r.shelf
 
     @property
     def total(self) -> int:
-        """The most at any time."""
+        """Most bytes at any time."""
         return self.kept + max(self.passes, self.round)
 
     @property
     def table(self) -> tuple[MemoryRow, ...]:
-        """Its parts: those that are always there, those of micro-batches, those of rounds."""
+        """Rows of the table of memory: held always, while micro-batches pass, and in rounds."""
         r = self.rounds
-        always, passes, stepped = "always", "while micro-batches pass", "in averaging and steps"
+        always = "always"
+        passes = "while micro-batches pass"
+        stepped = "in averaging and steps"
         return (
             MemoryRow(always, "parameters", self.parameters),
             MemoryRow(always, "gradients", self.gradients),
@@ -175,7 +178,8 @@ def stash_bytes(
     parameters are computed with under bf16 autocast, and each micro-batch keeps the bf16 copies
     that its forward made.
     """
-    tokens, d = micro_batch * settings.seq_len, settings.d_model
+    tokens = micro_batch * settings.seq_len
+    d = settings.d_model
     beside = tokens * (2 * 4 * d + 2 * 8) if stage == ENDS else tokens * 4 * d
     layers = len(layers_of(settings, stages, stage))
     if recompute != "off":
@@ -194,7 +198,7 @@ def cast_bytes(settings: ModelSettings, stages: int, stage: int) -> int:
 
 
 def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
-    """Bytes in fp32 of what comes in and goes out of a block stage for one micro-batch."""
+    """Bytes in fp32 of a block stage's input and output for one micro-batch."""
     return 2 * 4 * micro_batch * settings.seq_len * settings.d_model
 
 
@@ -205,7 +209,8 @@ def graph_bytes(
     apart (``masked``) attention's output counts twice: once by document, once whole. ``cast``:
     under bf16 autocast, without the copies of parameters."""
     d = settings.d_model
-    q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
+    q = settings.heads * head_dim(settings)
+    kv = settings.kv_heads * head_dim(settings)
     if cast:
         # Norms are in fp32 and keep input, normalised input and root. Each of the five projections
         # that read their output keeps a bf16 copy of it.
@@ -229,8 +234,8 @@ def graph_bytes(
 
 
 def uncounted_shares(hops: int) -> int:
-    """Micro-batches whose gradients of the parameters a peer holds at once, where ``hops`` backward
-    passes are between its own and the end of the path, at which a micro-batch counts.
+    """Number of micro-batches for which a peer holds gradients of its parameters at once. ``hops``:
+    backward passes between its own and the end of the path, where a micro-batch counts.
 
     One is being made. The others wait: a backward takes two thirds of the time in which a peer ends
     one, and waits for half a forward, so that a hop takes five sixths of it.
@@ -248,11 +253,12 @@ def work_bytes(
     *,
     cast: bool = False,
 ) -> int:
-    """The largest passing tensors of one backward. Of layers: the SwiGLU's gradients, what comes
-    and goes, and what is computed again. Of the head: logits and their gradients. The ends go
-    through one of them at a time. ``cast``: as for :func:`stash_bytes`; the copies are passing
-    tensors where no micro-batch keeps them."""
-    tokens, layers = micro_batch * settings.seq_len, len(layers_of(settings, stages, stage))
+    """Bytes of the largest passing tensors of one backward. In layers these are the SwiGLU's
+    gradients, the tensors that come in and go out, and the ones that are computed again. In the
+    head they are logits and their gradients. The ends go through one of them at a time. ``cast``:
+    as for :func:`stash_bytes`; the copies are passing tensors where no micro-batch keeps them."""
+    tokens = micro_batch * settings.seq_len
+    layers = len(layers_of(settings, stages, stage))
     head = through = 0
     if stage == ENDS:
         # logits, log-probabilities, gradient
@@ -345,8 +351,8 @@ def fits(
     masked: bool = False,
     cast: bool = False,
 ) -> Verdict:
-    """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free. The rest
-    as for :func:`stage_bytes`.
+    """Verdict on ``stage`` in ``available`` bytes with ``RESERVE`` of them left free. The rest as
+    for :func:`stage_bytes`.
 
     Call ``.require()`` on the verdict to refuse before loading.
     """
@@ -371,8 +377,10 @@ def fits(
             cast=cast,
         )
 
-    need, limit = size(), available * (1 - RESERVE)
-    ok, table = need.total <= limit, need.table
+    need = size()
+    limit = available * (1 - RESERVE)
+    ok = need.total <= limit
+    table = need.table
     where = stage_name(stage) + (f" of {stages}" if stage != ENDS else "")
     verbs = (
         ("take", "do not fit: they take") if stage == ENDS else ("takes", "does not fit: it takes")
@@ -430,9 +438,9 @@ def _one_of(steps: Sequence[str]) -> str:
 
 
 def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict:
-    """Whether what rounds between cells keep of ``stage`` in main memory, ``needed`` bytes, fits
-    into ``available`` bytes of it with ``RESERVE`` of them left free, where the stage itself is on
-    a device with memory of its own."""
+    """Verdict on the state of rounds between cells in main memory: ``needed`` bytes for ``stage``
+    in ``available`` bytes with ``RESERVE`` of them left free. The stage itself is on a device with
+    memory of its own."""
     ok = needed <= available * (1 - RESERVE)
     verb = "need" if ok else "do not fit: they need"
     text = (

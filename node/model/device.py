@@ -20,9 +20,10 @@ Format = Literal["fp32", "bf16", "fp16"]
 CONTEXT = 768 << 20
 """Bytes of a GPU that each process takes beside its tensors: the driver's context and the kernels
 that are loaded. On an H100 with CUDA 13.0 they are 681 MiB (part a of ``benchmarks.gpu``)."""
-PRODUCT, PRODUCTS = 512, 3
-"""Side of the product by which a device's speed is first told, and how many are made after one that
-warms up."""
+PRODUCT = 512
+"""Rows and columns of the matrix product by which a device's speed is first measured."""
+PRODUCTS = 3
+"""Products that are measured, after one that warms up."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -97,8 +98,8 @@ class Device:
         return CONTEXT if self.is_cuda else 0
 
     def autocast(self, parameters: str = "fp32") -> contextlib.AbstractContextManager[object]:
-        """The context of a forward whose number format was not measured: :attr:`usual_format`, or
-        bf16 for bf16 ``parameters``."""
+        """The context of a forward in a number format that was not measured: :attr:`usual_format`,
+        or bf16 for bf16 ``parameters``."""
         return self.computing_in("bf16" if parameters == "bf16" else self.usual_format)
 
     def computing_in(self, kind: Format) -> contextlib.AbstractContextManager[object]:
@@ -121,7 +122,8 @@ class Device:
 
     def describe(self) -> str:
         """One line for people, such as "cpu, 8 threads, 15.5 GiB (9.1 free)"."""
-        free, total = self.memory_free(), self.memory_limit()
+        free = self.memory_free()
+        total = self.memory_limit()
         what = (
             f"{self.device} {torch.cuda.get_device_name(self.device)}"
             if self.is_cuda

@@ -41,5 +41,6 @@ def lengths_of(document_ends: Sequence[int], sequences: int, length: int) -> tup
 
 def within(document_ends: Sequence[int], first: int, count: int, length: int) -> tuple[int, ...]:
     """The ends in ``count`` sequences from the ``first`` on, as if there were no others."""
-    start, stop = first * length, (first + count) * length
+    start = first * length
+    stop = (first + count) * length
     return tuple(end - start for end in document_ends if start <= end < stop)

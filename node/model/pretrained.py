@@ -39,7 +39,7 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
     """Fields of the manifest's ``model`` for the model in ``directory``, and the most tokens of a
     sequence it was made for.
 
-    Raises UsageFault for what is no such directory, and for a model that would compute other
+    Raises UsageFault if there is no such directory, and for a model that would compute other
     numbers here than it does there.
     """
     return fields_of(_json(directory / "config.json"), directory)
@@ -108,7 +108,8 @@ class Weights:
 
     def __init__(self, directory: Path, parameters: str = "fp32") -> None:
         """Raises UsageFault for a directory without such files, or with a damaged list of them."""
-        self.directory, self._dtype = directory, dtype_of(parameters)
+        self.directory = directory
+        self._dtype = dtype_of(parameters)
         self._file_of: dict[str, Path] = {}
         index = directory / "model.safetensors.index.json"
         if not os.path.isfile(index):  # false, too, where it cannot be looked at
@@ -206,7 +207,8 @@ class Weights:
         Raises UsageFault when one is missing, of another shape, or of numbers that are not fp32,
         bf16 or fp16.
         """
-        shapes, found = base_shapes(settings, stages, stage), dict[str, Tensor]()
+        shapes = base_shapes(settings, stages, stage)
+        found = dict[str, Tensor]()
         by_file: dict[Path, list[str]] = {}
         for name in shapes:
             if name not in self._file_of:

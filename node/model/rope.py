@@ -118,7 +118,7 @@ def regime(settings: ModelSettings, length: int) -> int:
 
 def frequencies(settings: ModelSettings, length: int = 1) -> Tensor:
     """Radians a position of every pair of channels [W / 2], fp32, in a sequence of ``length``
-    positions. The formulas equal those of transformers."""
+    positions. The formulas equal transformers'."""
     s = settings
     width = head_dim(s)
     exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width

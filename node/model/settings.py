@@ -14,8 +14,8 @@ class ModelSettings:
     layers: int = 6
     """Transformer blocks, cut into stages as evenly as possible."""
     ends_layers: int = 0
-    """Layers that stay at the ends: the first so many, beside the embedding. Block stages share the
-    others, and get activations that are so many layers deep."""
+    """First layers that stay at the ends, beside the embedding. Block stages share the others, and
+    get the activations of these layers."""
     d_model: int = 128
     """Width of the hidden state."""
     heads: int = 4
@@ -31,8 +31,8 @@ class ModelSettings:
     seq_len: int = 128
     """Tokens a training sequence predicts."""
     positions: int = 0
-    """Positions that the model sees, where that is more than ``seq_len``: those of the model that
-    the run begins from. Exports say so."""
+    """Positions that the model sees, where that is more than ``seq_len``: the positions of the
+    model that the run begins from. Exports say so."""
     rope_theta: float = 10000.0
     """Base of the rotary embedding."""
     rope_kind: str = "llama3"
@@ -53,7 +53,7 @@ class ModelSettings:
     """yarn and longrope: factor of cosine and sine."""
     rope_factors: tuple[float, ...] = ()
     """longrope: divisor of each pair's frequency in sequences up to ``rope_context`` positions,
-    then as many for longer ones."""
+    then the same number of divisors for longer ones."""
     norm_eps: float = 1e-5
     """RMSNorm epsilon."""
     qk_norm: bool = False
@@ -77,6 +77,6 @@ class ModelSettings:
     """Rank of the adapters (LoRA, arXiv 2106.09685): low-rank matrices that are trained beside
     weights that stay as they are; 0: the weights are trained."""
     adapter_alpha: float = 16.0
-    """What an adapter says is multiplied by this over its rank."""
+    """An adapter's output is multiplied by this over its rank."""
     adapter_targets: tuple[str, ...] = ("q_proj", "v_proj")
     """Matrices of a layer that have one, by their last name."""

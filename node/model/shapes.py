@@ -1,9 +1,9 @@
-"""Which parameter lives on which stage, and how big it is; the shapes of published models by name.
-No tensor library, so that planners may ask.
+"""Parameters of each stage and their sizes; the shapes of published models by name. No tensor
+library, so that planners may ask.
 
 Stage 0 (the ends) holds the embedding, the final norm and the head, and with ``ends_layers`` the
-first transformer layers; block stage s = 1..S holds a contiguous range of the others. Names are
-those of Hugging Face's Llama and Qwen3, with global layer numbers, so that the stages' tensors
+first transformer layers; block stage s = 1..S holds a contiguous range of the others. Names equal
+the ones of Hugging Face's Llama and Qwen3, with global layer numbers, so that the stages' tensors
 merge into one whole model by union.
 """
 
@@ -20,13 +20,14 @@ FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Of a layer, by the last name."""
+"""Matrices of a layer, by the last part of their names."""
 
 
 def check_settings(settings: ModelSettings) -> None:
-    """Raises UsageFault naming the field, where fields do not go together. What each may be by
-    itself the manifest checks."""
-    m, targets = settings, settings.adapter_targets
+    """Raises UsageFault naming the field, where fields do not go together. The manifest checks each
+    field by itself."""
+    m = settings
+    targets = settings.adapter_targets
     refuse(
         (
             m.head_width % 2,
@@ -115,7 +116,7 @@ def layer_cut(settings: ModelSettings, stages: int) -> list[range]:
 
 
 def layers_of(settings: ModelSettings, stages: int, stage: int) -> range:
-    """The layers of ``stage``; those of the ends come before block stage 1."""
+    """The layers of ``stage``; the layers of the ends come before block stage 1."""
     if stage == ENDS:
         return range(settings.ends_layers)
     return layer_cut(settings, stages)[stage - 1]
@@ -140,8 +141,10 @@ def ends_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
 
 def layer_shapes(settings: ModelSettings, layer: int) -> dict[str, tuple[int, ...]]:
     """Parameters of one transformer layer. Matrices are [out, in], as in torch's Linear."""
-    d, hd = settings.d_model, head_dim(settings)
-    q, kv = settings.heads * hd, settings.kv_heads * hd
+    d = settings.d_model
+    hd = head_dim(settings)
+    q = settings.heads * hd
+    kv = settings.kv_heads * hd
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (d,),
         "self_attn.q_proj.weight": (q, d),
@@ -182,7 +185,7 @@ def base_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, t
 def parameter_shapes(
     settings: ModelSettings, stages: int, stage: int
 ) -> dict[str, tuple[int, ...]]:
-    """Name to shape of what is trained of ``stage``: everything, or the adapters of its layers.
+    """Name to shape of the trained parameters of ``stage``: all, or the adapters of its layers.
     Raises UsageFault as :func:`base_shapes`."""
     base = base_shapes(settings, stages, stage)
     if not settings.adapter:

@@ -3,8 +3,8 @@ first layers) and blocks (a range of the others).
 
 A pre-norm decoder as Hugging Face's Llama and Mistral, Qwen3 with ``qk_norm``, or Qwen2 with
 ``qkv_bias``: RMSNorm, rotary positions in the rotate-half convention, grouped-query attention,
-SwiGLU, no other biases. What trains in one process is made of the same modules, and computes the
-same numbers.
+SwiGLU, no other biases. A model that trains in one process is made of the same modules, and
+computes the same numbers.
 
 Legend: B sequences, T positions, D d_model, H query heads, K key/value heads, W head width, F d_ff,
 V vocab.
@@ -38,7 +38,8 @@ class Rope:
     parameter, no buffer."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        self.settings, self.positions = settings, settings.seq_len
+        self.settings = settings
+        self.positions = settings.seq_len
         self._regime = regime(settings, settings.seq_len)
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -58,7 +59,8 @@ class Rope:
                 torch.arange(self.positions).float(), frequencies(self.settings, length)
             )
             scale = self.settings.rope_scale
-            cos, sin = angles_TW2.cos() * scale, angles_TW2.sin() * scale
+            cos = angles_TW2.cos() * scale
+            sin = angles_TW2.sin() * scale
             pair = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
             found = self._tables[key] = cast(
                 tuple[Tensor, Tensor],
@@ -151,11 +153,13 @@ class Attention(nn.Module):
         self, x_ND: Tensor, cos: Tensor, sin: Tensor, layer: int, turns: Sequence[Turn]
     ) -> Tensor:
         """Attention of the next tokens of several texts, one text behind the other, to their own
-        texts so far. ``cos`` and ``sin``: the rotary tables at the positions of the tokens. Their
-        keys and values are put into the caches, as those of ``layer``."""
+        texts so far. ``cos`` and ``sin``: the rotary tables at the positions of the tokens. The
+        tokens' keys and values are put into the caches, under ``layer``."""
         q_NHW, k_NKW, v_NKW = self._projected(x_ND)
-        cos, sin = cos.to(q_NHW.dtype), sin.to(q_NHW.dtype)
-        q_NHW, k_NKW = rotate(q_NHW, cos, sin), rotate(k_NKW, cos, sin)
+        cos = cos.to(q_NHW.dtype)
+        sin = sin.to(q_NHW.dtype)
+        q_NHW = rotate(q_NHW, cos, sin)
+        k_NKW = rotate(k_NKW, cos, sin)
         counts = [turn.count for turn in turns]
         pieces = zip(
             turns, q_NHW.split(counts), k_NKW.split(counts), v_NKW.split(counts), strict=True
@@ -195,7 +199,8 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(heads)
         v = self.v_proj(x).view(heads)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         return q, k, v
 
     def _causal(self, q_BTHW: Tensor, k_BTKW: Tensor, v_BTKW: Tensor, rope: Rope) -> Tensor:
@@ -208,8 +213,8 @@ class Attention(nn.Module):
 
 
 class Adapted(nn.Module):
-    """x W^T + b + alpha / r (x A^T) B^T: a matrix that stays as it is, and what is learned beside
-    it (arXiv 2106.09685). B begins as zero, A with the deviation that PEFT's has."""
+    """x W^T + b + alpha / r (x A^T) B^T: a frozen matrix, and the adapter learned beside it (arXiv
+    2106.09685). B begins as zero, A with the deviation of PEFT's A."""
 
     weight: Tensor
     bias: Tensor | None
@@ -218,10 +223,8 @@ class Adapted(nn.Module):
         super().__init__()
         self.register_buffer("weight", matrix.weight.data)
         self.register_buffer("bias", None if matrix.bias is None else matrix.bias.data)
-        self.lora_A, self.lora_B = (
-            _linear(matrix.in_features, rank),
-            _linear(rank, matrix.out_features),
-        )
+        self.lora_A = _linear(matrix.in_features, rank)
+        self.lora_B = _linear(rank, matrix.out_features)
         self.scale = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
@@ -278,13 +281,14 @@ def _go_on() -> None:
 
 
 class _Stage(nn.Module):
-    """A stage with its layers (``layers``, global numbers). With ``recompute`` what is inside a
-    layer is not kept for backward, but computed again. ``pause`` is called between two layers, in
-    forward and in backward, so that short work need not wait for all of them."""
+    """A stage with its layers (``layers``, global numbers). With ``recompute`` the activations
+    inside a layer are not kept for backward, but computed again. ``pause`` is called between two
+    layers, in forward and in backward, so that short work need not wait for all of them."""
 
     def __init__(self, settings: ModelSettings, layers: range) -> None:
         super().__init__()
-        self.settings, self.layers = settings, layers
+        self.settings = settings
+        self.layers = layers
         self.recompute = False
         self.pause: Callable[[], None] = _go_on
         self.rope = Rope(settings)
@@ -362,8 +366,8 @@ class Ends(_Stage):
         return F.linear(self.model.norm(h_BTD), head.weight).float()
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
-        """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many
-        tokens that is). Tokens whose target is NO_TARGET or UNTRAINED are left out of both.
+        """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; number of
+        these tokens). Tokens with the target NO_TARGET or UNTRAINED are left out of both.
 
         With a large vocabulary the tokens are taken in pieces of at most ``logits_at_once`` logits,
         and backward computes each piece's logits again instead of keeping them.
@@ -408,8 +412,8 @@ def build(
     settings: ModelSettings, stages: int, stage: int, parameters: str = "fp32"
 ) -> Ends | Blocks:
     """The module of ``stage`` in a cut into ``stages``, initialised, on the CPU. ``parameters``:
-    what they, and weights beside adapters, are rounded to; a module in bf16 computes under autocast
-    only.
+    the format to which they, and weights beside adapters, are rounded; a module in bf16 computes
+    under autocast only.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """

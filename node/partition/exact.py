@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from node.partition.search import ComparisonBudget, OwnershipProblem, SearchState
 
-KINDS, HELD = 8, 12
-"""Peers are packed anew when units have so few costs and a peer holds so few in the mean; otherwise
-exchanges come close."""
+KINDS = 8
+"""Most different costs of units with which peers are packed anew. Else exchanges come close."""
+HELD = 12
+"""Most units that a peer holds in the mean with which peers are packed anew."""
 BEAMS = ((60, 6), (300, 4))
 """(states kept for each peer, bisections), narrow and quick first."""
 PACK_WORK = 120_000

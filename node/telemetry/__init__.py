@@ -1,3 +1,3 @@
-"""What happened: events, metrics, the JSONL sink.
+"""Observations: events, metrics, the JSONL sink.
 Enters: facts from every package.
 Never: blocking, or deciding."""

@@ -68,8 +68,8 @@ class Event:
 
 
 class Sink(Protocol):
-    """Where events go. ``accept`` does not block, raise or log, from any thread; ``close`` writes
-    what is left, and what is accepted later is not written."""
+    """Destination of events. ``accept`` does not block, raise or log, from any thread; ``close``
+    writes all events accepted so far, and later ones are not written."""
 
     def accept(self, event: Event) -> None: ...
     def close(self) -> None: ...
@@ -83,7 +83,8 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
     """
 
     def __init__(self, journal: "Journal", size: int, level: str) -> None:
-        self._journal, self._floor = journal, LEVELS.get(level, 0)
+        self._journal = journal
+        self._floor = LEVELS.get(level, 0)
         self._unread: deque[Event] = deque(maxlen=size)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -190,10 +191,11 @@ class Journal:
 
 
 WINDOW_S = 60.0
+"""Seconds of a window."""
 LINES = 10
-"""Lines about one peer in a window."""
+"""Most lines about one peer in a window."""
 PEERS_KEPT = 1024
-"""Peers that are counted apart; of those before, the count starts again."""
+"""Peers that are counted apart; the count of one that was dropped starts again."""
 
 
 @dataclass(slots=True)
@@ -204,15 +206,16 @@ class _Window:
 
 
 class RateLimitedLog:
-    """Writes lines that strangers cause to ``journal``: a few about each of them, then one that
-    says how many more there were. Whoever decides how often a line is written could fill the disk
-    with it, or push everything else out of the journal.
+    """Writes lines that strangers cause to ``journal``: a few about each of them, then one with the
+    number of lines that were kept back. A stranger who can cause any number of lines could fill the
+    disk with them, or push everything else out of the journal.
 
     ``now`` is the clock, monotonic seconds. For the thread of the event loop.
     """
 
     def __init__(self, journal: Journal, now: Callable[[], float] = monotonic) -> None:
-        self._journal, self._now = journal, now
+        self._journal = journal
+        self._now = now
         self._windows: OrderedDict[PeerId, _Window] = OrderedDict()
 
     def emit(
@@ -235,7 +238,7 @@ class RateLimitedLog:
             window.kept_back[kind] += 1
 
     def close(self) -> None:
-        """Say what was kept back so far."""
+        """Write the numbers of lines that were kept back so far."""
         while self._windows:
             self._end_oldest()
 
@@ -259,16 +262,17 @@ error, but peers come and go."""
 
 
 class JournalHandler(logging.Handler):
-    """Leads the warnings of libraries, and what is worse, into a journal: component is the logger's
-    first name, kind "log".
+    """Leads the warnings and errors of libraries into a journal: component is the logger's first
+    name, kind "log".
 
-    ``quiet``: all of it at level debug, for a library that warns its developers, or of what others
-    do wrong.
+    ``quiet``: all of it at level debug, for a library that warns its developers, or warns of
+    others' mistakes.
     """
 
     def __init__(self, journal: Journal, *, quiet: bool = False) -> None:
         super().__init__(logging.WARNING)
-        self._journal, self._quiet = journal, quiet
+        self._journal = journal
+        self._quiet = quiet
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

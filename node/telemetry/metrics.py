@@ -22,9 +22,8 @@ TIME_KINDS = ("compute", "wire", "wait", "round")
 
 
 class Metrics:
-    """Everything one daemon measures, in its own registry, so that several daemons fit into one
-    process. What the screen shows as well comes into the registry with
-    :class:`node.app.snapshot.SnapshotBuilder`."""
+    """Measurements of one daemon, in its own registry, so that several daemons fit into one
+    process. :class:`node.app.snapshot.SnapshotBuilder` adds the numbers of the screen."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry(auto_describe=True)
@@ -83,7 +82,8 @@ class Metrics:
 
     def totals(self) -> dict[str, float]:
         """Seconds since the start by kind: {"compute": …, "wire": …, "wait": …, "round": …}."""
-        read, name = self.registry.get_sample_value, "tutti_time_seconds_total"
+        read = self.registry.get_sample_value
+        name = "tutti_time_seconds_total"
         return {kind: read(name, {"kind": kind}) or 0.0 for kind in TIME_KINDS}
 
     def serve(self, port: int = 0) -> str:
@@ -104,7 +104,8 @@ class Metrics:
     def close(self) -> None:
         """Stop serving. Safe to call twice."""
         if self._server is not None:
-            (server, thread), self._server = self._server, None
+            server, thread = self._server
+            self._server = None
             server.shutdown()
             server.server_close()
             thread.join(2.0)

@@ -44,7 +44,7 @@ def check(path: Path) -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches. Raises UsageFault without the library."""
+    """An empty figure, ``width`` by ``height`` inches. Raises UsageFault without the library."""
     check(Path("new.png"))
     from matplotlib.figure import Figure
 

@@ -1,5 +1,5 @@
-"""Memory and processor cores that this process may use: the machine's, as far as control groups and
-the affinity of the process allow.
+"""Memory and processor cores that this process may use: the machine's, within the limits of control
+groups and of the process's affinity.
 
 Enters: /proc and the control groups, versions 1 and 2, at every level from this process's group to
 the topmost one that is visible. Leaves: bytes and a number of cores. Never: a change of a limit.

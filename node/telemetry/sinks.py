@@ -60,7 +60,8 @@ class _Threaded:
                     break
                 batch = list(self._waiting)
                 self._waiting.clear()
-                dropped, self.dropped = self.dropped, 0
+                dropped = self.dropped
+                self.dropped = 0
             if dropped:
                 batch.insert(
                     0,
@@ -98,7 +99,9 @@ class JsonlSink(_Threaded):
     """
 
     def __init__(self, path: Path, max_bytes: int = 16 << 20, keep: int = 2) -> None:
-        self._path, self._max_bytes, self._keep = path, max_bytes, keep
+        self._path = path
+        self._max_bytes = max_bytes
+        self._keep = keep
         self._fd: int | None = None
         self._size = 0
         super().__init__("jsonl", 10_000, "debug")
@@ -175,10 +178,10 @@ class StreamSink(_Threaded):
 
 
 def say(text: str) -> None:
-    """Write a line to standard output; where nobody reads that, or its disk is full, nothing more
-    is written there.
+    """Write a line to standard output. If nobody reads that, or its disk is full, nothing more is
+    written there.
 
-    The process goes on, and ends with its own exit code although what was buffered cannot be
+    The process goes on, and ends with its own exit code although the buffered text cannot be
     written.
     """
     try:

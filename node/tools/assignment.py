@@ -1,10 +1,10 @@
-"""Which peer hosts which stage in a new swarm: local search on the predicted time of an epoch.
+"""Assignment of peers to stages in a new swarm: local search on the predicted time of an epoch.
 Pure: the clock is handed in.
 
-Enters: Problem with any assignment, its sizes to be kept. Leaves: Assigned, never worse than what
-entered. Never: a stage without a peer, a peer where it may not be. DT-FM (arXiv 2206.01288) and
-SkipPipe search by the worst links inside and between stages, and never look at a path; here every
-assignment is scored by the paths it allows.
+Enters: Problem with any assignment, its sizes to be kept. Leaves: Assigned, never worse than the
+assignment that entered. Never: a stage without a peer, a peer where it may not be. DT-FM (arXiv
+2206.01288) and SkipPipe search by the worst links inside and between stages, and never look at a
+path; here every assignment is scored by the paths it allows.
 """
 
 import math
@@ -18,9 +18,10 @@ from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.first import insertion, round_robin
 from node.scheduler.planning.problem import PathProblem, Route
 
-HOT, COLD = 0.03, 0.001
-"""What a worse assignment may cost more, over the time of an epoch: at the beginning and at the
-end."""
+HOT = 0.03
+"""Mean cost, over the time of an epoch, up to which a worse assignment is accepted at the start."""
+COLD = 0.001
+"""The same at the end of the search."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,11 @@ def assign(
             for n, s in problem.stage_of.items()
         )
     )
-    began, dice = clock(), random.Random(seed)
+    began = clock()
+    dice = random.Random(seed)
     sets = deal(problem)
-    at, best = problem, problem
+    at = problem
+    best = problem
     value = low = first = epoch(problem, sets)
     tried = 1
 
@@ -79,9 +82,11 @@ def assign(
             continue
         new = epoch(changed, sets, lambda: used() < 1.0)
         if new <= value + dice.expovariate(1.0) * first * HOT * (COLD / HOT) ** share:
-            at, value = changed, new
+            at = changed
+            value = new
             if new < low:
-                best, low = changed, new
+                best = changed
+                low = new
     return Assignment(best, first, low, tried)
 
 

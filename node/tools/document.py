@@ -1,5 +1,5 @@
-"""One JSON document from a file or from stdin, bounded in size. Enters: a path. Leaves: what the
-document says, unchecked. Never: a guess at what it means."""
+"""One JSON document from a file or from stdin, bounded in size. Enters: a path. Leaves: the
+document's values, unchecked. Never: a guess at their meaning."""
 
 import json
 import sys

@@ -17,8 +17,10 @@ COLUMNS = 72
 LINES = 40
 COLOURS = {"f": "#4a90d9", "l": "#9b6fd0", "b": "#e08a3c"}
 WORDS = {"f": "forward", "l": "loss", "b": "backward"}
-MOST_INCHES, LEAST_INCHES = 40.0, 0.14
-"""The height of a PNG at most; the width of a task that can bear a number."""
+MOST_INCHES = 40.0
+"""Most inches of height of a PNG."""
+LEAST_INCHES = 0.14
+"""Inches of width from which a task bears its number."""
 FEW_TASKS = 1500
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -53,10 +55,8 @@ def terminal(problem: PathProblem, tasks: Sequence[ReplayTask], colour: bool = T
                     task.start, c * span / COLUMNS
                 )
                 if share > fill[c]:
-                    fill[c], cells[c] = (
-                        share,
-                        _cell(names.get(origin.get(task.mb, -1), "?"), task.kind, colour),
-                    )
+                    fill[c] = share
+                    cells[c] = _cell(names.get(origin.get(task.mb, -1), "?"), task.kind, colour)
         load = sum(t.end - t.start for t in by[n]) / span
         lines.append(f"{label(problem, n):<{width}} {''.join(cells)} {load:>4.0%}")
     end = f"{span:.1f} s"
@@ -97,7 +97,9 @@ def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:
     it."""
     span = max((t.end for t in tasks), default=0.0) or 1.0
     rows = list(problem.stage_of)
-    height, left, wide = 14.0, 150.0, 1000.0
+    height = 14.0
+    left = 150.0
+    wide = 1000.0
     place = {n: 40 + k * height for k, n in enumerate(rows)}
     low = 40 + len(rows) * height
     origin = {t.mb: t.peer for t in tasks if t.hop == 0}
@@ -117,7 +119,8 @@ def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:
             f"{escape(label(problem, n).strip())}</text>"
         )
     for t in tasks:
-        x, w = left + wide * t.start / span, max(0.4, wide * (t.end - t.start) / span)
+        x = left + wide * t.start / span
+        w = max(0.4, wide * (t.end - t.start) / span)
         text = (
             f"{WORDS[t.kind]} of micro-batch {t.mb} of {origin.get(t.mb, '?')}: {t.start:.3f} "
             f"to {t.end:.3f} s"
@@ -150,7 +153,8 @@ def figure(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> Fig
     rows = [n for stage in problem.stages for n in stage]
     place = {n: k for k, n in enumerate(rows)}
     span = max((t.end for t in tasks), default=0.0) or 1.0
-    wide, high = 15.0, min(MOST_INCHES, 1.6 + 0.24 * len(rows))
+    wide = 15.0
+    high = min(MOST_INCHES, 1.6 + 0.24 * len(rows))
     made = new_figure(wide, high)
     axes = made.add_subplot()
     few = len(tasks) <= FEW_TASKS

@@ -1,7 +1,7 @@
 """``tutti partition``: matrices and ranks from a JSON file, a plan for programs or a table for
 people.
 
-Every field is checked before anything is planned; what is wrong ends in a UsageFault with the next
+Every field is checked before anything is planned; a faulty one ends in a UsageFault with the next
 step.
 """
 
@@ -20,7 +20,7 @@ MOST_MATRICES = 200_000
 MOST_RANKS = 16_384
 MOST_SIDE = 1 << 31
 MOST_WORK = 100_000_000
-"""Units times ranks: what is planned in reasonable time."""
+"""Units times ranks of the largest problem that is planned, in reasonable time."""
 KNOWN = (
     *("matrices", "ranks", "tensor_parallel", "speeds", "previous", "method", "memory", "rates"),
     "masters",
@@ -101,10 +101,11 @@ def document(plan: OwnershipPlan) -> dict[str, Any]:
 
 
 def picture(plan: OwnershipPlan, asked: Mapping[str, Any]) -> list[str]:
-    """For people: a line and a bar for each rank, the slowest first if not all fit, and what it is
-    worth. ``asked``: the document of the plan."""
+    """Lines for people: a line and a bar for each rank, the slowest ranks only if not all fit, and
+    the plan's quality. ``asked``: the document of the plan."""
     tensor = asked.get("tensor_parallel") or 1
-    count, held = [0] * len(plan.speeds), [0] * len(plan.speeds)
+    count = [0] * len(plan.speeds)
+    held = [0] * len(plan.speeds)
     for u in plan.units:
         count[plan.owner[u.name]] += 1
         held[plan.owner[u.name]] += u.bytes

@@ -1,8 +1,8 @@
 """``tutti schedule``: a path problem from a JSON file, a plan for programs, or a table and a
 picture for people.
 
-Raises UsageFault for what is wrong in a document, with the next step. Reads the clock: the planner
-below it does not.
+Raises UsageFault for a fault in a document, with the next step. Reads the clock: the planner below
+it does not.
 """
 
 import json
@@ -57,7 +57,7 @@ def run_command(
     limit_s = None if moves else limit or min(20.0, max(4.0, 0.005 * problem.total))
     found = None
     if assign:
-        # As many seconds as planning gets, or half as many moves.
+        # The same number of seconds as planning, or half of the moves.
         half = max(1, moves // 2) if moves else None
         found = assignment.assign(problem, clock=_clock(), limit_s=limit_s, moves=half, seed=seed)
         problem = found.problem
@@ -101,7 +101,8 @@ def read(path: str) -> Any:
 
 
 def _clock() -> Callable[[], float]:
-    cpu, wall = time.process_time(), time.monotonic()
+    cpu = time.process_time()
+    wall = time.monotonic()
     return lambda: max(time.process_time() - cpu, (time.monotonic() - wall) / WALL)
 
 
@@ -124,7 +125,8 @@ def document(plan: PathPlan) -> dict[str, Any]:
 def picture(plan: PathPlan) -> list[str]:
     """For people: a line for each ends peer and the figures."""
     p = plan.problem
-    done, estimator = replay(p, plan.routes).done, Estimator(p)
+    done = replay(p, plan.routes).done
+    estimator = Estimator(p)
     lines = [
         f"{'ends peer':<20} {'µ-batches':>9} {'last home':>10} {'shortest':>9} "
         f"{'longest path':>12}  stages trained"

@@ -20,8 +20,11 @@ from node.wire.limits import FIELDS, LIMITS, SIZES, UNKNOWN, Limit
 M = TypeVar("M", bound=Message)
 Deserialiser = Callable[[bytes], Any] | None
 
-_VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
-"""Wire types. Groups (3 and 4) are refused: proto3 has none."""
+# Wire types. Groups (3 and 4) are refused: proto3 has none.
+_VARINT = 0
+_FIXED64 = 1
+_SIZED = 2
+_FIXED32 = 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 """Bytes of a value of a fixed size."""
 _LONGEST_VARINT = 10

@@ -8,7 +8,8 @@ the planner allow, rounded up. `node/wire/bounds.py` applies the rows to the raw
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 PEERS = 1024
 """Peers that a message names. The directory shows 512 of a cell."""
 PARTS = 20_000
@@ -17,27 +18,37 @@ STAGES = 4097
 """The ends and the block stages of the largest manifest."""
 MICRO_BATCHES = 1 << 18
 """Micro-batches that a message names: a plan of 4 MiB has fewer paths."""
-RESULTS, MOST_RESULTS = 1024, 1 << 14
-"""Results of micro-batches that are sent in one message, and that are read of one: earlier software
-of the same protocol version sends all that it has."""
+RESULTS = 1024
+"""Results of micro-batches that are sent in one message."""
+MOST_RESULTS = 1 << 14
+"""Results of micro-batches that are read from one message: earlier software of the same protocol
+version sends all that it has."""
 SEEN = 64
 """Neighbours in a heartbeat, each with the measurements of its connection."""
 REACHABLE = 64
 """Versions that a heartbeat offers to return to, the newest ones."""
 PAST = 1024
-"""Versions of its history that a peer tells."""
+"""Versions of its history that a peer sends."""
 PROOFS = 8
 """Proofs of double votes in one message, the newest ones."""
-CELLS, CELL_STAGES, CELL_HOSTS, CELL_ADDRESSES = 32, 256, 8, 4
-"""Cells of a group; stages of a cell there, hosts of a stage, addresses of a host."""
+CELLS = 32
+"""Cells of a group."""
+CELL_STAGES = 256
+"""Stages of a cell of a group."""
+CELL_HOSTS = 8
+"""Hosts of a stage of such a cell."""
+CELL_ADDRESSES = 4
+"""Addresses of a host of such a cell."""
 NAME = 512
 """Bytes of one name or address in a list."""
 TEXT = 4 * KIB
 """Bytes of a text, a signature or a digest that has no row of its own."""
 PLAN = 4 * MIB
 """Bytes of a plan."""
-STOPS, MESSAGES = 16, 256
-"""Stop texts of a request for text, and messages of its conversation."""
+STOPS = 16
+"""Stop texts of a request for text."""
+MESSAGES = 256
+"""Messages of a request's conversation."""
 CELL_HOSTS_BYTES = 96 * KIB
 """Bytes of the hosts of one cell."""
 UNKNOWN = 64

@@ -18,11 +18,12 @@ from protos import tensor_pb2
 
 Shape = Sequence[int]
 Buffer = bytes | bytearray | memoryview
-"""What can be fed to a reader, and what :func:`encode` gives."""
+"""Bytes that a reader can be fed, and that :func:`encode` returns."""
 
-PIECE, HASH = 1 << 20, 32
-"""Bytes of a tensor that have a hash of their own, less only in its last piece; bytes of the
-hash."""
+PIECE = 1 << 20
+"""Bytes of a tensor that have a hash of their own, fewer only in its last piece."""
+HASH = 32
+"""Bytes of a hash."""
 
 _WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The wire's own numbers for these have the same names, in capitals."""
@@ -132,9 +133,10 @@ class BytesReader:
             raise WireError(f"{len(heads)} tensors announced, expected {len(wanted)}")
         for head, want in zip(heads, wanted, strict=True):
             compare(head, want, wire)
-        self._wanted, self._parts = wanted, list[torch.Tensor]()
+        self._wanted = wanted
+        self._parts = list[torch.Tensor]()
         self._into = memoryview(b"")
-        """What is still to be filled of the last tensor."""
+        """Bytes of the last tensor that are still to be filled."""
         self.nbytes = self.remaining = sum(head.nbytes for head in wanted)
         """Bytes of the whole stream, and those still missing."""
 
@@ -152,13 +154,14 @@ class BytesReader:
                 self._into = self._open()
             taken = min(len(view), len(self._into))
             self._into[:taken] = view[:taken]
-            self._into, view = self._into[taken:], view[taken:]
+            self._into = self._into[taken:]
+            view = view[taken:]
 
     def raw(self) -> list[torch.Tensor]:
         """The tensors as they came, in order. Raises WireError when bytes are missing."""
         if self.remaining:
             raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
-        while len(self._parts) < len(self._wanted):  # what is left has no bytes
+        while len(self._parts) < len(self._wanted):  # the last ones have no bytes
             self._open()
         return self._parts
 
@@ -205,7 +208,7 @@ class TensorReader(BytesReader):
 
 
 def pieces(nbytes: int) -> list[tuple[int, int]]:
-    """Offset and length of each piece of so many bytes, in order."""
+    """Offset and length of each piece of ``nbytes`` bytes, in order."""
     return [(at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)]
 
 
@@ -226,14 +229,15 @@ def digest(named: Mapping[str, torch.Tensor]) -> str:
 
 
 def digest_of(hashes: Mapping[str, tuple[Shape, bytes]]) -> str:
-    """The digest of tensors whose shapes and :func:`hashes_of` their fp32 bytes are known.
+    """The digest of tensors, made from their shapes and :func:`hashes_of` their fp32 bytes.
 
-    Hex BLAKE3 over (name, shape, hashes) in sorted order of names, lengths written before what they
-    measure; a shape says how many hashes there are.
+    Hex BLAKE3 over (name, shape, hashes) in sorted order of names, lengths written before the bytes
+    they measure; the shape gives the number of hashes.
     """
     whole = blake3()
     for name in sorted(hashes):
-        label, (shape, each) = name.encode(), hashes[name]
+        label = name.encode()
+        shape, each = hashes[name]
         whole.update(struct.pack("<I", len(label)) + label)
         whole.update(struct.pack(f"<I{len(shape)}Q", len(shape), *shape) + each)
     return whole.hexdigest()
