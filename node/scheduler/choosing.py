@@ -78,8 +78,8 @@ class Choosing:
         self.me, self.able, self._stages = me, able, stages
         self.stage, self.settled = stage, stage is not None
         self.may_build = self.settled
-        """Whether the claimed stage may be built; a peer that changes its stage after that leaves
-        one that it hosts."""
+        """True if the claimed stage may be built; a peer that changes its stage after that leaves a
+        stage that it hosts."""
         self._began = self._since = now
         self._claimed = -math.inf
         self._seen: Mapping[PeerId, int | None] = {}
@@ -93,10 +93,11 @@ class Choosing:
         waits: bool = False,
         closed: bool = False,
     ) -> int | None:
-        """What the directory shows now: the stage to claim or to change to, None for no change.
+        """Handle a new view of the directory. Returns the stage to claim or to change to, or None
+        for no change.
 
-        ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: nobody
-        can dial it. Raises ValueError when it could host no stage.
+        ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: no other
+        peer can dial it. Raises ValueError if it can host no stage.
         """
         # For a peer without a claim, claims of others change nothing; peers that come or go do.
         choosing = self.stage is None

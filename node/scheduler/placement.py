@@ -1,4 +1,4 @@
-"""Which stage a peer should host: at joining, and later when the swarm has grown lopsided."""
+"""Choice of a peer's stage: at joining, and later if the swarm has grown lopsided."""
 
 import hashlib
 import math
@@ -30,13 +30,13 @@ def choose_stage(
 ) -> int:
     """The stage that most needs the joiner ``me``, among those it is ``able`` to host.
 
-    An empty stage comes first, for without it nobody trains; else the one with the least total
-    speed, for it is the bottleneck (Ryabinin et al., arXiv 2301.11913, section 3.2: a newcomer
-    joins the most loaded stage), then the one with the fewest replicas. A peer that nobody can
-    dial, one of ``closed``, then prefers the stage beside which fewest others of these are, for
-    tensors between two of them go through a relay. What is still equal is settled by a hash of
-    PeerId and stage: peers that join at the same moment and cannot see each other yet spread out
-    instead of all taking the first stage. Raises ValueError when ``able`` is empty.
+    An empty stage comes first, because nobody trains without it. Then comes the stage with the
+    least total speed, because it is the bottleneck (Ryabinin et al., arXiv 2301.11913, section 3.2:
+    a newcomer joins the most loaded stage), then the stage with the fewest replicas. A peer in
+    ``closed``, which nobody can dial, then prefers the stage with the fewest such peers beside it,
+    because tensors between two of them go through a relay. A hash of PeerId and stage settles the
+    remaining ties: peers that join at the same moment and cannot see each other yet spread out
+    instead of all taking the first stage. Raises ValueError if ``able`` is empty.
     """
     stages = sorted(set(able))
     if not stages:
@@ -111,12 +111,12 @@ def level(
     spare one. A stage can spare a peer if it is faster without it than the other stage is now, by
     at least half of the peer's speed (measured speeds are never equal), or by anything if the other
     stage is empty; so every stage keeps a peer. Where all speeds are unknown, the stages that can
-    give and take end with numbers of replicas that differ by at most one. With ``lacking``, only
-    these stages get peers, one each.
+    give and take end with numbers of replicas that differ by at most one. If ``lacking`` is given,
+    only these stages get peers, one each.
 
-    ``free``: the peers that may move, each once, and the stages that they could host. Of a stage's
-    peers the slowest goes first, an unknown speed counting as slowest; then the one that is last in
-    the order of :func:`spread`.
+    ``free``: the peers that may move, each once, and the stages that they could host. The slowest
+    peer of a stage goes first, an unknown speed counting as slowest; then the last peer in the
+    order of :func:`spread`.
     """
     cells = _speeds(view)
     for stage in lacking or ():
@@ -173,20 +173,20 @@ def choose_moves(
     away: Container[PeerId] = (),
     most: int = 4,
 ) -> list[Move]:
-    """The changes of stage that help the swarm most, at most ``most`` of them at once; none when
+    """The changes of stage that help the swarm most, at most ``most`` of them at once; empty if
     none are worth their price.
 
-    The swarm is as fast as its slowest stage. Step by step that stage gets the peer whose change
-    lifts the slower of the two stages most. As many of these steps are taken as pay best: where two
-    stages are equally slow, the first alone gains nothing. Steps pay by what is gained over
-    ``horizon_s``, less what the swarm loses while the movers fetch their new stage
-    (``download_s``): what the slowest stage does not do then, and the movers' share of the work.
-    The swarm must get faster by the factor ``at_least``: a smaller gain would be undone by the next
-    wobble of a measurement.
+    The swarm is as fast as its slowest stage. At each step that stage gets the peer by whose change
+    the slower of the two stages gains most. The number of steps is the one that pays best: where
+    two stages are equally slow, the first step alone gains nothing. The return of the steps is the
+    gain over ``horizon_s`` less the loss of the swarm while the movers fetch their new stage
+    (``download_s``): the work that the slowest stage does not do then, and the movers' share of the
+    work. The swarm must get faster by the factor ``at_least``: the next wobble of a measurement
+    would undo a smaller gain.
 
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
-    their way to the stage they are listed in: they count there later, not now. They and those in
-    ``stay`` do not move, and a stage keeps one peer that serves.
+    their way to the stage they are listed in: they count there later, not now. They and the peers
+    in ``stay`` do not move, and a stage keeps one peer that serves.
     """
     stages = sorted(view)
     cells = _speeds(view)

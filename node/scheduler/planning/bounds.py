@@ -1,4 +1,4 @@
-"""What no plan can beat: lower bounds of the makespan, each by its name. Pure.
+"""Lower bounds of the makespan of any plan, each by its name. Pure.
 
 Enters: Problem. Leaves: seconds by bound. Every bound relaxes the replay's own model, so none is
 ever above a makespan.
@@ -99,8 +99,8 @@ def _tails(p: PathProblem) -> list[dict[int, float]]:
 
 
 def shortest_trips(p: PathProblem) -> dict[int, float]:
-    """Of every ends peer the round trip of its shortest legal path with nobody else there, or
-    less."""
+    """Lower bound of the round trip of each ends peer in seconds: its shortest legal path in an
+    otherwise empty swarm, or less."""
     blocks, q = len(p.stages) - 1, p.hops
     if q == 0:
         return {o: p.compute[o] * (1 + p.backward + p.loss) + 2 * p.delays[o][o] for o in p.counts}
@@ -142,7 +142,8 @@ def _steps(p: PathProblem, block: Sequence[int]) -> Any:
 
 
 def _relaxed(p: PathProblem) -> dict[int, float]:
-    """Paths of as many hops; a step may go as far ahead or back as jumps and swaps allow, stages
+    """Shortest round trips, as :func:`shortest_trips`, over paths that need not be legal: they have
+    the same number of hops, a step may go as far ahead or back as jumps and swaps allow, and stages
     may repeat after a swap."""
     block = [n for s in range(1, len(p.stages)) for n in p.stages[s]]
     stage, step = np.array([p.stage_of[n] for n in block]), _steps(p, block)

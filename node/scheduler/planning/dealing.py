@@ -1,9 +1,9 @@
-"""Which block stages each micro-batch trains, dealt so that all stages are trained equally often.
-Pure.
+"""The set of block stages that each micro-batch trains, dealt so that all stages are trained
+equally often. Pure.
 
-A set of stages is legal when some order of it keeps the rules; if any does, the rising one does
-too: what lies between two neighbours of the rising order is jumped over in every order, at once. So
-sets are dealt, and orders are a matter of search.
+A set of stages is legal if some order of it keeps the rules. If any order does, the rising one does
+too: every order jumps over the gap between two neighbours of the rising order, at once. So sets are
+dealt, and orders are a matter of search.
 """
 
 from collections import Counter, deque
@@ -20,7 +20,7 @@ StageSet = tuple[int, ...]
 
 
 def legal(problem: PathProblem, stages: StageSet) -> bool:
-    """Whether the rising order of these stages keeps the bound on jumps."""
+    """Return True if the rising order of these stages keeps the bound on jumps."""
     return all(s - front <= problem.max_jump for front, s in pairwise((0, *stages)))
 
 

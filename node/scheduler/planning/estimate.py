@@ -1,8 +1,10 @@
-"""The makespan of a plan, as fast as Python goes: what the search asks thousands of times. Pure.
+"""The makespan of a plan, computed as fast as Python allows: the search evaluates it thousands of
+times. Pure.
 
-The twin of :func:`node.scheduler.planning.replay.replay`, which decides: equal but for events of
-the very same instant, whose order is not kept here. Because a peer serves first come first, a
-task's start is known when it arrives; so a task costs one event."""
+The twin of :func:`node.scheduler.planning.replay.replay`, which decides. Both agree except where
+several events have the very same instant: their order is not kept here. Because a peer serves first
+come first, a task's start is known when it arrives; so a task costs one event.
+"""
 
 import heapq
 from collections import deque

@@ -101,10 +101,11 @@ def _take(stages: StageSet, pool: Counter[StageSet], owed: set[int]) -> None:
 
 
 class Tables:
-    """What is reserved: tasks by peer, and its slots from arrival to the end of the backward.
+    """Reservations: tasks by peer, and the peer's slots from arrival to the end of the backward.
 
-    ``in_order``: reservations come in order of launch. A slot is then taken after all that were
-    given; else wherever fewer are held than there are, as far as is known.
+    ``in_order``: reservations come in order of launch. A slot is then taken after all earlier
+    reservations; otherwise it is taken at any time at which, by the reservations known so far,
+    fewer slots are held than the peer has.
     """
 
     def __init__(self, problem: PathProblem, in_order: bool = True) -> None:
@@ -114,7 +115,7 @@ class Tables:
         self.stays: list[list[tuple[float, float]]] = [[] for _ in problem.compute]
 
     def slot(self, n: int, t: float) -> float:
-        """When a micro-batch that reaches peer n at t has a slot."""
+        """The time at which a micro-batch that reaches peer n at t has a slot."""
         slots = self.problem.slots[n]
         if self.in_order:
             leave = self.leave[n]
@@ -139,8 +140,8 @@ class Tables:
         )
 
     def start(self, n: int, t: float, took: float) -> float:
-        """The earliest start from t on of a task of ``took`` seconds at peer n between what is
-        reserved."""
+        """The earliest start at or after t of a task of ``took`` seconds in a gap between the
+        reservations at peer n."""
         busy = self.busy[n]
         at = bisect_left(busy, (t, 0.0))
         if at and busy[at - 1][1] > t:
@@ -166,14 +167,14 @@ def insertion(
     go_on: Callable[[], bool] = lambda: True,
     spent: Callable[[], float] | None = None,
 ) -> list[Route] | None:
-    """Launch after launch, each on the path that is home first beside all that is reserved; None
-    when stopped by ``go_on``.
+    """Insert launch after launch, each on the path that is home first beside all reservations.
+    Returns None if ``go_on`` stops it.
 
-    ``spent``: share of the time for it that is used. Where that runs ahead of the work, paths are
-    looked for less carefully; when it is 1, what is left goes by the cheap rule. ``by_origin``: all
-    launches of the ends peer with the longest way first, then those of the next; others go around
-    them. ``seed`` 0: as described; else with noise, for other plans. ``sets`` are given out so that
-    owed stages come first.
+    ``spent``: share of its time that is used. Where that runs ahead of the work, paths are looked
+    for less carefully; at 1, the remaining launches go by the cheap rule. ``by_origin``: the ends
+    peer with the longest way places all its launches first, then the next ends peer; later launches
+    go around earlier ones. ``seed`` 0: as described; other seeds add noise, for other plans.
+    ``sets`` are given out so that owed stages come first.
     """
     dice = random.Random(seed)
     noise = 0.15 if seed else 0.0
@@ -231,8 +232,7 @@ def _finish(
     pool: Counter[StageSet],
     owed: dict[int, set[int]],
 ) -> None:
-    """The micro-batches that are not in ``lists`` yet by the cheap rule, beside what is
-    reserved."""
+    """Append the micro-batches that ``lists`` lacks, by the cheap rule, beside all reservations."""
     problem, rule = tables.problem, _Cheap(tables.problem)
     rule.load = [sum(end - start for start, end in busy) for busy in tables.busy]
     rest = replace(
@@ -253,7 +253,8 @@ def _distance(problem: PathProblem, o: int) -> float:
 def _offered(
     pool: Counter[StageSet], owed: set[int], tries: int, dice: random.Random | None
 ) -> list[StageSet]:
-    """Sets to try: those that train most of what is owed, then those that are left most often."""
+    """Sets to try: first the sets that train the most owed stages, then those with the most copies
+    left."""
     sets = list(pool)
     if dice is not None:
         dice.shuffle(sets)
@@ -327,8 +328,8 @@ def _arrivals(tables: Tables, route: Route, t: float) -> dict[int, float]:
 
 
 def _home(tables: Tables, route: Route, t: float, came: dict[int, float]) -> float:
-    """When a micro-batch is home whose last forward ended at t; later by what it stays where the
-    slots are held."""
+    """The time at which a micro-batch is home if its last forward ended at t, with the seconds
+    added by which it overfills peers' slots."""
     p, o = tables.problem, route[0]
     before, work = route[-1], p.loss * p.compute[o]
     t = tables.start(o, t + p.delays[before][o], work) + work

@@ -28,8 +28,9 @@ LEAST_KEPT = 0.01
 STARTS = 0.1
 """Share of the budget for plans from scratch; the search goes on from the best of them."""
 PHASES = ((0.25, 0.05), (0.5, 0.003), (0.8, 0.01), (1.0, 0.002))
-"""Of the search: the share of the budget left at which it ends, and what a worse plan may cost
-more, over the makespan. The first moves all micro-batches of an origin together."""
+"""Phases of the search: the share of the budget left at its beginning at which a phase ends, and
+the most a worse plan may cost, as a share of the makespan. The first phase moves all micro-batches
+of an origin together."""
 SEARCHED = 1000
 """Micro-batches up to which moves are tried: with more, one evaluation takes too long for any to
 help."""
@@ -59,7 +60,8 @@ class PathPlan:
 
     @property
     def owed(self) -> dict[int, list[int]]:
-        """By ends peer, the stages its micro-batches did not train: what a later epoch owes it."""
+        """Stages that the micro-batches of each ends peer did not train: a later epoch owes them to
+        it."""
         seen = joined(self.problem, self.routes)
         rest = {
             o: [s for s in range(1, len(self.problem.stages)) if (o, s) not in seen]
@@ -78,12 +80,12 @@ class _Budget:
         self._last = self._longest = 0.0
 
     def keep(self, seconds: float) -> None:
-        """Set aside what it takes to end: of a limit, half at most."""
+        """Reserve ``seconds`` of the limit for the end of planning, half of the limit at most."""
         if self.limit_s is not None:
             self.limit_s -= min(seconds, self.limit_s / 2)
 
     def share(self, seconds: float) -> float:
-        """Of the limit."""
+        """``seconds`` as a share of the limit; 0 without a limit."""
         return seconds / self.limit_s if self.limit_s else 0.0
 
     def used(self, moves: int) -> float:
@@ -140,8 +142,8 @@ def make_plan(
     known: Sequence[Sequence[Route]] = (),
 ) -> PathPlan:
     """The best plan found within ``limit_s`` of ``clock`` or ``moves`` tried plans, whichever ends
-    first; at least one plan is made. With ``moves`` alone the result depends on the arguments only.
-    ``known``: plans to begin with.
+    first; at least one plan is made. If only ``moves`` is given, the result depends on the
+    arguments alone. ``known``: plans to begin with.
 
     Raises UsageFault when no plan can keep the rules, with the nearest problem that has one.
     """
@@ -185,11 +187,11 @@ def _first(
     budget: _Budget,
     known: Sequence[Sequence[Route]],
 ) -> None:
-    """Round robin whatever it takes; then, as far as there is time, plans that are known, the cheap
-    rule and an insertion."""
+    """Try round robin whatever it takes; then, while there is time, the known plans, the cheap rule
+    and an insertion."""
     began = budget.clock()
     best.offer(round_robin(problem, sets))
-    # To judge a last plan and to ask all rules at the end takes about as long as this did.
+    # Judging a last plan and asking all rules at the end takes about as long as this did.
     budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
     for routes in known:
         if budget.used(0) < FIRST and broken(problem, routes, debts=False) is None:

@@ -20,10 +20,10 @@ LEAST, MOST_STEPS = 6, 1500
 """Partial routes kept at least while a pool is made, and lengthened at most: a few milliseconds.
 Larger pools of long routes cost more moves than they are worth."""
 WARM, COLD = 0.02, 0.0005
-"""What a worse plan may cost more, over the makespan: at the beginning and at the end."""
+"""Most that a worse plan may cost, as a share of the makespan: at the beginning and at the end."""
 EVEN = 0.05
-"""Weight of the mean of the ends peers' last homecomings beside the makespan: what is not critical
-now may be soon."""
+"""Weight of the mean of the ends peers' last homecomings beside the makespan: an ends peer that is
+not critical now may be soon."""
 DEBT = 0.02
 """Price of an owed stage that is not trained, over the makespan."""
 
@@ -57,8 +57,8 @@ class PathSearch:
         return tuple(self.routes[next(turn[o])] for o in origins_in_turns(self.problem))
 
     def _cost(self, makespan: float) -> float:
-        """The makespan, a little of what may become it, and the price of debts; from the plan
-        evaluated last."""
+        """The price of the plan evaluated last: its makespan, a little of the other ends peers'
+        times, which may become critical, and the price of debts."""
         if makespan == INFINITE:
             return INFINITE
         home = self.estimator.home
@@ -99,7 +99,8 @@ class PathSearch:
                     best = self.makespan
 
     def _try(self, change: Change, slack: float) -> bool:
-        """Whether the plan was changed: it is at most ``slack`` worse, and safe."""
+        """Try a change and return True if it is kept: the plan is at most ``slack`` worse, and
+        safe."""
         routes = self.routes
         was = {i: routes[i] for i in change}
         if was == change:
@@ -192,7 +193,7 @@ class PathSearch:
         return self._both(i, j, c, d)
 
     def _both(self, i: int, j: int, c: Route, d: Route) -> Change:
-        """The route c for some like i, and d for as many like j."""
+        """Give the route c to micro-batches like i, and d to equally many like j."""
         one = self._like(i)
         two = [x for x in self._like(j) if x not in one] or [j]
         count = min(len(one), len(two))
