@@ -1,5 +1,6 @@
-"""Who does not say what is: lying peers, and strangers. What they say goes over the same network to
-the same services as what any peer says, and the services' checks are what should stop most of it.
+"""Peers that do not tell the truth: lying peers, and strangers. Their messages go over the same
+network to the same services as the messages of any peer, and the services' checks should stop most
+of them.
 
 The services of a lying peer are the product's, except for the methods replaced here.
 """

@@ -1,4 +1,5 @@
-"""One schedule from beginning to end, what came of it, and the smallest that fails as it did."""
+"""One schedule from beginning to end, its outcome, and the smallest schedule that fails in the same
+way."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -17,19 +18,19 @@ from node.sim.world.loop import bury, quiet
 from node.training.protocol.waiting import Lack, Wait
 
 EVERY = 24
-"""Runs between two collections of what they have left."""
+"""Runs between two collections of their garbage."""
 LIMIT_S = 3600.0
 """Virtual seconds after which a run is ended."""
 PATIENCE_S = 120.0
-"""When every fault is over, the swarm commits again within so long."""
+"""Virtual seconds within which the swarm commits again after every fault is over."""
 MOST_RUNS = 300
-"""To make a schedule smaller."""
+"""Most runs to make a schedule smaller."""
 
 
 @dataclass
 class ScheduleOutcome:
-    """What a run came to. Times are virtual seconds. ``cells``: of those at the end in which every
-    stage has a peer that lives, the newest epoch; one without a name where cells do not lead
+    """Outcome of a run. Times are virtual seconds. ``cells``: the newest epoch of each cell in
+    which every stage has a live peer at the end; a single cell without a name if cells do not lead
     themselves."""
 
     setup: Setup
@@ -62,13 +63,13 @@ class ScheduleOutcome:
 
     @property
     def repeated(self) -> int:
-        """Commits of an epoch that had been committed before: what was given up or done on two
-        sides."""
+        """Commits of an epoch that had been committed before: epochs given up and repeated, or done
+        on two sides."""
         return len(self.commits) - len({(c.cell, c.epoch) for c in self.commits})
 
     @property
     def tokens_per_s(self) -> float:
-        """Committed tokens a second, those of repeated epochs once."""
+        """Committed tokens a second; repeated epochs count once."""
         last = {(c.cell, c.epoch): c.tokens for c in self.commits}
         return sum(last.values()) / self.seconds if self.seconds else 0.0
 
@@ -144,7 +145,9 @@ def run(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) ->
 
 
 def _play(swarm: SimSwarm, healed: float) -> bool:
-    """False when the swarm cannot go on, because nobody has what it would take."""
+    """Run until the end. Returns False if the swarm cannot go on, because nobody holds the
+    parameters that it would need. Raises InvariantViolation if it stops committing without such a
+    reason."""
     world, watch, count, since = swarm.world, swarm.watch, -1, healed
     world.run(min(LIMIT_S, healed), None)
     while world.now < LIMIT_S and not _finished(swarm):
@@ -175,8 +178,8 @@ def _common(swarm: SimSwarm) -> set[Version]:
 
 
 def _finished(swarm: SimSwarm) -> bool:
-    """Whether every cell has committed its last epoch. A cell in which nobody is left at some stage
-    is not waited for."""
+    """Return True if every cell has committed its last epoch. A cell that has lost all peers of a
+    stage is not waited for."""
     if not swarm.manifest.averaging.peers:
         return bool(swarm.watch.ended)
     whole = swarm.cells()
@@ -223,8 +226,8 @@ def shrink(
     and shorter troubles; ``outcome`` itself when it violates none.
 
     Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
-    IEEE TSE 2002): chunks of faults are left out, smaller and smaller ones, as long as what is left
-    still fails. At most ``most`` schedules are tried.
+    IEEE TSE 2002): chunks of faults are left out, smaller and smaller ones, while the remaining
+    faults still fail. At most ``most`` schedules are tried.
     """
     if outcome.violation is None:
         return outcome

@@ -1,8 +1,8 @@
 """The directory of the simulated swarm: records with an end, spread with a delay, kept apart by
 walls, each key held by the nodes next to it.
 
-A record carries its writer's wall clock, a reader judges it by its own, as on the real board: who
-is far ahead takes everybody's records for expired.
+A record carries its writer's wall clock, and a reader judges it by its own, as on the real board: a
+reader far ahead takes everybody's records for expired.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ class HeldRecord:
 
 
 class SimDht:
-    """Who has posted what; what a reader sees of it depends on when, and on what lies between it
-    and the writer. ``ring``: the nodes, which hold the keys next to them."""
+    """The posted records of all peers. A reader's view depends on the time, and on the walls
+    between it and the writer. ``ring``: the nodes, which hold the keys next to them."""
 
     def __init__(
         self, links: Links, settings: DirectorySettings, spread_s: float, now: Callable[[], float]
@@ -58,8 +58,9 @@ class SimDht:
     def post(
         self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0, topic: str = PEERS
     ) -> bool:
-        """Publish; an older record stays for readers that this one does not reach, until it
-        expires. What was published under another topic is withdrawn."""
+        """Publish a record; an older one stays for readers that this one does not reach, until it
+        expires. A record published under another topic is withdrawn. Returns False if the topic is
+        full."""
         if (before := self._under.get(peer, topic)) != topic:
             self.withdraw(peer, wall)
             self.writes[peer, before] += 1
@@ -101,7 +102,8 @@ class SimDht:
         return {peer: entry for peer, entry in seen if entry.body.state != GONE}
 
     def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
-        """The same of postings under a topic. Raises WireError for what is no topic."""
+        """Postings under a topic, as :meth:`read` for records. Raises WireError for an unknown
+        topic."""
         most_writers(topic)
         return self._seen(topic, reader, wall)
 
@@ -111,8 +113,8 @@ class SimDht:
         return [entry for entry in newest if entry.not_after > self.now()]
 
     def _room(self, topic: str, peer: PeerId) -> bool:
-        """Whether this writer may write under a topic. What does not hold any more is dropped where
-        another one comes."""
+        """Return True if this writer may write under a topic. Expired postings are dropped when a
+        new writer comes."""
         self.writes[peer, topic] += 1
         posted = self._topics[topic]
         if peer in posted:
@@ -196,8 +198,8 @@ class Ring:
             self._neighbours = {}
 
     def neighbours(self, peer: PeerId) -> int:
-        """Nodes in the routing table of this one: of those that share just so many leading bits
-        with it at most :data:`NEAREST`, for each number of bits."""
+        """Nodes in the routing table of this peer: for each number of leading bits, at most
+        :data:`NEAREST` of the nodes that share exactly this number with it."""
         if peer not in self._neighbours:
             at, known = self._at.get(peer, _place(f"tutti/node/{peer}")), 0
             for bit in reversed(range(BITS)):
@@ -210,7 +212,7 @@ class Ring:
         return self._neighbours[peer]
 
     def holders(self, topic: str) -> list[PeerId]:
-        """The nodes that hold what is posted under a topic: those nearest to its key."""
+        """The nodes that hold a topic's postings: the nearest ones to its key."""
         key = _place(topic)
         bit = BITS
         low, high = 0, len(self._sorted)

@@ -2,8 +2,8 @@
 event loop and a device.
 
 Time stands still while a callback runs and jumps to the next one that is due. A process that stands
-still (SIGSTOP) gets its callbacks when it goes on; those of a dead one never run. What asyncio
-would run in a thread runs at once, in the loop: blocking work takes the time that the device or the
+still (SIGSTOP) gets its callbacks when it goes on; callbacks of a dead process never run. Work for
+asyncio's threads runs at once, in the loop: blocking work takes the time that the device or the
 disk says it takes.
 """
 
@@ -146,7 +146,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.inbox: list[TimerHandle] = []
         self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.unfinished: set[asyncio.Task[Any]] = set()
-        """Of a dead process, what it was at: ended with the world, and not as garbage before."""
+        """Unfinished tasks of a dead process: they end with the world, and are not collected as
+        garbage before."""
         self.blocked: Callable[[], float] = lambda: 0.0
         """Seconds for which the call that a thread has just made would have blocked it."""
 
@@ -197,7 +198,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return task
 
     def living(self) -> set[asyncio.Task[Any]]:
-        """Its tasks that are not done; asyncio goes through those of all loops for it."""
+        """Its tasks that are not done; asyncio itself would go through the tasks of all loops."""
         return {task for task in self._tasks if not task.done()}
 
     def run_in_executor(
@@ -253,17 +254,17 @@ def ran(future: asyncio.Future[Any], func: Callable[..., Any], *args: Any) -> Ca
 
 
 class Inline(Executor):
-    """Runs at once what it is given."""
+    """Runs every function at once."""
 
 
 _buried = count(1)
 _worlds: list[VirtualTime] = []
-"""Those that are not buried: garbage is to be collected only of what has ended."""
+"""Worlds that are not buried yet: garbage should be collected only from ended worlds."""
 
 
 def bury(every: int = 1) -> None:
-    """End what still waits in the worlds there are. Their memory is given back only each so many
-    times, because what is looked through for it is all there is."""
+    """End everything that still waits in the present worlds. Memory is collected only every
+    ``every`` calls, because a collection looks through all objects of the process."""
     with quiet():
         for world in _worlds:
             world.close()
@@ -309,7 +310,7 @@ class SimDevice(DeviceThread):
         return self._loop.time() + self._spent
 
     def spend(self, seconds: float) -> None:
-        """The job that runs takes so much longer."""
+        """Let the job that runs take ``seconds`` longer."""
         self._spent += seconds * self.slowness
 
     def enqueue(self, priority: Priority, fn: Callable[[], Any]) -> Any:

@@ -49,7 +49,8 @@ Weigh = Callable[[str, Any], int]
 
 @dataclass(slots=True)
 class Link:
-    """One direction between two peers, and when it has carried what was sent so far."""
+    """One direction between two peers. ``free_at``: the time at which it has carried everything
+    sent so far."""
 
     profile: LinkProfile
     free_at: float = 0.0
@@ -79,14 +80,14 @@ class Links:
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self.walls: list[Wall] = []
         self.limited = profile.bandwidth > 0
-        """Whether bytes take time."""
+        """True if bytes take time."""
 
     def link(self, a: PeerId, b: PeerId) -> Link:
         """The link from ``a`` to ``b``."""
         return self._links.setdefault((a, b), Link(self._new))
 
     def cut(self, a: PeerId, b: PeerId) -> bool:
-        """Whether a wall stands between them."""
+        """Return True if a wall stands between them."""
         return bool(self.walls) and any(w.parts(a, b) for w in self.walls)
 
     def travel(self, a: PeerId, b: PeerId, nbytes: int, now: float) -> float:
@@ -114,8 +115,8 @@ class SimNet:
         self.transports: dict[PeerId, SimTransport] = {}
 
     def lost(self, peer: PeerId) -> None:
-        """The process of a peer has died: whoever has a connection to it is told by a reset, and
-        what it has called there is cancelled."""
+        """The process of a peer has died: every peer with a connection to it gets a reset, and the
+        dead peer's own calls are cancelled."""
         dead = self.transports[peer]
         dead.lines.clear()
         for call in dead.calls:
@@ -161,7 +162,7 @@ class SimTransport:
         self.server: Any = SimServer()
         self.serving = False
         self.lines: dict[PeerId, SimTransport] = {}
-        """Who is reached now, each a process of that peer."""
+        """The peers reached now, each with its process."""
         self.used: dict[PeerId, float] = {}
         """When something was last called there."""
         self._rested = net.world.now
@@ -330,7 +331,7 @@ class SimTransport:
 
 
 class Channel:
-    """What ``XStub(channel)`` is made from."""
+    """The channel from which ``XStub(channel)`` is made."""
 
     def __init__(self, here: SimTransport, peer: PeerId) -> None:
         self._here, self._peer = here, peer
@@ -362,7 +363,8 @@ class Call:
         here.used[peer] = here.net.world.now
         self.there: Any = here.lines.get(peer)
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
-        """What has arrived and was not read; at the end EOF, or the error that ended it."""
+        """Answers that have arrived and were not read; at the end EOF, or the error that ended the
+        call."""
         self.over = False
         self._serving: asyncio.Task[None] | None = None
         self._last_out = self._last_back = 0.0
@@ -443,7 +445,7 @@ class Call:
     # ----------------------------------------------------------- on the way
 
     def back(self, items: tuple[Any, ...], last: bool, error: Any = None) -> None:
-        """From the side that serves."""
+        """Carry answers from the serving side."""
         if not self.there.loop.dead:
             self._carry(
                 self.there, self.here, self._bytes(items), self._back, (items, last, error), 0
@@ -559,7 +561,7 @@ class Context:
             return
         except Exception as e:  # noqa: BLE001 - as gRPC: the caller gets UNKNOWN
             error = _error(grpc.StatusCode.UNKNOWN, f"{type(e).__name__}: {e}")
-        except BaseException as e:  # noqa: BLE001 - nobody asks this task what it raised
+        except BaseException as e:  # noqa: BLE001 - nobody asks this task for its exception
             self.call.here.net.world.halt(e)
             return
         self._flush(True, error)
@@ -569,7 +571,7 @@ class Context:
         return self._requests.popleft() if self._requests else EOF
 
     async def write(self, message: Any) -> None:
-        """To the caller. What is said at one time goes together."""
+        """Send a message to the caller. Messages of one instant travel together."""
         if self._batch is None:
             self._batch = []
             self._loop.call_soon(self._flush)
