@@ -1,5 +1,5 @@
-"""Forward-only work: evaluation and generation. It meets the parameters of the moment, and nothing
-is kept for backward."""
+"""Forward-only work: evaluation and generation. It uses the parameters of the moment, and keeps
+nothing for backward."""
 
 import asyncio
 import secrets
@@ -33,13 +33,13 @@ from protos import pipeline_pb2 as pb
 
 T = TypeVar("T")
 SHARE, GUESTS, GUEST = 0.5, 0.25, 0.125
-"""Shares of the stash for all forward-only work, for that of peers outside the plan, and for that
-which one such peer brings: any peer may ask, but training comes first, and then the evaluation that
-the leader waits for."""
+"""Shares of the stash: for all forward-only work, for the work of all peers outside the plan, and
+for the work of one such peer. Any peer may ask, but training comes first, and then the evaluation
+that the leader waits for."""
 TOKENS_AT_ONCE = 256
 """Tokens of texts in one pass over several."""
 TEXTS_AT_ONCE = 64
-"""Texts whose logits are computed in one pass."""
+"""Most texts in one computation of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,10 @@ class ForwardRequests:
         self._pipeline, self._sender = pipeline, sender
         self._numbers = count(1)
         self._held = self._guests = 0
-        """Bytes of the stash that others' forward-only work has reserved, and those of guests."""
+        """Bytes of the stash that others' forward-only work has reserved, and the part of them that
+        guests have."""
         self._of_guest: Counter[PeerId] = Counter()
-        """Of these, the bytes that each guest or member brought for guests."""
+        """Bytes reserved for guests, by the guest or member that brought the work."""
         self._bringing: set[tuple[int, int, PeerId]] = set()
         """Results that are being read: purpose, number and sender."""
         self._waiting: dict[tuple[int, int], _Waiting] = {}
@@ -104,9 +105,9 @@ class ForwardRequests:
         document_ends: Sequence[int] = (),
     ) -> FrameReader:
         """Send ``tokens`` [B, T] through ``hops``; returns hidden states [B, T, D], or [B, 1, D]
-        for GENERATE. ``document_ends`` are those of the tokens, for EVALUATE alone.
+        for GENERATE. ``document_ends`` belong to the tokens, for EVALUATE alone.
 
-        Raises ValueError for an impossible path or batch, PeerFault when the tokens cannot be
+        Raises ValueError for an impossible path or batch, PeerFault if the tokens cannot be
         embedded or no answer comes back in time.
         """
         pipeline, (sequences, length) = self._pipeline, tokens.shape
@@ -304,7 +305,7 @@ class ForwardRequests:
             return None
         key = TextKey(incoming.claim.journey[0].peer, head.text.text, caller)
         cache = self._take(key, head.text.past, length, guest=guest)
-        # Tokens go before training, but not those of peers outside the plan.
+        # Tokens go before training, except the tokens of peers outside the plan.
         priority = Priority.FORWARD_ONLY if guest else Priority.TOKEN
         return None if cache is None else _Turn(key, cache, head.text.past, length, priority)
 

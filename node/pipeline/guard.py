@@ -1,7 +1,8 @@
-"""Checks of a tensor from a peer before it is used: are its numbers finite, and of the usual size.
+"""Checks of a tensor from a peer before it is used: its numbers must be finite, and of the usual
+size.
 
-The norm is taken on the event loop. It costs a hundredth of what receiving the same bytes costs
-there.
+The norm is taken on the event loop. It costs a hundredth of the time that receiving the same bytes
+costs there.
 """
 
 import math
@@ -61,8 +62,8 @@ class Guard:
         self.watch = ActivationGuard(limit)
 
     def begin(self, epoch: int) -> None:
-        """Tensors of this epoch follow. Where it is neither the epoch of those before nor the next,
-        this peer has missed updates, and the sizes it knows say nothing: it begins anew."""
+        """Tensors of this epoch follow. If it is neither the last known epoch nor the next, this
+        peer has missed updates, and the sizes it knows say nothing: it begins anew."""
         if epoch not in (self._epoch, self._epoch + 1):
             self.watch = ActivationGuard(self.watch.limit)
         self._epoch = epoch
@@ -87,5 +88,5 @@ class Guard:
         return text
 
     def finite(self, reader: TensorReader) -> bool:
-        """Whether a tensor of forward-only work may be used."""
+        """Return True if a tensor of forward-only work may be used."""
         return rms(reader.raw()[0]) <= ABSURD_RMS

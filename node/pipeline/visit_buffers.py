@@ -29,12 +29,12 @@ Autocast = Callable[[], AbstractContextManager[object]]
 Gradients = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor | None, ...]]
 """As ``torch.autograd.grad(output, inputs, gradient)``; None for inputs without influence."""
 COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, MemoryError, WireError)
-"""What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers,
-bad data."""
+"""Errors of a broken micro-batch: torch's own errors (out of memory among them), bad numbers, bad
+data."""
 
 
 class EndsModule(Protocol):
-    """What stage 0 offers; ``node.model.stages.Ends``."""
+    """Methods of stage 0; ``node.model.stages.Ends`` has them."""
 
     def embed(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor: ...
     def logits(self, h_BTD: Tensor) -> Tensor: ...
@@ -43,7 +43,8 @@ class EndsModule(Protocol):
 
 @dataclass(slots=True)
 class VisitBuffers:
-    """What one visit holds. Fields are dropped as soon as nothing needs them."""
+    """Tensors kept for one visit: input, graph, output. Fields are dropped as soon as nothing needs
+    them."""
 
     deadline: float
     shape: tuple[int, ...]
@@ -53,7 +54,7 @@ class VisitBuffers:
     targets: Tensor | None = None
     input: FrameReader | None = None
     document_ends: tuple[int, ...] = ()
-    """Of the input, or of the batch."""
+    """Document ends of the input, or of the batch."""
     untrained: int = 0
     """Tokens of it that end no document and are not trained on."""
     gradient: TensorReader | None = None
@@ -67,7 +68,7 @@ class VisitBuffers:
     loss_sum: float = 0.0
     tokens: int = 0
     nbytes: int = 0
-    """What the stash counts for it."""
+    """Bytes that the stash counts for it."""
     dead: bool = False
     """Freed while its job was queued; the job then does nothing."""
 
@@ -148,7 +149,7 @@ class StageMath:
     # ------------------------------------------------------------
 
     def text_bytes(self, tokens: int) -> int:
-        """Bytes of the keys and values of a text of so many tokens, at most."""
+        """Most bytes of the keys and values of a text of ``tokens`` tokens."""
         if not isinstance(self.module, Blocks | Ends):
             return 0
         return text_bytes(self.module.settings, len(self.module.layers), tokens)
@@ -214,7 +215,7 @@ class StageMath:
     # ------------------------------------------------------------
 
     def forward(self, work: VisitBuffers) -> None:
-        """Input → output; the graph is kept, or what it is made again from."""
+        """Input → output; keeps the graph, or the input from which it is made again."""
         came = _there(work.input)
         work.document_ends = came.document_ends
         work.untrained = came.untrained
@@ -354,11 +355,11 @@ class StageMath:
                     raise
                 if not self._forget_texts() and not self._shrink(sequences):
                     raise
-            free_cached()  # only now: the error held what was computed so far
+            free_cached()  # only now: the exception kept earlier tensors alive
 
     def _shrink(self, sequences: int) -> bool:
-        """From now on at most half as many sequences are computed at once, and a stage keeps its
-        input alone. False where that is as little as there is."""
+        """Halve the number of sequences computed at once, and let the stage keep its input alone
+        from now on. Returns False if neither can be less."""
         if self.recompute == "stage" and self.slice == 1:
             return False
         self.recompute, self.slice = "stage", max(1, (self.slice or sequences) // 2)

@@ -199,8 +199,8 @@ class Inbound(PipelineServicer):
             given = answer.say is Say.TAKE and await self._give(key, request, caller, context)
         except TimeoutError:
             late = True
-        # Only now: the error held what was sent, and the call ends when its peer has read or is
-        # gone.
+        # Only now: the exception kept the sent tensor alive. The call ends when its peer has read
+        # or is gone.
         if late:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not read in time")
         elif not given:

@@ -1,5 +1,5 @@
-"""Carries what the machine wants sent: a frame and its two receipts, questions for an input, notes
-to and from an origin."""
+"""Carries the frames that the machine sends, with their two receipts, questions for an input, and
+notes to and from an origin."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -293,8 +293,8 @@ class Sender:
             self._pipeline.telemetry.emit("origin-silent", str(e), "debug", index=index)
 
     def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
-        """Name the hops whose shares count. One note to a peer is under way at a time; what comes
-        meanwhile goes together."""
+        """Tell the hops that their shares of a micro-batch count. One note to a peer is under way
+        at a time; further names for it travel together in the next note."""
         for peer in peers:
             self._names.setdefault(peer, []).append(index)
             if peer not in self._naming:
