@@ -1,6 +1,6 @@
-"""The number formats that averaging may send in, and how many bytes each takes; what they do to
-numbers is in ``codecs.py``. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings
-and the simulator can ask."""
+"""The number formats that averaging may send in, and the bytes each takes; ``codecs.py`` encodes
+and decodes them. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings and the
+simulator can ask."""
 
 from dataclasses import dataclass
 
@@ -59,5 +59,5 @@ def kept(numbers: int) -> int:
 
 
 def top_row(numbers: int) -> int:
-    """Bytes of one top-k block of so many numbers: its magnitudes and its codes."""
+    """Bytes of one top-k block of ``numbers`` numbers: its magnitudes and its codes."""
     return TOP_SCALES + -(-TOP_BITS * kept(numbers) // 8)

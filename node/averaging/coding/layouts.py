@@ -29,10 +29,10 @@ from node.averaging.coding.formats import (
 
 PIECE = 1 << 17
 """Numbers worked on at a time, a multiple of all blocks: 512 KiB, which stay in the processor's
-second cache. Part of what int4 is on the wire."""
+second cache. Also a part of the wire format of int4."""
 Writer = Callable[[int, Tensor], None]
-"""(first number, numbers): writes a ``PIECE``, or what is left at the end, from a multiple of it
-on."""
+"""(first number, numbers): writes a ``PIECE`` from a multiple of it on, or the shorter rest at the
+end."""
 Opener = Callable[[int, Tensor], None]
 """(first number, output): reads a ``PIECE``, or the rest at the end, into the output."""
 _SMALLEST = 1e-37
@@ -81,7 +81,7 @@ def _top_writer(raw: Tensor, numbers: int) -> Writer:
             both = torch.stack((top.values[:, 5 * count // 8], top.values[:, count // 8]), dim=1)
             both = both.to(torch.bfloat16)
             largest = top.values[:, :1].to(torch.bfloat16)
-            # What cannot be sent shows in a scale, and is refused.
+            # Numbers that cannot be sent show in a scale, and are refused.
             scales[first : first + len(rows)] = torch.where(largest.isfinite(), both, largest)
             at = top.indices.sort(dim=1).values
             numbers = rows.gather(1, at)
@@ -129,7 +129,7 @@ def _places(low: Tensor, high: Tensor) -> Tensor:
 def _blockwise(
     flat: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor, block: int, top: int
 ) -> None:
-    """Write scales, and codes -top..top, of one piece, whose last block may be short."""
+    """Write scales, and codes -top..top, of one piece; its last block may be short."""
     n = flat.numel()
     whole = n // block * block
     work = torch.abs(flat, out=scratch[:n])

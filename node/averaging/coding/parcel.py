@@ -25,7 +25,7 @@ each message costs processor time, so a sender may not send a mebibyte byte by b
 
 
 def head_of(name: str, shape: Shape, codec: str) -> tensor_pb2.TensorHead:
-    """What goes before a part. Raises ValueError for an unknown format."""
+    """The head that goes before a part. Raises ValueError for an unknown format."""
     return tensor_pb2.TensorHead(
         name=name,
         shape=[int(d) for d in shape],

@@ -61,11 +61,11 @@ class Exchanges:
         timeout: float,
         took: Callable[[dict[str, FreshPart], int], None],
     ) -> None:
-        """Exchange groups in order, ``UNDER_WAY`` of them at once, each with those of its parts
-        that we want: all of them unless we give gradients. ``took`` is called with what :meth:`one`
-        gives, as it comes.
+        """Exchange groups in order, ``UNDER_WAY`` of them at once, each with the parts of it that
+        we want: all of them unless we give gradients. ``took`` is called with each result of
+        :meth:`one`, as it comes.
 
-        Begins no other after one has failed, lets those under way end, and raises the first
+        After one has failed, begins no other, lets those under way end, and raises the first
         PeerFault.
         """
         todo, faults = iter(requests), list[PeerFault]()
@@ -88,13 +88,13 @@ class Exchanges:
     async def one(
         self, group: Group, names: tuple[str, ...], timeout: float
     ) -> tuple[dict[str, FreshPart], int]:
-        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters:
-        these parts, and the tensor bytes both ways.
+        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
+        Returns these parts, and the number of tensor bytes both ways.
 
-        A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
-        stepped again. Raises Unwelcome for a refusal, Impossible for parts that do not pass the
-        request's check, PeerFault with weight 1 for an invalid answer, with 0 for everything that
-        may be nobody's fault.
+        A lost connection is dialled anew once: an exchange may be repeated, because stepped parts
+        are not stepped again. Raises Unwelcome for a refusal, Impossible for parts that do not pass
+        the request's check, PeerFault with weight 1 for an invalid answer, with 0 for everything
+        that may be nobody's fault.
         """
         try:
             async with answers(self._owner, timeout):
@@ -142,7 +142,7 @@ class Exchanges:
 
 @dataclass(slots=True)
 class _Upload:
-    """What goes up in one exchange. ``turn`` is closed after the last byte, so that the next one
+    """The upload of one exchange. ``turn`` is closed after the last byte, so that the next upload
     begins; ``sent``: tensor bytes handed to the network."""
 
     request: RoundRequest
@@ -176,8 +176,8 @@ class _Upload:
 async def _fresh(
     call: grpc.aio.StreamStreamCall, owner: PeerId, request: RoundRequest, names: Sequence[str]
 ) -> tuple[dict[str, FreshPart], int]:
-    """Read and check an owner's answer. Raises WireError for one that does not parse or is not what
-    was asked for."""
+    """Read and check an owner's answer. Raises WireError for an answer that does not parse, or that
+    does not match the request."""
     first: bytes | None = await anext(aiter(call), None)
     if first is None:
         raise WireError("an empty answer")

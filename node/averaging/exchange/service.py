@@ -21,16 +21,16 @@ from node.core.ids import PeerId, short
 
 
 class CellRound(ExchangeServer):
-    """Our own rounds, beside what is served to others."""
+    """Our own rounds, beside the exchanges served to others."""
 
     async def run_round(self, request: RoundRequest, step: Step | None) -> RoundOutcome:
-        """One attempt. Never later than ``request.deadline_s`` from now, and with all of the stage
-        unless somebody failed.
+        """Run one attempt. Never later than ``request.deadline_s`` from now, and with all of the
+        stage unless somebody failed.
 
-        ``step`` gets the mean gradients of those of our parts that no earlier attempt of the epoch
-        stepped, at most once for each part; None: the means are the result. It is kept and served
-        until :meth:`forget`, also after this call has returned. Raises ValueError for a request
-        that contradicts itself or is not newer than the epoch's last.
+        ``step`` gets the mean gradients of our own parts, except the parts that an earlier attempt
+        of the epoch stepped, at most once for each part; None: the means are the result. The result
+        is kept and served until :meth:`forget`, also after this call has returned. Raises
+        ValueError for a request that contradicts itself or is not newer than the epoch's last.
         """
         started = self._clock.now()
         request = replace(request, up=request.up or self._settings.wire)

@@ -1,10 +1,10 @@
 """Averages that a minority of liars cannot move at will, fast enough to keep up with a network.
-Enters: gradient sums and tokens, in an order that is given. Leaves: one gradient per token.
-Never: who is trusted, or why.
+Enters: gradient sums and tokens, in an order that is given. Leaves: one gradient per token. Never:
+a judgement of trust.
 
 Only ``mean`` is the token-weighted mean; the others give up some of it. Coordinate-wise median and
 trimmed mean ask every contributor once, whatever its tokens: a rank has no weights. All are per
-token, and all need three contributors: of two, nobody can say which one lies. A sorting network
+token, and all need three contributors: with two, nobody can say which one lies. A sorting network
 says which rows to compare, in which order, so that the wanted order statistics end in their places.
 """
 
@@ -22,8 +22,8 @@ FEWEST = 3
 """Contributors from which a robust average means anything."""
 CHUNK = 1 << 14
 """Numbers of one row worked on at a time: 64 KiB, so that the rows of a cell stay in the
-processor's second cache, and the calls are few (measured: 32 KiB costs a fifth more, 8 KiB twice as
-much)."""
+processor's second cache, and the calls are few (measured: 32 KiB takes 1.2 times the time, 8 KiB
+twice the time)."""
 
 Row = NDArray[np.float32]
 Contribution = Sequence[torch.Tensor]
@@ -117,17 +117,17 @@ def centered(
     iterations: int,
     center: Contribution | None = None,
 ) -> tuple[list[float], float]:
-    """Shares of the per-token gradients v_i = g_i / t_i, and of the center, in the centered
-    clipping of them.
+    """Shares of the per-token gradients v_i = g_i / t_i, and of the center, in the result of
+    centered clipping.
 
     Karimireddy et al., arXiv 2012.10333, algorithm 2: from c = ``center`` (None: zero),
     ``iterations`` times
 
         c <- c + sum_i w_i / W * (v_i - c) * min(1, radius / |v_i - c|)
 
-    where radius is ``clip`` times the median of the |v_i - c|. Every c is a combination of what
-    went in, so the distances follow from the inner products: one pass over the tensors, however
-    many iterations. ``norms``: |v_i|.
+    where radius is ``clip`` times the median of the |v_i - c|. Every c is a combination of the
+    inputs, so the distances follow from the inner products: one pass over the tensors, however many
+    iterations. ``norms``: |v_i|.
     """
     rows = [*zip(given, tokens, norms, strict=True)]
     if center is not None:

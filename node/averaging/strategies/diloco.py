@@ -1,10 +1,10 @@
-"""DiLoCo (arXiv 2311.08105): members train alone for a while, then the average of what they moved
-by is one outer step. Enters: parameters at the anchor and now, averaged differences. Leaves: the
-next anchor and momentum, and what to train on from. Never: an average (that is the strategy's), a
-half-made step: every function gives a new state, the caller adopts it on commit.
+"""DiLoCo (arXiv 2311.08105): members train alone for a while, then the average of their moves is
+one outer step. Enters: parameters at the anchor and now, averaged differences. Leaves: the next
+anchor and momentum, and the parameters to train on from. Never: an average (the strategy makes it),
+a half-made step: every function gives a new state, the caller adopts it on commit.
 
-The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, and
-keeps part of what was learned meanwhile.
+The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, and keeps a part of
+the progress made meanwhile.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class OuterState:
 
     @classmethod
     def begin(cls, parameters: Named) -> "OuterState":
-        """From a copy of ``parameters``."""
+        """The state at the beginning; its anchor is a copy of ``parameters``."""
         anchor = {
             name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()
         }
