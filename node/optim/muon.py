@@ -28,8 +28,8 @@ State = dict[str, Tensor]
 def muon_direction(
     settings: OptimSettings, gradient: Tensor, momentum: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What is to be orthogonalised, and the new momentum: M' = mu M + (1 - mu) G; Nesterov: (1 -
-    mu) G + mu M'.
+    """The direction to be orthogonalised, and the new momentum: M' = mu M + (1 - mu) G; Nesterov:
+    (1 - mu) G + mu M'.
 
     The factor (1 - mu) does not matter to the update, which is scale free; it makes momentum a mean
     gradient.
@@ -55,11 +55,11 @@ def muon(
     chosen: KernelChoice,
     finite: Callable[[Tensor], None],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, of
-    which views come out.
+    """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, and
+    the results are views of it.
 
-    ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient
-    is not, and may raise.
+    ``finite`` is called with the norms of the directions to be orthogonalised, which are not finite
+    where a gradient is not, and may raise.
     """
     if len(gradients) > 1 and len(gradients) * gradients[0].numel() <= FEW:
         return _small(settings, parameters, gradients, momenta, lr, chosen, finite)

@@ -6,9 +6,10 @@ again in the same epoch starts from the same committed state and gives the same 
 makes the staged state the state, once.
 
 Where parameters are held in bf16, a step begins from the part's fp32 master, so that updates below
-the resolution of bf16 add up. The parameter is its upper half, and the lower one is state. A part
-without state begins from its parameter. With a lower half of another version (of an older copy, or
-one that somebody made up) it begins within half of what bf16 can tell apart from it.
+the resolution of bf16 add up. The parameter is the upper half of the master, and the lower half is
+state. A part without state begins from its parameter. If the lower half belongs to another version
+(an older copy, or a forged one), the step begins within half of the bf16 resolution of the
+parameter.
 """
 
 import math
@@ -105,7 +106,7 @@ class Owner:
             except (RuntimeError, MemoryError) as e:
                 if not out_of_memory(e):
                     raise
-            # Only now: the error held what was computed so far.
+            # Only now: the exception kept earlier tensors alive.
             fresh, staged = found or self._one_by_one(parameters, mean_gradients, epoch)
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
@@ -149,7 +150,7 @@ class Owner:
         self._staged.setdefault(epoch, {}).update(known)
 
     def abort(self, epoch: int) -> None:
-        """Drop what was staged for ``epoch``; the parts can be stepped again."""
+        """Drop the state staged for ``epoch``; the parts can be stepped again."""
         self._staged.pop(epoch, None)
 
     def names(self) -> tuple[str, ...]:
@@ -198,9 +199,10 @@ class Owner:
     ) -> None:
         """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
 
-        Raises StepFault for tensors of other names or shapes than :func:`state_shapes`, for numbers
-        that are not finite, for a negative second moment, and for a count of steps that is none or
-        :data:`MOST_STEPS` and more, and then keeps what it had.
+        Raises StepFault, and keeps the state it had, for tensors of other names or shapes than
+        :func:`state_shapes`, for numbers that are not finite, for a negative second moment, for a
+        lower half that does not fit 16 bits, and for a count of steps that is not a whole number
+        from 1 to below :data:`MOST_STEPS`.
         """
         expected, other = (
             state_shapes(name, tuple(shape), self._settings),
@@ -231,14 +233,14 @@ class Owner:
             self._through[name] = epoch
 
     def drop(self, name: str) -> None:
-        """Forget a part that has another owner now, what is staged for it included."""
+        """Forget a part that has another owner now, with its staged state."""
         self._state.pop(name, None)
         self._through.pop(name, None)
         for staged in self._staged.values():
             staged.pop(name, None)
 
     def clear(self) -> None:
-        """Forget every part, what is staged included."""
+        """Forget every part, with all staged state."""
         self._state.clear()
         self._through.clear()
         self._staged.clear()
@@ -282,7 +284,7 @@ class Owner:
         return fresh, staged
 
     def _begins(self, name: str, parameter: Tensor) -> Tensor:
-        """What a step of ``parameter`` begins from, fp32."""
+        """The fp32 values from which a step of ``parameter`` begins."""
         return join(parameter, self._state.get(name, {}).get(LOW))
 
     def _ends(self, fresh: Tensor, state: State) -> tuple[Tensor, State]:
@@ -391,19 +393,20 @@ def _check_finite(names: Sequence[str], norms: Tensor) -> None:
 
 
 def split(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """(bf16, int16) of fp32 numbers: the number rounded to bf16, and what is missing. Together they
-    are the number to the bit; any lower half goes with any upper one, and moves it by no more than
-    half of what bf16 can tell apart.
+    """Split fp32 numbers into (bf16, int16): the number rounded to bf16, and the remainder.
+    Together they give the number to the bit; any lower half goes with any upper one, and moves it
+    by no more than half of the bf16 resolution.
 
-    What lies in the middle of two goes away from zero, so that the lower half is a signed number of
-    16 bits.
+    A number in the middle of two bf16 numbers is rounded away from zero, so that the lower half is
+    a signed number of 16 bits.
     """
     bits = whole.view(torch.int32)
     return ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
 
 
 def join(upper: Tensor, lower: Tensor | None) -> Tensor:
-    """The fp32 numbers that :func:`split` had; without a lower half those of ``upper``."""
+    """The fp32 numbers that :func:`split` was given; without a lower half the numbers of
+    ``upper``."""
     if lower is None:
         return upper.float()
     bits = upper.view(torch.int16).to(torch.int32) << 16

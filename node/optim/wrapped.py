@@ -1,4 +1,4 @@
-"""Any ``torch.optim.Optimizer`` whose update is per tensor, as a function: parameter, gradient and
+"""Any ``torch.optim.Optimizer`` with a per-tensor update, as a function: parameter, gradient and
 state in, fresh ones out.
 
 An optimizer is made for one step of one matrix, given the state, stepped once and read out, so
@@ -156,8 +156,8 @@ def _soap(p: torch.nn.Parameter, s: OptimSettings, lr: float, steps: int) -> tor
 def _shampoo(
     p: torch.nn.Parameter, s: OptimSettings, lr: float, steps: int
 ) -> torch.optim.Optimizer:
-    # One block a side; the length of the update is that of a sign step (SQRTN), so a step of lr
-    # changes a number by lr.
+    # One block a side; the update is as long as a sign step (SQRTN), so a step of lr changes a
+    # number by lr.
     return _library().ScalableShampoo(
         [p],
         lr=lr,
