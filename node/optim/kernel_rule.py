@@ -81,7 +81,8 @@ stacked, with other last bits."""
 
 def way(rows: int, cols: int, rule: KernelRule) -> KernelChoice:
     """How to work on a matrix. Depends on nothing else."""
-    side, long = min(rows, cols), max(rows, cols)
+    side = min(rows, cols)
+    long = max(rows, cols)
     bf16 = bool(rule.bf16_from) and side * long >= rule.bf16_from
     panels = rule.panels_bf16 if bf16 else rule.panels_fp32
     whole = not panels or side * long < panels

@@ -63,14 +63,14 @@ def muon(
     """
     if len(gradients) > 1 and len(gradients) * gradients[0].numel() <= FEW:
         return _small(settings, parameters, gradients, momenta, lr, chosen, finite)
-    first, after, sizes = gradients[0], list[Tensor](), list[Tensor]()
+    first = gradients[0]
+    after = list[Tensor]()
+    sizes = list[Tensor]()
     with reuse():
         # One matrix after the other before and after the products, so that it is in the cache from
         # its gradient to its format.
-        direction, stack = (
-            empty("direction", first.shape, first),
-            Wide(len(gradients), first, chosen),
-        )
+        direction = empty("direction", first.shape, first)
+        stack = Wide(len(gradients), first, chosen)
         for i, (gradient, momentum) in enumerate(zip(gradients, momenta, strict=True)):
             after.append(muon_direction(settings, gradient, momentum, out=direction)[1])
             sizes.append(norms(direction))
@@ -109,8 +109,10 @@ def _small(
 def _stacked(name: str, matrices: list[Tensor]) -> Tensor:
     """The matrices as one tensor: a view of their own memory where they lie one behind the other,
     as the results of a stacked step do."""
-    first, size = matrices[0], matrices[0].nbytes
-    start, many = first.data_ptr(), (len(matrices), *first.shape)
+    first = matrices[0]
+    size = matrices[0].nbytes
+    start = first.data_ptr()
+    many = (len(matrices), *first.shape)
     end = first.untyped_storage().data_ptr() + first.untyped_storage().nbytes()
     places = range(start, start + len(matrices) * size, size)
     if places.stop <= end and all(

@@ -80,7 +80,8 @@ class Wide:
 
     def __init__(self, count: int, like: torch.Tensor, chosen: KernelChoice) -> None:
         rows, cols = like.shape
-        self._way, self._tall = chosen, rows > cols
+        self._way = chosen
+        self._tall = rows > cols
         kind = like.new_empty(0, dtype=_dtype(chosen))
         # Cast first, transpose then: strides choose the kernel, and with it the last bits;
         # transposing fp32 is slower.

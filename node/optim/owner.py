@@ -64,7 +64,8 @@ class Owner:
                 "start with one device, or make a run with simple",
             )
         self._orthogonalise = orthogonalise
-        self._settings, self._total = settings, total_epochs
+        self._settings = settings
+        self._total = total_epochs
         self._limits = StepLimits(settings, total_epochs)
         self.singly = 0
         """Steps that were made a part at a time because memory ran out."""
@@ -116,14 +117,16 @@ class Owner:
     ) -> tuple[dict[str, Tensor], dict[str, State]]:
         """As the step of all parts, in the memory that one part takes at a time. Fresh parameters
         leave the device."""
-        fresh, staged = dict[str, Tensor](), dict[str, State]()
+        fresh = dict[str, Tensor]()
+        staged = dict[str, State]()
         self.singly += 1
         free_cached()
         for name in sorted(gradients):
             # Solvers of CUDA take memory beside what torch keeps of the part before.
             torch.cuda.empty_cache()
             new, state = self._step(parameters, {name: gradients[name]}, epoch)
-            fresh[name], staged[name] = new[name].cpu(), state[name]
+            fresh[name] = new[name].cpu()
+            staged[name] = state[name]
         return fresh, staged
 
     def commit(self, epoch: int, names: Iterable[str] | None = None) -> frozenset[str]:
@@ -135,7 +138,8 @@ class Owner:
         staged = self._staged.pop(epoch, {})
         chosen = staged.keys() if names is None else staged.keys() & set(names)
         for name in chosen:
-            self._state[name], self._through[name] = staged[name], epoch
+            self._state[name] = staged[name]
+            self._through[name] = epoch
         for older in [e for e in self._staged if e < epoch]:
             del self._staged[older]
         return frozenset(chosen)
@@ -204,10 +208,8 @@ class Owner:
         lower half that does not fit 16 bits, and for a count of steps that is not a whole number
         from 1 to below :data:`MOST_STEPS`.
         """
-        expected, other = (
-            state_shapes(name, tuple(shape), self._settings),
-            "take it from another peer, or go on without",
-        )
+        expected = state_shapes(name, tuple(shape), self._settings)
+        other = "take it from another peer, or go on without"
         if {key: tuple(value.shape) for key, value in state.items()} != expected:
             raise StepFault(f"optimizer state of {name} should have {expected}", other)
         squares = [
@@ -215,7 +217,8 @@ class Owner:
             for key, t in state.items()
             if key.startswith(SQUARES)
         ]
-        steps, low = float(state["steps"]), state.get(LOW, torch.zeros(0))
+        steps = float(state["steps"])
+        low = state.get(LOW, torch.zeros(0))
         for wrong, why in (
             (not all(bool(torch.isfinite(t).all()) for t in state.values()), "is not finite"),
             (any(bool((t < 0).any()) for t in squares), "has a negative second moment"),
@@ -248,7 +251,9 @@ class Owner:
     def _step(
         self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
     ) -> tuple[dict[str, Tensor], dict[str, State]]:
-        settings, fresh, staged = self._settings, {}, {}
+        settings = self._settings
+        fresh = {}
+        staged = {}
         lr = {method: learning_rate(settings, method, epoch, self._total) for method in METHODS}
         matrices: list[str] = []
         for name in sorted(gradients):
@@ -298,7 +303,8 @@ class Owner:
         self, name: str, parameter: Tensor, gradient: Tensor, lr: float, epoch: int
     ) -> tuple[Tensor, State]:
         """Some rows at a time, so that an embedding takes little beside what the step leaves."""
-        settings, state = self._settings, self._state.get(name, {})
+        settings = self._settings
+        state = self._state.get(name, {})
         rows = max(1, AT_ONCE * len(parameter) // max(1, parameter.numel()))
 
         def step(piece: slice) -> tuple[Tensor, State]:
@@ -309,7 +315,8 @@ class Owner:
 
         if rows >= len(parameter):
             return step(slice(None))
-        fresh, staged = torch.empty_like(parameter), dict[str, Tensor]()
+        fresh = torch.empty_like(parameter)
+        staged = dict[str, Tensor]()
         for start in range(0, len(parameter), rows):
             piece = slice(start, start + rows)
             fresh[piece], after = step(piece)
@@ -331,7 +338,8 @@ class Owner:
     ) -> list[tuple[Tensor, State]]:
         """Fresh parameter and state of each: jobs that are a whole step of some matrices, so that
         threads meet but once."""
-        settings, states = self._settings, [self._state.get(name, {}) for name in names]
+        settings = self._settings
+        states = [self._state.get(name, {}) for name in names]
         olds = [self._begins(name, parameters[name]) for name in names]
         means = [
             gradients[name].to(old.device, torch.float32)

@@ -61,7 +61,8 @@ def _assigned(
     typical = math.fsum(known) / len(known)
     speeds = {peer: speed or typical for peer, speed in members}
     # Shares of the whole first: bytes over a tiny sum of speeds would be infinite.
-    largest, total = max(u.bytes for u in units), math.fsum(speeds.values())
+    largest = max(u.bytes for u in units)
+    total = math.fsum(speeds.values())
     even = EVEN * sum(u.bytes for u in units)
     most = {peer: max(largest, int(even * (s / total))) for peer, s in speeds.items()}
     held = dict.fromkeys(speeds, 0)

@@ -98,11 +98,9 @@ def state_bytes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> i
 def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> float:
     """Operations of one step: of the matrix method as the planner counts them, plus the cost of
     each number."""
-    cost, every, side = (
-        float(ELEMENT_FLOPS * math.prod(shape)),
-        settings.precondition_every,
-        settings.precondition_side,
-    )
+    cost = float(ELEMENT_FLOPS * math.prod(shape))
+    every = settings.precondition_every
+    side = settings.precondition_side
     if (method := method_of(name, shape, settings)) == "adamw":
         return cost
     rows, cols = shape
@@ -147,8 +145,10 @@ def step_scratch(parts: Sequence[ParameterPart], settings: OptimSettings, group:
     alike = Counter(part.shape for part in parts)
     most = 0
     for part in parts:
-        stacked, size = 1, part.bytes
-        short, long = min(part.shape, default=1), max(part.shape, default=1)
+        stacked = 1
+        size = part.bytes
+        short = min(part.shape, default=1)
+        long = max(part.shape, default=1)
         match method_of(part.name, part.shape, settings):
             case "muon":
                 stacked = min(alike[part.shape], max(1, group // part.bytes))

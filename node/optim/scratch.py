@@ -32,7 +32,8 @@ class _Room:
     thread ends: the threads of a step stay."""
 
     def __init__(self, left: int) -> None:
-        self.left, self._lock = left, threading.Lock()
+        self.left = left
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
         with self._lock:
@@ -41,7 +42,8 @@ class _Room:
             return fits
 
 
-_shelf, _room = _Shelf(), _Room(SCRATCH_KEPT)
+_shelf = _Shelf()
+_room = _Room(SCRATCH_KEPT)
 
 
 @contextmanager

@@ -84,7 +84,8 @@ def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
     Where warm-up and decay overlap the smaller rules. Epochs past the end keep the last rate.
     """
     warm = min(1.0, (epoch + 1) / settings.warmup) if settings.warmup > 0 else 1.0
-    start, last = epochs * (1 - settings.decay), epochs - 1
+    start = epochs * (1 - settings.decay)
+    last = epochs - 1
     if settings.schedule == "constant" or min(epochs, settings.decay) <= 0 or epoch < start:
         return warm
     gone = 1.0 if epoch >= last else (epoch - start) / (last - start)

@@ -36,8 +36,10 @@ def spread(acts: Sequence[Callable[[], T]], workers: int, each: int = 1) -> list
     ``each`` intra-operation threads; afterwards the former number. Gradients are recorded where the
     caller records them.
     """
-    before, recording = torch.get_num_threads(), torch.is_grad_enabled()
-    waiting, found = deque(enumerate(acts)), dict[int, T]()
+    before = torch.get_num_threads()
+    recording = torch.is_grad_enabled()
+    waiting = deque(enumerate(acts))
+    found = dict[int, T]()
 
     def work() -> None:
         torch.set_num_threads(each)

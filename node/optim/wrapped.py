@@ -92,10 +92,8 @@ class Wrapped:
     ) -> None:
         if self.objects:
             optimizer.init_group(optimizer.param_groups[0])
-        held, into = (
-            {name: _own(t.to(p.device)) for name, t in state.items() if name != "steps"},
-            optimizer.state[p],
-        )
+        held = {name: _own(t.to(p.device)) for name, t in state.items() if name != "steps"}
+        into = optimizer.state[p]
         into |= {"step": state["steps"].reshape(()).clone()} | self.numbers(settings)
         for key in self.sides:
             into[key] = [held.pop(f"{key.lower()}_{i}", []) for i in range(p.ndim)]

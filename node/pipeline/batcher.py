@@ -31,8 +31,10 @@ class Batcher(Generic[In, Out]):
         size: Callable[[In], int],
         most: int,
     ) -> None:
-        self._device, self._compute = device, compute
-        self._size, self._most = size, most
+        self._device = device
+        self._compute = compute
+        self._size = size
+        self._most = most
         self._waiting: defaultdict[Priority, Waiting[In]] = defaultdict(deque)
 
     async def run(self, item: In, priority: Priority) -> Out:

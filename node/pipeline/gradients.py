@@ -55,7 +55,8 @@ class GradientSum:
         """Start an epoch: everything is forgotten."""
         with self._lock:
             self._offered.clear()
-            self._sums, self._tokens = {}, 0
+            self._sums = {}
+            self._tokens = 0
             self.micro_batches = 0
 
     @torch.no_grad()
@@ -68,6 +69,7 @@ class GradientSum:
         }
         known = [name for name in share if name in self._sums]
         if known:
-            sums, added = [self._sums[n] for n in known], [share[n] for n in known]
+            sums = [self._sums[n] for n in known]
+            added = [share[n] for n in known]
             torch._foreach_add_(sums, added)  # pyright: ignore[reportPrivateImportUsage]
         self._sums.update(new)

@@ -58,7 +58,9 @@ class Guard:
     the record (``emit``)."""
 
     def __init__(self, transport: TransportPort, emit: Callable[..., None], limit: float) -> None:
-        self._transport, self._emit, self._epoch = transport, emit, 0
+        self._transport = transport
+        self._emit = emit
+        self._epoch = 0
         self.watch = ActivationGuard(limit)
 
     def begin(self, epoch: int) -> None:
@@ -74,9 +76,13 @@ class Guard:
         """Why this training tensor is not used, empty when it may be. ``stage`` is the sender's."""
         size = rms(reader.raw()[0])
         if not size <= ABSURD_RMS:  # NaN fails too
-            kind, what, weight = "activation-not-finite", "not finite or absurd", 1.0
+            kind = "activation-not-finite"
+            what = "not finite or absurd"
+            weight = 1.0
         elif off := self.watch.odd((stage, way), sender, size):
-            kind, what, weight = "activation-odd", f"{off:.1f} deviations off", ODD_WEIGHT
+            kind = "activation-odd"
+            what = f"{off:.1f} deviations off"
+            weight = ODD_WEIGHT
         else:
             return ""
         text = (

@@ -92,7 +92,8 @@ from node.pipeline.route import (
     visited,
 )
 
-FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
+FORWARD = Direction.FORWARD
+BACKWARD = Direction.BACKWARD
 BEGUN = 64
 """Plans that are remembered: work under another one is ahead of its plan, whatever its epoch."""
 
@@ -144,7 +145,8 @@ class Visit:
 
     def learn(self, way: Direction, claim: Claim) -> None:
         """Take over the sender's journey on its side of this peer: the sender knows it best."""
-        here, journey = claim.position, claim.journey
+        here = claim.position
+        journey = claim.journey
         if way is FORWARD:
             self.journey[:here] = journey[:here]
         else:
@@ -175,7 +177,10 @@ class PipelineMachine:
         planned: bool = False,
         places: int = sys.maxsize,
     ) -> None:
-        self.me, self.fewest, self.planned, self.places = me, fewest, planned, places
+        self.me = me
+        self.fewest = fewest
+        self.planned = planned
+        self.places = places
         self.visits: dict[Key, Visit] = {}
         self._unnamed: dict[Key, Visit] = {}
         """Visits with a place for their share, which is made or about to be."""
@@ -278,7 +283,8 @@ class PipelineMachine:
         self._unnamed.clear()
         self._waiting.clear()
         self.suspects.gone.clear()
-        self.plan, self.closed = plan, False
+        self.plan = plan
+        self.closed = False
         if plan is not None:
             self._begun.append(plan.hash)
         self.paths: dict[int, Path] = {p.index: p for p in plan.paths} if plan else {}
@@ -353,13 +359,15 @@ class PipelineMachine:
     def _held(self, event: TensorReceived, now: float) -> list[Action]:
         if said := self._said(event, now):
             return said
-        key, claim = event.claim.key, event.claim
+        key = event.claim.key
+        claim = event.claim
         visit = self.visits.setdefault(key, Visit(list(claim.journey)))
         visit.learn(event.way, claim)
         if event.way is FORWARD:
             visit.forward.step = Step.HELD
             return [Answer(Say.TAKE), Compute(key, FORWARD)]
-        visit.backward.step, visit.gradient_from = Step.HELD, event.caller
+        visit.backward.step = Step.HELD
+        visit.gradient_from = event.caller
         if visit.forward.step >= Step.COMPUTED:
             return [Answer(Say.TAKE), *self._backward(key, visit)]
         if visit.forward.step is Step.HELD:  # backward follows when forward is computed
@@ -391,7 +399,8 @@ class PipelineMachine:
             return [Answer(Say.SETTLED, "another replica's gradient is here")]
         visit.learn(event.way, event.claim)
         actions: list[Action] = [Answer(Say.AGAIN)]
-        leg, back = visit.leg(event.way), visit.backward
+        leg = visit.leg(event.way)
+        back = visit.backward
         stuck = leg.delivery is not None and leg.target is None and leg.step is Step.COMPUTED
         if stuck and (event.way is BACKWARD or back.step is Step.ABSENT):
             leg.delivery = (
@@ -423,7 +432,8 @@ class PipelineMachine:
                     *self._count(key, visit),
                     *self._send(key, visit, BACKWARD, now),
                 ]
-            visit.backward.step, visit.named = Step.SETTLED, True
+            visit.backward.step = Step.SETTLED
+            visit.named = True
             return [
                 *self._count(key, visit),
                 *self._tell(key, visit, BACKWARD),
@@ -495,7 +505,8 @@ class PipelineMachine:
     def _broken(self, event: Broken, visit: Visit) -> list[Action]:
         if visit.leg(event.way).step is not Step.HELD:
             return []
-        key, origin = event.key, visit.journey[0].peer
+        key = event.key
+        origin = visit.journey[0].peer
         if origin == self.me:
             return self._drop(key.index, event.reason)
         del self.visits[key]
@@ -536,7 +547,8 @@ class PipelineMachine:
     # ------------------------------------------------------------
 
     def _send(self, key: Key, visit: Visit, way: Direction, now: float) -> list[Action]:
-        leg, left_out = visit.leg(way), list[Action]()
+        leg = visit.leg(way)
+        left_out = list[Action]()
         while True:
             if leg.delivery is None:
                 leg.delivery = Delivery(key.index)
@@ -564,7 +576,8 @@ class PipelineMachine:
                     *left_out,
                     *self._give_up(key, visit, way, f"no live replica of stage {there.stage}"),
                 ]
-            visit.journey[position], leg.delivery = Hop(there.stage, NOBODY), None
+            visit.journey[position] = Hop(there.stage, NOBODY)
+            leg.delivery = None
             left_out.append(Skipped(key, there.stage))
 
     def _give_up(self, key: Key, visit: Visit, way: Direction, reason: str) -> list[Action]:
@@ -583,7 +596,8 @@ class PipelineMachine:
         leg = visit.leg(way)
         # certain that nobody ACCEPTED the result so far
         untaken = leg.step < Step.PASSED and (leg.delivery is None or not leg.delivery.failures)
-        leg.step, leg.target = Step.SETTLED, None
+        leg.step = Step.SETTLED
+        leg.target = None
         actions = self._tell(key, visit, way)
         if way is FORWARD or visit.journey[0].peer == self.me:
             return actions
@@ -594,7 +608,10 @@ class PipelineMachine:
         return [*actions, Free(key) if visit.committed else FreeGradient(key)]
 
     def _turned(self, event: Turned, visit: Visit, now: float) -> list[Action]:
-        key, way, peer, leg = event.key, event.way, event.peer, visit.leg(event.way)
+        key = event.key
+        way = event.way
+        peer = event.peer
+        leg = visit.leg(event.way)
         if leg.step is Step.SETTLED or leg.delivery is None or leg.target != peer:
             return []
         leg.target = None
@@ -647,7 +664,8 @@ class PipelineMachine:
         if visit.forward.step is not Step.ABSENT:
             return []
         if settled:
-            visit.backward.step, visit.committed = Step.SETTLED, True
+            visit.backward.step = Step.SETTLED
+            visit.committed = True
             return [*self._tell(key, visit, BACKWARD), Free(key)]
         del self.visits[key]
         return [Failed(key, BACKWARD, "the input cannot be had again"), Free(key)]

@@ -91,7 +91,8 @@ def misfit(
 
     ``replicas(stage)`` are the peers that may stand in for each other at a block stage.
     """
-    planned, journey = path.journey, claim.journey
+    planned = path.journey
+    journey = claim.journey
     if len(planned) != len(journey):
         return "the journey is not the plan's"
     for hop, meant in zip(journey, planned, strict=True):

@@ -92,7 +92,8 @@ class Origin:
             on_result(await self._one(path, batch_of))
 
     async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone:
-        pipeline, index = self._pipeline, path.index
+        pipeline = self._pipeline
+        index = path.index
         late = pipeline.time_left(path)
         try:
             if late <= 0:
@@ -103,7 +104,8 @@ class Origin:
             why = str(e) or f"its text did not come in {late:.1f} s"
             pipeline.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
             return MicroBatchDone(index, False)
-        machine, left = pipeline.machine, pipeline.time_left(path)
+        machine = pipeline.machine
+        left = pipeline.time_left(path)
         plan = None if machine.closed else machine.plan
         if plan is None or machine.paths.get(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force

@@ -14,9 +14,11 @@ from node.pipeline.events import Direction
 
 ALPHA = 0.1
 """Weight of a new measurement; the first ones weigh more."""
-WILD, SURE = 10.0, 8
-"""After ``SURE`` measurements one above ``WILD`` times the mean counts as ``WILD`` times the mean:
-a pause of the machine is no cost of the work."""
+WILD = 10.0
+"""Most that a measurement counts for, as a multiple of the mean: a pause of the machine is no cost
+of the work."""
+SURE = 8
+"""Measurements after which ``WILD`` limits the next ones."""
 STALE_S = 300.0
 """Seconds after which a measurement of a connection is out of date."""
 FIRST_PROBES = 3
@@ -49,7 +51,8 @@ class RunningAverage:
             return
         if self.count >= SURE:
             seconds = min(seconds, WILD * self.mean)
-        self.count, self.at = self.count + 1, now
+        self.count = self.count + 1
+        self.at = now
         weight = max(1 / self.count, ALPHA)
         off = seconds - self.mean
         self.mean += weight * off

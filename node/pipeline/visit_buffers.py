@@ -120,7 +120,9 @@ class StageMath:
         recompute: str = "off",
         gradients: Gradients | None = None,
     ) -> None:
-        self.module, self.wire, self.autocast = module, wire, autocast
+        self.module = module
+        self.wire = wire
+        self.autocast = autocast
         self._gradients = gradients
         self.recompute = recompute
         self._ends = cast(EndsModule, module)
@@ -240,7 +242,8 @@ class StageMath:
     def backward(self, work: VisitBuffers) -> None:
         """Output gradient → input gradient and this micro-batch's share of the parameter
         gradients."""
-        x, dy = _there(work.x), self._take(_there(work.gradient))
+        x = _there(work.x)
+        dy = self._take(_there(work.gradient))
         dx, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
         work.upstream, work.share = self._encode(_some(dx, x)), self._share(grads)
 
@@ -276,7 +279,9 @@ class StageMath:
     def embed(self, work: VisitBuffers) -> None:
         """Tokens → hidden states; the graph is kept, or the tokens it is made again from."""
         tokens, targets = _there(work.batch)()
-        work.batch, work.targets, work.document_ends = None, targets, ends_of(targets)
+        work.batch = None
+        work.targets = targets
+        work.document_ends = ends_of(targets)
         work.untrained = untrained_in(targets)
         if tuple(tokens.shape) != work.shape[:2]:
             raise ValueError(
@@ -296,13 +301,15 @@ class StageMath:
         work.upstream, work.share = self._encode(_some(dh, h)), self._share(grads)
 
     def _loss(self, work: VisitBuffers, h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
-        work.loss_sum, work.tokens = 0.0, 0
+        work.loss_sum = 0.0
+        work.tokens = 0
 
         def part(h: Tensor, targets: Tensor, _: tuple[int, ...]) -> Sequence[Tensor | None]:
             with self.autocast():
                 total, tokens = self._ends.loss(h, targets)
             found = self._grads(total, h, None)
-            work.loss_sum, work.tokens = work.loss_sum + total.item(), work.tokens + tokens
+            work.loss_sum = work.loss_sum + total.item()
+            work.tokens = work.tokens + tokens
             return found
 
         return self._by_slices(part, h, targets)
@@ -310,7 +317,8 @@ class StageMath:
     def embed_backward(self, work: VisitBuffers) -> None:
         """Gradient of the hidden states → the share of the embedding and the first layers; none
         where nothing is trained."""
-        x, dy = _there(work.x), self._take(_there(work.gradient))
+        x = _there(work.x)
+        dy = self._take(_there(work.gradient))
         grads: Sequence[Tensor | None] = []
         if not self._frozen:
             _, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
@@ -319,20 +327,25 @@ class StageMath:
     @torch.no_grad()
     def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
         """Tokens → hidden states as bytes, for work that only goes forward."""
-        x, ends = tokens.to(self._device), tuple(document_ends)
+        x = tokens.to(self._device)
+        ends = tuple(document_ends)
         return self._encode(self._in_memory(len(x), lambda: self._forward_only(x, ends)))
 
     @torch.no_grad()
     def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
-        h, targets = self._take(reader), targets.to(self._device)
+        h = self._take(reader)
+        targets = targets.to(self._device)
         return self._in_memory(len(h), lambda: self._loss_only(h, targets))
 
     def _loss_only(self, h: Tensor, targets: Tensor) -> tuple[float, int]:
-        size, loss_sum, tokens = self.slice or len(h), 0.0, 0
+        size = self.slice or len(h)
+        loss_sum = 0.0
+        tokens = 0
         for some, beside in zip(h.split(size), targets.split(size), strict=True):
             with self.autocast():
                 total, count = self._ends.loss(some, beside)
-            loss_sum, tokens = loss_sum + total.item(), tokens + count
+            loss_sum = loss_sum + total.item()
+            tokens = tokens + count
         return loss_sum, tokens
 
     @torch.no_grad()
@@ -362,7 +375,8 @@ class StageMath:
         from now on. Returns False if neither can be less."""
         if self.recompute == "stage" and self.slice == 1:
             return False
-        self.recompute, self.slice = "stage", max(1, (self.slice or sequences) // 2)
+        self.recompute = "stage"
+        self.slice = max(1, (self.slice or sequences) // 2)
         return True
 
     def _by_slices(
@@ -439,7 +453,8 @@ class StageMath:
 
     def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
         held = (*self.module.parameters(), *self.module.buffers())
-        own, seen = {self._storage(t).data_ptr() for t in held}, dict[int, int]()
+        own = {self._storage(t).data_ptr() for t in held}
+        seen = dict[int, int]()
 
         def pack(tensor: Tensor) -> Tensor:
             storage = self._storage(tensor)

@@ -96,8 +96,10 @@ class ActivationGuard:
         """
         if not self.limit:
             return 0.0
-        x, kept = math.log(max(rms, _FLOOR)), self._lanes.setdefault(lane, Lane())
-        everybody, own = kept.everybody, kept.of(sender)
+        x = math.log(max(rms, _FLOOR))
+        kept = self._lanes.setdefault(lane, Lane())
+        everybody = kept.everybody
+        own = kept.of(sender)
         apart = x - everybody.mean if everybody.count else 0.0
         off = max(everybody.deviations(x), own.deviations(apart))
         kept.recent.append((sender, off > self.limit))

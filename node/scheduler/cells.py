@@ -72,7 +72,9 @@ class Dissolution:
     each of its peers finds, for itself, that the cell has no leader at work and another one has."""
 
     def __init__(self, me: PeerId, stages: int, now: float) -> None:
-        self._me, self._stages, self._since = me, stages, now
+        self._me = me
+        self._stages = stages
+        self._since = now
         self._at: tuple[CellId, int] | None = None
         self._worked = False
 
@@ -97,7 +99,8 @@ class Dissolution:
         planned = self._at is not None and self._at != (cell, term)
         self._at = cell, term
         if planned or cell in working:
-            self._worked, self._since = True, now
+            self._worked = True
+            self._since = now
             return None
         patience = PATIENCE_S if self._worked else START_S
         able = {c: here for c, here in seen.items() if c in working}

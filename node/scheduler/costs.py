@@ -16,9 +16,10 @@ from node.core.ids import PeerId
 
 K = TypeVar("K")
 
-SMALLEST_S, STEPS = 1e-6, 40
-"""Seconds are reported as whole steps of a logarithmic scale: ``STEPS`` to a factor of ten (6%
-each), from the smallest on."""
+SMALLEST_S = 1e-6
+"""Smallest reported time, in seconds; times are reported as whole steps of a logarithmic scale."""
+STEPS = 40
+"""Steps of that scale to a factor of ten; each is 6 %."""
 MOST_CODE = 1 + 10 * STEPS
 """10,000 s."""
 MOST_SLOTS = 4096

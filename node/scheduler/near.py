@@ -58,13 +58,15 @@ def leavers(
 
     starts = [even, last(lambda p: apart[me, p])]
     starts += [last(lambda p, centre=centre: -apart[centre, p]) for centre in centres]
-    best, least = even, (1 - GAIN) * _apart(apart, rows, even)
+    best = even
+    least = (1 - GAIN) * _apart(apart, rows, even)
     for start in starts:
         found = _exchanged(rows, start, even, me, apart)
         if (length := _apart(apart, rows, found)) < least and all(
             _fast(row, found[stage], even[stage]) for stage, row in rows.items()
         ):
-            best, least = found, length
+            best = found
+            least = length
     return {peer: stage for stage, row in best.items() for peer in sorted(row)}
 
 
@@ -95,7 +97,8 @@ def _exchanged(
                 if gain > ROUNDING and (
                     _fast(row, changed, even[stage]) or not _fast(row, leaving[stage], even[stage])
                 ):
-                    leaving[stage], changes = changed, changes + 1
+                    leaving[stage] = changed
+                    changes += 1
                     for p in everybody:
                         near[p] += apart[p, b] - apart[p, a]
                         away[p] += apart[p, a] - apart[p, b]

@@ -126,7 +126,8 @@ def level(
     waits.sort(key=lambda peer: view[home[peer]][peer])
     targets = set(cells if lacking is None else lacking)
     loads = {stage: math.fsum(replicas.values()) for stage, replicas in cells.items()}
-    before, steps = min(loads.values(), default=0.0), list[tuple[PeerId, int, int]]()
+    before = min(loads.values(), default=0.0)
+    steps = list[tuple[PeerId, int, int]]()
     while (step := _step(cells, loads, waits, home, free, targets)) is not None:
         peer, source, target = step
         steps.append(step)
@@ -193,11 +194,18 @@ def choose_moves(
     here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
     free = {s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] for s in stages}
     loads, serving = ({s: sum(cell[s].values()) for s in stages} for cell in (cells, here))
-    before, quiet, price = min(loads.values()), min(serving.values()), download_s / len(stages)
+    before = min(loads.values())
+    quiet = min(serving.values())
+    price = download_s / len(stages)
     steps: list[tuple[PeerId, int, int]] = []
-    best, paid, gain, work = 0, 0.0, 1.0, 0.0
+    best = 0
+    paid = 0.0
+    gain = 1.0
+    work = 0.0
     while len(steps) < most:
-        target, worth, found = min(stages, key=lambda s: (loads[s], s)), 0.0, None
+        target = min(stages, key=lambda s: (loads[s], s))
+        worth = 0.0
+        found = None
         for source in stages:
             if source == target or len(here[source]) < 2:
                 continue
@@ -205,18 +213,23 @@ def choose_moves(
                 lower = min(loads[source] - speed, loads[target] + speed)
                 net = (lower - loads[target]) * horizon_s - speed * price
                 if lower > loads[target] and (found is None or net > worth):
-                    worth, found = net, (speed, peer, source)
+                    worth = net
+                    found = (speed, peer, source)
         if found is None:
             break
         speed, peer, source = found
         steps.append((peer, source, target))
         free[source].remove((speed, peer))
         del here[source][peer]
-        loads[source], loads[target] = loads[source] - speed, loads[target] + speed
-        serving[source], work = serving[source] - speed, work + speed
+        loads[source] -= speed
+        loads[target] += speed
+        serving[source] -= speed
+        work += speed
         after = min(loads.values())
         lost = max(0.0, quiet - min(serving.values())) * download_s + work * price
         pays = (after - before) * horizon_s - lost
         if after >= before * at_least and pays > paid:
-            best, paid, gain = len(steps), pays, after / before if before > 0 else math.inf
+            best = len(steps)
+            paid = pays
+            gain = after / before if before > 0 else math.inf
     return [Move(peer, source, target, gain) for peer, source, target in steps[:best]]

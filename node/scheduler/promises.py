@@ -28,7 +28,8 @@ def broken_promise(
     swaps and jumps, and how often every stage is visited. ``live``: the block stages, of the run's
     ``stages``, with a current member. Returns the reason for which a promise is broken, empty if
     all hold. Takes time in proportion to the hops."""
-    hops, rows = settings.hops(stages), sorted(live)
+    hops = settings.hops(stages)
+    rows = sorted(live)
     place = {s: k for k, s in enumerate(rows, 1)}
     jump = settings.max_jump or MOST_COUNT
     visits: Counter[int] = Counter()

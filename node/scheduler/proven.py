@@ -57,7 +57,8 @@ def missing(
     present end."""
     pairs: list[Pair] = []
     for origin in origins:
-        before, at = {origin}, ENDS
+        before = {origin}
+        at = ENDS
         for stage, here in zip(stages, reachable(origin, stages, replicas, proven), strict=True):
             if not here:
                 pairs += [
@@ -66,7 +67,8 @@ def missing(
                     for p in sorted(replicas[stage])
                 ]
                 break
-            before, at = here, stage
+            before = here
+            at = stage
         else:
             pairs += [
                 (Hop(at, b), Hop(ENDS, origin)) for b in sorted(before) if not proven(b, origin)

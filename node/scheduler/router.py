@@ -39,8 +39,10 @@ AT_ONCE = 40_000
 COMPARED = 20_000
 """Visits of all micro-batches up to which plans are compared while somebody waits: a few
 milliseconds each."""
-KEPT, SHAPES = 8, 16
-"""Plans kept for a shape of problem, and shapes."""
+KEPT = 8
+"""Plans kept for a shape of problem."""
+SHAPES = 16
+"""Shapes of problem for which plans are kept."""
 DEBT = 0.02
 """Price of leaving a debt of one epoch unpaid, as a share of the makespan; a debt of two epochs
 costs twice the price."""
@@ -159,7 +161,8 @@ class Router:
     :class:`SearchJob` may run on any thread."""
 
     def __init__(self, settings: SchedulerSettings, stages: int) -> None:
-        self.settings, self.stages = settings, stages
+        self.settings = settings
+        self.stages = stages
         self.rotation = Rotation()
         self._known: dict[tuple[object, ...], list[tuple[Routes, str]]] = {}
         self._searched: dict[tuple[object, ...], tuple[int, float]] = {}
@@ -195,8 +198,10 @@ class Router:
     def _due(self, task: PathTask, rotation: Rotation, turns: Rotation) -> PathTask:
         """The task with the debts there are then, and with the visits of every stage where they are
         not equal: those that are kept get all, the others share the rest, in these turns."""
-        counts, stages = dict(task.counts), [s for s, _ in task.stages]
-        kept, total = self.settings.kept(stages, task.hops), sum(counts.values())
+        counts = dict(task.counts)
+        stages = [s for s, _ in task.stages]
+        kept = self.settings.kept(stages, task.hops)
+        total = sum(counts.values())
         rest = total * (task.hops - len(kept))
         visits: dict[int, int] = {}
         if kept or rest % len(stages):
@@ -248,7 +253,8 @@ class Router:
                 if how == "turns" or broken(problem, r, debts=False) is None
             )
             return routes, how, 0.0
-        estimator, ages = Estimator(problem), dict(task.owed)
+        estimator = Estimator(problem)
+        ages = dict(task.owed)
         priced: list[tuple[float, float, Routes, str]] = []
         for routes, how in options:
             makespan = estimator.play(routes, problem.launches(routes))
@@ -327,7 +333,8 @@ def _unpaid(task: PathTask, problem: PathProblem, routes: Routes) -> list[tuple[
     if not task.owed:
         return []
     met = joined(problem, routes)
-    names, stages = task.peers, [0, *(s for s, _ in task.stages)]
+    names = task.peers
+    stages = [0, *(s for s, _ in task.stages)]
     return [(names[o], stages[k]) for o, k in problem.owed if (o, k) not in met]
 
 

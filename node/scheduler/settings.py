@@ -86,7 +86,8 @@ class SchedulerSettings:
             from node.scheduler.planning.dealing import deal
             from node.scheduler.planning.problem import PathProblem
 
-            peers, count = tuple(range(stages + 1)), stages - kept
+            peers = tuple(range(stages + 1))
+            count = stages - kept
             visits = (count,) * kept + (hops - kept,) * count if kept else ()
             deal(
                 PathProblem(

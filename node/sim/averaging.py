@@ -106,7 +106,8 @@ def simulate(name: str, trial: AveragingTrial) -> AveragingFinding:
     padded = np.array([h + [h[-1]] * (longest - len(h)) for h in histories])
     sent, busiest = _traffic(_strategy(name, trial).meet(trial.peers, 0, trial.seed), trial)
     bias = float(np.sqrt(np.mean(np.square([bias for _, bias in runs]))))
-    pieces, every = OUTER.get(name, 1), max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
+    pieces = OUTER.get(name, 1)
+    every = max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
     return AveragingFinding(
         name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every
     )
@@ -309,10 +310,13 @@ class Pushed:
     the number of peers, and pulls."""
 
     def __init__(self, strategy: Barrierless, values: Values, seed: int) -> None:
-        self.strategy, self.seed, self.values = strategy, seed, values.copy()
+        self.strategy = strategy
+        self.seed = seed
+        self.values = values.copy()
         self.server = np.zeros(values.shape[1])
         self.base = np.zeros_like(values)
-        self.version, self.seen = 0, np.zeros(len(values), np.int64)
+        self.version = 0
+        self.seen = np.zeros(len(values), np.int64)
 
     def round(self, number: int, alive: Flags) -> Values:
         meeting = self.strategy.meet(len(alive), number, self.seed)
@@ -355,12 +359,12 @@ class Outer:
     anchor. ``fragments``: columns, one of them a round."""
 
     def __init__(self, strategy: Butterfly, values: Values, seed: int, fragments: int) -> None:
-        self.strategy, self.seed, self.fragments = strategy, seed, fragments
-        self.values, self.base, self.anchor = (
-            values.copy(),
-            np.zeros_like(values),
-            np.zeros(values.shape[1]),
-        )
+        self.strategy = strategy
+        self.seed = seed
+        self.fragments = fragments
+        self.values = values.copy()
+        self.base = np.zeros_like(values)
+        self.anchor = np.zeros(values.shape[1])
 
     def round(self, number: int, alive: Flags) -> Values:
         meeting = self.strategy.meet(len(alive), number, self.seed)

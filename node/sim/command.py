@@ -95,7 +95,8 @@ def setup_of(
 
 def report(outcome: ScheduleOutcome, name: str, took: float) -> list[str]:
     """Lines for people."""
-    s, setup = outcome.summary(), outcome.setup
+    s = outcome.summary()
+    setup = outcome.setup
     width = shutil.get_terminal_size((100, 24)).columns
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     lines = timeline(outcome, width, colour=colour)

@@ -275,7 +275,8 @@ def _partial(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Cut off and back again, ``size`` seconds each, or once in a shorter time."""
-    only, period = frozenset({victim.name}), max(0.2, min(f.size, f.seconds / 2))
+    only = frozenset({victim.name})
+    period = max(0.2, min(f.size, f.seconds / 2))
     for _ in range(int(f.seconds / period / 2)):
         yield from _behind(swarm, period, Wall(only, frozenset()), Wall(frozenset(), only))
         yield period
@@ -284,7 +285,8 @@ def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> Trouble:
     """Add ``more`` to the profile of all links of a peer, in both directions, for a while. Several
     troubles of one link add up and end one by one."""
-    me, links = victim.name, swarm.links
+    me = victim.name
+    links = swarm.links
     lines = [links.link(*way) for p in swarm.peers if p != me for way in ((me, p), (p, me))]
 
     def change(sign: int) -> None:
@@ -299,7 +301,8 @@ def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> Trouble
 
 def _slow_link(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Every line of a peer gets ``size`` times the latency and the jitter of it."""
-    factor, usual = max(1.0, f.size), swarm.setup.links.latency_s
+    factor = max(1.0, f.size)
+    usual = swarm.setup.links.latency_s
     return _worse(swarm, f, victim, latency_s=usual * (factor - 1), jitter_s=usual * factor)
 
 

@@ -40,7 +40,11 @@ class InvariantViolation(TuttiError):
 
     def __init__(self, id: str, time: float, what: str, seed: int, recent: Iterable[str]) -> None:
         super().__init__(f"{id} at {time:.3f} s: {what}")
-        self.id, self.time, self.what, self.seed, self.recent = id, time, what, seed, tuple(recent)
+        self.id = id
+        self.time = time
+        self.what = what
+        self.seed = seed
+        self.recent = tuple(recent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,8 @@ class EqualDigests(Checker):
     _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=lambda: Newest(KEPT))
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
-        me, digest = plan.member(peer.name), peer.digest
+        me = plan.member(peer.name)
+        digest = peer.digest
         self.must(
             peer.in_place() == digest,
             f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it says",
@@ -163,7 +168,8 @@ class OneOwner(Checker):
     def round(self, a: ev.SendRound) -> None:
         if a.round.sources or not a.to:
             return
-        plan, member = a.plan, a.plan.member(a.to[0])
+        plan = a.plan
+        member = a.plan.member(a.to[0])
         if member is None:
             return
         able = {m.peer for m in plan.stage(member.stage) if m.current} - set(a.round.dead)
@@ -284,8 +290,10 @@ class NoSampleLost(Checker):
         made = Version(plan.epoch + 1, lineage_after(plan, dropped))
         if made in self.books:
             return
-        book, lost = self.book(plan), set(dropped)
-        back, free = set(book.returned), dict(book.next)
+        book = self.book(plan)
+        lost = set(dropped)
+        back = set(book.returned)
+        free = dict(book.next)
         for sample in (s for path in plan.paths for s in path.samples):
             if sample in back:
                 back.discard(sample)
@@ -557,7 +565,8 @@ class PurePlan(Checker):
         # A copy costs time in proportion to the number of peers; a big swarm makes fewer copies.
         if self._count % (self.EVERY * max(1, len(self.swarm.peers) // 8)):
             return None
-        facts, memory = leader.facts, leader.memory
+        facts = leader.facts
+        memory = leader.memory
         memo: dict[int, Any] = {
             id(x): x
             for x in (facts, *vars(facts).values(), *vars(memory).values())

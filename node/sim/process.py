@@ -72,7 +72,8 @@ class SimClock(Clock):
     """The clocks of one machine."""
 
     def __init__(self, world: VirtualTime) -> None:
-        self._world, self.skew = world, 0.0
+        self._world = world
+        self.skew = 0.0
 
     def now(self) -> float:
         return self._world.now
@@ -89,18 +90,21 @@ class Swarm:
     watch: Any
 
     def __init__(self, setup: Setup, seed: int) -> None:
-        self.setup, self.seed = setup, seed
+        self.setup = setup
+        self.seed = seed
         self.links = Links(random.Random(f"links {seed}"), setup.links)
         self.world = VirtualTime(seed)
         self.net = SimNet(self.world, self.links, setup.weigh)
         self.record_store = SimDht(
             self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
         )
-        self.manifest, self.metrics = setup.manifest(seed), Metrics()
+        self.manifest = setup.manifest(seed)
+        self.metrics = Metrics()
         self.changes: dict[str, Rules] = {}
         """Changes that the owner has signed, by their text."""
         self.peers: dict[PeerId, SimPeer] = {}
-        self.liars, self.strangers = set[PeerId](), set[PeerId]()
+        self.liars = set[PeerId]()
+        self.strangers = set[PeerId]()
         self.troubles = 0
         """Faults that last and are not over."""
 
@@ -154,14 +158,18 @@ class SimPeer(Peer[Services]):
         slowness: float,
         open_to: str = "auto",
     ) -> None:
-        self.swarm, self.world, self.name = swarm, swarm.world, name
+        self.swarm = swarm
+        self.world = swarm.world
+        self.name = name
         self.slowness = slowness
         self.disk = SimDisk(swarm.setup.work.checkpoint_s)
         self.machine_clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
-        self.allowed, self.named = open_to, stage
+        self.allowed = open_to
+        self.named = stage
         self.alive = False
-        self.lie, self.flip = "", False
+        self.lie = ""
+        self.flip = False
         self._new()
 
     def _new(self) -> None:
@@ -197,7 +205,8 @@ class SimPeer(Peer[Services]):
         self.world.push(0.0, do, *args, loop=self.loop)
 
     async def _take_part(self) -> None:
-        swarm, manifest = self.swarm, self.swarm.manifest
+        swarm = self.swarm
+        manifest = self.swarm.manifest
         self.presence = presence = Presence(
             self.name,
             SimDirectory(swarm.record_store, self.name, self.clock),
@@ -224,8 +233,12 @@ class SimPeer(Peer[Services]):
         self.start(a, presence, manifest)
 
     def _assemble(self, stage: int, presence: Presence) -> Services:
-        swarm, setup, device = self.swarm, self.swarm.setup, self.device
-        manifest, watch, make = swarm.manifest, swarm.watch, swarm.make
+        swarm = self.swarm
+        setup = self.swarm.setup
+        device = self.device
+        manifest = swarm.manifest
+        watch = swarm.watch
+        make = swarm.make
         self.named = stage
         meter = PipelineMeter(self.journal, swarm.metrics, self.clock)
         store = DiskStore(
@@ -390,7 +403,8 @@ class SimPeer(Peer[Services]):
 
     def body(self) -> Any:
         """The body of its record."""
-        spoken, reach = (PROTOCOL, PROTOCOL), Standing.OPEN.value
+        spoken = (PROTOCOL, PROTOCOL)
+        reach = Standing.OPEN.value
         return replace(super().body(), name=self.name, protocols=spoken, reach=reach)
 
     # ----------------------------------------------------------- questions from outside

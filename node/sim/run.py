@@ -132,7 +132,9 @@ def run(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) ->
     in memory or on its disk, and the leader says so.
     """
     with quiet():
-        swarm, lost, violation = SimSwarm(setup, schedule.seed, make), False, None
+        swarm = SimSwarm(setup, schedule.seed, make)
+        lost = False
+        violation = None
         try:
             for fault in schedule.faults:
                 swarm.world.push(fault.at, strike, swarm, fault)
@@ -148,11 +150,15 @@ def _play(swarm: SimSwarm, healed: float) -> bool:
     """Run until the end. Returns False if the swarm cannot go on, because nobody holds the
     parameters that it would need. Raises InvariantViolation if it stops committing without such a
     reason."""
-    world, watch, count, since = swarm.world, swarm.watch, -1, healed
+    world = swarm.world
+    watch = swarm.watch
+    count = -1
+    since = healed
     world.run(min(LIMIT_S, healed), None)
     while world.now < LIMIT_S and not _finished(swarm):
         if len(watch.commits) > count:
-            count, since = len(watch.commits), max(world.now, healed)
+            count = len(watch.commits)
+            since = max(world.now, healed)
         elif world.now - since > PATIENCE_S and not swarm.troubles:
             chief = swarm.chief()
             leader = chief.leader if chief is not None else None
@@ -231,7 +237,9 @@ def shrink(
     """
     if outcome.violation is None:
         return outcome
-    wanted, best, faults = outcome.violation.id, outcome, outcome.schedule.faults
+    wanted = outcome.violation.id
+    best = outcome
+    faults = outcome.schedule.faults
     candidates = _smaller(faults, max(1, len(faults) // 2), 0)
     for _ in range(most):
         faults, size, start = next(candidates, (None, 0, 0))
@@ -239,7 +247,8 @@ def shrink(
             break
         tried = run(setup, replace(best.schedule, faults=faults), make)
         if tried.violation is not None and tried.violation.id == wanted:
-            best, candidates = tried, _smaller(faults, size, start)
+            best = tried
+            candidates = _smaller(faults, size, start)
     return best
 
 
@@ -251,7 +260,8 @@ def _smaller(
     while size:
         for start in range(begin, len(faults), size):
             yield faults[:start] + faults[start + size :], size, start
-        size, begin = size // 2, 0
+        size = size // 2
+        begin = 0
     for i, fault in enumerate(faults):
         for plainer in _plainer(fault):
             if plainer != fault:

@@ -198,7 +198,9 @@ class Setup:
                 pipeline=replace(manifest.pipeline, stages=stages),
                 signature=None,
             )
-        m, p, t = manifest.model, manifest.pipeline, manifest.training
+        m = manifest.model
+        p = manifest.pipeline
+        t = manifest.training
         if peers < ends + p.stages:
             raise UsageFault(
                 f"{peers} peers are too few",

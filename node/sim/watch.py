@@ -72,18 +72,17 @@ class HistoryRecorder:
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         self.recent: deque[str] = deque(maxlen=24)
-        self.digests, self.owners, self.once = (
-            EqualDigests(swarm),
-            OneOwner(swarm),
-            CountsOnce(swarm),
-        )
-        self.samples, self.mean = NoSampleLost(swarm), WeightedMean(swarm)
-        self.whole, self.grow, self.applied = (
-            WholeCheckpoint(swarm),
-            OnlyGrow(swarm),
-            AppliedOnce(swarm),
-        )
-        self.pure, self.one_fault, self.line = PurePlan(swarm), OneFault(swarm), OneLine(swarm)
+        self.digests = EqualDigests(swarm)
+        self.owners = OneOwner(swarm)
+        self.once = CountsOnce(swarm)
+        self.samples = NoSampleLost(swarm)
+        self.mean = WeightedMean(swarm)
+        self.whole = WholeCheckpoint(swarm)
+        self.grow = OnlyGrow(swarm)
+        self.applied = AppliedOnce(swarm)
+        self.pure = PurePlan(swarm)
+        self.one_fault = OneFault(swarm)
+        self.line = OneLine(swarm)
         self.counts: Counter[str] = Counter()
         self.commits: list[Commit] = []
         self.ended: set[str] = set()
@@ -162,7 +161,8 @@ class HistoryRecorder:
 
     def _committed(self, peer: SimPeer, facts: Mapping[str, Any]) -> None:
         self.one_fault.ended(peer, True, "")
-        epoch, cell = facts["epoch"], facts.get("cell", "")
+        epoch = facts["epoch"]
+        cell = facts.get("cell", "")
         self.commits.append(Commit(self.swarm.world.now, epoch, facts["tokens"], peer.name, cell))
         if not facts.get("orphan"):
             made = Version(epoch, facts["lineage"])
@@ -219,7 +219,8 @@ class HistoryRecorder:
         """Watch the member machine of a process that begins."""
 
         def look(event: Any, decide: Decide) -> list[Any]:
-            at, term = machine.at, machine.term
+            at = machine.at
+            term = machine.term
             actions = decide()
             self.grow.member(peer, event, actions, at, term)
             told = [lies.told(peer, a) for a in actions] if peer.lie else actions
@@ -270,7 +271,8 @@ class HistoryRecorder:
         counted: set[tuple[str, pv.Key]] = set()
 
         def look(event: Any, decide: Decide) -> list[Any]:
-            actions, plan = decide(), machine.plan
+            actions = decide()
+            plan = machine.plan
             if isinstance(event, pv.AdoptPlan):
                 counted.clear()
             elif isinstance(event, pv.TensorReceived):

@@ -67,7 +67,9 @@ class Coded(Numbers):
     """
 
     def __init__(self, data: Tensor, shape: Sequence[int], codec: str) -> None:
-        self.shape, self.numbers, self.codec = tuple(shape), math.prod(shape), codec
+        self.shape = tuple(shape)
+        self.numbers = math.prod(shape)
+        self.codec = codec
         expected = nbytes_of(self.numbers, codec)
         if data.numel() != expected:
             raise WireError(
@@ -78,7 +80,8 @@ class Coded(Numbers):
             raise WireError(fault)
         self.lies = codec == "fp32"
         """In memory as fp32 already."""
-        self.raw, self._open = raw, OPENERS[codec](raw, self.numbers)
+        self.raw = raw
+        self._open = OPENERS[codec](raw, self.numbers)
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Coded":
@@ -109,7 +112,9 @@ class Rounded(Numbers):
     are asked for."""
 
     def __init__(self, tensor: Tensor, codec: str) -> None:
-        self.shape, self.numbers, self._flat = tuple(tensor.shape), tensor.numel(), _flat(tensor)
+        self.shape = tuple(tensor.shape)
+        self.numbers = tensor.numel()
+        self._flat = _flat(tensor)
         self._way = Encoding(min(PIECE, self.numbers), codec)
 
     def _piece(self, start: int, into: Tensor) -> None:
@@ -125,7 +130,8 @@ class Encoding:
     """
 
     def __init__(self, numbers: int, codec: str) -> None:
-        self.numbers, self.codec = numbers, codec
+        self.numbers = numbers
+        self.codec = codec
         self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8)
         self.write = WRITERS[codec](self._raw, numbers)
         """Takes a ``PIECE`` of numbers (fp32, CPU, contiguous), or the shorter rest at the end, and
@@ -182,7 +188,8 @@ def opened(coded: Coded) -> tuple[Tensor, bool]:
     if coded.codec in TYPED:
         numbers = coded.raw.view(TYPED[coded.codec]).view(coded.shape)
         return numbers, finite(numbers)
-    numbers, fine = torch.empty(coded.numbers), True
+    numbers = torch.empty(coded.numbers)
+    fine = True
     for start in range(0, coded.numbers, PIECE):
         piece = coded.read(start, numbers[start : start + PIECE])
         fine &= sure or finite(piece)
@@ -207,7 +214,9 @@ def settled(name: str, given: Numbers, codec: str) -> tuple[Tensor, Tensor]:
         fresh = data.view(TYPED[codec])
         fine = finite(fresh)
     else:
-        fresh, fine, sure = torch.empty(given.numbers), True, FORMATS[codec].finite
+        fresh = torch.empty(given.numbers)
+        fine = True
+        sure = FORMATS[codec].finite
         encoding = None if codec == "fp32" else Encoding(given.numbers, codec)
         scratch = torch.empty(0 if encoding is None else min(PIECE, given.numbers))
         for start in range(0, given.numbers, PIECE):

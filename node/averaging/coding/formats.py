@@ -4,13 +4,19 @@ simulator can ask."""
 
 from dataclasses import dataclass
 
-INT8_BLOCK, INT4_BLOCK = 256, 64
-"""Numbers that share a scale. int4 has so few steps that its blocks must be small."""
-TOP_BLOCK, TOP_SHARE = 4096, 32
-"""top-k keeps one number of ``TOP_SHARE`` in every block, in ``TOP_BITS`` bits: five of its place,
-two that say how many share its higher bits, two of its value."""
-TOP_BITS, TOP_SCALES = 9, 4
-"""``TOP_SCALES``: bytes of the two magnitudes of a block."""
+INT8_BLOCK = 256
+"""Numbers that share a scale in int8."""
+INT4_BLOCK = 64
+"""Numbers that share a scale in int4, which has so few steps that its blocks must be small."""
+TOP_BLOCK = 4096
+"""Numbers of a top-k block."""
+TOP_SHARE = 32
+"""top-k keeps one number of ``TOP_SHARE`` in every block."""
+TOP_BITS = 9
+"""Bits of a kept number: five of its place, two that say how many share its higher bits, two of its
+value."""
+TOP_SCALES = 4
+"""Bytes of the two magnitudes of a block."""
 
 
 @dataclass(frozen=True, slots=True)

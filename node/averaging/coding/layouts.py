@@ -115,7 +115,8 @@ def _unpacked(codes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor
     bits = (codes[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).reshape(len(codes), -1)
     low = (bits[:, : 5 * count].view(len(bits), count, 5).long() << torch.arange(5)).sum(dim=2)
     high = bits[:, 5 * count : 7 * count]
-    negative, large = bits[:, 7 * count : 8 * count], bits[:, 8 * count : 9 * count]
+    negative = bits[:, 7 * count : 8 * count]
+    large = bits[:, 8 * count : 9 * count]
     return low, high, negative.bool(), large.bool()
 
 
@@ -136,7 +137,8 @@ def _blockwise(
     for begin, stop, width in ((0, whole, block), (whole, n, n - whole)):
         if begin == stop:
             continue
-        scale, rows = scales[begin // block : -(-stop // block)], work[begin:stop].view(-1, width)
+        scale = scales[begin // block : -(-stop // block)]
+        rows = work[begin:stop].view(-1, width)
         torch.amax(rows, dim=1, out=scale)
         scale.div_(top)
         # The inverse of next to nothing is infinite: such a block is sent as zeros. NaN stays, and
@@ -213,10 +215,12 @@ def _tops(raw: Tensor, numbers: int) -> tuple[Tensor, Rows]:
     width], codes [blocks, bytes])."""
     blocks = -(-numbers // TOP_BLOCK)
     scales = raw[: TOP_SCALES * blocks].view(torch.bfloat16).view(blocks, 2)
-    codes, each = raw[TOP_SCALES * blocks :], top_row(TOP_BLOCK) - TOP_SCALES
+    codes = raw[TOP_SCALES * blocks :]
+    each = top_row(TOP_BLOCK) - TOP_SCALES
 
     def rows_of(start: int, piece: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        first, whole = start // TOP_BLOCK, piece.numel() // TOP_BLOCK
+        first = start // TOP_BLOCK
+        whole = piece.numel() // TOP_BLOCK
         found = []
         if whole:
             these = codes[first * each : (first + whole) * each].view(whole, each)
@@ -242,7 +246,8 @@ def _bad_scale(block: int, largest: int, raw: Tensor, numbers: int) -> str:
 
 def _bad_top(raw: Tensor, numbers: int) -> str:
     scales, rows_of = _tops(raw, numbers)
-    small, large = scales[:, 0], scales[:, 1]
+    small = scales[:, 0]
+    large = scales[:, 1]
     # A NaN fails both comparisons.
     if not bool(((small >= 0) & (small <= large) & (large < _LARGEST)).all()):
         return "a top-k magnitude is negative or not finite"

@@ -53,7 +53,8 @@ def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
             made.append([])
             used = 0
         made[-1].append(name)
-        used, done = used + size, done + size
+        used = used + size
+        done = done + size
     return tuple(Group(index, tuple(names), _digest(names)) for index, names in enumerate(made))
 
 

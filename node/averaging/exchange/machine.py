@@ -128,7 +128,10 @@ class EpochCounts:
             GroupState(frozenset(group.names), until, {opened.me} if opened.tokens else set())
             for group, until in zip(opened.groups, opened.contribute_by, strict=True)
         ]
-        self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
+        self.idle = {opened.me}
+        self.missing = set()
+        self.barred = set()
+        self.fault = ""
 
     def unclaimed(self, group: int) -> frozenset[str]:
         """Parts that a step of this group would take, and that a contribution to it must cover."""
@@ -158,7 +161,8 @@ class RoundMachine:
     that wait for a round; a quarter of all may be of peers that no plan known here names."""
 
     def __init__(self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256) -> None:
-        self._held_per_peer, self._held_total = held_per_peer, held_total
+        self._held_per_peer = held_per_peer
+        self._held_total = held_total
         self._plans: dict[int, Planned] = {}
         self._epochs: dict[int, EpochCounts] = {}
         self._streams: dict[int, Stream] = {}
@@ -234,7 +238,8 @@ class RoundMachine:
     def _admit(self, number: int, stream: Stream) -> list[Action]:
         """Read the head of a stream that has a place in a round open here; hold a stream that may
         get one, refuse any other."""
-        round_id, epoch = stream.began.round, self._epochs.get(stream.began.round.epoch)
+        round_id = stream.began.round
+        epoch = self._epochs.get(stream.began.round.epoch)
         if round_id.epoch <= self._floor:
             return [self._refuse(number, Kind.FORGOTTEN, f"epoch {round_id.epoch} is over")]
         if epoch is None or round_id > epoch.current.round:
@@ -306,7 +311,8 @@ class RoundMachine:
         wrong."""
         group = opened.groups[began.group] if began.group < len(opened.groups) else None
         names = set(began.names)
-        plan, owners = began.plan_hash, began.ownership_hash
+        plan = began.plan_hash
+        owners = began.ownership_hash
         checks: tuple[tuple[bool, Kind, str, float], ...] = (
             (
                 plan == opened.plan_hash,
@@ -358,7 +364,8 @@ class RoundMachine:
         return None
 
     def _read(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
-        peer, group = stream.began.peer, stream.began.group
+        peer = stream.began.peer
+        group = stream.began.group
         actions: list[Action] = [
             self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
             for other, s in self._of_epoch(stream.began.round.epoch)
@@ -378,7 +385,8 @@ class RoundMachine:
     def _hold(self, number: int, stream: Stream) -> list[Action]:
         """Keep a stream of a round that is not open here: for a member of its plan until the round
         opens, for any other peer for a moment, in which the plan may come."""
-        peer, plan = stream.began.peer, self._plan_of(stream)
+        peer = stream.began.peer
+        plan = self._plan_of(stream)
         if plan is not None and peer not in plan:
             return [self._refuse(number, Kind.STRANGER, "not in the plan of this round", 1.0)]
         held = [s for n, s in self._streams.items() if s.phase is GroupPhase.HELD and n != number]
@@ -394,7 +402,8 @@ class RoundMachine:
 
     def _plan_of(self, stream: Stream) -> frozenset[PeerId] | None:
         """Members of the plan that a stream names; None where that plan is not known here."""
-        number, plan_hash = stream.began.round.epoch, stream.began.plan_hash
+        number = stream.began.round.epoch
+        plan_hash = stream.began.plan_hash
         planned = self._plans.get(number)
         if planned is not None and planned.plan_hash == plan_hash:
             return planned.members
@@ -471,11 +480,9 @@ class RoundMachine:
         if epoch.fault or epoch.stepping:
             return []
         for group in epoch.let_in():
-            names, state, awaited = (
-                epoch.unclaimed(group),
-                epoch.groups[group],
-                epoch.awaited(group),
-            )
+            names = epoch.unclaimed(group)
+            state = epoch.groups[group]
+            awaited = epoch.awaited(group)
             if not names or (awaited and now < state.contribute_by):
                 continue
             of_epoch = self._of_epoch(opened.round.epoch)

@@ -51,9 +51,13 @@ class Exchanges:
         giving: bool,
         chunk: int,
     ) -> None:
-        self._transport, self._owner, self._request = transport, owner, request
-        self._giving, self._chunk = giving, chunk
-        self._turn, self._redialled = asyncio.Lock(), 0
+        self._transport = transport
+        self._owner = owner
+        self._request = request
+        self._giving = giving
+        self._chunk = chunk
+        self._turn = asyncio.Lock()
+        self._redialled = 0
 
     async def all(
         self,
@@ -68,7 +72,8 @@ class Exchanges:
         After one has failed, begins no other, lets those under way end, and raises the first
         PeerFault.
         """
-        todo, faults = iter(requests), list[PeerFault]()
+        todo = iter(requests)
+        faults = list[PeerFault]()
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
 
@@ -133,7 +138,8 @@ class Exchanges:
         return held, upload.sent + received
 
     def _coded(self, names: Sequence[str]) -> list[Part]:
-        request, given = self._request, self._request.gradients or {}
+        request = self._request
+        given = self._request.gradients or {}
         return [
             (parcel.head_of(n, request.shapes[n], request.up), encode(given[n], request.up))
             for n in names
@@ -183,11 +189,13 @@ async def _fresh(
         raise WireError("an empty answer")
     message = bounds.parse(averaging_pb2.Fresh, first)
     if message.WhichOneof("part") == "refusal":
-        kind, text = _kind(message.refusal.kind), printable(message.refusal.text)
+        kind = _kind(message.refusal.kind)
+        text = printable(message.refusal.text)
         raise Unwelcome(owner, f"refused our exchange, {kind.value}: {text}")
     if message.WhichOneof("part") != "head":
         raise WireError("the first message is not the head")
-    head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
+    head = message.head
+    expected = [(n, request.shapes[n]) for n in sorted(names)]
     if any(
         (not m.tokens and request.hold is None) or len(m.contributors) > CONTRIBUTORS_LIMIT
         for m in head.made

@@ -190,11 +190,16 @@ class ExchangeServer:
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._heads = HeadBounds.of(shapes)
-        self._transport, self._settings, self._journal = transport, settings, journal
-        self._executor, self._chunk, self._clock = executor, chunk, clock or SystemClock()
+        self._transport = transport
+        self._settings = settings
+        self._journal = journal
+        self._executor = executor
+        self._chunk = chunk
+        self._clock = clock or SystemClock()
         self._tasks = Tasks("averaging", on_error)
         self._machine = machine or RoundMachine()
-        self._reducer, self._fell_back = Reducer(settings), False
+        self._reducer = Reducer(settings)
+        self._fell_back = False
         self._lines: dict[int, ExchangeStream] = {}
         self._numbers = itertools.count()
         self._epochs: dict[int, EpochState] = {}
@@ -220,10 +225,12 @@ class ExchangeServer:
     ) -> RoundAttempt:
         """Begin an attempt. ``norms``: norms of our own gradients; if empty, our gradients are not
         used. Raises ValueError if the attempt is not newer."""
-        me, tokens = self._transport.peer_id, request.tokens if norms else 0
+        me = self._transport.peer_id
+        tokens = request.tokens if norms else 0
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, EpochState())
-        until, ended = started + request.deadline_s, asyncio.get_running_loop().create_future()
+        until = started + request.deadline_s
+        ended = asyncio.get_running_loop().create_future()
         attempt = RoundAttempt(request, step, groups, until, ended)
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
@@ -314,7 +321,8 @@ class ExchangeServer:
         requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        number, round_id = next(self._numbers), RoundId(label.epoch, label.term, label.attempt)
+        number = next(self._numbers)
+        round_id = RoundId(label.epoch, label.term, label.attempt)
         knocked = Knocked(number, peer, round_id, label.plan_hash)
         line = self._lines[number] = ExchangeStream(knocked.unread(), first)
         try:
@@ -331,7 +339,8 @@ class ExchangeServer:
 
     def _read_head(self, line: ExchangeStream) -> None:
         """Read the head of a stream, and tell the machine."""
-        began, raw = line.began, line.head
+        began = line.began
+        raw = line.head
         line.head = b""
         try:
             head = bounds.parse(averaging_pb2.Contribution, raw).head
@@ -360,7 +369,8 @@ class ExchangeServer:
     ) -> None:
         """Do what the machine orders until the stream is answered. Raises TimeoutError when no
         order, or no byte, comes in time."""
-        loop, longest = asyncio.get_running_loop(), self._settings.round_timeout_s
+        loop = asyncio.get_running_loop()
+        longest = self._settings.round_timeout_s
         ahead_s = AHEAD_S + self._transport.patience.slack(self._clock.now())
         async with asyncio.timeout(min(ahead_s, longest)) as patience:
             while True:
@@ -392,7 +402,8 @@ class ExchangeServer:
         """Read the tensors; give up quietly when the machine has a newer order for the stream.
         False: the stream ended before its bytes were here, which is nobody's fault, because a lost
         connection and a call that its member has cancelled look like that too."""
-        began, attempt = line.began, self._attempt(line.began.round)
+        began = line.began
+        attempt = self._attempt(line.began.round)
         if attempt is None:
             return True
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
@@ -498,7 +509,8 @@ class ExchangeServer:
 
     async def _step(self, action: ReduceAndStep) -> None:
         """Reduce, step, keep. A failure reaches the machine before it reaches the parent task."""
-        number, names = action.round.epoch, frozenset(action.names)
+        number = action.round.epoch
+        names = frozenset(action.names)
         fault = "the step was interrupted"
         try:
             if (waiting := self._attempt(action.round)) and waiting.request.ready is not None:
@@ -548,10 +560,13 @@ class ExchangeServer:
     def _reduce_and_step(
         self, action: ReduceAndStep
     ) -> tuple[Reduced | None, dict[str, FreshPart]]:
-        attempt, me = self._attempt(action.round), self._transport.peer_id
+        attempt = self._attempt(action.round)
+        me = self._transport.peer_id
         if attempt is None:
             return None, {}
-        request, names, down = attempt.request, action.names, attempt.request.down
+        request = attempt.request
+        names = action.names
+        down = attempt.request.down
         reduced: Reduced | None = None
         if not action.contributors and request.hold is not None:
             kept = request.hold(names)
@@ -574,7 +589,8 @@ class ExchangeServer:
         }
 
     def _reduced(self, attempt: RoundAttempt, action: ReduceAndStep) -> Reduced:
-        request, me = attempt.request, self._transport.peer_id
+        request = attempt.request
+        me = self._transport.peer_id
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
         # Our own norms are those before rounding, near enough to find contributions that are far
         # too large, unless the format leaves most numbers out.
@@ -625,7 +641,8 @@ class ExchangeServer:
 def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
     """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer
     owns the part."""
-    gradients, up = request.gradients or {}, request.up
+    gradients = request.gradients or {}
+    up = request.up
     return [Coded.of(gradients[n]) if up == "fp32" else Rounded(gradients[n], up) for n in names]
 
 

@@ -94,7 +94,8 @@ class CellRound(ExchangeServer):
     ) -> dict[PeerId, list[tuple[Group, tuple[str, ...]]]]:
         """Remote owners of this attempt, with the groups of which we do not have all from them
         yet."""
-        held, ask = self._epoch(request.round.epoch).held, {}
+        held = self._epoch(request.round.epoch).held
+        ask = {}
         for owner in sorted(set(request.owners.values()) - {self._transport.peer_id}):
             for group in request.groups_of(owner, self._settings.group_bytes):
                 lacking = tuple(
@@ -111,7 +112,8 @@ class CellRound(ExchangeServer):
         wanted: list[tuple[Group, tuple[str, ...]]],
         giving: bool,
     ) -> None:
-        request, failed = attempt.request, attempt.failed
+        request = attempt.request
+        failed = attempt.failed
 
         def took(parts: dict[str, FreshPart], nbytes: int) -> None:
             attempt.nbytes += nbytes
@@ -149,7 +151,8 @@ class CellRound(ExchangeServer):
         return max(0.0, attempt.until - self._clock.now())
 
     def _outcome(self, attempt: RoundAttempt, started: float) -> RoundOutcome:
-        owners, epoch = attempt.request.owners, self._epoch(attempt.request.round.epoch)
+        owners = attempt.request.owners
+        epoch = self._epoch(attempt.request.round.epoch)
         parts = {
             n: h
             for n, h in sorted(epoch.held.items())

@@ -79,8 +79,11 @@ class Mean(Numbers):
     the cache. They must stay until then."""
 
     def __init__(self, rows: Sequence[Numbers], by: Sequence[float], tokens: float) -> None:
-        self.shape, self.numbers = rows[0].shape, rows[0].numbers
-        self._rows, self._by, self._tokens = rows, by, tokens
+        self.shape = rows[0].shape
+        self.numbers = rows[0].numbers
+        self._rows = rows
+        self._by = by
+        self._tokens = tokens
         self._scratch = torch.empty(min(PIECE, self.numbers))
 
     def _piece(self, start: int, into: torch.Tensor) -> None:
@@ -194,7 +197,8 @@ class Reducer:
         if name == "mean":
             scaled = {p: weigh[p] / t for p, t in zip(order, tokens, strict=True) if weigh[p] != t}
             return means(g.gradients, order, sum(weigh[p] for p in order), scaled)
-        norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]
+        norms = [sizes[p].per_token for p in order]
+        weight = [float(weigh[p]) for p in order]
         if name == "clipped-mean":
             shares = robust.clipped(norms, weight, s.clip)
             return means(

@@ -53,12 +53,14 @@ def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
     torch.optim.SGD; plain: anchor - lr * buf. Element by element and in a fixed order, so equal
     inputs give equal bits at every member. Raises ValueError for numbers that are not finite.
     """
-    anchor, momentum = dict(state.anchor), dict(state.momentum)
+    anchor = dict(state.anchor)
+    momentum = dict(state.momentum)
     for name, delta in mean.items():
         if not bool(torch.isfinite(delta).all()):
             raise ValueError(f"the pseudo-gradient of {name} is not finite")
         buf = momentum[name] * s.momentum + delta if s.momentum else delta.clone()
         # delta + momentum * buf is buf itself without momentum.
         along = delta + s.momentum * buf if s.optimizer == "nesterov" and s.momentum else buf
-        anchor[name], momentum[name] = anchor[name] - s.lr * along, buf
+        anchor[name] = anchor[name] - s.lr * along
+        momentum[name] = buf
     return OuterState(anchor, momentum)

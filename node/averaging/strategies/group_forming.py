@@ -207,9 +207,14 @@ class GroupForming:
         barred: Collection[CellId] = (),
         times: Times = TIMES,
     ) -> None:
-        self.me, self.window, self.most, self.barred = me, window, most, set(barred)
+        self.me = me
+        self.window = window
+        self.most = most
+        self.barred = set(barred)
         self.done: GroupFormed | WindowSkipped | None = None
-        self._start, self._keys, self._times = start, list(keys), times
+        self._start = start
+        self._keys = list(keys)
+        self._times = times
         self._order: list[CellId] = []
         self._timers: dict[Timer, float] = {}
         self._waits_for: set[CellId] = set()
@@ -303,7 +308,9 @@ class GroupForming:
         late = now + self._times.answers > self._timers[Timer.ATTEMPT]
         if self._bound is not None or not others or late:
             return []
-        self._waits_for, self._asked, self._accepters = set(others), set(others), []
+        self._waits_for = set(others)
+        self._asked = set(others)
+        self._accepters = []
         self._timers[Timer.ANSWERS] = now + self._times.answers
         return [Offer(others, self.key)]
 
@@ -311,7 +318,8 @@ class GroupForming:
         free = self.done is None and self._bound is None and Timer.ANSWERS not in self._timers
         accepts = free and key == self.key and caller not in self.barred and caller != self.me
         if accepts:
-            self._bound, self._timers[Timer.LOCK] = caller, now + self._times.lock
+            self._bound = caller
+            self._timers[Timer.LOCK] = now + self._times.lock
             self._accepted.add((caller, key))
         return AnswerOffer(caller, key, accepts)
 
@@ -326,11 +334,13 @@ class GroupForming:
         chosen, so that the cell with the next turn stays free to call."""
         self._timers.pop(Timer.ANSWERS, None)
         # A cell may report its acceptance twice: it is in the group or was released.
-        self._waits_for, self._asked = set(), set(self._accepters)
+        self._waits_for = set()
+        self._asked = set(self._accepters)
         if not self._accepters:
             return []
         far = sorted(self._accepters, key=self._order.index, reverse=True)
-        chosen, left = far[: self.most - 1], far[self.most - 1 :]
+        chosen = far[: self.most - 1]
+        left = far[self.most - 1 :]
         members = frozenset((self.me, *chosen))
         self.done = GroupFormed(self.key, members)
         released: list[Action] = [Release(tuple(left))] if left else []

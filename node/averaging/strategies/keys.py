@@ -44,7 +44,8 @@ def meeting_keys(
         return _drawn(me, cells, window), 2
     shape = _shape(s.grid, cells)
     # Holes, where there are any, are spread over the lines.
-    place, left = [0] * len(shape), number * math.prod(shape) // cells
+    place = [0] * len(shape)
+    left = number * math.prod(shape) // cells
     for axis in reversed(range(len(shape))):
         left, place[axis] = divmod(left, shape[axis])
     axis = window % len(shape)

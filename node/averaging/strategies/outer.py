@@ -109,7 +109,8 @@ class OuterSettings:
 def check(s: OuterSettings) -> None:
     """Raises UsageFault, with the reason, for settings that cannot hold together. Each by itself is
     within its ``MANIFEST_RULES``."""
-    partial, steps = s.strategy in PARTIAL, s.carries in ("deltas", "state")
+    partial = s.strategy in PARTIAL
+    steps = s.carries in ("deltas", "state")
     made = FORMATS[s.codec]
     refuse(
         # Settings that belong to one strategy.

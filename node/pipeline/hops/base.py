@@ -51,7 +51,8 @@ class Stash:
     """
 
     def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
-        self._account, self._on_room = Account[PeerId](limit), on_room
+        self._account = Account[PeerId](limit)
+        self._on_room = on_room
         self._entries: dict[Key, VisitBuffers] = {}
 
     @property
@@ -85,7 +86,8 @@ class Stash:
     def put(self, key: Key, work: VisitBuffers, nbytes: int) -> None:
         """Keep ``work`` until popped; after its deadline :meth:`expired` names it."""
         self.pop(key)
-        self._entries[key], work.nbytes = work, nbytes
+        self._entries[key] = work
+        work.nbytes = nbytes
         self.charge(nbytes, work.origin)
 
     def recharge(self, key: Key, nbytes: int) -> None:
@@ -133,10 +135,18 @@ class PipelineBase(ABC):
         stage: int,
         math: StageMath,
     ) -> None:
-        self.me, self.transport, self.device = transport.peer_id, transport, device
-        self.settings, self.limits, self.telemetry = settings, limits, telemetry
-        self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
-        self.machine, self.stage, self.math = machine, stage, math
+        self.me = transport.peer_id
+        self.transport = transport
+        self.device = device
+        self.settings = settings
+        self.limits = limits
+        self.telemetry = telemetry
+        self.clock = clock
+        self.plan_wait_s = plan_wait_s
+        self.shape = shape
+        self.machine = machine
+        self.stage = stage
+        self.math = math
         self.texts = TextTable(limits.text_bytes or TEXTS, math.text_bytes)
         """Texts with their keys and values kept here."""
         self.guard = Guard(transport, telemetry.emit, settings.watch)

@@ -75,7 +75,9 @@ class _Budget:
     """Time or moves, whichever is over first."""
 
     def __init__(self, clock: Clock, limit_s: float | None, moves: int | None) -> None:
-        self.clock, self.limit_s, self.moves = clock, limit_s, moves or INFINITE
+        self.clock = clock
+        self.limit_s = limit_s
+        self.moves = moves or INFINITE
         self.began = clock()
         self._last = self._longest = 0.0
 
@@ -102,7 +104,8 @@ class _Budget:
         """As :meth:`used`, but used up where another step as long as the longest so far would not
         fit any more."""
         now = self.clock()
-        self._longest, self._last = max(self._longest, now - self._last), now
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
         return max(
             self.used(moves), 1.0 if self.share(now - self.began + self._longest) >= 1 else 0.0
         )
@@ -128,7 +131,9 @@ class _Best:
             routes
         )
         if better:
-            self.routes, self.makespan, self.debt = tuple(routes), played.makespan, debt
+            self.routes = tuple(routes)
+            self.makespan = played.makespan
+            self.debt = debt
         return better and (seems is None or played.makespan <= seems + 1e-9)
 
 
@@ -154,7 +159,8 @@ def make_plan(
     _payable(problem)
     best = _Best(problem)
     _first(problem, sets, best, budget, known)
-    first_s, first_makespan = clock() - budget.began, best.makespan
+    first_s = clock() - budget.began
+    first_makespan = best.makespan
     bounds = lower_bounds(problem)
     bound = max(bounds.values())
     tried = _starts(problem, sets, best, budget, bound, seed)
@@ -201,7 +207,8 @@ def _first(
         if budget.used(0) < FIRST / 2:
             began = budget.clock()
             best.offer(cheap(problem, sets, slots))
-    here, until = budget.used(0), FIRST - budget.share(budget.clock() - began)
+    here = budget.used(0)
+    until = FIRST - budget.share(budget.clock() - began)
     if here < until:
         quick = insertion(problem, sets, spent=lambda: (budget.used(0) - here) / (until - here))
         if quick is not None:
@@ -211,7 +218,8 @@ def _first(
 def _payable(problem: PathProblem) -> None:
     """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
     path reaches."""
-    hops, owed = problem.hops, Counter(o for o, _ in problem.owed)
+    hops = problem.hops
+    owed = Counter(o for o, _ in problem.owed)
     refuse(
         *(
             (
@@ -266,7 +274,8 @@ def _improve(
         coarse = heat == PHASES[0][1]
         if coarse and lanes is None:
             continue
-        here, there = budget.used(search.moves), begin + (1 - begin) * until
+        here = budget.used(search.moves)
+        there = begin + (1 - begin) * until
         if here >= there:
             continue
 

@@ -112,7 +112,8 @@ def parse(document: Any) -> PathProblem:
             for key in ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end")
         )
     )
-    compute, rows = _times(document["compute_s"], "compute_s", None), document["delays_s"]
+    compute = _times(document["compute_s"], "compute_s", None)
+    rows = document["delays_s"]
     peers = len(compute)
     refuse(
         (
@@ -145,7 +146,8 @@ def parse(document: Any) -> PathProblem:
             f"give 1 to {MOST_MICROBATCHES} of them",
         ),
     )
-    reference, labels = document.get("reference"), document.get("locations")
+    reference = document.get("reference")
+    labels = document.get("locations")
     at_ends = set(stages[0])
     return PathProblem(
         name=str(document.get("name", "problem"))[:80],

@@ -75,7 +75,8 @@ def swaps_too_much(order: Sequence[int], most: int, distance: int) -> str | None
     front = swaps = total = 0
     for s in order:
         front = max(front, s)
-        swaps, total = swaps + (s < front), total + front - s
+        swaps = swaps + (s < front)
+        total = total + front - s
         if front - s > distance:
             return f"a path swaps stage {s} with {front}, further than {distance}"
     if max(swaps, total) > most:

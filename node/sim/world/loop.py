@@ -42,7 +42,9 @@ class TimerHandle:
 
     def cancel(self) -> None:
         """It is not called any more."""
-        self.callback, self.args, self.lost = None, (), None
+        self.callback = None
+        self.args = ()
+        self.lost = None
 
 
 class VirtualTime:
@@ -99,7 +101,9 @@ class VirtualTime:
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
         """Go on until that time, until nothing is left to happen, until halted or until ``stop()``,
         which is asked now and then."""
-        ready, later, current = self._ready, self._later, None
+        ready = self._ready
+        later = self._later
+        current = None
         with quiet():
             try:
                 while self.error is None:
@@ -230,7 +234,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     def kill(self) -> None:
         """Nothing of it runs any more."""
-        self.dead, self.frozen = True, False
+        self.dead = True
+        self.frozen = False
         self.unfinished = self.living()
         for handle in self.inbox:
             if handle.lost is not None:
@@ -277,7 +282,8 @@ def bury(every: int = 1) -> None:
 def quiet() -> Iterator[None]:
     """No garbage is collected while the swarm runs, so that nothing depends on when; and what the
     coroutines of killed processes say when they are dropped is for nobody."""
-    hook, collects = sys.unraisablehook, gc.isenabled()
+    hook = sys.unraisablehook
+    collects = gc.isenabled()
     sys.unraisablehook = lambda _: None
     gc.disable()
     try:
@@ -296,11 +302,15 @@ class SimDevice(DeviceThread):
     over. ``slowness`` stretches every job; ``busy_s`` is how long it has worked."""
 
     def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
-        self._loop, self.slowness, self.busy_s = loop, slowness, 0.0
+        self._loop = loop
+        self.slowness = slowness
+        self.busy_s = 0.0
         self._began = loop.time()
         self._jobs: list[tuple[int, int, asyncio.Future[Any], Callable[[], Any]]] = []
         self._counter = count()
-        self._busy, self._spent, self._running_since = False, 0.0, 0.0
+        self._busy = False
+        self._spent = 0.0
+        self._running_since = 0.0
 
     @property
     def idle_s(self) -> float:  # type: ignore[override]
@@ -332,7 +342,8 @@ class SimDevice(DeviceThread):
                 continue
             self._spent = 0.0
             tell = ran(future, fn)
-            took, self._spent = self._spent, 0.0
+            took = self._spent
+            self._spent = 0.0
             self.busy_s += took
             if took > 0:
                 self._busy = True

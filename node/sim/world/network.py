@@ -40,7 +40,8 @@ KEEPALIVE_S = TransportSettings.keepalive_s
 PROBE_S = TransportSettings.keepalive_timeout_s
 SILENT_S = KEEPALIVE_S + PROBE_S
 """Seconds of silence after which a connection is given up."""
-DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s
+DIAL_S = TransportSettings.dial_timeout_s
+IDLE_S = TransportSettings.idle_s
 LONGEST_RETRY_S = 3.0
 _NOTHING: Any = grpc.aio.Metadata()
 Weigh = Callable[[str, Any], int]
@@ -76,7 +77,8 @@ class Links:
     """All directed links, made when first used, all alike until told otherwise."""
 
     def __init__(self, rng: random.Random, profile: LinkProfile) -> None:
-        self._rng, self._new = rng, profile
+        self._rng = rng
+        self._new = profile
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self.walls: list[Wall] = []
         self.limited = profile.bandwidth > 0
@@ -111,7 +113,9 @@ class SimNet:
     def __init__(
         self, world: VirtualTime, links: Links, weigh: Weigh = lambda method, message: HEAD
     ):
-        self.world, self.links, self.weigh = world, links, weigh
+        self.world = world
+        self.links = links
+        self.weigh = weigh
         self.transports: dict[PeerId, SimTransport] = {}
 
     def lost(self, peer: PeerId) -> None:
@@ -157,7 +161,10 @@ class SimTransport:
         banned: Callable[[PeerId], None] = lambda peer: None,
         accused: Callable[[PeerId, str], None] = lambda peer, reason: None,
     ) -> None:
-        self.net, self.peer_id, self.loop, self.book = net, peer, loop, book
+        self.net = net
+        self.peer_id = peer
+        self.loop = loop
+        self.book = book
         self.patience = Patience()
         self.server: Any = SimServer()
         self.serving = False
@@ -174,7 +181,8 @@ class SimTransport:
         """Time of the last message from each peer."""
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
-        self._banned, self._accused = banned, accused
+        self._banned = banned
+        self._accused = accused
         net.transports[peer] = self
 
     # ----------------------------------------------------------- the port
@@ -193,7 +201,9 @@ class SimTransport:
 
     def _dial(self, peer: PeerId) -> asyncio.Future[None]:
         """A handshake: there and back, answered by a process that runs."""
-        world, links, me = self.net.world, self.net.links, self.peer_id
+        world = self.net.world
+        links = self.net.links
+        me = self.peer_id
         there = self.net.transports.get(peer)
         dial = self._dialling[peer] = self.loop.create_future()
 
@@ -334,7 +344,8 @@ class Channel:
     """The channel from which ``XStub(channel)`` is made."""
 
     def __init__(self, here: SimTransport, peer: PeerId) -> None:
-        self._here, self._peer = here, peer
+        self._here = here
+        self._peer = peer
 
     def unary_unary(self, method: str, *coders: Any, **more: Any) -> Any:
         return lambda request, timeout=None: Call(
@@ -359,7 +370,9 @@ class Call:
         requests: Any,
         timeout: float | None = None,
     ) -> None:
-        self.here, self.peer, self.method = here, peer, method
+        self.here = here
+        self.peer = peer
+        self.method = method
         here.used[peer] = here.net.world.now
         self.there: Any = here.lines.get(peer)
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
@@ -426,7 +439,9 @@ class Call:
 
     def hang_up(self) -> None:
         """Cancel the handler on the other side, when it hears of it."""
-        here, there, net = self.here, self.there, self.here.net
+        here = self.here
+        there = self.there
+        net = self.here.net
         if there is not None and not there.loop.dead:
             cut = net.links.cut(here.peer_id, self.peer)
             after = SILENT_S if cut else net.links.travel(here.peer_id, self.peer, 0, net.world.now)
@@ -467,7 +482,8 @@ class Call:
         """Bring messages from ``a`` to ``b``; behind a wall, try again later."""
         if self.over:
             return
-        world, links = self.here.net.world, self.here.net.links
+        world = self.here.net.world
+        links = self.here.net.links
         if links.cut(a.peer_id, b.peer_id):
             after = min(RETRANSMIT_S * 2**tries, LONGEST_RETRY_S)
             world.push(after, self._carry, a, b, nbytes, do, args, tries + 1)
@@ -536,7 +552,9 @@ class Context:
     """The end of a call where it is served: what a servicer gets as its context."""
 
     def __init__(self, call: Call, loop: ProcessLoop, items: tuple[Any, ...]) -> None:
-        self.call, self.peer, self._loop = call, call.here.peer_id, loop
+        self.call = call
+        self.peer = call.here.peer_id
+        self._loop = loop
         self._requests = deque(items)
         self._batch: list[Any] | None = None
 
@@ -582,7 +600,8 @@ class Context:
         raise Aborted(code, details)
 
     def _flush(self, last: bool = False, error: Any = None) -> None:
-        batch, self._batch = self._batch, None
+        batch = self._batch
+        self._batch = None
         if batch is not None or last:
             self.call.back(tuple(batch or ()), last, error)
 

@@ -30,8 +30,10 @@ from node.training.state.ledger import VoteLedger
 from node.training.state.text import Text
 from node.wire.tensors import TensorReader, digest, encode
 
-FIRST, SPREAD = 64.0, 16
-"""First number of every sample's gradient, and the bound of the absolute values of the others."""
+FIRST = 64.0
+"""First number of every sample's gradient."""
+SPREAD = 16
+"""Bound of the absolute values of the other numbers of a sample's gradient."""
 _UNIT = 2.0**-23
 LOSS = 2.0
 
@@ -74,9 +76,12 @@ class ValueMath(StageMath):
     def __init__(
         self, module: nn.Module, wire: str, device: SimDevice, forward_s: float, ends_s: float
     ) -> None:
-        self.module, self.wire = module, wire
+        self.module = module
+        self.wire = wire
         self._names = [n for n, _ in module.named_parameters()]
-        self._spend, self._forward_s, self._ends_s = device.spend, forward_s, ends_s
+        self._spend = device.spend
+        self._forward_s = forward_s
+        self._ends_s = ends_s
         self.graph_bytes: dict[tuple[int, ...], int] = {}
 
     def forward(self, work: VisitBuffers) -> None:
@@ -176,7 +181,8 @@ class ValueSum(GradientSum):
 
     def __init__(self, gave: Callable[[tuple[int, ...], Mapping[str, Tensor], int], int]) -> None:
         super().__init__()
-        self._gave, self._samples = gave, list[int]()
+        self._gave = gave
+        self._samples = list[int]()
 
     def offer(self, shares: Sequence[Share], tokens: int) -> None:
         for share in shares:
@@ -206,8 +212,10 @@ class ValueOwner(Owner):
         gives: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda fresh: fresh,
     ) -> None:
         super().__init__(settings, epochs)
-        self._device, self._step_s = device, step_s
-        self._stepping, self._settling = stepping, settling
+        self._device = device
+        self._step_s = step_s
+        self._stepping = stepping
+        self._settling = settling
         self._gives = gives
         self.broken = 0
         """Steps that fail."""
@@ -245,7 +253,9 @@ class SimDisk:
 
     def change_cell(self, cell: str) -> None:
         """The next process begins in that cell, with none of the checkpoints of this one."""
-        self.cell, self.places, self.writing = cell, {}, (0.0, {})
+        self.cell = cell
+        self.places = {}
+        self.writing = (0.0, {})
 
     def died(self, now: float) -> None:
         """The process is gone: a write under way never got its name."""
@@ -267,12 +277,15 @@ class DiskStore(CheckpointStore):
         read: Callable[[Checkpoint], None],
     ) -> None:
         super().__init__(Path("/simulated"), settings, run_id)
-        self._on, self._now, self._read_back = disk, now, read
+        self._on = disk
+        self._now = now
+        self._read_back = read
         self._blocked = 0.0
 
     def blocked(self) -> float:
         """Seconds that the last call would have taken a thread; asked once."""
-        seconds, self._blocked = self._blocked, 0.0
+        seconds = self._blocked
+        self._blocked = 0.0
         return seconds
 
     def save(
