@@ -8,28 +8,29 @@ class AveragingSettings:
     """What replicas do every epoch: a butterfly exchange inside their cell."""
 
     cell: int | str = "all"
-    """Replicas that share an optimizer step: "all" of a stage, or so many at most. Cells average
+    """Most replicas that share an optimizer step; "all": every replica of a stage. Cells average
     with each other as [outer] says."""
     wire: str = "fp32"
     """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters
     travel as ``optimizer.parameters`` has them."""
     group_bytes: int = 8 << 20
-    """Most bytes of an owner's parts, as they travel the larger way, that are stepped together; in
-    fp32 they are four times as many at most. A larger part goes alone. While a group is stepped,
-    the next one's gradients arrive and the one before leaves. An owner holds two groups of every
+    """Most bytes of an owner's parts that are stepped together, as they travel the larger way; in
+    fp32 they are at most four times larger. A larger part goes alone. While a group is stepped, the
+    next one's gradients arrive and the one before leaves. An owner holds two groups of every
     member."""
     round_timeout_s: float = 30.0
     """A contribution or a fresh part that is later counts as missing. A floor: a round has four
     times as long as its steps and its bytes should take, where that is more."""
     max_gradient_norm: float = 1e6
-    """A contribution whose norm per token is above it, or not finite, is refused and counted
+    """Largest norm per token of a contribution; one above it, or not finite, is refused and counted
     against its sender."""
     quarantine: float = 10.0
-    """A contribution whose norm per token is this many times the median of the others' is left out
-    of the step and counted against its sender; 0 is off."""
+    """Factor over the median norm per token of the other contributions; one above it is left out of
+    the step and counted against its sender; 0 is off."""
     reducer: str = "mean"
-    """What becomes of the contributions: mean (by tokens), clipped-mean, median, trimmed-mean,
-    centered-clip. All but the mean need three contributors and average like it below that."""
+    """Rule by which contributions become one gradient: mean (by tokens), clipped-mean, median,
+    trimmed-mean, centered-clip. All but the mean need three contributors and average like it below
+    that."""
     trim: float = 0.25
     """Share of contributors that trimmed-mean leaves out at each end of every coordinate, at least
     one."""

@@ -43,10 +43,10 @@ POLAR: tuple[Step, ...] = (
 """Amsel et al., "The Polar Express" (arXiv 2505.16932): the minimax polynomial of each step for
 singular values from 1e-3."""
 SAFETY = 1.01
-"""What singular values are divided by in all Polar Express steps but the last, against rounding
-errors above 1."""
+"""Divisor of singular values in all Polar Express steps but the last, against rounding errors above
+1."""
 FINISH: Step = (2.0, -1.5, 0.5)
-"""Converges to 1 exactly: the last two steps of DeepSeek-V4's ten, whose others are the simple
+"""Converges to 1 exactly: the last two steps of DeepSeek-V4's ten; its other steps are the simple
 ones."""
 RESTART = 2
 """Steps after which the Gram form starts again from R = X X^T. In bf16 it diverges without: 3.4
@@ -151,8 +151,8 @@ def symmetric(
 ) -> None:
     """``out`` = alpha left @ right + beta plus, known to be symmetric. [..., m, k] by [..., k, m].
 
-    From ``panels`` elements in ``left`` on (0: never) one pair of matrices is multiplied as the
-    lower triangle of ``PANELS`` block columns, 5/8 of the work, and the rest is copied.
+    If ``left`` has ``panels`` elements or more (0: never), one pair of matrices is multiplied as
+    the lower triangle of ``PANELS`` block columns, 5/8 of the work, and the rest is copied.
     """
     if left.ndim != 2 or not panels or left.numel() < panels:
         multiply(left, right, out, plus, beta, alpha)

@@ -1,8 +1,8 @@
-"""Which way of multiplying suits a matrix: decided from its shape and crossover points, and those
-from times measured on a machine.
+"""Rule that chooses the way of multiplying a matrix: from its shape and crossover points, and the
+crossover points from times measured on a machine.
 
-Enters  rows, columns, a KernelRule; for a KernelRule the times of trials. Never how many of a shape
-        there are: a matrix is worked the same way beside any others.
+Enters  rows, columns, a KernelRule; for a KernelRule the times of trials. Never the number of
+        matrices of a shape: a matrix is worked the same way beside any others.
 Leaves  a KernelChoice: number format, Gram iteration or not, symmetric products by panels or not,
         stacked with others of its shape or not.
 Never   a clock or a tensor: trials.py measures, newton_schulz.py multiplies.
@@ -32,9 +32,10 @@ class KernelChoice:
 
 @dataclass(frozen=True, slots=True)
 class KernelRule:
-    """Crossover points. ``side`` is a matrix's smaller side, ``aspect`` its longer side over that.
+    """Crossover points. ``side`` is a matrix's smaller side, ``aspect`` the ratio of its longer
+    side to that.
 
-    The defaults are for a processor that was not measured; what they cost is time.
+    The defaults are for a processor that was not measured; a wrong default costs time only.
     """
 
     bf16_from: int = 0
@@ -80,7 +81,8 @@ stacked, with other last bits."""
 
 def way(rows: int, cols: int, rule: KernelRule) -> KernelChoice:
     """How to work on a matrix. Depends on nothing else."""
-    side, long = min(rows, cols), max(rows, cols)
+    side = min(rows, cols)
+    long = max(rows, cols)
     bf16 = bool(rule.bf16_from) and side * long >= rule.bf16_from
     panels = rule.panels_bf16 if bf16 else rule.panels_fp32
     whole = not panels or side * long < panels
@@ -112,35 +114,35 @@ class KernelTrial(NamedTuple):
 
 
 SQUARES = {64: 64, 128: 32, 256: 8, 512: 2, 768: 2}
-"""Side of the squares on which formats and stacks are compared, and how many there are. What is
-smaller is worked in fp32 on every processor: calls cost more than its numbers (16 of 32x64 on a
-Xeon with AMX: 0.9 ms in bf16, 0.7 in fp32)."""
+"""Side of the squares on which formats and stacks are compared, and their number. Smaller matrices
+are worked in fp32 on every processor: calls cost more than the arithmetic (16 of 32x64 on a Xeon
+with AMX: 0.9 ms in bf16, 0.7 in fp32)."""
 MEASURED_FROM = min(SQUARES) ** 2
 """Elements of the smallest matrix that a measured rule works in another way than :data:`CPU`, but
 for the last bits of stacks."""
 SMALLER = 32
 """Side up to which matrices are stacked whatever was measured."""
 OPERANDS = ((512, 512), (1024, 1024), (1024, 2048))
-"""Operands whose symmetric product is tried with panels and without, in the format of large
+"""Operands of symmetric products that are tried with panels and without, in the format of large
 matrices."""
 LAYERS = (128, 256, 512)
 """Widths of the layers that are tried in both formats."""
 LAYER_TOKENS = 256
 """Tokens of one sequence that they get."""
 GAIN = 1.15
-"""bf16 is taken where it is so many times as fast: less does not pay for its rounding."""
+"""Least ratio of fp32's time to bf16's at which bf16 is taken: a smaller gain does not pay for its
+rounding."""
 PANELS_GAIN = 1.2
 """The same of panels: a matrix that is worked by panels is not stacked."""
 HOPELESS = 3.0
-"""Where bf16 takes so many times as long as fp32 it is tried on nothing larger: emulated, that can
+"""Ratio of bf16's time to fp32's beyond which bf16 is tried on nothing larger: emulated, that can
 take minutes."""
 Times = Mapping[KernelTrial, float]
 """Seconds of processor time of one thread."""
 
 
 def following(times: Times) -> list[KernelTrial]:
-    """What is to be timed next, to be compared with each other; empty when all is known that a rule
-    needs."""
+    """The trials to time next and to compare with each other; empty when a rule needs no more."""
     kinds: tuple[Precision, ...] = ("fp32", "bf16")
     for side in SQUARES:
         group = [_square(side, kind, form) for kind in kinds for form in ("alone", "stack")]
@@ -193,7 +195,7 @@ def _layers_bf16_from(times: Times) -> int:
 
 
 def _best(side: int, kind: Precision, times: Times) -> float:
-    """Of both forms; infinite when it was not timed."""
+    """The better time of both forms; infinite if it was not timed."""
     return min(times.get(_square(side, kind, form), float("inf")) for form in ("alone", "stack"))
 
 

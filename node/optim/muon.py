@@ -28,8 +28,8 @@ State = dict[str, Tensor]
 def muon_direction(
     settings: OptimSettings, gradient: Tensor, momentum: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What is to be orthogonalised, and the new momentum: M' = mu M + (1 - mu) G; Nesterov: (1 -
-    mu) G + mu M'.
+    """The direction to be orthogonalised, and the new momentum: M' = mu M + (1 - mu) G; Nesterov:
+    (1 - mu) G + mu M'.
 
     The factor (1 - mu) does not matter to the update, which is scale free; it makes momentum a mean
     gradient.
@@ -55,22 +55,22 @@ def muon(
     chosen: KernelChoice,
     finite: Callable[[Tensor], None],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, of
-    which views come out.
+    """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, and
+    the results are views of it.
 
-    ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient
-    is not, and may raise.
+    ``finite`` is called with the norms of the directions to be orthogonalised, which are not finite
+    where a gradient is not, and may raise.
     """
     if len(gradients) > 1 and len(gradients) * gradients[0].numel() <= FEW:
         return _small(settings, parameters, gradients, momenta, lr, chosen, finite)
-    first, after, sizes = gradients[0], list[Tensor](), list[Tensor]()
+    first = gradients[0]
+    after = list[Tensor]()
+    sizes = list[Tensor]()
     with reuse():
         # One matrix after the other before and after the products, so that it is in the cache from
         # its gradient to its format.
-        direction, stack = (
-            empty("direction", first.shape, first),
-            Wide(len(gradients), first, chosen),
-        )
+        direction = empty("direction", first.shape, first)
+        stack = Wide(len(gradients), first, chosen)
         for i, (gradient, momentum) in enumerate(zip(gradients, momenta, strict=True)):
             after.append(muon_direction(settings, gradient, momentum, out=direction)[1])
             sizes.append(norms(direction))
@@ -109,8 +109,10 @@ def _small(
 def _stacked(name: str, matrices: list[Tensor]) -> Tensor:
     """The matrices as one tensor: a view of their own memory where they lie one behind the other,
     as the results of a stacked step do."""
-    first, size = matrices[0], matrices[0].nbytes
-    start, many = first.data_ptr(), (len(matrices), *first.shape)
+    first = matrices[0]
+    size = matrices[0].nbytes
+    start = first.data_ptr()
+    many = (len(matrices), *first.shape)
     end = first.untyped_storage().data_ptr() + first.untyped_storage().nbytes()
     places = range(start, start + len(matrices) * size, size)
     if places.stop <= end and all(

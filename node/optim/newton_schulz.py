@@ -1,10 +1,10 @@
 """Orthogonalise matrices by a quintic Newton-Schulz iteration.
 
 For X = U S V^T scaled to |X|_F <= 1, each step applies p(s) = a s + b s^3 + c s^5 to the singular
-values. With the default coefficients five steps bring every singular value above 2e-3 of the norm
-into [0.68, 1.21], not to 1. Muon needs no more. How the products are made is decided by
-``kernel_rule.py`` from a matrix's shape; what is computed does not depend on it but for rounding,
-in fp32 about 1e-5 of the norm.
+values. Five steps of the default coefficients bring every singular value above 2e-3 of the norm
+into [0.68, 1.21], which is not 1. Muon needs no more. ``kernel_rule.py`` decides from a matrix's
+shape how the products are made. The result does not depend on that except for rounding, in fp32
+about 1e-5 of the norm.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,8 +38,8 @@ STACKED = 1 << 24
 APART = 200_000_000
 """Rows x rows x columns of a matrix, rows the shorter side, from which it is worked in one thread
 beside others: 512x2048, not 512x512. Below, the interpreter's lock lets two threads with short
-calls wait for each other: 16 of 256x256 take 12.7 ms on two threads, 9.3 ms as one stack whose
-operations use both; 8 of 512x512 25.6 and 22.8."""
+calls wait for each other: 16 of 256x256 take 12.7 ms on two threads, 9.3 ms as one stack with
+operations on both; 8 of 512x512 25.6 and 22.8."""
 
 
 def newton_schulz(
@@ -80,7 +80,8 @@ class Wide:
 
     def __init__(self, count: int, like: torch.Tensor, chosen: KernelChoice) -> None:
         rows, cols = like.shape
-        self._way, self._tall = chosen, rows > cols
+        self._way = chosen
+        self._tall = rows > cols
         kind = like.new_empty(0, dtype=_dtype(chosen))
         # Cast first, transpose then: strides choose the kernel, and with it the last bits;
         # transposing fp32 is slower.
@@ -107,10 +108,10 @@ class Wide:
 def finish(
     x: torch.Tensor, size: torch.Tensor, chosen: KernelChoice, steps: int, coefficients: str
 ) -> torch.Tensor:
-    """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and
-    ``size`` are written over.
+    """As :func:`newton_schulz`, for contiguous fp32 matrices with known norms; ``x`` and ``size``
+    are overwritten.
 
-    Within :func:`reuse`, so is what is given back, by the next call.
+    Inside :func:`reuse`, the next call overwrites the result as well.
     """
     x.div_(size.clamp_(min=EPS))
     return _iterate(
@@ -187,9 +188,9 @@ def in_jobs(
 ) -> list[T]:
     """Call ``act`` for each job and return its results in the order of ``matrices``.
 
-    With ``stack``, matrices of a shape that gains from it are in one job, and large ones are done
-    side by side on as many threads as torch has, in one job for each thread. Without, every matrix
-    is a job of all threads, one after the other. ``rule``: instead of the one for the kind of
+    With ``stack``, matrices of a shape that gains from it are in one job. Large ones are done side
+    by side on all of torch's threads, in one job for each thread. Without ``stack``, every matrix
+    is a job of all threads, one after the other. ``rule``: used instead of the rule for the kind of
     device.
     """
     threads = torch.get_num_threads()

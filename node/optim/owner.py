@@ -6,9 +6,10 @@ again in the same epoch starts from the same committed state and gives the same 
 makes the staged state the state, once.
 
 Where parameters are held in bf16, a step begins from the part's fp32 master, so that updates below
-the resolution of bf16 add up. The parameter is its upper half, and the lower one is state. A part
-without state begins from its parameter. With a lower half of another version (of an older copy, or
-one that somebody made up) it begins within half of what bf16 can tell apart from it.
+the resolution of bf16 add up. The parameter is the upper half of the master, and the lower half is
+state. A part without state begins from its parameter. If the lower half belongs to another version
+(an older copy, or a forged one), the step begins within half of the bf16 resolution of the
+parameter.
 """
 
 import math
@@ -63,7 +64,8 @@ class Owner:
                 "start with one device, or make a run with simple",
             )
         self._orthogonalise = orthogonalise
-        self._settings, self._total = settings, total_epochs
+        self._settings = settings
+        self._total = total_epochs
         self._limits = StepLimits(settings, total_epochs)
         self.singly = 0
         """Steps that were made a part at a time because memory ran out."""
@@ -105,7 +107,7 @@ class Owner:
             except (RuntimeError, MemoryError) as e:
                 if not out_of_memory(e):
                     raise
-            # Only now: the error held what was computed so far.
+            # Only now: the exception kept earlier tensors alive.
             fresh, staged = found or self._one_by_one(parameters, mean_gradients, epoch)
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
@@ -115,14 +117,16 @@ class Owner:
     ) -> tuple[dict[str, Tensor], dict[str, State]]:
         """As the step of all parts, in the memory that one part takes at a time. Fresh parameters
         leave the device."""
-        fresh, staged = dict[str, Tensor](), dict[str, State]()
+        fresh = dict[str, Tensor]()
+        staged = dict[str, State]()
         self.singly += 1
         free_cached()
         for name in sorted(gradients):
             # Solvers of CUDA take memory beside what torch keeps of the part before.
             torch.cuda.empty_cache()
             new, state = self._step(parameters, {name: gradients[name]}, epoch)
-            fresh[name], staged[name] = new[name].cpu(), state[name]
+            fresh[name] = new[name].cpu()
+            staged[name] = state[name]
         return fresh, staged
 
     def commit(self, epoch: int, names: Iterable[str] | None = None) -> frozenset[str]:
@@ -134,7 +138,8 @@ class Owner:
         staged = self._staged.pop(epoch, {})
         chosen = staged.keys() if names is None else staged.keys() & set(names)
         for name in chosen:
-            self._state[name], self._through[name] = staged[name], epoch
+            self._state[name] = staged[name]
+            self._through[name] = epoch
         for older in [e for e in self._staged if e < epoch]:
             del self._staged[older]
         return frozenset(chosen)
@@ -149,7 +154,7 @@ class Owner:
         self._staged.setdefault(epoch, {}).update(known)
 
     def abort(self, epoch: int) -> None:
-        """Drop what was staged for ``epoch``; the parts can be stepped again."""
+        """Drop the state staged for ``epoch``; the parts can be stepped again."""
         self._staged.pop(epoch, None)
 
     def names(self) -> tuple[str, ...]:
@@ -198,14 +203,13 @@ class Owner:
     ) -> None:
         """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
 
-        Raises StepFault for tensors of other names or shapes than :func:`state_shapes`, for numbers
-        that are not finite, for a negative second moment, and for a count of steps that is none or
-        :data:`MOST_STEPS` and more, and then keeps what it had.
+        Raises StepFault, and keeps the state it had, for tensors of other names or shapes than
+        :func:`state_shapes`, for numbers that are not finite, for a negative second moment, for a
+        lower half that does not fit 16 bits, and for a count of steps that is not a whole number
+        from 1 to below :data:`MOST_STEPS`.
         """
-        expected, other = (
-            state_shapes(name, tuple(shape), self._settings),
-            "take it from another peer, or go on without",
-        )
+        expected = state_shapes(name, tuple(shape), self._settings)
+        other = "take it from another peer, or go on without"
         if {key: tuple(value.shape) for key, value in state.items()} != expected:
             raise StepFault(f"optimizer state of {name} should have {expected}", other)
         squares = [
@@ -213,7 +217,8 @@ class Owner:
             for key, t in state.items()
             if key.startswith(SQUARES)
         ]
-        steps, low = float(state["steps"]), state.get(LOW, torch.zeros(0))
+        steps = float(state["steps"])
+        low = state.get(LOW, torch.zeros(0))
         for wrong, why in (
             (not all(bool(torch.isfinite(t).all()) for t in state.values()), "is not finite"),
             (any(bool((t < 0).any()) for t in squares), "has a negative second moment"),
@@ -231,14 +236,14 @@ class Owner:
             self._through[name] = epoch
 
     def drop(self, name: str) -> None:
-        """Forget a part that has another owner now, what is staged for it included."""
+        """Forget a part that has another owner now, with its staged state."""
         self._state.pop(name, None)
         self._through.pop(name, None)
         for staged in self._staged.values():
             staged.pop(name, None)
 
     def clear(self) -> None:
-        """Forget every part, what is staged included."""
+        """Forget every part, with all staged state."""
         self._state.clear()
         self._through.clear()
         self._staged.clear()
@@ -246,7 +251,9 @@ class Owner:
     def _step(
         self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
     ) -> tuple[dict[str, Tensor], dict[str, State]]:
-        settings, fresh, staged = self._settings, {}, {}
+        settings = self._settings
+        fresh = {}
+        staged = {}
         lr = {method: learning_rate(settings, method, epoch, self._total) for method in METHODS}
         matrices: list[str] = []
         for name in sorted(gradients):
@@ -282,7 +289,7 @@ class Owner:
         return fresh, staged
 
     def _begins(self, name: str, parameter: Tensor) -> Tensor:
-        """What a step of ``parameter`` begins from, fp32."""
+        """The fp32 values from which a step of ``parameter`` begins."""
         return join(parameter, self._state.get(name, {}).get(LOW))
 
     def _ends(self, fresh: Tensor, state: State) -> tuple[Tensor, State]:
@@ -296,7 +303,8 @@ class Owner:
         self, name: str, parameter: Tensor, gradient: Tensor, lr: float, epoch: int
     ) -> tuple[Tensor, State]:
         """Some rows at a time, so that an embedding takes little beside what the step leaves."""
-        settings, state = self._settings, self._state.get(name, {})
+        settings = self._settings
+        state = self._state.get(name, {})
         rows = max(1, AT_ONCE * len(parameter) // max(1, parameter.numel()))
 
         def step(piece: slice) -> tuple[Tensor, State]:
@@ -307,7 +315,8 @@ class Owner:
 
         if rows >= len(parameter):
             return step(slice(None))
-        fresh, staged = torch.empty_like(parameter), dict[str, Tensor]()
+        fresh = torch.empty_like(parameter)
+        staged = dict[str, Tensor]()
         for start in range(0, len(parameter), rows):
             piece = slice(start, start + rows)
             fresh[piece], after = step(piece)
@@ -329,7 +338,8 @@ class Owner:
     ) -> list[tuple[Tensor, State]]:
         """Fresh parameter and state of each: jobs that are a whole step of some matrices, so that
         threads meet but once."""
-        settings, states = self._settings, [self._state.get(name, {}) for name in names]
+        settings = self._settings
+        states = [self._state.get(name, {}) for name in names]
         olds = [self._begins(name, parameters[name]) for name in names]
         means = [
             gradients[name].to(old.device, torch.float32)
@@ -391,19 +401,20 @@ def _check_finite(names: Sequence[str], norms: Tensor) -> None:
 
 
 def split(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """(bf16, int16) of fp32 numbers: the number rounded to bf16, and what is missing. Together they
-    are the number to the bit; any lower half goes with any upper one, and moves it by no more than
-    half of what bf16 can tell apart.
+    """Split fp32 numbers into (bf16, int16): the number rounded to bf16, and the remainder.
+    Together they give the number to the bit; any lower half goes with any upper one, and moves it
+    by no more than half of the bf16 resolution.
 
-    What lies in the middle of two goes away from zero, so that the lower half is a signed number of
-    16 bits.
+    A number in the middle of two bf16 numbers is rounded away from zero, so that the lower half is
+    a signed number of 16 bits.
     """
     bits = whole.view(torch.int32)
     return ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
 
 
 def join(upper: Tensor, lower: Tensor | None) -> Tensor:
-    """The fp32 numbers that :func:`split` had; without a lower half those of ``upper``."""
+    """The fp32 numbers that :func:`split` was given; without a lower half the numbers of
+    ``upper``."""
     if lower is None:
         return upper.float()
     bits = upper.view(torch.int16).to(torch.int32) << 16

@@ -1,8 +1,8 @@
-"""Who owns which part: computed by everybody, negotiated by nobody. The plans are those of
-``node/partition``.
+"""Ownership of parts: computed by everybody, negotiated by nobody. ``node/partition`` makes the
+plans.
 
-Without previous owners it is a fresh plan; with them it is repaired: who stays keeps what it has,
-as far as that is near the least makespan, because optimizer state moves with its part. All peers
+Without previous owners it is a fresh plan; with them it is repaired: a peer that stays keeps its
+parts while that is near the least makespan, because optimizer state moves with its part. All peers
 derive the same map.
 """
 
@@ -19,9 +19,9 @@ WORK = 5_000
 """Comparisons for one plan. It is made between two epochs, while the whole swarm waits."""
 REMEMBERED = 256
 EVEN = 1.08
-"""Nobody keeps more than so many times its share of the state, the share its speed gives it, ..."""
+"""Most state of a peer, as a multiple of the share that its speed gives it, ..."""
 SLOWER = 1.05
-"""... while that makes no step longer than this times what it would take without."""
+"""... while that makes no step longer than this multiple of the time without it."""
 
 
 def assign(
@@ -60,8 +60,9 @@ def _assigned(
     known = [speed for _, speed in members if speed > 0] or [1.0]
     typical = math.fsum(known) / len(known)
     speeds = {peer: speed or typical for peer, speed in members}
-    # By parts of the whole: bytes over a tiny sum of speeds would be infinite.
-    largest, total = max(u.bytes for u in units), math.fsum(speeds.values())
+    # Shares of the whole first: bytes over a tiny sum of speeds would be infinite.
+    largest = max(u.bytes for u in units)
+    total = math.fsum(speeds.values())
     even = EVEN * sum(u.bytes for u in units)
     most = {peer: max(largest, int(even * (s / total))) for peer, s in speeds.items()}
     held = dict.fromkeys(speeds, 0)

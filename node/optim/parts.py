@@ -1,5 +1,5 @@
-"""What can be owned: one part for each parameter, the method that steps it, the state it keeps,
-what both cost.
+"""Parts that can be owned: one for each parameter, with the method that steps it, the state it
+keeps, and the cost of both.
 
 No torch: the planner, the simulator and the check of a peer's state read it.
 """
@@ -31,7 +31,7 @@ OF_A_SIDE: dict[Method, tuple[str, str]] = {
 }
 """Statistics of a side of a matrix, and the basis or root made of them."""
 LOW = "low"
-"""State of a part whose parameter is held in bf16: the lower half of its fp32 master
+"""Name of the state of a part with a bf16 parameter: the lower half of its fp32 master
 (``owner.py``), int16 in memory and in files. On the wire it is fp32 like all state."""
 AT_ONCE = 1 << 22
 """Numbers of a part that AdamW steps at once."""
@@ -59,8 +59,8 @@ class ParameterPart:
 
 
 def method_of(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Method:
-    """What steps a part: the matrix method for two-dimensional parameters of the blocks, AdamW for
-    everything else.
+    """The method that steps a part: the matrix method for two-dimensional parameters of the blocks,
+    AdamW for everything else.
 
     The embedding and the head are lookups and classifiers, not maps between activations: AdamW, as
     in Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). Shampoo
@@ -98,11 +98,9 @@ def state_bytes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> i
 def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> float:
     """Operations of one step: of the matrix method as the planner counts them, plus the cost of
     each number."""
-    cost, every, side = (
-        float(ELEMENT_FLOPS * math.prod(shape)),
-        settings.precondition_every,
-        settings.precondition_side,
-    )
+    cost = float(ELEMENT_FLOPS * math.prod(shape))
+    every = settings.precondition_every
+    side = settings.precondition_side
     if (method := method_of(name, shape, settings)) == "adamw":
         return cost
     rows, cols = shape
@@ -136,19 +134,21 @@ def parts_of(
 
 
 def step_scratch(parts: Sequence[ParameterPart], settings: OptimSettings, group: int) -> int:
-    """Most bytes that a step takes beside what it leaves, when parts of at most ``group`` bytes are
+    """Most bytes that a step takes beside its results, when parts of at most ``group`` bytes are
     stepped together.
 
-    Matrices of one shape are orthogonalised in one stack: the direction, what is iterated and where
-    to, and five products of the short sides. Of the others one is stepped at a time. The factors
-    are the growth of the resident set in a step of one matrix of 2 to 16 MiB. Parameters in bf16
-    are fp32 before and after their step.
+    Matrices of one shape are orthogonalised in one stack: the direction, the input and output of
+    the iteration, and five products of the short sides. Other parts are stepped one at a time. The
+    factors are the growth of the resident set in a step of one matrix of 2 to 16 MiB. Parameters in
+    bf16 are fp32 before and after their step.
     """
     alike = Counter(part.shape for part in parts)
     most = 0
     for part in parts:
-        stacked, size = 1, part.bytes
-        short, long = min(part.shape, default=1), max(part.shape, default=1)
+        stacked = 1
+        size = part.bytes
+        short = min(part.shape, default=1)
+        long = max(part.shape, default=1)
         match method_of(part.name, part.shape, settings):
             case "muon":
                 stacked = min(alike[part.shape], max(1, group // part.bytes))

@@ -1,8 +1,8 @@
 """Memory that a step writes over and needs no longer than itself, kept by each thread for the next
 one.
 
-Fresh pages cost a small stack as much as its arithmetic: 0.6 of 3.8 ms for 32 of 64x256.
-Never: anything that outlives the ``with`` block it was taken in.
+Fresh pages cost a small stack the same as its arithmetic: 0.6 of 3.8 ms for 32 of 64x256. Never:
+anything that outlives the ``with`` block it was taken in.
 """
 
 import math
@@ -24,15 +24,16 @@ class _Shelf(threading.local):
         self.open = False
         self.kept: dict[str, Tensor] = {}
         self.seen: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
-        """Views of what is kept: a step takes the same ones again and again."""
+        """Views of the kept tensors: a step takes the same ones again and again."""
 
 
 class _Room:
-    """How much of ``SCRATCH_KEPT`` is left. What a thread kept is not given back when it ends: the
-    threads of a step stay."""
+    """Bytes of ``SCRATCH_KEPT`` that are left. Memory kept by a thread is not given back when the
+    thread ends: the threads of a step stay."""
 
     def __init__(self, left: int) -> None:
-        self.left, self._lock = left, threading.Lock()
+        self.left = left
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
         with self._lock:
@@ -41,7 +42,8 @@ class _Room:
             return fits
 
 
-_shelf, _room = _Shelf(), _Room(SCRATCH_KEPT)
+_shelf = _Shelf()
+_room = _Room(SCRATCH_KEPT)
 
 
 @contextmanager

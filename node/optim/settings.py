@@ -8,7 +8,8 @@ SCHEDULES = ("linear", "cosine", "constant")
 PEAKS = {"muon": "lr", "shampoo": "shampoo_lr", "soap": "soap_lr", "adamw": "adam_lr"}
 """Method to the field that has its peak rate."""
 DIGITS = 12
-"""Of the cosine: the last bits of a machine's own would give owners different rates."""
+"""Digits to which the cosine is rounded: the last bits of a machine's own would give owners
+different rates."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class OptimSettings:
     name: str = "muon"
     """muon | shampoo | soap | adamw (adamw: for every parameter)."""
     parameters: str = "fp32"
-    """Number format of the parameters that every peer holds and computes with: fp32 | bf16. With
-    bf16 the owner of a part keeps it in fp32 too, as a part of its state (its master, arXiv
-    1710.03740)."""
+    """Number format of the parameters that every peer holds and computes with: fp32 | bf16. In a
+    run with bf16 the owner of a part keeps it in fp32 too, as a part of its state (its master,
+    arXiv 1710.03740)."""
     lr: float = 0.02
     """Peak learning rate of Muon, in units of its update (unit spectral norm, scaled by sqrt(max(1,
     rows/cols)))."""
@@ -29,14 +30,14 @@ class OptimSettings:
     ns_steps: int = 5
     """Newton-Schulz iterations."""
     coefficients: str = "simple"
-    """Of the iteration: simple | quintic | polar_express | deepseek_v4
+    """Coefficients of the iteration: simple | quintic | polar_express | deepseek_v4
     (``node/optim/gram.py``)."""
     stack: bool = True
     """Step matrices side by side, small ones of one shape together. False: one after the other,
     each on all threads; slower."""
     shampoo_lr: float = 3e-3
-    """Peak learning rate of Shampoo, whose update is made as long as one that changes every number
-    by 1."""
+    """Peak learning rate of Shampoo; its update is scaled to the length of one that changes every
+    number by 1."""
     soap_lr: float = 3e-3
     """Peak learning rate of SOAP, in units of AdamW's."""
     precondition_every: int = 10
@@ -65,7 +66,7 @@ class OptimSettings:
 
     @property
     def masters(self) -> bool:
-        """Whether owners keep parameters in fp32 that all others have in fewer bytes."""
+        """True if owners keep parameters in fp32 while all others hold them in fewer bytes."""
         return self.parameters != "fp32"
 
     @property
@@ -75,14 +76,16 @@ class OptimSettings:
 
 
 def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
-    """Of the peak rate, in [0, 1]: linear from 1/warmup over the first epochs, 1, then down to
-    ``floor`` at epoch ``epochs`` - 1, along a line or half a wave of the cosine; a constant stays.
+    """Share of the peak rate, in [0, 1]: linear from 1/warmup over the first epochs, 1, then down
+    to ``floor`` at epoch ``epochs`` - 1, along a line or half a wave of the cosine; a constant
+    stays.
 
     ``epoch`` counts from 0; ``epochs`` 0 means that the end is not known and there is no decay.
     Where warm-up and decay overlap the smaller rules. Epochs past the end keep the last rate.
     """
     warm = min(1.0, (epoch + 1) / settings.warmup) if settings.warmup > 0 else 1.0
-    start, last = epochs * (1 - settings.decay), epochs - 1
+    start = epochs * (1 - settings.decay)
+    last = epochs - 1
     if settings.schedule == "constant" or min(epochs, settings.decay) <= 0 or epoch < start:
         return warm
     gone = 1.0 if epoch >= last else (epoch - start) / (last - start)
@@ -99,6 +102,6 @@ def peak(settings: OptimSettings) -> tuple[str, float]:
 
 
 def learning_rate(settings: OptimSettings, method: str, epoch: int, epochs: int) -> float:
-    """Of a method (muon, shampoo, soap, adamw) in this epoch."""
+    """Learning rate of a method (muon, shampoo, soap, adamw) in this epoch."""
     rate: float = getattr(settings, PEAKS[method])
     return rate * share(settings, epoch, epochs)

@@ -1,7 +1,7 @@
 """Copies of other owners' optimizer state: the death of an owner costs its momentum some epochs of
 age and not its life.
 
-Who copies from whom is a pure function of a cell's members, so nobody negotiates it: the *buddy* of
+The choice of copies is a pure function of a cell's members, so nobody negotiates it: the *buddy* of
 an owner is the next member in PeerId order, the first after the last.
 """
 
@@ -16,13 +16,13 @@ from node.optim.parts import LOW
 
 
 def buddy(owner: PeerId, cell: Iterable[PeerId]) -> PeerId | None:
-    """Who keeps copies of what ``owner`` owns; None when the cell has nobody else."""
+    """The member that keeps copies of the state of ``owner``; None if the cell has nobody else."""
     others = sorted(set(cell) - {owner})
     return next((p for p in others if p > owner), others[0] if others else None)
 
 
 def wards(me: PeerId, cell: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """The owners whose buddy ``me`` is: the member before it, or nobody."""
+    """The owners that have ``me`` as their buddy: the member before it, or nobody."""
     return tuple(sorted(p for p in cell if p != me and buddy(p, cell) == me))
 
 
@@ -40,17 +40,17 @@ MOST_VERSIONS = 1024
 
 
 class VersionTrail:
-    """The versions the parameters here came through, as far as this peer was there; the newest
+    """The versions that led to the parameters here, while this peer was there; the newest
     :data:`MOST_VERSIONS` of them."""
 
     def __init__(self) -> None:
         self._past = dict[int, str]()
-        """By epoch, rising."""
+        """Lineage by epoch, rising."""
 
     def stand(self, version: Version) -> None:
         """Record that ``version`` is in place."""
-        # Another lineage at the same epoch is another history: what was remembered of ours says
-        # nothing about it.
+        # Another lineage at the same epoch is another history: the remembered versions say nothing
+        # about it.
         same = self._past.get(version.epoch, version.lineage) == version.lineage
         oldest = version.epoch - MOST_VERSIONS
         self._past = {
@@ -67,7 +67,8 @@ class VersionTrail:
         return Version(epoch, self._past.get(epoch, ""))
 
     def leads_from(self, version: Version) -> bool:
-        """Whether what is in place came from ``version``, as far as this peer can tell."""
+        """Return True if the parameters in place came from ``version``, to this peer's
+        knowledge."""
         return (
             0 < version.epoch <= next(reversed(self._past), 0)
             and self._past.get(version.epoch, version.lineage) == version.lineage

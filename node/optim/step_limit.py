@@ -29,9 +29,10 @@ so no number follows from its settings alone. Owners cut a longer step to this l
 EVERY_STEP = 1024
 """Steps up to which the bound of Adam is evaluated at each; then at every doubling."""
 MOST_STEPS = 1 << 24
-KEPT, ALLOWED = 1.005, 1.01
-"""Times the bound to which owners cut longer steps, so that rounding cuts none, and that members
-allow."""
+KEPT = 1.005
+"""Multiple of the bound to which owners cut longer steps, so that rounding cuts none."""
+ALLOWED = 1.01
+"""Multiple of the bound that members allow."""
 ROUNDING = {"fp32": 2.0**-22, "bf16": 1.01 * 2.0**-7}
 """Share of a number by which rounding may move it. A number in bf16 is rounded to 8 bits, so it is
 up to 2^-8 of itself away from the master that its step begins from, and so is its fresh value from
@@ -55,7 +56,9 @@ class StepLimit:
     def excess(self, before: Tensor, fresh: Tensor) -> float:
         """Length of the step from ``before`` to ``fresh`` relative to the bounds: at most 1 within
         them."""
-        most, moved, own = 0.0, 0.0, 0.0
+        most = 0.0
+        moved = 0.0
+        own = 0.0
         for old, new in _rows(before, fresh):
             step = torch.sub(new, old)
             moved += float(torch.linalg.vector_norm(step)) ** 2

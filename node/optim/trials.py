@@ -25,7 +25,8 @@ GROUP_S = 0.25
 seconds."""
 HEAD = 64
 """Width of a head in the layers that are tried."""
-LEAST_ROUNDS, MOST_ROUNDS = 2, 100
+LEAST_ROUNDS = 2
+MOST_ROUNDS = 100
 
 
 def measure(stop: threading.Event, clock: Callable[[], float] = time.thread_time) -> Times:
@@ -97,7 +98,8 @@ def _act(trial: KernelTrial) -> Callable[[], None]:
         .to(kind)
     )
     if many == 1:
-        out, panels = x.new_empty(rows, rows), int(form == "panels")
+        out = x.new_empty(rows, rows)
+        panels = int(form == "panels")
         return lambda: symmetric(x[0], x[0].mT, out, panels)
     xs = [x] if form == "stack" else list(x.unbind())
 

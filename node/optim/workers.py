@@ -33,11 +33,13 @@ def spread(acts: Sequence[Callable[[], T]], workers: int, each: int = 1) -> list
     longest first.
 
     The caller is one of the ``workers``. For the time of the call new threads of this process have
-    ``each`` intra-operation threads; afterwards as many as before. Gradients are recorded where the
+    ``each`` intra-operation threads; afterwards the former number. Gradients are recorded where the
     caller records them.
     """
-    before, recording = torch.get_num_threads(), torch.is_grad_enabled()
-    waiting, found = deque(enumerate(acts)), dict[int, T]()
+    before = torch.get_num_threads()
+    recording = torch.is_grad_enabled()
+    waiting = deque(enumerate(acts))
+    found = dict[int, T]()
 
     def work() -> None:
         torch.set_num_threads(each)

@@ -1,4 +1,4 @@
-"""Any ``torch.optim.Optimizer`` whose update is per tensor, as a function: parameter, gradient and
+"""Any ``torch.optim.Optimizer`` with a per-tensor update, as a function: parameter, gradient and
 state in, fresh ones out.
 
 An optimizer is made for one step of one matrix, given the state, stepped once and read out, so
@@ -92,10 +92,8 @@ class Wrapped:
     ) -> None:
         if self.objects:
             optimizer.init_group(optimizer.param_groups[0])
-        held, into = (
-            {name: _own(t.to(p.device)) for name, t in state.items() if name != "steps"},
-            optimizer.state[p],
-        )
+        held = {name: _own(t.to(p.device)) for name, t in state.items() if name != "steps"}
+        into = optimizer.state[p]
         into |= {"step": state["steps"].reshape(()).clone()} | self.numbers(settings)
         for key in self.sides:
             into[key] = [held.pop(f"{key.lower()}_{i}", []) for i in range(p.ndim)]
@@ -156,8 +154,8 @@ def _soap(p: torch.nn.Parameter, s: OptimSettings, lr: float, steps: int) -> tor
 def _shampoo(
     p: torch.nn.Parameter, s: OptimSettings, lr: float, steps: int
 ) -> torch.optim.Optimizer:
-    # One block a side; the length of the update is that of a sign step (SQRTN), so a step of lr
-    # changes a number by lr.
+    # One block a side; the update is as long as a sign step (SQRTN), so a step of lr changes a
+    # number by lr.
     return _library().ScalableShampoo(
         [p],
         lr=lr,

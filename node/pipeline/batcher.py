@@ -16,12 +16,12 @@ Waiting = deque[tuple[In, Future[Any]]]
 
 
 class Batcher(Generic[In, Out]):
-    """Collects items while the device is busy and computes those of one priority together, on the
-    device thread.
+    """Collects items while the device is busy and computes all waiting items of one priority
+    together, on the device thread.
 
-    ``compute`` gives a result, or the error, for each item, in their order. If it raises, the items
-    are computed one by one, so that one of them cannot spoil the others. ``size`` of all items of a
-    pass is at most ``most``, unless one item alone is larger.
+    ``compute`` returns a result, or an error, for each item, in their order. If it raises, the
+    items are computed one by one, so that one of them cannot spoil the others. The total ``size``
+    of the items of a pass is at most ``most``, unless one item alone is larger.
     """
 
     def __init__(
@@ -31,8 +31,10 @@ class Batcher(Generic[In, Out]):
         size: Callable[[In], int],
         most: int,
     ) -> None:
-        self._device, self._compute = device, compute
-        self._size, self._most = size, most
+        self._device = device
+        self._compute = compute
+        self._size = size
+        self._most = most
         self._waiting: defaultdict[Priority, Waiting[In]] = defaultdict(deque)
 
     async def run(self, item: In, priority: Priority) -> Out:

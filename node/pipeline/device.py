@@ -100,8 +100,8 @@ class DeviceThread(Executor):
         return future
 
     async def run(self, fn: Callable[[], T], priority: Priority = Priority.OTHER) -> T:
-        """Run ``fn`` on the device thread; raises what it raises. A cancelled waiter takes its job
-        out of the queue."""
+        """Run ``fn`` on the device thread and return its result; its exceptions are raised here. A
+        cancelled waiter takes its job out of the queue."""
         return await asyncio.wrap_future(self.enqueue(priority, fn))
 
     def breathe(self) -> None:

@@ -1,5 +1,5 @@
-"""Events and actions of a peer's pipeline machine, and how a micro-batch ended for its origin.
-Frozen values; no tensor among them."""
+"""Events and actions of a peer's pipeline machine, and the reports of micro-batches to their
+origin. Frozen values; no tensor among them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,7 +10,7 @@ from node.core.journey import Hop, Plan
 
 
 class Direction(Enum):
-    """Which direction a tensor goes."""
+    """Direction of a tensor."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -27,8 +27,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a frame says about itself before its tensor is read. ``index`` numbers the micro-batch;
-    ``position`` is the receiver's index in ``journey``."""
+    """The head of a frame, as its sender claims it, known before the tensor is read. ``index``
+    numbers the micro-batch; ``position`` is the receiver's index in ``journey``."""
 
     epoch: int
     plan_hash: str
@@ -92,7 +92,7 @@ class OneWay(OfVisit):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A tensor from another peer, and what it says about itself."""
+    """A tensor from another peer, with the claim of its head."""
 
     way: Direction
     claim: Claim
@@ -101,7 +101,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What another peer says or asks about a micro-batch of a plan."""
+    """A message or question of another peer about a micro-batch of a plan."""
 
     epoch: int
     plan_hash: str
@@ -153,7 +153,7 @@ class TensorReceived(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Asked(Note):
-    """A replacement asks for the output we sent to the hop whose place it takes; ``position`` is
+    """A replacement asks for our output, which we sent to the hop that it replaces; ``position`` is
     its own.
 
     ``skipped``: the positions before its own that its journey leaves out.
@@ -164,7 +164,7 @@ class Asked(Note):
 
     @property
     def key(self) -> Key:
-        """Our visit whose output it is."""
+        """Our visit that made the output."""
         before = self.position - 1
         while before in self.skipped:
             before -= 1
@@ -264,7 +264,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to the peer whose frame or note this event was; exactly one per Arrived,
+    """The answer to the peer that sent the frame or note of this event; exactly one per Arrived,
     TensorReceived, Asked, Lost and Counted."""
 
     say: Say
@@ -273,8 +273,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compute(OneWay):
-    """A job for the device. ``keep``: False for a gradient whose share is thrown away as soon as it
-    is made."""
+    """A job for the device. ``keep``: False if the share of this gradient is thrown away as soon as
+    it is made."""
 
     keep: bool = True
 
@@ -290,8 +290,8 @@ class Fetch(OfVisit):
 
 @dataclass(frozen=True, slots=True)
 class Send(OneWay):
-    """Stream what was computed to ``journey[position]``; replaces an attempt that is still under
-    way. ``patient``: the peer is to be waited for when it has no room."""
+    """Stream a result to ``journey[position]``; replaces an attempt that is still under way.
+    ``patient``: wait for the peer if it has no room."""
 
     journey: tuple[Hop, ...]
     position: int
@@ -311,14 +311,15 @@ class Later(OneWay):
 
 @dataclass(frozen=True, slots=True)
 class Hold(OfVisit):
-    """The gradient of this visit waits: its origin has as many unnamed shares here as it may have.
-    Come back with :class:`Retry` when it has waited long enough; Compute may come before that."""
+    """The gradient of this visit waits: its origin has the most unnamed shares here that it may
+    have. Come back with :class:`Retry` when it has waited long enough; Compute may come before
+    that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(OfVisit):
-    """Add this visit's parameter gradients to the sum. At most once per visit; at position 0
-    together with those of the origin's last position, so that head and embedding count the same
+    """Add this visit's parameter gradients to the sum. At most once per visit. At position 0 the
+    gradients of the origin's last position are added too, so that head and embedding count the same
     micro-batches."""
 
 
@@ -410,7 +411,7 @@ Action = (
     | Dropped
 )
 
-# What the origin reports
+# Reports of the origin
 # ------------------------------------------------------------
 
 

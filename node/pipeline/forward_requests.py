@@ -1,5 +1,5 @@
-"""Forward-only work: evaluation and generation. It meets the parameters of the moment, and nothing
-is kept for backward."""
+"""Forward-only work: evaluation and generation. It uses the parameters of the moment, and keeps
+nothing for backward."""
 
 import asyncio
 import secrets
@@ -32,14 +32,17 @@ from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
 T = TypeVar("T")
-SHARE, GUESTS, GUEST = 0.5, 0.25, 0.125
-"""Shares of the stash for all forward-only work, for that of peers outside the plan, and for that
-which one such peer brings: any peer may ask, but training comes first, and then the evaluation that
-the leader waits for."""
+SHARE = 0.5
+"""Share of the stash for all forward-only work. Any peer may ask for it, but training comes first,
+and then the evaluation that the leader waits for."""
+GUESTS = 0.25
+"""Share of the stash for the work of all peers outside the plan."""
+GUEST = 0.125
+"""Share of the stash for the work of one peer outside the plan."""
 TOKENS_AT_ONCE = 256
 """Tokens of texts in one pass over several."""
 TEXTS_AT_ONCE = 64
-"""Texts whose logits are computed in one pass."""
+"""Most texts in one computation of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,14 @@ class ForwardRequests:
     nothing is resumed."""
 
     def __init__(self, pipeline: PipelineBase, sender: Sender) -> None:
-        self._pipeline, self._sender = pipeline, sender
+        self._pipeline = pipeline
+        self._sender = sender
         self._numbers = count(1)
         self._held = self._guests = 0
-        """Bytes of the stash that others' forward-only work has reserved, and those of guests."""
+        """Bytes of the stash that others' forward-only work has reserved, and the part of them that
+        guests have."""
         self._of_guest: Counter[PeerId] = Counter()
-        """Of these, the bytes that each guest or member brought for guests."""
+        """Bytes reserved for guests, by the guest or member that brought the work."""
         self._bringing: set[tuple[int, int, PeerId]] = set()
         """Results that are being read: purpose, number and sender."""
         self._waiting: dict[tuple[int, int], _Waiting] = {}
@@ -104,18 +109,20 @@ class ForwardRequests:
         document_ends: Sequence[int] = (),
     ) -> FrameReader:
         """Send ``tokens`` [B, T] through ``hops``; returns hidden states [B, T, D], or [B, 1, D]
-        for GENERATE. ``document_ends`` are those of the tokens, for EVALUATE alone.
+        for GENERATE. ``document_ends`` belong to the tokens, for EVALUATE alone.
 
-        Raises ValueError for an impossible path or batch, PeerFault when the tokens cannot be
+        Raises ValueError for an impossible path or batch, PeerFault if the tokens cannot be
         embedded or no answer comes back in time.
         """
-        pipeline, (sequences, length) = self._pipeline, tokens.shape
+        pipeline = self._pipeline
+        sequences, length = tokens.shape
         if not hops or not (
             1 <= sequences <= pipeline.shape.sequences and 1 <= length <= pipeline.shape.length
         ):
             raise ValueError(f"no forward work of {len(hops)} hops and {sequences}x{length} tokens")
         shape = (sequences, length, pipeline.shape.width)
-        index, me = self._number(purpose), Hop(ENDS, pipeline.me)
+        index = self._number(purpose)
+        me = Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         home = (sequences, 1, shape[2]) if purpose == pb.GENERATE else shape
         timeout = pipeline.hop_s * (len(hops) + 1)
@@ -131,10 +138,12 @@ class ForwardRequests:
         self, hops: tuple[Hop, ...], number: int, past: int, tokens: Tensor
     ) -> tuple[Tensor, bool]:
         """As :meth:`Pipeline.text_logits`."""
-        pipeline, length = self._pipeline, len(tokens)
+        pipeline = self._pipeline
+        length = len(tokens)
         if not hops or not 1 <= length <= pipeline.shape.length:
             raise ValueError(f"no turn of {len(hops)} hops and {length} tokens")
-        index, me = self._number(pb.GENERATE), Hop(ENDS, pipeline.me)
+        index = self._number(pb.GENERATE)
+        me = Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         text = pb.TextTurn(text=number, past=past)
         key = TextKey(pipeline.me, number, pipeline.me)
@@ -203,7 +212,8 @@ class ForwardRequests:
 
     def _expire(self) -> None:
         """Forget idle texts, and look again later while there are others."""
-        texts, self._expiring = self._pipeline.texts, None
+        texts = self._pipeline.texts
+        self._expiring = None
         texts.expire(self._pipeline.clock.now())
         if len(texts):
             self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
@@ -217,7 +227,8 @@ class ForwardRequests:
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
     ) -> None:
         """A forward-only frame from ``caller``. Raises WireError for one that is malformed."""
-        claim, here = incoming.claim, incoming.claim.position
+        claim = incoming.claim
+        here = incoming.claim.position
         if (
             way is not Direction.FORWARD
             or here == 0
@@ -235,7 +246,9 @@ class ForwardRequests:
         waiting = self._waiting.get((incoming.head.purpose, incoming.claim.index))
         if waiting is None or waiting.back.done():
             return await say(context, pb.REFUSED, "nobody waits for this")
-        last, shape, back = waiting.last, waiting.shape, waiting.back
+        last = waiting.last
+        shape = waiting.shape
+        back = waiting.back
         if caller != last.peer and caller not in self._pipeline.machine.replicas(last.stage):
             return await say(context, pb.REFUSED, "only a replica of the last stage may bring it")
         bringing = (incoming.head.purpose, incoming.claim.index, caller)
@@ -252,10 +265,12 @@ class ForwardRequests:
         await say(context, pb.DONE)
 
     async def _visit(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
-        pipeline, shape = self._pipeline, loose_shape(incoming, self._pipeline.shape)
+        pipeline = self._pipeline
+        shape = loose_shape(incoming, self._pipeline.shape)
         if incoming.head.HasField("text") and shape[0] != 1:
             raise WireError(f"a text of {shape[0]} sequences")
-        cost, limit = 2 * pipeline.shape.nbytes(shape[0], shape[1]), pipeline.stash.limit
+        cost = 2 * pipeline.shape.nbytes(shape[0], shape[1])
+        limit = pipeline.stash.limit
         plan = pipeline.machine.plan
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
         # Each hop before this one has checked that the work came from the peer that the journey
@@ -304,14 +319,15 @@ class ForwardRequests:
             return None
         key = TextKey(incoming.claim.journey[0].peer, head.text.text, caller)
         cache = self._take(key, head.text.past, length, guest=guest)
-        # Tokens go before training, but not those of peers outside the plan.
+        # Tokens go before training, except the tokens of peers outside the plan.
         priority = Priority.FORWARD_ONLY if guest else Priority.TOKEN
         return None if cache is None else _Turn(key, cache, head.text.past, length, priority)
 
     async def _extend(self, turn: "_Turn", reader: FrameReader, last_only: bool) -> memoryview:
         """Compute a turn, and end it: the next one may come before the output has been passed
         on."""
-        texts, clock = self._pipeline.texts, self._pipeline.clock
+        texts = self._pipeline.texts
+        clock = self._pipeline.clock
         step = TextStep(turn.cache, turn.past, turn.count, input=reader, last_only=last_only)
         try:
             return await self._steps.run(step, turn.priority)
@@ -335,7 +351,8 @@ class ForwardRequests:
         accepted: asyncio.Future[None],
         turn: "_Turn | None",
     ) -> None:
-        pipeline, claim = self._pipeline, incoming.claim
+        pipeline = self._pipeline
+        claim = incoming.claim
         purpose = incoming.head.purpose
         last_only = purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
         onward = replace(claim, position=claim.position + 1)
@@ -401,11 +418,9 @@ class ForwardRequests:
     ) -> None:
         """Deliver to ``claim.position``, or to another replica of its stage, which has no ``text``
         however; ``accepted`` is done when one has it. Raises PeerFault when nobody takes it."""
-        pipeline, delivery, target = (
-            self._pipeline,
-            Delivery(claim.index),
-            claim.journey[claim.position],
-        )
+        pipeline = self._pipeline
+        delivery = Delivery(claim.index)
+        target = claim.journey[claim.position]
         alone = target.stage == ENDS or text is not None
         replicas = () if alone else pipeline.machine.replicas(target.stage)
         until = pipeline.clock.now() + deadline_s

@@ -1,5 +1,5 @@
-"""Frames: written for the next hop; the head of one that comes, and where documents end in its
-tensor, are checked before a byte of the tensor is read."""
+"""Frames of tensors between hops: writes them for the next hop, and checks the head of an arriving
+frame, and its document ends, before a byte of the tensor is read."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +25,9 @@ one of 1 MiB (glibc maps and unmaps every buffer that large) and 4.5 ms in piece
 
 @dataclass(frozen=True, slots=True)
 class FrameShape:
-    """What activations of this run look like: at most ``sequences`` x ``length``, always ``width``;
-    ``wire`` format. ``masked``: they say where documents end; ``loss_mask``: how many other tokens
-    are not trained on."""
+    """Shape of this run's activations: at most ``sequences`` x ``length``, always ``width``;
+    ``wire``: their number format. ``masked``: frames say where documents end; ``loss_mask``: frames
+    say how many other tokens are not trained on."""
 
     sequences: int
     length: int
@@ -40,7 +40,7 @@ class FrameShape:
     """Tokens that a text may have while its keys and values are cached."""
 
     def nbytes(self, sequences: int, length: int) -> int:
-        """Of one activation in the wire's format."""
+        """Bytes of one activation in the wire's format."""
         return nbytes_of((sequences, length, self.width), self.wire)
 
 

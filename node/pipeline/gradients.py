@@ -15,10 +15,9 @@ class GradientSum:
     """Adds shares in the order in which micro-batches finish here.
 
     That order differs between runs, and so do the last bits of a fp32 sum. Replicas need no equal
-    sums: what they share is the round's result. :meth:`offer` is cheap and may be called from the
-    event loop; the additions run in :meth:`drain` on the device thread.
-    :meth:`whole` finishes what was offered, so that a share offered before it is in the result
-    whichever thread was late.
+    sums: they share the result of the round. :meth:`offer` is cheap and may be called from the
+    event loop; the additions run in :meth:`drain` on the device thread. :meth:`whole` finishes all
+    offered shares, so that a share offered before it is in the result, whichever thread was late.
     """
 
     def __init__(self) -> None:
@@ -35,8 +34,8 @@ class GradientSum:
         self.micro_batches += 1
 
     def drain(self) -> None:
-        """Add everything offered so far. A share whose addition fails is kept, with those behind
-        it, and added by the next call; raises what it raised."""
+        """Add everything offered so far. If the addition of a share fails, the error is raised;
+        this share and those behind it are kept for the next call."""
         with self._lock:
             while self._offered:
                 shares, tokens = self._offered[0]
@@ -47,8 +46,8 @@ class GradientSum:
                 self._offered.popleft()
 
     def whole(self) -> tuple[dict[str, Tensor], int]:
-        """The sums of what was offered, and the number of tokens behind them. Not for the event
-        loop. May be called again. Raises as :meth:`drain`."""
+        """The sums of all offered shares, and their number of tokens. Not for the event loop. May
+        be called again. Raises as :meth:`drain`."""
         self.drain()
         return dict(self._sums), self._tokens
 
@@ -56,7 +55,8 @@ class GradientSum:
         """Start an epoch: everything is forgotten."""
         with self._lock:
             self._offered.clear()
-            self._sums, self._tokens = {}, 0
+            self._sums = {}
+            self._tokens = 0
             self.micro_batches = 0
 
     @torch.no_grad()
@@ -69,6 +69,7 @@ class GradientSum:
         }
         known = [name for name in share if name in self._sums]
         if known:
-            sums, added = [self._sums[n] for n in known], [share[n] for n in known]
+            sums = [self._sums[n] for n in known]
+            added = [share[n] for n in known]
             torch._foreach_add_(sums, added)  # pyright: ignore[reportPrivateImportUsage]
         self._sums.update(new)

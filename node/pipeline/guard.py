@@ -1,7 +1,8 @@
-"""Checks of a tensor from a peer before it is used: are its numbers finite, and of the usual size.
+"""Checks of a tensor from a peer before it is used: its numbers must be finite, and of the usual
+size.
 
-The norm is taken on the event loop. It costs a hundredth of what receiving the same bytes costs
-there.
+The norm is taken on the event loop. It costs a hundredth of the time that receiving the same bytes
+costs there.
 """
 
 import math
@@ -57,12 +58,14 @@ class Guard:
     the record (``emit``)."""
 
     def __init__(self, transport: TransportPort, emit: Callable[..., None], limit: float) -> None:
-        self._transport, self._emit, self._epoch = transport, emit, 0
+        self._transport = transport
+        self._emit = emit
+        self._epoch = 0
         self.watch = ActivationGuard(limit)
 
     def begin(self, epoch: int) -> None:
-        """Tensors of this epoch follow. Where it is neither the epoch of those before nor the next,
-        this peer has missed updates, and the sizes it knows say nothing: it begins anew."""
+        """Tensors of this epoch follow. If it is neither the last known epoch nor the next, this
+        peer has missed updates, and the sizes it knows say nothing: it begins anew."""
         if epoch not in (self._epoch, self._epoch + 1):
             self.watch = ActivationGuard(self.watch.limit)
         self._epoch = epoch
@@ -73,9 +76,13 @@ class Guard:
         """Why this training tensor is not used, empty when it may be. ``stage`` is the sender's."""
         size = rms(reader.raw()[0])
         if not size <= ABSURD_RMS:  # NaN fails too
-            kind, what, weight = "activation-not-finite", "not finite or absurd", 1.0
+            kind = "activation-not-finite"
+            what = "not finite or absurd"
+            weight = 1.0
         elif off := self.watch.odd((stage, way), sender, size):
-            kind, what, weight = "activation-odd", f"{off:.1f} deviations off", ODD_WEIGHT
+            kind = "activation-odd"
+            what = f"{off:.1f} deviations off"
+            weight = ODD_WEIGHT
         else:
             return ""
         text = (
@@ -87,5 +94,5 @@ class Guard:
         return text
 
     def finite(self, reader: TensorReader) -> bool:
-        """Whether a tensor of forward-only work may be used."""
+        """Return True if a tensor of forward-only work may be used."""
         return rms(reader.raw()[0]) <= ABSURD_RMS

@@ -1,25 +1,25 @@
-"""Who does what with a micro-batch, and what happens when somebody dies. Pure: events in, actions
-out.
+"""Decides the course of micro-batches through this peer, also when other peers die. Pure: events
+in, actions out.
 
 Responsibility moves with the receipts. ACCEPTED means "I hold it": from then on the receiver finds
 the next hop. DONE means "and the hop after me holds my result": only then may the sender forget. So
-any one peer can die at any moment and somebody still holds what is needed: the hop before keeps its
-output, the hop after keeps the gradient.
+any one peer can die at any moment and another still holds everything needed: the hop before keeps
+its output, the hop after keeps the gradient.
 
 A share (this stage's parameter gradients of one micro-batch) stays apart until the origin *names*
 this peer. The gradient carries the journey it took; when it has come home, the origin names the one
 peer of every stage on that journey, once. So a micro-batch counts at most once at a stage, whatever
-forked on the way: duplicates after a time-out, a hop thought dead and replaced or skipped that was
-alive after all. A name that gets lost costs a count and never adds one.
+forked on the way: duplicates after a time-out, or a hop that was thought dead, replaced or skipped,
+and was alive after all. A name that gets lost costs a count and never adds one.
 
-A share takes as much memory as the stage's parameters, so an origin has a number of places for
-unnamed ones, and a gradient without a place is not computed yet. It waits for an earlier share to
-be named. If none is in time, it is computed and passed on, and its share here is thrown away: an
-origin that names nothing loses its own work and holds up nobody.
+A share takes the same memory as the stage's parameters. So each origin has a number of places for
+unnamed shares, and a gradient without a place is not computed yet. It waits until the origin names
+an earlier share. If none is named in time, the gradient is computed and passed on, and its share
+here is thrown away: an origin that names nothing loses its own work and holds up nobody.
 
-When no replica of a block stage can be reached, and the run allows it, a forward leaves that hop
-out; the gradient takes the same way back. Activations that came over different stages are
-different: a hop keeps to the one it took first.
+If no replica of a block stage can be reached, and the run allows it, a forward leaves that hop out;
+the gradient takes the same way back. Activations that came over different stages are different: a
+hop keeps to the one it took first.
 """
 
 import sys
@@ -92,7 +92,8 @@ from node.pipeline.route import (
     visited,
 )
 
-FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
+FORWARD = Direction.FORWARD
+BACKWARD = Direction.BACKWARD
 BEGUN = 64
 """Plans that are remembered: work under another one is ahead of its plan, whatever its epoch."""
 
@@ -118,41 +119,42 @@ class Leg:
     told: bool = False
     delivery: Delivery | None = None
     target: PeerId | None = None
-    """Whom the attempt under way goes to; None between attempts and after giving up."""
+    """Peer to which the attempt under way goes; None between attempts and after giving up."""
 
 
 @dataclass(slots=True)
 class Visit:
-    """This peer's part in one micro-batch. ``journey`` is what it knows of the others."""
+    """This peer's part in one micro-batch. ``journey``: all hops that this peer knows of."""
 
     journey: list[Hop]
     forward: Leg = field(default_factory=Leg)
     backward: Leg = field(default_factory=Leg)
     gradient_from: PeerId | None = None
     named: bool = False
-    """The origin says that this peer counts."""
+    """True once the origin has said that this peer's share counts."""
     committed: bool = False
-    """Decided: its share was counted, or thrown away."""
+    """True once decided: the share was counted, or thrown away."""
 
     def leg(self, way: Direction) -> Leg:
         return self.forward if way is FORWARD else self.backward
 
     def same_way(self, claim: Claim) -> bool:
-        """Whether the claim's tensor, or the activation it is the gradient of, came over the stages
-        ours came over."""
+        """Return True if the claim's activation came over the same stages as ours. A gradient's
+        claim is judged by the activation that the gradient belongs to."""
         return skipped(self.journey, claim.position) == skipped(claim.journey, claim.position)
 
     def learn(self, way: Direction, claim: Claim) -> None:
         """Take over the sender's journey on its side of this peer: the sender knows it best."""
-        here, journey = claim.position, claim.journey
+        here = claim.position
+        journey = claim.journey
         if way is FORWARD:
             self.journey[:here] = journey[:here]
         else:
             self.journey[here + 1 :] = journey[here + 1 :]
 
     def undecided(self, position: int) -> bool:
-        """Whether a gradient was given on from this block stage and the origin has not said yet if
-        the share counts."""
+        """Return True if a gradient was passed on from this block stage and the origin has not said
+        yet if the share counts."""
         back = self.backward
         given = back.step >= Step.PASSED or (back.step is Step.COMPUTED and back.target is not None)
         return given and not self.committed and 0 < position < len(self.journey) - 1
@@ -175,12 +177,15 @@ class PipelineMachine:
         planned: bool = False,
         places: int = sys.maxsize,
     ) -> None:
-        self.me, self.fewest, self.planned, self.places = me, fewest, planned, places
+        self.me = me
+        self.fewest = fewest
+        self.planned = planned
+        self.places = places
         self.visits: dict[Key, Visit] = {}
         self._unnamed: dict[Key, Visit] = {}
         """Visits with a place for their share, which is made or about to be."""
         self._waiting: dict[Key, Visit] = {}
-        """Visits whose gradient is here and has no place for its share."""
+        """Visits that hold their gradient and have no place for its share."""
         self.suspects = Suspects()
         self._begun: deque[str] = deque(maxlen=BEGUN)
         """Hashes of the plans that were in force here."""
@@ -192,13 +197,13 @@ class PipelineMachine:
         return self._replicas.get(stage, ())
 
     def told(self, key: Key, way: Direction) -> bool:
-        """Whether DONE may be sent for this tensor."""
+        """Return True if DONE may be sent for this tensor."""
         visit = self.visits.get(key)
         return visit is not None and visit.leg(way).told
 
     def unsure(self, besides: Collection[int] = ()) -> int:
-        """How many gradients were passed on whose origin has not yet said whether this peer's share
-        counts."""
+        """Number of gradients that were passed on while the origin has not yet said if this peer's
+        share counts. ``besides``: micro-batches to leave out."""
         return sum(
             v.undecided(k.position) and k.index not in besides for k, v in self.visits.items()
         )
@@ -278,7 +283,8 @@ class PipelineMachine:
         self._unnamed.clear()
         self._waiting.clear()
         self.suspects.gone.clear()
-        self.plan, self.closed = plan, False
+        self.plan = plan
+        self.closed = False
         if plan is not None:
             self._begun.append(plan.hash)
         self.paths: dict[int, Path] = {p.index: p for p in plan.paths} if plan else {}
@@ -343,8 +349,8 @@ class PipelineMachine:
             return said
         # A micro-batch that comes home has had room reserved since its start, and so has the
         # gradient of an activation that is here: refusing them would hold up the stash of every
-        # hop. A gradient without its activation comes to who replaces a hop, and needs as much
-        # room as a forward.
+        # hop. A gradient without its activation comes to a replacement of a hop, and needs the room
+        # of a forward.
         reserved = event.claim.key in self.visits or event.claim.journey[0].peer == self.me
         if not event.room and not reserved:
             return [Answer(Say.BUSY, "my stash is full")]
@@ -353,13 +359,15 @@ class PipelineMachine:
     def _held(self, event: TensorReceived, now: float) -> list[Action]:
         if said := self._said(event, now):
             return said
-        key, claim = event.claim.key, event.claim
+        key = event.claim.key
+        claim = event.claim
         visit = self.visits.setdefault(key, Visit(list(claim.journey)))
         visit.learn(event.way, claim)
         if event.way is FORWARD:
             visit.forward.step = Step.HELD
             return [Answer(Say.TAKE), Compute(key, FORWARD)]
-        visit.backward.step, visit.gradient_from = Step.HELD, event.caller
+        visit.backward.step = Step.HELD
+        visit.gradient_from = event.caller
         if visit.forward.step >= Step.COMPUTED:
             return [Answer(Say.TAKE), *self._backward(key, visit)]
         if visit.forward.step is Step.HELD:  # backward follows when forward is computed
@@ -391,7 +399,8 @@ class PipelineMachine:
             return [Answer(Say.SETTLED, "another replica's gradient is here")]
         visit.learn(event.way, event.claim)
         actions: list[Action] = [Answer(Say.AGAIN)]
-        leg, back = visit.leg(event.way), visit.backward
+        leg = visit.leg(event.way)
+        back = visit.backward
         stuck = leg.delivery is not None and leg.target is None and leg.step is Step.COMPUTED
         if stuck and (event.way is BACKWARD or back.step is Step.ABSENT):
             leg.delivery = (
@@ -423,7 +432,8 @@ class PipelineMachine:
                     *self._count(key, visit),
                     *self._send(key, visit, BACKWARD, now),
                 ]
-            visit.backward.step, visit.named = Step.SETTLED, True
+            visit.backward.step = Step.SETTLED
+            visit.named = True
             return [
                 *self._count(key, visit),
                 *self._tell(key, visit, BACKWARD),
@@ -437,7 +447,7 @@ class PipelineMachine:
                 FreeGraph(key),
                 *self._send(key, visit, BACKWARD, now),
             ]
-        if visit.backward.step is Step.HELD:  # we replace a peer whose output has arrived
+        if visit.backward.step is Step.HELD:  # we replace a hop, and its output has arrived
             visit.forward.step = Step.SETTLED
             return [*self._tell(key, visit, FORWARD), *self._backward(key, visit)]
         return self._send(key, visit, FORWARD, now)
@@ -461,7 +471,7 @@ class PipelineMachine:
         return True
 
     def _with_places(self) -> dict[Key, Visit]:
-        """Visits whose shares are not decided."""
+        """Visits with an undecided share."""
         self._unnamed = {
             key: visit
             for key, visit in self._unnamed.items()
@@ -495,7 +505,8 @@ class PipelineMachine:
     def _broken(self, event: Broken, visit: Visit) -> list[Action]:
         if visit.leg(event.way).step is not Step.HELD:
             return []
-        key, origin = event.key, visit.journey[0].peer
+        key = event.key
+        origin = visit.journey[0].peer
         if origin == self.me:
             return self._drop(key.index, event.reason)
         del self.visits[key]
@@ -503,8 +514,8 @@ class PipelineMachine:
         return [*self._fail_open(key, visit, event.reason), *tell, Free(key)]
 
     def _count(self, key: Key, visit: Visit) -> list[Action]:
-        """The share counts once it is there and named; what is needed for nothing else goes with
-        it."""
+        """Count the share once it is there and named, and free the buffers that nothing else
+        needs."""
         back = visit.backward
         if not visit.named or visit.committed or self.closed or back.step < Step.COMPUTED:
             return []
@@ -525,7 +536,7 @@ class PipelineMachine:
 
     @staticmethod
     def _fail_open(key: Key, visit: Visit, reason: str) -> list[Action]:
-        """To the peers that wait for our DONE."""
+        """Tell the peers that wait for our DONE that the visit failed."""
         return [
             Failed(key, way, reason)
             for way in Direction
@@ -536,7 +547,8 @@ class PipelineMachine:
     # ------------------------------------------------------------
 
     def _send(self, key: Key, visit: Visit, way: Direction, now: float) -> list[Action]:
-        leg, left_out = visit.leg(way), list[Action]()
+        leg = visit.leg(way)
+        left_out = list[Action]()
         while True:
             if leg.delivery is None:
                 leg.delivery = Delivery(key.index)
@@ -564,7 +576,8 @@ class PipelineMachine:
                     *left_out,
                     *self._give_up(key, visit, way, f"no live replica of stage {there.stage}"),
                 ]
-            visit.journey[position], leg.delivery = Hop(there.stage, NOBODY), None
+            visit.journey[position] = Hop(there.stage, NOBODY)
+            leg.delivery = None
             left_out.append(Skipped(key, there.stage))
 
     def _give_up(self, key: Key, visit: Visit, way: Direction, reason: str) -> list[Action]:
@@ -583,7 +596,8 @@ class PipelineMachine:
         leg = visit.leg(way)
         # certain that nobody ACCEPTED the result so far
         untaken = leg.step < Step.PASSED and (leg.delivery is None or not leg.delivery.failures)
-        leg.step, leg.target = Step.SETTLED, None
+        leg.step = Step.SETTLED
+        leg.target = None
         actions = self._tell(key, visit, way)
         if way is FORWARD or visit.journey[0].peer == self.me:
             return actions
@@ -594,7 +608,10 @@ class PipelineMachine:
         return [*actions, Free(key) if visit.committed else FreeGradient(key)]
 
     def _turned(self, event: Turned, visit: Visit, now: float) -> list[Action]:
-        key, way, peer, leg = event.key, event.way, event.peer, visit.leg(event.way)
+        key = event.key
+        way = event.way
+        peer = event.peer
+        leg = visit.leg(event.way)
         if leg.step is Step.SETTLED or leg.delivery is None or leg.target != peer:
             return []
         leg.target = None
@@ -647,7 +664,8 @@ class PipelineMachine:
         if visit.forward.step is not Step.ABSENT:
             return []
         if settled:
-            visit.backward.step, visit.committed = Step.SETTLED, True
+            visit.backward.step = Step.SETTLED
+            visit.committed = True
             return [*self._tell(key, visit, BACKWARD), Free(key)]
         del self.visits[key]
         return [Failed(key, BACKWARD, "the input cannot be had again"), Free(key)]

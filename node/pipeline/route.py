@@ -1,6 +1,6 @@
-"""Where a tensor goes: which hop comes next when stages are left out, and which journeys a plan
-allows; which replica of that hop gets it, and which one after that. Pure: hops, peers and times
-in; a hop, a peer or a pause out."""
+"""Route of a tensor: the hop that comes next if stages are left out, the journeys that a plan
+allows, the replica of that hop that gets the tensor, and the next replica after that. Pure: hops,
+peers and times in; a hop, a peer or a pause out."""
 
 import math
 from collections import Counter
@@ -54,7 +54,7 @@ def beside(journey: Sequence[Hop], position: int, way: Direction) -> int:
 
 
 def current(plan: Plan) -> dict[int, list[PlanMember]]:
-    """By stage the members that hold it in the plan's parameters, in PeerId order."""
+    """Members of each stage that hold it in the plan's parameters, in PeerId order."""
     found: dict[int, list[PlanMember]] = {}
     for m in sorted(plan.members, key=lambda m: m.peer):
         if m.current:
@@ -63,9 +63,10 @@ def current(plan: Plan) -> dict[int, list[PlanMember]]:
 
 
 def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
-    """By peer of a block stage, the seconds of one micro-batch, and when one more than the plan
-    gives it would be done, by the plan's speeds. A peer that was not measured counts with its
-    stage's median; where none was, all count alike."""
+    """Speed of each peer of a block stage, by the plan: its seconds for one micro-batch, and the
+    time at which it would be done with one more than the plan gives it. A peer that was not
+    measured counts with its stage's median; in a stage without measurements, all peers count
+    alike."""
     peers = {stage: cell for stage, cell in current(plan).items() if stage != ENDS}
     usual = {
         s: median(known) if (known := [m.speed for m in row if m.speed > 0]) else 1.0
@@ -90,7 +91,8 @@ def misfit(
 
     ``replicas(stage)`` are the peers that may stand in for each other at a block stage.
     """
-    planned, journey = path.journey, claim.journey
+    planned = path.journey
+    journey = claim.journey
     if len(planned) != len(journey):
         return "the journey is not the plan's"
     for hop, meant in zip(journey, planned, strict=True):

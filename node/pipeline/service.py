@@ -46,7 +46,8 @@ STRETCH_MOST = 1000.0
 
 
 BatchOf = Callable[[Path], Awaitable[Callable[[], tuple[Tensor, Tensor]]]]
-"""Waits for the text of a path; what it gives makes (tokens, targets) of it, on any thread."""
+"""Waits for the text of a path; returns a function that makes (tokens, targets) of it, on any
+thread."""
 
 
 class Origin:
@@ -66,9 +67,9 @@ class Origin:
         exactly once.
 
         ``batch_of`` waits until the text of a path is there, no longer than the path has time, and
-        gives what makes (tokens, targets), int64 [B, T], of it on the device thread.
-        ``on_result`` is called on the loop. Returns when all have ended, counted or not; cancelling
-        drops what is under way, unreported.
+        returns the function that makes (tokens, targets), int64 [B, T], of it on the device thread.
+        ``on_result`` is called on the loop. Returns when all have ended, counted or not; if it is
+        cancelled, micro-batches under way are dropped without a report.
         """
         queue = iter(paths)
         walkers = [
@@ -91,7 +92,8 @@ class Origin:
             on_result(await self._one(path, batch_of))
 
     async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone:
-        pipeline, index = self._pipeline, path.index
+        pipeline = self._pipeline
+        index = path.index
         late = pipeline.time_left(path)
         try:
             if late <= 0:
@@ -102,7 +104,8 @@ class Origin:
             why = str(e) or f"its text did not come in {late:.1f} s"
             pipeline.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
             return MicroBatchDone(index, False)
-        machine, left = pipeline.machine, pipeline.time_left(path)
+        machine = pipeline.machine
+        left = pipeline.time_left(path)
         plan = None if machine.closed else machine.plan
         if plan is None or machine.paths.get(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force
@@ -141,7 +144,7 @@ class Origin:
             self._pipeline.telemetry.emit("micro-batch-dropped", reason, "warning", index=index)
 
     def at_last(self, key: Key) -> VisitBuffers | None:
-        """What this origin holds at the end of the journey of ``key``."""
+        """Buffers that this origin holds at the end of the journey of ``key``, or None."""
         path = self._pipeline.machine.paths.get(key.index)
         return (
             None
@@ -238,7 +241,7 @@ class Pipeline(PipelineBase):
             transport.server,
         )
 
-    # What training calls
+    # Calls by training
     # ------------------------------------------------------------
 
     def set_plan(self, plan: Plan | None) -> None:
@@ -311,16 +314,16 @@ class Pipeline(PipelineBase):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of this epoch whose shares count here."""
+        """Micro-batches of this epoch with a share that counts here."""
         return self._gradients.micro_batches
 
     async def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for
         another epoch.
 
-        Closes the epoch: what is still under way counts nowhere any more, micro-batches of
-        :meth:`Origin.run` end not counted. May be called again until :meth:`reset`. Raises
-        OutOfResources where there is no memory for the sums.
+        Closes the epoch: micro-batches still under way count nowhere any more, and
+        :meth:`Origin.run` reports its own as not counted. May be called again until :meth:`reset`.
+        Raises OutOfResources if there is no memory for the sums.
         """
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0

@@ -14,14 +14,15 @@ class PipelineSettings:
     wire: str = "fp32"
     """Number format of activations and their gradients on the wire: fp32, bf16, fp16."""
     forward_timeout_s: float = 30.0
-    """A hop that has not answered DONE by then is treated as failed for this micro-batch. Where the
-    plan gives an epoch more than ``training.epoch_timeout_s``, it has as many times as long."""
+    """Seconds within which a hop must answer DONE; later it is treated as failed for this
+    micro-batch. Where the plan gives an epoch more than ``training.epoch_timeout_s``, this time is
+    multiplied by the same factor."""
     may_skip: float = 0.0
     """Share of the block stages that a micro-batch may leave out when no replica of them can be
     reached; 0: it is dropped instead."""
     watch: float = 8.0
-    """A tensor whose size is so many mean absolute deviations off what its stage usually sends is
-    refused; 0: none is."""
+    """Most mean absolute deviations between a tensor's size and the usual size of its stage; a
+    tensor further off is refused; 0: none is."""
 
 
 STASH = 1 << 30
@@ -45,7 +46,7 @@ class PipelineLimits:
     """Keys and values of texts that are generated, which are kept so that a token is a pass over
     itself alone. 0: up to 1 GiB where there is memory beside everything else."""
     recompute: str = "auto"
-    """What a stage computes again for a backward instead of keeping it: off, layers, stage;
-    auto: as little as makes it fit into the memory."""
+    """Work that a stage computes again for a backward instead of keeping its results: off, layers,
+    stage; auto: as little as makes it fit into the memory."""
     backward_first: bool = True
     """Backward jobs go before forward ones on the device; False serves them in order of arrival."""

@@ -1,7 +1,8 @@
-"""Texts whose keys and values this peer keeps: which, how many, and which one goes first.
+"""Table of the texts with keys and values kept by this peer, and of the order in which they are
+dropped.
 
-Enters: who brings a text, the tokens it has, times. Leaves: the cache of a text, or none. Never: a
-tensor's numbers. Runs on the event loop; the caches are filled on the device thread.
+Enters: the peer that brings a text, the tokens it has, times. Leaves: the cache of a text, or none.
+Never: a tensor's numbers. Runs on the event loop; the caches are filled on the device thread.
 """
 
 from collections import Counter
@@ -24,8 +25,8 @@ takes the place of the one used longest ago."""
 
 
 class TextKey(NamedTuple):
-    """A text is known by the peer that asks for it, the number it chose, and the hop from which its
-    tokens come, whose key the connection has proven."""
+    """Identity of a text: the peer that asks for it, the number it chose, and the hop that sends
+    its tokens. The connection has proven that hop's key."""
 
     origin: PeerId
     number: int
@@ -56,7 +57,7 @@ class TextTable:
         self.used = 0
         """Bytes that are set aside for the texts."""
         self._guests = 0
-        """Of these, for texts of guests."""
+        """Bytes of ``used`` that are set aside for texts of guests."""
 
     def __len__(self) -> int:
         return len(self._texts)

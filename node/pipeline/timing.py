@@ -14,9 +14,11 @@ from node.pipeline.events import Direction
 
 ALPHA = 0.1
 """Weight of a new measurement; the first ones weigh more."""
-WILD, SURE = 10.0, 8
-"""After ``SURE`` measurements one above ``WILD`` times the mean counts as ``WILD`` times the mean:
-a pause of the machine is no cost of the work."""
+WILD = 10.0
+"""Most that a measurement counts for, as a multiple of the mean: a pause of the machine is no cost
+of the work."""
+SURE = 8
+"""Measurements after which ``WILD`` limits the next ones."""
 STALE_S = 300.0
 """Seconds after which a measurement of a connection is out of date."""
 FIRST_PROBES = 3
@@ -44,12 +46,13 @@ class RunningAverage:
     at: float = -math.inf
 
     def add(self, seconds: float, now: float) -> None:
-        """One more measurement; what is not positive and finite is none."""
+        """Add one measurement; a number that is not positive and finite is ignored."""
         if not 0 < seconds < math.inf:
             return
         if self.count >= SURE:
             seconds = min(seconds, WILD * self.mean)
-        self.count, self.at = self.count + 1, now
+        self.count = self.count + 1
+        self.at = now
         weight = max(1 / self.count, ALPHA)
         off = seconds - self.mean
         self.mean += weight * off
@@ -110,9 +113,9 @@ class Timing:
     def due(
         self, peers: Collection[PeerId], now: float, every_s: float, again_s: float
     ) -> list[PeerId]:
-        """The peers to probe now: those whose round trip was never measured, and one more: one
-        measured fewer than ``FIRST_PROBES`` times, else the one measured longest ago if that is
-        ``every_s`` ago. A peer that did not answer is left out for ``again_s``."""
+        """The peers to probe now: all peers without a measured round trip, and one more. This is a
+        peer measured fewer than ``FIRST_PROBES`` times, else the one measured longest ago if that
+        is ``every_s`` ago. A peer that did not answer is left out for ``again_s``."""
         waits = {p for p, (_, at) in self._failed.items() if now - at < again_s}
         new = sorted(p for p in peers if p not in self._trips and p not in waits)
         known = sorted(
@@ -134,8 +137,8 @@ class Timing:
         """A frame sent to ``peer`` at ``start`` was DONE at ``end``, seconds of one clock.
 
         Frames to one peer overlap; each is charged only for the time after the one before it was
-        done, else eight in flight would look eight times as slow. What the peer's next hop makes it
-        wait counts too: so the work is felt here.
+        done, otherwise eight in flight would look eight times as slow. The peer's wait for its next
+        hop counts too: so slow work further on is felt here.
         """
         seen = self._answers.setdefault(peer, RunningAverage())
         seen.add((end - max(start, seen.at)) / FRAME, end)
@@ -146,7 +149,7 @@ class Timing:
         return {peer: 1 / seen.mean for peer, seen in self._answers.items() if seen.count}
 
     def slow(self, replicas: Collection[PeerId]) -> frozenset[PeerId]:
-        """Which of these siblings are measured to be much slower than the fastest of them."""
+        """The siblings that are measured to be much slower than the fastest of them."""
         sure = {
             p: self._answers[p].mean
             for p in replicas

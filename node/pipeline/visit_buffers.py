@@ -29,12 +29,12 @@ Autocast = Callable[[], AbstractContextManager[object]]
 Gradients = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor | None, ...]]
 """As ``torch.autograd.grad(output, inputs, gradient)``; None for inputs without influence."""
 COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, MemoryError, WireError)
-"""What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers,
-bad data."""
+"""Errors of a broken micro-batch: torch's own errors (out of memory among them), bad numbers, bad
+data."""
 
 
 class EndsModule(Protocol):
-    """What stage 0 offers; ``node.model.stages.Ends``."""
+    """Methods of stage 0; ``node.model.stages.Ends`` has them."""
 
     def embed(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor: ...
     def logits(self, h_BTD: Tensor) -> Tensor: ...
@@ -43,7 +43,8 @@ class EndsModule(Protocol):
 
 @dataclass(slots=True)
 class VisitBuffers:
-    """What one visit holds. Fields are dropped as soon as nothing needs them."""
+    """Tensors kept for one visit: input, graph, output. Fields are dropped as soon as nothing needs
+    them."""
 
     deadline: float
     shape: tuple[int, ...]
@@ -53,7 +54,7 @@ class VisitBuffers:
     targets: Tensor | None = None
     input: FrameReader | None = None
     document_ends: tuple[int, ...] = ()
-    """Of the input, or of the batch."""
+    """Document ends of the input, or of the batch."""
     untrained: int = 0
     """Tokens of it that end no document and are not trained on."""
     gradient: TensorReader | None = None
@@ -67,7 +68,7 @@ class VisitBuffers:
     loss_sum: float = 0.0
     tokens: int = 0
     nbytes: int = 0
-    """What the stash counts for it."""
+    """Bytes that the stash counts for it."""
     dead: bool = False
     """Freed while its job was queued; the job then does nothing."""
 
@@ -119,7 +120,9 @@ class StageMath:
         recompute: str = "off",
         gradients: Gradients | None = None,
     ) -> None:
-        self.module, self.wire, self.autocast = module, wire, autocast
+        self.module = module
+        self.wire = wire
+        self.autocast = autocast
         self._gradients = gradients
         self.recompute = recompute
         self._ends = cast(EndsModule, module)
@@ -148,7 +151,7 @@ class StageMath:
     # ------------------------------------------------------------
 
     def text_bytes(self, tokens: int) -> int:
-        """Bytes of the keys and values of a text of so many tokens, at most."""
+        """Most bytes of the keys and values of a text of ``tokens`` tokens."""
         if not isinstance(self.module, Blocks | Ends):
             return 0
         return text_bytes(self.module.settings, len(self.module.layers), tokens)
@@ -214,7 +217,7 @@ class StageMath:
     # ------------------------------------------------------------
 
     def forward(self, work: VisitBuffers) -> None:
-        """Input → output; the graph is kept, or what it is made again from."""
+        """Input → output; keeps the graph, or the input from which it is made again."""
         came = _there(work.input)
         work.document_ends = came.document_ends
         work.untrained = came.untrained
@@ -239,7 +242,8 @@ class StageMath:
     def backward(self, work: VisitBuffers) -> None:
         """Output gradient → input gradient and this micro-batch's share of the parameter
         gradients."""
-        x, dy = _there(work.x), self._take(_there(work.gradient))
+        x = _there(work.x)
+        dy = self._take(_there(work.gradient))
         dx, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
         work.upstream, work.share = self._encode(_some(dx, x)), self._share(grads)
 
@@ -275,7 +279,9 @@ class StageMath:
     def embed(self, work: VisitBuffers) -> None:
         """Tokens → hidden states; the graph is kept, or the tokens it is made again from."""
         tokens, targets = _there(work.batch)()
-        work.batch, work.targets, work.document_ends = None, targets, ends_of(targets)
+        work.batch = None
+        work.targets = targets
+        work.document_ends = ends_of(targets)
         work.untrained = untrained_in(targets)
         if tuple(tokens.shape) != work.shape[:2]:
             raise ValueError(
@@ -295,13 +301,15 @@ class StageMath:
         work.upstream, work.share = self._encode(_some(dh, h)), self._share(grads)
 
     def _loss(self, work: VisitBuffers, h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
-        work.loss_sum, work.tokens = 0.0, 0
+        work.loss_sum = 0.0
+        work.tokens = 0
 
         def part(h: Tensor, targets: Tensor, _: tuple[int, ...]) -> Sequence[Tensor | None]:
             with self.autocast():
                 total, tokens = self._ends.loss(h, targets)
             found = self._grads(total, h, None)
-            work.loss_sum, work.tokens = work.loss_sum + total.item(), work.tokens + tokens
+            work.loss_sum = work.loss_sum + total.item()
+            work.tokens = work.tokens + tokens
             return found
 
         return self._by_slices(part, h, targets)
@@ -309,7 +317,8 @@ class StageMath:
     def embed_backward(self, work: VisitBuffers) -> None:
         """Gradient of the hidden states → the share of the embedding and the first layers; none
         where nothing is trained."""
-        x, dy = _there(work.x), self._take(_there(work.gradient))
+        x = _there(work.x)
+        dy = self._take(_there(work.gradient))
         grads: Sequence[Tensor | None] = []
         if not self._frozen:
             _, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
@@ -318,20 +327,25 @@ class StageMath:
     @torch.no_grad()
     def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
         """Tokens → hidden states as bytes, for work that only goes forward."""
-        x, ends = tokens.to(self._device), tuple(document_ends)
+        x = tokens.to(self._device)
+        ends = tuple(document_ends)
         return self._encode(self._in_memory(len(x), lambda: self._forward_only(x, ends)))
 
     @torch.no_grad()
     def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
-        h, targets = self._take(reader), targets.to(self._device)
+        h = self._take(reader)
+        targets = targets.to(self._device)
         return self._in_memory(len(h), lambda: self._loss_only(h, targets))
 
     def _loss_only(self, h: Tensor, targets: Tensor) -> tuple[float, int]:
-        size, loss_sum, tokens = self.slice or len(h), 0.0, 0
+        size = self.slice or len(h)
+        loss_sum = 0.0
+        tokens = 0
         for some, beside in zip(h.split(size), targets.split(size), strict=True):
             with self.autocast():
                 total, count = self._ends.loss(some, beside)
-            loss_sum, tokens = loss_sum + total.item(), tokens + count
+            loss_sum = loss_sum + total.item()
+            tokens = tokens + count
         return loss_sum, tokens
 
     @torch.no_grad()
@@ -354,14 +368,15 @@ class StageMath:
                     raise
                 if not self._forget_texts() and not self._shrink(sequences):
                     raise
-            free_cached()  # only now: the error held what was computed so far
+            free_cached()  # only now: the exception kept earlier tensors alive
 
     def _shrink(self, sequences: int) -> bool:
-        """From now on at most half as many sequences are computed at once, and a stage keeps its
-        input alone. False where that is as little as there is."""
+        """Halve the number of sequences computed at once, and let the stage keep its input alone
+        from now on. Returns False if neither can be less."""
         if self.recompute == "stage" and self.slice == 1:
             return False
-        self.recompute, self.slice = "stage", max(1, (self.slice or sequences) // 2)
+        self.recompute = "stage"
+        self.slice = max(1, (self.slice or sequences) // 2)
         return True
 
     def _by_slices(
@@ -438,7 +453,8 @@ class StageMath:
 
     def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
         held = (*self.module.parameters(), *self.module.buffers())
-        own, seen = {self._storage(t).data_ptr() for t in held}, dict[int, int]()
+        own = {self._storage(t).data_ptr() for t in held}
+        seen = dict[int, int]()
 
         def pack(tensor: Tensor) -> Tensor:
             storage = self._storage(tensor)

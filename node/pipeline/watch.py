@@ -1,12 +1,11 @@
-"""Whether a tensor from a peer is of the size that tensors of its kind have. Pure: sizes in,
-verdicts out.
+"""Check that a tensor from a peer has the usual size of its kind. Pure: sizes in, verdicts out.
 
-Sizes are root mean squares, compared as logarithms: what a stage sends is steady within a factor of
-two or so over many micro-batches, while a broken or hostile sender is off by orders. After a real
-change of the model everybody's tensors are off at once; then the watch learns instead of refusing.
-A sender's own history is how far it was from everybody, not its sizes: they grow as the model
-trains, and a replica that got no micro-batch for a hundred epochs would be refused for sizes that
-were usual long ago.
+Sizes are root mean squares, compared as logarithms. The tensors of a stage stay within a factor of
+two or so over many micro-batches, while a broken or hostile sender is off by orders of magnitude.
+After a real change of the model everybody's tensors are off at once; then the watch learns instead
+of refusing. The history of a sender is its distance from all senders, not its sizes: sizes grow as
+the model trains, and a replica that got no micro-batch for a hundred epochs would be refused for
+sizes that were usual long ago.
 """
 
 import math
@@ -21,10 +20,11 @@ YOUNG = 32
 ALPHA = 1 / 64
 """Weight of a new observation once a track is old enough; before, all weigh the same."""
 LEAST_DEVIATION = 0.25
-"""In units of the natural logarithm: a track quieter than this is treated as if it moved so
-much."""
+"""Least deviation of a track, in units of the natural logarithm: a quieter track counts as if it
+moved by this."""
 RECENT = 6
-"""Newest tensors of a lane whose senders are compared; a sender of none of them is not counted."""
+"""Number of the newest tensors of a lane that are compared by sender; a sender of none of them is
+not counted."""
 LONE = 3
 """Odd tensors in a row after which a sender that is alone in its lane is believed."""
 MAX_SENDERS = 256
@@ -96,8 +96,10 @@ class ActivationGuard:
         """
         if not self.limit:
             return 0.0
-        x, kept = math.log(max(rms, _FLOOR)), self._lanes.setdefault(lane, Lane())
-        everybody, own = kept.everybody, kept.of(sender)
+        x = math.log(max(rms, _FLOOR))
+        kept = self._lanes.setdefault(lane, Lane())
+        everybody = kept.everybody
+        own = kept.of(sender)
         apart = x - everybody.mean if everybody.count else 0.0
         off = max(everybody.deviations(x), own.deviations(apart))
         kept.recent.append((sender, off > self.limit))

@@ -1,6 +1,6 @@
-"""Which cell a peer belongs to: the one a joiner goes to, and when a peer leaves its own because
-that cannot go on. Pure. Enters: who is in which cell, at which stage, and time. Leaves: a cell.
-Never: the stage in it (that is :mod:`node.scheduler.choosing`)."""
+"""Choice of a cell: the cell that a joiner goes to, and the time at which a peer leaves a cell that
+cannot go on. Pure. Enters: the peers in each cell with their stages, and time. Leaves: a cell.
+Never: the stage in it (:mod:`node.scheduler.choosing` chooses that)."""
 
 import hashlib
 from collections import Counter
@@ -30,12 +30,12 @@ def choose_cell(
     """The cell that peer ``me`` joins in a run of ``stages`` block stages.
 
     ``seen``: the stages of the peers in each cell; ``working``: cells with a leader at work;
-    ``kept``: the cell it was in before it was started again, if any: it goes back there, because
-    its checkpoints and its colleagues' are that cell's. Else the one that needs it most, of those
-    at work if there are any, because a joiner brings no parameters to one that has lost its own: a
-    cell that lacks a stage, then the one whose thinnest stage is the thinnest, then the smallest;
-    joiners that come at once spread over equal ones by a hash. Where nobody is in sight the run
-    begins with the cell ``first``.
+    ``kept``: the peer's cell before a restart, if any. It goes back there, because its checkpoints
+    and its colleagues belong to that cell. Other peers go to the cell that needs them most. Cells
+    in ``working`` come first, because a joiner brings no parameters to a cell that has lost its
+    own. Among these a cell that lacks a stage comes first, then the cell with the thinnest stage,
+    then the smallest cell; joiners that arrive together spread over equal cells by a hash. If no
+    peer is in sight, the run begins with the cell ``first``.
     """
     if kept or not seen:
         return CellId(kept) if kept else first
@@ -72,7 +72,9 @@ class Dissolution:
     each of its peers finds, for itself, that the cell has no leader at work and another one has."""
 
     def __init__(self, me: PeerId, stages: int, now: float) -> None:
-        self._me, self._stages, self._since = me, stages, now
+        self._me = me
+        self._stages = stages
+        self._since = now
         self._at: tuple[CellId, int] | None = None
         self._worked = False
 
@@ -87,16 +89,18 @@ class Dissolution:
         *,
         coming: bool = False,
     ) -> CellId | None:
-        """What the directory shows now: the cell to go to instead of ``cell``, None to stay.
+        """Handle a new view of the directory. Returns the cell to go to instead of ``cell``, or
+        None to stay.
 
-        ``term``: of the last plan followed here, which grows with every plan; ``mates``: who else
-        is in the cell, and may leave it for the same reason; ``seen`` and ``working`` as for
-        :func:`choose_cell`; ``coming``: somebody is about to take part in the cell.
+        ``term``: term of the last plan followed here, which grows with every plan; ``mates``: the
+        other peers of the cell, which may leave it for the same reason; ``seen`` and ``working`` as
+        for :func:`choose_cell`; ``coming``: a peer is about to take part in the cell.
         """
         planned = self._at is not None and self._at != (cell, term)
         self._at = cell, term
         if planned or cell in working:
-            self._worked, self._since = True, now
+            self._worked = True
+            self._since = now
             return None
         patience = PATIENCE_S if self._worked else START_S
         able = {c: here for c, here in seen.items() if c in working}

@@ -75,11 +75,14 @@ class Choosing:
         now: float,
         stage: int | None = None,
     ) -> None:
-        self.me, self.able, self._stages = me, able, stages
-        self.stage, self.settled = stage, stage is not None
+        self.me = me
+        self.able = able
+        self._stages = stages
+        self.stage = stage
+        self.settled = stage is not None
         self.may_build = self.settled
-        """Whether the claimed stage may be built; a peer that changes its stage after that leaves
-        one that it hosts."""
+        """True if the claimed stage may be built; a peer that changes its stage after that leaves a
+        stage that it hosts."""
         self._began = self._since = now
         self._claimed = -math.inf
         self._seen: Mapping[PeerId, int | None] = {}
@@ -93,17 +96,20 @@ class Choosing:
         waits: bool = False,
         closed: bool = False,
     ) -> int | None:
-        """What the directory shows now: the stage to claim or to change to, None for no change.
+        """Handle a new view of the directory. Returns the stage to claim or to change to, or None
+        for no change.
 
-        ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: nobody
-        can dial it. Raises ValueError when it could host no stage.
+        ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: no other
+        peer can dial it. Raises ValueError if it can host no stage.
         """
         # For a peer without a claim, claims of others change nothing; peers that come or go do.
         choosing = self.stage is None
         seen = {p: None if choosing else placed.stage for p, placed in others.items()}
         if seen != self._seen:
-            self._seen, self._since = seen, now
-        calm, age = now - max(self._since, self._claimed), now - self._began
+            self._seen = seen
+            self._since = now
+        calm = now - max(self._since, self._claimed)
+        age = now - self._began
         if choosing:
             return self._claim(others, now, closed) if calm >= STABLE_S or age >= LOOK_S else None
         if self.settled:
@@ -114,7 +120,9 @@ class Choosing:
 
     def stays(self, stage: int) -> None:
         """This peer could not change its stage: it stays at ``stage`` and does not try again."""
-        self.stage, self.settled, self.able = stage, True, ()
+        self.stage = stage
+        self.settled = True
+        self.able = ()
 
     def _claim(self, others: Mapping[PeerId, Placed], now: float, closed: bool) -> int:
         rivals = {p: placed.able for p, placed in others.items() if placed.stage is None}
@@ -139,9 +147,12 @@ class Choosing:
         if to is None or self._rounds == ROUNDS:
             # Before it builds nothing is settled: peers that came at the same time may not be in
             # sight yet.
-            self.may_build, self.settled = True, self.may_build
+            self.settled = self.may_build
+            self.may_build = True
             return None
-        self._rounds, self._claimed, self.stage = self._rounds + 1, now, to
+        self._rounds = self._rounds + 1
+        self._claimed = now
+        self.stage = to
         self.settled = self.may_build
         return to
 
@@ -156,7 +167,8 @@ class Choosing:
         # One at a time, the ends first: who leads sees to the rest.
         if not moves or moves[0].peer != self.me:
             return None
-        self._claimed, self.stage = now, moves[0].target
+        self._claimed = now
+        self.stage = moves[0].target
         return self.stage
 
     def _target(self, moves: Collection[Move]) -> int | None:

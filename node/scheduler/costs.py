@@ -1,9 +1,8 @@
-"""Costs of work and connections: how fast a peer is, what it measured, and what a leader takes of
-the reports of all. Pure.
+"""Costs of work and connections: the speed of a peer, its measurements, and the costs that a leader
+derives from the reports of all peers. Pure.
 
-Enters: Measured of every peer. Leaves: Costs. Never: a number that one peer could spoil a plan
-with; a cost that nobody measured gets the median of its kind, so that it is neither avoided nor
-preferred.
+Enters: Measured of every peer. Leaves: Costs. Never: a number by which one peer could spoil a plan;
+a cost without a measurement is the median of its kind, so that it is neither avoided nor preferred.
 """
 
 import math
@@ -17,9 +16,10 @@ from node.core.ids import PeerId
 
 K = TypeVar("K")
 
-SMALLEST_S, STEPS = 1e-6, 40
-"""Seconds are reported as whole steps of a logarithmic scale: ``STEPS`` to a factor of ten (6%
-each), from the smallest on."""
+SMALLEST_S = 1e-6
+"""Smallest reported time, in seconds; times are reported as whole steps of a logarithmic scale."""
+STEPS = 40
+"""Steps of that scale to a factor of ten; each is 6 %."""
 MOST_CODE = 1 + 10 * STEPS
 """10,000 s."""
 MOST_SLOTS = 4096
@@ -79,9 +79,10 @@ def quantise(speed: float, previous: float = 0.0, per_octave: int = 4) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """From the peer that measured to another one. ``tensor_s``: seconds until it held a tensor of a
-    micro-batch, ``trip_s``: of a small message there and back; 0 for not known. ``rate``: bytes a
-    second that a relay in between has left, 0 where there is no relay or no limit."""
+    """Cost of the connection from the peer that measured to another peer. ``tensor_s``: seconds
+    until the other peer held a tensor of a micro-batch; ``trip_s``: seconds of a small message
+    there and back; 0 if not known. ``rate``: bytes a second that a relay in between has left; 0
+    without a relay or a limit."""
 
     tensor_s: float = 0.0
     trip_s: float = 0.0
@@ -90,12 +91,12 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one peer measured: seconds of device time for a micro-batch in each direction and for a
-    loss (at the ends), each a mean with :data:`STEADY` deviations, 0 for not known; micro-batches
-    its stash or window holds, 0 for not known; its ``ways``; what its operator lets it send
-    (``up``) and receive (``down``) in all, bytes of tensors a second, 0 for no cap; ``tera_s``:
-    seconds of 10^12 operations in steps of the optimizer, before the first one in a plain
-    product."""
+    """Measurements of one peer. ``forward_s``, ``backward_s``, ``loss_s``: seconds of device time
+    for a micro-batch in each direction and for a loss (at the ends), each a mean with
+    :data:`STEADY` deviations, 0 if not known; ``slots``: micro-batches that its stash or window
+    holds, 0 if not known; ``ways``: its connections; ``up`` and ``down``: the bytes of tensors a
+    second that its operator lets it send and receive in all, 0 for no cap; ``tera_s``: seconds of
+    10^12 operations in steps of the optimizer, before the first step in a plain product."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -135,7 +136,7 @@ def code(seconds: float) -> int:
 
 
 def decoded(number: int) -> float:
-    """The inverse of :func:`code`. Raises WireError for what it cannot have made."""
+    """The inverse of :func:`code`. Raises WireError for a number outside its range."""
     if not 0 <= number <= MOST_CODE:
         raise WireError("a time beyond the scale of costs")
     return 0.0 if number == 0 else SMALLEST_S * 10 ** ((number - 1) / STEPS)
@@ -144,11 +145,11 @@ def decoded(number: int) -> float:
 @dataclass(frozen=True)
 class Costs:
     """The costs that a leader plans with, in seconds. A peer or connection that is not listed is
-    unknown. ``compute``: forward and backward of a micro-batch together; ``backward``: a backward
-    over a forward, ``loss``: of the ends peers. ``ways``: delay of a tensor from one peer to
-    another; ``delay_s``: that of an unmeasured connection; ``body_s``: the seconds by which a
-    tensor usually exceeds half a small round trip. ``lines``: for peers with a cap the lower of
-    both, bytes a second."""
+    unknown. ``compute``: forward and backward of a micro-batch together; ``backward``: ratio of a
+    backward to a forward; ``loss``: loss of a micro-batch at the ends peers. ``ways``: delay of a
+    tensor from one peer to another; ``delay_s``: delay of an unmeasured connection; ``body_s``: the
+    seconds by which a tensor usually exceeds half a small round trip. ``lines``: for peers with a
+    cap the lower of both caps, bytes a second."""
 
     compute: Mapping[PeerId, float] = field(default_factory=dict)
     loss: Mapping[PeerId, float] = field(default_factory=dict)
@@ -192,8 +193,8 @@ def believe(
         for p, m in said.items()
         if m.forward_s and m.backward_s
     }
-    # What goes over a narrow line keeps it as busy as its device: the longer of both is what a
-    # micro-batch costs there.
+    # A tensor keeps a narrow connection busy as work keeps the device busy: the longer of both
+    # times is the cost of a micro-batch there.
     lines = {p: m.line for p, m in said.items() if m.line}
     both = {p: 1 / capped(1 / s, lines.get(p, 0.0), tensor) for p, s in both.items()}
     compute = {

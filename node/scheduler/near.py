@@ -1,6 +1,7 @@
-"""Which peers stay together when a cell divides: the near ones, because micro-batches travel inside
-a cell all the time, and between cells a snapshot now and then. Pure. Enters: who is there, how fast
-they are and how far apart. Leaves: who leaves. Never: whether the cell divides."""
+"""Division of a cell by distance: near peers stay together, because micro-batches travel inside a
+cell all the time, while a snapshot travels between cells now and then. Pure. Enters: the peers,
+their speeds and the delays between them. Leaves: the peers that leave. Never: the decision to
+divide."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -10,15 +11,16 @@ from node.core.ids import PeerId
 Delay = Callable[[PeerId, PeerId], float]
 """Seconds of a tensor from one peer to another."""
 GAIN = 0.1
-"""What another division must save of the delays inside both halves: less than this may be
-chance."""
+"""Least share of the delays inside both halves that another division must save: a smaller gain may
+be chance."""
 KEEPS = 0.8
-"""Of a stage's speed each half keeps at least so much of its share, or of what an even division
-gives it where that is less."""
+"""Least share of its speed that each half of a stage keeps. It is measured against the half's share
+by number of peers, or against its speed in the even division where that is less."""
 ROUNDING = 1e-9
 """Seconds; a smaller sum of delays is taken for none."""
 CENTRES = 10
-"""Other peers around which those who leave may lie, from the furthest to the nearest."""
+"""Number of other peers around which the leaving half is tried, from the furthest to the
+nearest."""
 SWEEPS = 8
 """Times that every exchange of two peers is tried at most."""
 
@@ -26,14 +28,15 @@ SWEEPS = 8
 def leavers(
     replicas: Mapping[int, Sequence[tuple[PeerId, float]]], me: PeerId, most: int, delay: Delay
 ) -> dict[PeerId, int]:
-    """By peer that leaves the cell of ``me``, its stage: half of every stage's replicas (rounded
-    down), at most ``most``.
+    """Choose half of every stage's replicas (rounded down), at most ``most``, to leave the cell of
+    ``me``. Returns the stage of each peer that leaves.
 
-    ``replicas``: by stage (peer, speed), 0 for an unknown speed. The even division spreads the fast
-    and the slow over both halves. From it, from the one in which the nearest to ``me`` stay, and
-    from those in which the nearest to another peer leave, peers of a stage are exchanged between
-    the halves as long as that brings those of each half nearer to each other (the search of
-    Kernighan and Lin, 1970) and neither half loses much of its speed.
+    ``replicas``: (peer, speed) by stage, 0 for an unknown speed; ``delay``: seconds from one peer
+    to another. The search starts from several divisions: the even one, which spreads fast and slow
+    peers over both halves, one in which the peers nearest to ``me`` stay, and some in which the
+    peers nearest to another peer leave. From each start, peers of a stage are exchanged between the
+    halves while that reduces the delays inside the halves (the search of Kernighan and Lin, 1970)
+    and neither half loses much of its speed.
     """
     rows = {
         stage: sorted(row, key=lambda r: (r[0] != me, -r[1], r[0]))
@@ -48,19 +51,22 @@ def leavers(
     centres = [p for _, p in by_distance[:: -max(1, len(by_distance) // CENTRES)]]
 
     def last(order: Callable[[PeerId], float]) -> dict[int, set[PeerId]]:
-        """Of every stage as many peers as leave, those with the highest ``order``; never ``me``."""
+        """The peers with the highest ``order`` of every stage, in the numbers that leave; never
+        ``me``."""
         others = {s: sorted((-order(p), p) for p, _ in row if p != me) for s, row in rows.items()}
         return {s: {p for _, p in found[: len(even[s])]} for s, found in others.items()}
 
     starts = [even, last(lambda p: apart[me, p])]
     starts += [last(lambda p, centre=centre: -apart[centre, p]) for centre in centres]
-    best, least = even, (1 - GAIN) * _apart(apart, rows, even)
+    best = even
+    least = (1 - GAIN) * _apart(apart, rows, even)
     for start in starts:
         found = _exchanged(rows, start, even, me, apart)
         if (length := _apart(apart, rows, found)) < least and all(
             _fast(row, found[stage], even[stage]) for stage, row in rows.items()
         ):
-            best, least = found, length
+            best = found
+            least = length
     return {peer: stage for stage, row in best.items() for peer in sorted(row)}
 
 
@@ -91,7 +97,8 @@ def _exchanged(
                 if gain > ROUNDING and (
                     _fast(row, changed, even[stage]) or not _fast(row, leaving[stage], even[stage])
                 ):
-                    leaving[stage], changes = changed, changes + 1
+                    leaving[stage] = changed
+                    changes += 1
                     for p in everybody:
                         near[p] += apart[p, b] - apart[p, a]
                         away[p] += apart[p, a] - apart[p, b]
@@ -101,8 +108,8 @@ def _exchanged(
 
 
 def _fast(row: Sequence[tuple[PeerId, float]], leaving: set[PeerId], even: set[PeerId]) -> bool:
-    """Whether both halves of a stage have about the speed that their numbers of peers give them, or
-    as much as the even division does."""
+    """Return True if each half of a stage has about the speed that its number of peers promises, or
+    about its speed in the even division."""
     total = sum(v for _, v in row)
     for half in (False, True):
         here = [v for p, v in row if (p in leaving) is half]

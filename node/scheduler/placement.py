@@ -1,4 +1,4 @@
-"""Which stage a peer should host: at joining, and later when the swarm has grown lopsided."""
+"""Choice of a peer's stage: at joining, and later if the swarm has grown lopsided."""
 
 import hashlib
 import math
@@ -30,13 +30,13 @@ def choose_stage(
 ) -> int:
     """The stage that most needs the joiner ``me``, among those it is ``able`` to host.
 
-    An empty stage comes first, for without it nobody trains; else the one with the least total
-    speed, for it is the bottleneck (Ryabinin et al., arXiv 2301.11913, section 3.2: a newcomer
-    joins the most loaded stage), then the one with the fewest replicas. A peer that nobody can
-    dial, one of ``closed``, then prefers the stage beside which fewest others of these are, for
-    tensors between two of them go through a relay. What is still equal is settled by a hash of
-    PeerId and stage: peers that join at the same moment and cannot see each other yet spread out
-    instead of all taking the first stage. Raises ValueError when ``able`` is empty.
+    An empty stage comes first, because nobody trains without it. Then comes the stage with the
+    least total speed, because it is the bottleneck (Ryabinin et al., arXiv 2301.11913, section 3.2:
+    a newcomer joins the most loaded stage), then the stage with the fewest replicas. A peer in
+    ``closed``, which nobody can dial, then prefers the stage with the fewest such peers beside it,
+    because tensors between two of them go through a relay. A hash of PeerId and stage settles the
+    remaining ties: peers that join at the same moment and cannot see each other yet spread out
+    instead of all taking the first stage. Raises ValueError if ``able`` is empty.
     """
     stages = sorted(set(able))
     if not stages:
@@ -111,12 +111,12 @@ def level(
     spare one. A stage can spare a peer if it is faster without it than the other stage is now, by
     at least half of the peer's speed (measured speeds are never equal), or by anything if the other
     stage is empty; so every stage keeps a peer. Where all speeds are unknown, the stages that can
-    give and take end with numbers of replicas that differ by at most one. With ``lacking``, only
-    these stages get peers, one each.
+    give and take end with numbers of replicas that differ by at most one. If ``lacking`` is given,
+    only these stages get peers, one each.
 
-    ``free``: the peers that may move, each once, and the stages that they could host. Of a stage's
-    peers the slowest goes first, an unknown speed counting as slowest; then the one that is last in
-    the order of :func:`spread`.
+    ``free``: the peers that may move, each once, and the stages that they could host. The slowest
+    peer of a stage goes first, an unknown speed counting as slowest; then the last peer in the
+    order of :func:`spread`.
     """
     cells = _speeds(view)
     for stage in lacking or ():
@@ -126,7 +126,8 @@ def level(
     waits.sort(key=lambda peer: view[home[peer]][peer])
     targets = set(cells if lacking is None else lacking)
     loads = {stage: math.fsum(replicas.values()) for stage, replicas in cells.items()}
-    before, steps = min(loads.values(), default=0.0), list[tuple[PeerId, int, int]]()
+    before = min(loads.values(), default=0.0)
+    steps = list[tuple[PeerId, int, int]]()
     while (step := _step(cells, loads, waits, home, free, targets)) is not None:
         peer, source, target = step
         steps.append(step)
@@ -173,31 +174,38 @@ def choose_moves(
     away: Container[PeerId] = (),
     most: int = 4,
 ) -> list[Move]:
-    """The changes of stage that help the swarm most, at most ``most`` of them at once; none when
+    """The changes of stage that help the swarm most, at most ``most`` of them at once; empty if
     none are worth their price.
 
-    The swarm is as fast as its slowest stage. Step by step that stage gets the peer whose change
-    lifts the slower of the two stages most. As many of these steps are taken as pay best: where two
-    stages are equally slow, the first alone gains nothing. Steps pay by what is gained over
-    ``horizon_s``, less what the swarm loses while the movers fetch their new stage
-    (``download_s``): what the slowest stage does not do then, and the movers' share of the work.
-    The swarm must get faster by the factor ``at_least``: a smaller gain would be undone by the next
-    wobble of a measurement.
+    The swarm is as fast as its slowest stage. At each step that stage gets the peer by whose change
+    the slower of the two stages gains most. The number of steps is the one that pays best: where
+    two stages are equally slow, the first step alone gains nothing. The return of the steps is the
+    gain over ``horizon_s`` less the loss of the swarm while the movers fetch their new stage
+    (``download_s``): the work that the slowest stage does not do then, and the movers' share of the
+    work. The swarm must get faster by the factor ``at_least``: the next wobble of a measurement
+    would undo a smaller gain.
 
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
-    their way to the stage they are listed in: they count there later, not now. They and those in
-    ``stay`` do not move, and a stage keeps one peer that serves.
+    their way to the stage they are listed in: they count there later, not now. They and the peers
+    in ``stay`` do not move, and a stage keeps one peer that serves.
     """
     stages = sorted(view)
     cells = _speeds(view)
     here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
     free = {s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] for s in stages}
     loads, serving = ({s: sum(cell[s].values()) for s in stages} for cell in (cells, here))
-    before, quiet, price = min(loads.values()), min(serving.values()), download_s / len(stages)
+    before = min(loads.values())
+    quiet = min(serving.values())
+    price = download_s / len(stages)
     steps: list[tuple[PeerId, int, int]] = []
-    best, paid, gain, work = 0, 0.0, 1.0, 0.0
+    best = 0
+    paid = 0.0
+    gain = 1.0
+    work = 0.0
     while len(steps) < most:
-        target, worth, found = min(stages, key=lambda s: (loads[s], s)), 0.0, None
+        target = min(stages, key=lambda s: (loads[s], s))
+        worth = 0.0
+        found = None
         for source in stages:
             if source == target or len(here[source]) < 2:
                 continue
@@ -205,18 +213,23 @@ def choose_moves(
                 lower = min(loads[source] - speed, loads[target] + speed)
                 net = (lower - loads[target]) * horizon_s - speed * price
                 if lower > loads[target] and (found is None or net > worth):
-                    worth, found = net, (speed, peer, source)
+                    worth = net
+                    found = (speed, peer, source)
         if found is None:
             break
         speed, peer, source = found
         steps.append((peer, source, target))
         free[source].remove((speed, peer))
         del here[source][peer]
-        loads[source], loads[target] = loads[source] - speed, loads[target] + speed
-        serving[source], work = serving[source] - speed, work + speed
+        loads[source] -= speed
+        loads[target] += speed
+        serving[source] -= speed
+        work += speed
         after = min(loads.values())
         lost = max(0.0, quiet - min(serving.values())) * download_s + work * price
         pays = (after - before) * horizon_s - lost
         if after >= before * at_least and pays > paid:
-            best, paid, gain = len(steps), pays, after / before if before > 0 else math.inf
+            best = len(steps)
+            paid = pays
+            gain = after / before if before > 0 else math.inf
     return [Move(peer, source, target, gain) for peer, source, target in steps[:best]]

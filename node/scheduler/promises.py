@@ -1,9 +1,9 @@
-"""Whether an epoch's paths keep what the run's settings promise of every plan, for members, who see
-the plan only. Pure.
+"""Check of an epoch's paths against the promises that the run's settings make for every plan, for
+members, who see the plan only. Pure.
 
-Enters: paths, the members that can be on them, settings. Leaves: a reason, empty when all hold.
-Never: whether other paths would be shorter, what is owed to whom, or who is proven to reach whom:
-only the leader has measured costs, earlier paths and proofs.
+Enters: paths, the members that can be on them, settings. Leaves: a reason, empty if all promises
+hold. Never: a comparison with shorter paths, debts, or proven connections: only the leader has
+measured costs, earlier paths and proofs.
 """
 
 import math
@@ -24,10 +24,12 @@ ROUNDING = 1e-9
 def broken_promise(
     paths: Sequence[Path], live: Collection[int], settings: SchedulerSettings, stages: int
 ) -> str:
-    """By how the paths go through the block stages, ``live`` of the run's ``stages`` with a current
-    member: how many each visits, how far it swaps and jumps, how often every stage is visited.
-    Takes time in proportion to the hops."""
-    hops, rows = settings.hops(stages), sorted(live)
+    """Check how the paths go through the block stages: the number of stages each visits, how far it
+    swaps and jumps, and how often every stage is visited. ``live``: the block stages, of the run's
+    ``stages``, with a current member. Returns the reason for which a promise is broken, empty if
+    all hold. Takes time in proportion to the hops."""
+    hops = settings.hops(stages)
+    rows = sorted(live)
     place = {s: k for k, s in enumerate(rows, 1)}
     jump = settings.max_jump or MOST_COUNT
     visits: Counter[int] = Counter()
@@ -56,19 +58,21 @@ def broken_promise(
 def unfair_share(
     counts: Mapping[PeerId, int], ends: Sequence[tuple[PeerId, float]], all_start: bool
 ) -> str:
-    """Why nobody splits micro-batches so by these speeds of the ends peers (0: unknown); ``counts``
-    of those that start some. ``all_start``: every ends peer can; else some may have no proven
-    path, and those without micro-batches are left alone.
+    """The reason why no fair split of micro-batches by these speeds of the ends peers (0: unknown)
+    gives these shares; empty if the shares are fair. ``counts``: micro-batches of the peers that
+    start some. ``all_start``: every ends peer can start some; otherwise some may have no proven
+    path, and peers without micro-batches are left alone.
 
-    :func:`node.scheduler.quotas.quotas` gives each micro-batch to who would finish it first. So
-    nobody finishes its last one later than another would finish one more. All whose speed is
-    unknown count as equally fast: as some speed between those of the others.
+    :func:`node.scheduler.quotas.quotas` gives each micro-batch to the peer that would finish it
+    first. So no peer finishes its last one later than another would finish one more. All peers of
+    unknown speed count as equally fast, at some speed between the known ones.
     """
     able = [(p, v) for p, v in ends if all_start or counts.get(p)]
     known = [(counts.get(p, 0), v) for p, v in able if 0 < v < math.inf]
     unknown = [counts.get(p, 0) for p, v in able if not 0 < v < math.inf]
     late = max((c / v for c, v in known), default=0.0)
-    """When the last of them is done, and when the first one more would be."""
+    """Time at which the last of them is done, and below the first time at which one more would
+    be."""
     soon = min(((c + 1) / v for c, v in known), default=math.inf)
     fair = late <= soon * (1 + ROUNDING)
     if fair and unknown:

@@ -1,6 +1,6 @@
-"""Paths over pairs of peers that are proven to reach each other, and no others. Pure. Enters:
-paths, which pairs are proven, who may stand in for whom. Leaves: paths that use proven pairs only.
-Never: a guess that an unproven pair would work."""
+"""Paths over proven pairs of peers alone: both peers are proven to reach each other. Pure. Enters:
+paths, the proven pairs, the replicas that may stand in for a hop. Leaves: paths that use proven
+pairs only. Never: a guess that an unproven pair would work."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,12 @@ from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Hop, Path
 
 Proven = Callable[[PeerId, PeerId], bool]
-"""Whether two peers reach each other, in both directions."""
+"""Return True if two peers are proven to reach each other, in both directions."""
 Pair = tuple[Hop, Hop]
 
 
 class NoWay(TuttiError):
-    """No complete path over proven pairs: ``pairs`` are those whose proof would make one."""
+    """No complete path over proven pairs. ``pairs``: pairs that would help if proven."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = tuple(pairs)
@@ -41,7 +41,8 @@ def reachable(
 def complete(
     origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven
 ) -> bool:
-    """Whether a path from ``origin`` through ``stages`` and back to it exists over proven pairs."""
+    """Return True if a path over proven pairs leads from ``origin`` through ``stages`` and back to
+    it."""
     found = reachable(origin, stages, replicas, proven)
     return bool(found) and any(proven(p, origin) for p in found[-1])
 
@@ -52,11 +53,12 @@ def missing(
     replicas: Mapping[int, Sequence[PeerId]],
     proven: Proven,
 ) -> list[Pair]:
-    """Pairs whose proof would let a path from some origin go on from where it ends now, at most
-    eight."""
+    """At most eight pairs; with one of them proven, a path of some origin would go on from its
+    present end."""
     pairs: list[Pair] = []
     for origin in origins:
-        before, at = {origin}, ENDS
+        before = {origin}
+        at = ENDS
         for stage, here in zip(stages, reachable(origin, stages, replicas, proven), strict=True):
             if not here:
                 pairs += [
@@ -65,7 +67,8 @@ def missing(
                     for p in sorted(replicas[stage])
                 ]
                 break
-            before, at = here, stage
+            before = here
+            at = stage
         else:
             pairs += [
                 (Hop(at, b), Hop(ENDS, origin)) for b in sorted(before) if not proven(b, origin)
@@ -79,8 +82,9 @@ def reroute(
     """These paths with other replicas where two neighbours are no proven pair; paths without such a
     pair stay as they are.
 
-    ``siblings(hop)``: the replicas that may stand in for a hop, with their speeds (0: unknown). Of
-    several ways the one whose busiest replica has least to do is taken. Raises NoWay.
+    ``siblings(hop)``: the replicas that may stand in for a hop, with their speeds (0: unknown).
+    Among several ways, the one with the least work at its busiest replica is taken. Raises NoWay if
+    a path cannot be completed.
     """
     work = Counter(hop.peer for path in paths for hop in path.hops)
     done = []

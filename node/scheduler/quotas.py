@@ -1,4 +1,5 @@
-"""Who does how many of a number of equal jobs, so that the last one ends as early as possible."""
+"""Split of a number of equal jobs among peers by speed, so that the last job ends as early as
+possible."""
 
 import heapq
 import math
@@ -18,8 +19,8 @@ NOMINAL = 1.0
 
 
 def stand_in(speeds: Iterable[float]) -> float:
-    """The speed of a peer nobody has measured yet: the median of those that were, so that it gets
-    work too."""
+    """The speed assumed for a peer that nobody has measured yet: the median of the measured speeds,
+    so that it gets work too."""
     known = [speed for speed in speeds if 0 < speed < math.inf]
     return median(known) if known else NOMINAL
 

@@ -1,6 +1,6 @@
-"""Why micro-batches go where they go, in lines for people. Pure.
+"""Reasons why micro-batches go where they go, in lines for people. Pure.
 
-Enters: a plan and, at the leader, what it believes of costs. Never: a reason that cannot be read
+Enters: a plan and, at the leader, the costs that it believes. Never: a reason that cannot be read
 off them.
 """
 
@@ -38,7 +38,8 @@ def reasons(plan: Plan, stages: int, costs: Costs | None = None) -> list[str]:
 
 
 def _numbers(indices: Sequence[int]) -> str:
-    """Ascending numbers, runs of them by their ends: 0-3, 5. Of many runs the first ones."""
+    """Ascending numbers as text; a run of consecutive numbers is written by its ends: 0-3, 5. After
+    the first runs only the number of the rest is given."""
     grouped = groupby(enumerate(indices), lambda at: at[1] - at[0])
     runs = [[index for _, index in run] for _, run in grouped]
     said = ["-".join(map(str, sorted({run[0], run[-1]}))) for run in runs[:RUNS]]

@@ -1,9 +1,10 @@
-"""Lays the paths of one epoch after another: from the plans it knows, or at once, and says which
+"""Lays the paths of one epoch after another, from the plans it knows or at once, and says which
 plan is worth improving. Pure.
 
-Enters: ends peers, replicas, believed costs. Leaves: paths, what they should take, why. Never: a
-search that blocks the caller: the work done at once is bounded by the size of the problem; the rest
-is a :class:`SearchJob` for a thread (at once in a simulation), whose result serves the next epoch.
+Enters: ends peers, replicas, believed costs. Leaves: paths, the seconds they should take, the rule
+they come from. Never: a search that blocks the caller: the size of the problem bounds the work done
+at once; the rest is a :class:`SearchJob` for a thread (at once in a simulation). Its result serves
+the next epoch.
 """
 
 from collections import Counter
@@ -38,16 +39,18 @@ AT_ONCE = 40_000
 COMPARED = 20_000
 """Visits of all micro-batches up to which plans are compared while somebody waits: a few
 milliseconds each."""
-KEPT, SHAPES = 8, 16
-"""Plans kept for a shape of problem, and shapes."""
+KEPT = 8
+"""Plans kept for a shape of problem."""
+SHAPES = 16
+"""Shapes of problem for which plans are kept."""
 DEBT = 0.02
-"""What it costs, over the makespan, to leave a debt of one epoch unpaid; of two epochs twice
-that."""
+"""Price of leaving a debt of one epoch unpaid, as a share of the makespan; a debt of two epochs
+costs twice the price."""
 MOVED = 0.05
-"""A plan that is so much longer than when it was made is worth a new search."""
+"""Share of the searched makespan by which a run must be longer to be worth a new search."""
 SEARCHES = 4
-"""Searches for one shape of problem whose costs stay; the last one that found nothing better is the
-last in any case."""
+"""Most searches for one shape of problem at steady costs; a search that finds nothing better is the
+last one in any case."""
 ROOMY = 1 << 16
 """Slots of a peer that did not say how many it has."""
 
@@ -100,8 +103,8 @@ class SearchJob:
 
 
 class Rotation:
-    """Whose turn it is to be left out: every ends peer trains every block stage, and all stages
-    equally often, over the epochs.
+    """Rotation of the stages that are left out: every ends peer trains every block stage, and all
+    stages equally often, over the epochs.
 
     Remembers when each origin last trained each stage, in epochs counted here, and how often each
     stage was visited. A leader that takes over learns it from the plan before.
@@ -123,7 +126,7 @@ class Rotation:
                 self._visits[hop.stage] += 1
 
     def after(self, paths: Iterable[Path]) -> "Rotation":
-        """What it will be when these paths have counted."""
+        """The rotation after an epoch with these paths; this one does not change."""
         ahead = deepcopy(self)
         ahead.counted(paths)
         return ahead
@@ -158,7 +161,8 @@ class Router:
     :class:`SearchJob` may run on any thread."""
 
     def __init__(self, settings: SchedulerSettings, stages: int) -> None:
-        self.settings, self.stages = settings, stages
+        self.settings = settings
+        self.stages = stages
         self.rotation = Rotation()
         self._known: dict[tuple[object, ...], list[tuple[Routes, str]]] = {}
         self._searched: dict[tuple[object, ...], tuple[int, float]] = {}
@@ -179,8 +183,8 @@ class Router:
     def _dealt(
         self, task: PathTask, rotation: Rotation, costs: Costs
     ) -> tuple[PathTask, PathProblem, list[StageSet]]:
-        """The task with what is then due, as a problem, and a set of stages for every
-        micro-batch."""
+        """The task with its debts and visits due, the same as a problem, and a set of stages for
+        every micro-batch."""
         task = self._due(task, rotation, rotation)
         problem = problem_of(task, costs, self._speeds)
         try:
@@ -194,8 +198,10 @@ class Router:
     def _due(self, task: PathTask, rotation: Rotation, turns: Rotation) -> PathTask:
         """The task with the debts there are then, and with the visits of every stage where they are
         not equal: those that are kept get all, the others share the rest, in these turns."""
-        counts, stages = dict(task.counts), [s for s, _ in task.stages]
-        kept, total = self.settings.kept(stages, task.hops), sum(counts.values())
+        counts = dict(task.counts)
+        stages = [s for s, _ in task.stages]
+        kept = self.settings.kept(stages, task.hops)
+        total = sum(counts.values())
         rest = total * (task.hops - len(kept))
         visits: dict[int, int] = {}
         if kept or rest % len(stages):
@@ -238,8 +244,8 @@ class Router:
     def _best(
         self, problem: PathProblem, task: PathTask, options: list[tuple[Routes, str]], planned: bool
     ) -> tuple[Routes, str, float]:
-        """The one with the least price: makespan and debts; turns only by their debts, so that what
-        is measured does not matter."""
+        """The option with the least price, made of makespan and debts. If the paths are laid in
+        turns, only debts count, so that measurements do not matter."""
         if problem.total * problem.length > COMPARED:
             routes, how = next(
                 (r, how)
@@ -247,7 +253,8 @@ class Router:
                 if how == "turns" or broken(problem, r, debts=False) is None
             )
             return routes, how, 0.0
-        estimator, ages = Estimator(problem), dict(task.owed)
+        estimator = Estimator(problem)
+        ages = dict(task.owed)
         priced: list[tuple[float, float, Routes, str]] = []
         for routes, how in options:
             makespan = estimator.play(routes, problem.launches(routes))
@@ -259,8 +266,8 @@ class Router:
         raise RuntimeError("turns break a rule")
 
     def job(self, laid: Laid, costs: Costs) -> SearchJob | None:
-        """What to search while ``laid`` runs: the same problem at today's costs, with the debts
-        that will then be due. None when nothing better is to be expected."""
+        """The search to make while ``laid`` runs: the same problem at today's costs, with the debts
+        that will then be due. None if nothing better is to be expected."""
         if self.settings.paths != "planned" or laid.task is None:
             return None
         due, problem, _ = self._dealt(laid.task, self.rotation.after(laid.paths), costs)
@@ -326,16 +333,17 @@ def _unpaid(task: PathTask, problem: PathProblem, routes: Routes) -> list[tuple[
     if not task.owed:
         return []
     met = joined(problem, routes)
-    names, stages = task.peers, [0, *(s for s, _ in task.stages)]
+    names = task.peers
+    stages = [0, *(s for s, _ in task.stages)]
     return [(names[o], stages[k]) for o, k in problem.owed if (o, k) not in met]
 
 
 def problem_of(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> PathProblem:
-    """The problem in numbers. A peer without a measured cost has the speed in ``speeds``, else its
-    stage's median, else that of all peers.
+    """The problem in numbers. A peer without a measured cost has the speed in ``speeds``, else the
+    median speed of its stage, else the median of all peers.
 
-    Stages keep their order; those without a peer are not there, so the bound on jumps counts the
-    stages that are.
+    Stages keep their order; stages without a peer are left out, so the bound on jumps counts the
+    stages that remain.
     """
     ratio = costs.backward
     whole = _compute(task, costs, speeds)

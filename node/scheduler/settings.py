@@ -24,24 +24,24 @@ class SchedulerSettings:
     """Stages a path may go ahead at once; 0: no bound."""
 
     keep_first: int = 0
-    """The first so many block stages are on every path while somebody holds them; the others share
-    what is left of the visits."""
+    """Number of first block stages that are on every path while somebody holds them; the others
+    share the remaining visits."""
 
     def hops(self, stages: int) -> int:
         """Block stages of every path, of ``stages`` there are."""
         return stages - math.floor(self.skip * stages + 1e-9)
 
     def kept(self, live: Sequence[int], hops: int) -> list[int]:
-        """Of the block stages that have a peer, rising, those on every path of so many hops because
-        they are kept; none where every path visits all."""
+        """The block stages kept on every path of ``hops`` hops, among the rising ``live`` stages,
+        which have a peer; empty where every path visits all."""
         return [s for s in live if s <= self.keep_first] if hops < len(live) else []
 
     def check(self, stages: int, micro_batches: int, may_skip: float) -> None:
-        """Refuse what cannot hold for ``stages`` block stages and so many micro-batches in an
-        epoch.
+        """Check that the settings can hold for ``stages`` block stages and ``micro_batches``
+        micro-batches in an epoch.
 
-        ``may_skip``: what members let a journey leave out, planned and not planned together. Raises
-        UsageFault.
+        ``may_skip``: share of the stages that members let a journey leave out, planned and not
+        planned together. Raises UsageFault if they cannot hold.
         """
         hops = self.hops(stages)
         refuse(
@@ -81,12 +81,13 @@ class SchedulerSettings:
             )
         )
         if self.max_jump:
-            # Equal visits within the bound on jumps: what holds for as many micro-batches as stages
-            # share holds for any multiple.
+            # Equal visits within the bound on jumps: if one micro-batch for each shared stage can
+            # keep them, any multiple of that number can.
             from node.scheduler.planning.dealing import deal
             from node.scheduler.planning.problem import PathProblem
 
-            peers, count = tuple(range(stages + 1)), stages - kept
+            peers = tuple(range(stages + 1))
+            count = stages - kept
             visits = (count,) * kept + (hops - kept,) * count if kept else ()
             deal(
                 PathProblem(

@@ -1,11 +1,11 @@
-"""``tutti simulate --averaging``: how fast the daemon's own strategies bring thousands of values
-together, and for how many bytes. Enters: a strategy, how many peers, how often they fail. Leaves:
-rounds to a variance, variance by round, bytes by peer. Never: a strategy of its own; chance, but
-for absences and lost messages.
+"""``tutti simulate --averaging``: speed and cost in bytes at which the daemon's own strategies
+bring thousands of values together. Enters: a strategy, the number of peers, their rate of absence.
+Leaves: rounds to a variance, variance by round, bytes by peer. Never: a strategy of its own;
+chance, except for absences and lost messages.
 
 The experiment of Moshpit SGD (arXiv 2103.03239, section 4.1): every peer has a number from a
 standard normal distribution; in every round each peer is absent with the same probability, keeps
-its number, and is left out by the others; the variance over all peers is what is left to do.
+its number, and is left out by the others; the variance over all peers measures the remaining error.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ from node.sim.names import AVERAGING as NAMES
 TARGETS = (1e-4, 1e-9)
 """Variances that count as agreement, as published."""
 CAP = 50
-"""Rounds after which a run is given up and counted as so many, as published."""
+"""Rounds after which a run is given up; it then counts as a run of this length, as published."""
 
 OUTER = {"diloco": 1, "streaming": 2}
-"""Fragments of what is averaged as deltas; each is sent every ``OUTER_EVERY`` steps."""
+"""Number of fragments of the deltas that are averaged; each is sent every ``OUTER_EVERY`` steps."""
 OUTER_EVERY = 50
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -47,7 +47,8 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class AveragingTrial:
-    """What is simulated. ``parameters`` and ``codec``: what each peer averages."""
+    """Numbers of a simulated trial. ``parameters`` and ``codec``: the count and the format of the
+    values that each peer averages."""
 
     peers: int = 512
     grid: tuple[int, ...] = ()
@@ -105,7 +106,8 @@ def simulate(name: str, trial: AveragingTrial) -> AveragingFinding:
     padded = np.array([h + [h[-1]] * (longest - len(h)) for h in histories])
     sent, busiest = _traffic(_strategy(name, trial).meet(trial.peers, 0, trial.seed), trial)
     bias = float(np.sqrt(np.mean(np.square([bias for _, bias in runs]))))
-    pieces, every = OUTER.get(name, 1), max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
+    pieces = OUTER.get(name, 1)
+    every = max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
     return AveragingFinding(
         name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every
     )
@@ -170,7 +172,7 @@ def axes(text: str) -> tuple[int, ...]:
 
 
 def document(trial: AveragingTrial, found: Sequence[AveragingFinding]) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """The document that ``--json`` prints."""
     return {
         "peers": trial.peers,
         "grid": list(trial.shape()),
@@ -304,14 +306,17 @@ class Keyed:
 
 
 class Pushed:
-    """One running mean at the server. Each peer pushes what it has changed since its pull, divided
-    by the peers, and pulls."""
+    """One running mean at the server. Each peer pushes its change since its last pull, divided by
+    the number of peers, and pulls."""
 
     def __init__(self, strategy: Barrierless, values: Values, seed: int) -> None:
-        self.strategy, self.seed, self.values = strategy, seed, values.copy()
+        self.strategy = strategy
+        self.seed = seed
+        self.values = values.copy()
         self.server = np.zeros(values.shape[1])
         self.base = np.zeros_like(values)
-        self.version, self.seen = 0, np.zeros(len(values), np.int64)
+        self.version = 0
+        self.seen = np.zeros(len(values), np.int64)
 
     def round(self, number: int, alive: Flags) -> Values:
         meeting = self.strategy.meet(len(alive), number, self.seed)
@@ -332,7 +337,7 @@ class Pushed:
         after = self.server[where] + np.cumsum(
             np.where(taken[:, None], changed / len(self.values), 0.0), axis=0
         )
-        # Who is refused keeps what it has to say, on top of what it pulls.
+        # A refused peer keeps its change, on top of the values that it pulls.
         self.base[turns, where] = after
         self.values[turns, where] = np.where(taken[:, None], after, after + changed)
         self.server[where] = after[-1] if len(turns) else self.server[where]
@@ -350,16 +355,16 @@ class Pushed:
 
 class Outer:
     """DiLoCo over one group, outer rate 1 and no momentum: everybody is ``values`` away from a
-    common anchor. Who was absent gives its difference when it is back, and takes the newest anchor.
-    ``fragments``: columns, one of them a round."""
+    common anchor. A peer that was absent gives its difference when it is back, and takes the newest
+    anchor. ``fragments``: columns, one of them a round."""
 
     def __init__(self, strategy: Butterfly, values: Values, seed: int, fragments: int) -> None:
-        self.strategy, self.seed, self.fragments = strategy, seed, fragments
-        self.values, self.base, self.anchor = (
-            values.copy(),
-            np.zeros_like(values),
-            np.zeros(values.shape[1]),
-        )
+        self.strategy = strategy
+        self.seed = seed
+        self.fragments = fragments
+        self.values = values.copy()
+        self.base = np.zeros_like(values)
+        self.anchor = np.zeros(values.shape[1])
 
     def round(self, number: int, alive: Flags) -> Values:
         meeting = self.strategy.meet(len(alive), number, self.seed)
@@ -376,8 +381,8 @@ World = Direct | Keyed | Pushed | Outer
 
 
 def grouped(groups: Groups, values: Values, alive: Flags) -> Values:
-    """Means within groups over who is alive; the others keep their values [n, c]. An absent owner's
-    shares are not averaged."""
+    """Means within groups over the peers that are alive; the others keep their values [n, c]. An
+    absent owner's shares are not averaged."""
     if groups.whole and not alive.all():
         broken = np.unique(groups.labels[~alive])
         alive = alive & ~np.isin(groups.labels, broken)

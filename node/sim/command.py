@@ -1,4 +1,5 @@
-"""What ``tutti simulate`` does: a swarm of thousands in virtual time, a time line, and numbers."""
+"""The command ``tutti simulate``: a swarm of thousands in virtual time, a time line, and
+numbers."""
 
 import json
 import os
@@ -28,8 +29,9 @@ def run_command(
     picture: Path | None,
     as_json: bool,
 ) -> int:
-    """``tutti simulate``: run the scenarios, or the faults of a file, and print. DEGRADED when an
-    invariant breaks or the run does not finish; UsageFault for what cannot be run."""
+    """``tutti simulate``: run the scenarios, or the faults of a file, and print. Returns DEGRADED
+    if an invariant breaks or the run does not finish. Raises UsageFault for scenarios or files that
+    cannot be run."""
     if picture:
         pictures.check(picture)
     schedule = _read(replay, setup) if replay else lay(scenarios, setup, seed)
@@ -93,7 +95,8 @@ def setup_of(
 
 def report(outcome: ScheduleOutcome, name: str, took: float) -> list[str]:
     """Lines for people."""
-    s, setup = outcome.summary(), outcome.setup
+    s = outcome.summary()
+    setup = outcome.setup
     width = shutil.get_terminal_size((100, 24)).columns
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     lines = timeline(outcome, width, colour=colour)

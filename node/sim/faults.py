@@ -1,9 +1,9 @@
-"""What can go wrong, as data: a time, a kind, and who. A schedule is a list of them; it can be
-saved, replayed and shrunk. A scenario lays one over a time line, drawn from a seed.
+"""Faults as data: a time, a kind, and a victim. A schedule is a list of faults; it can be saved,
+replayed and shrunk. A scenario lays one over a time line, drawn from a seed.
 
-Whom a fault hits is a number that picks among those it may hit when it strikes, so that a schedule
-still means something when another fault is taken out. A fault that would leave a stage with nobody
-who holds its parameters does not strike: nothing could bring those back.
+The victim of a fault is a number that picks among the peers it may hit when it strikes, so that a
+schedule still means something when another fault is taken out. A fault does not strike if it would
+leave a stage with nobody who holds its parameters: nothing could bring those back.
 """
 
 import json
@@ -22,18 +22,18 @@ from node.sim.swarm import SimSwarm
 from node.sim.world.network import Wall
 
 SLOWEST = 100.0
-"""Times as slow as it began: more is as good as dead."""
+"""Largest slowness of a peer, as a multiple of the nominal work times: more is as good as dead."""
 MILD = {"kill", "stranger"}
-"""What need not cost an epoch: of who is killed it depends on who is left."""
+"""Faults that need not cost an epoch; a kill may, depending on the peers that are left."""
 Trouble = Iterator[float]
-"""Happens at once; then yields for how many seconds it lasts, and is undone. One that lasts no
-longer than a moment yields nothing, or is a function without a result."""
+"""A fault with its end: the generator strikes at once, yields the seconds that the fault lasts, and
+then undoes it. A fault of a moment yields nothing, or is a function without a result."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``kind`` strikes at ``at`` seconds, lasts ``seconds``; ``who`` picks its victim, ``stage`` -1
-    for any, ``size`` how much."""
+    """One fault: ``kind`` strikes at ``at`` seconds and lasts ``seconds``; ``who`` picks the
+    victim, ``stage`` limits it to one stage (-1: any), ``size`` is the fault's strength."""
 
     at: float
     kind: str
@@ -60,7 +60,7 @@ class Schedule:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Schedule":
-        """Raises UsageFault for what is no schedule."""
+        """The schedule in a JSON text. Raises UsageFault if the text is no schedule."""
         try:
             body = json.loads(text)
             faults = tuple(Fault(**f) for f in body["faults"])
@@ -136,8 +136,8 @@ def _one(
 
 
 def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
-    """A peer dies. An epoch may survive that it does not lead, and of whose stage another current
-    member is left."""
+    """Kill a peer. An epoch may survive the death if the peer does not lead it and another current
+    member of the peer's stage is left."""
     chief = swarm.chief()
     plan = chief.leader.plan if chief is not None and chief.leader is not None else None
     spared = victim is not chief and victim.leader is None
@@ -275,16 +275,18 @@ def _partial(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Cut off and back again, ``size`` seconds each, or once in a shorter time."""
-    only, period = frozenset({victim.name}), max(0.2, min(f.size, f.seconds / 2))
+    only = frozenset({victim.name})
+    period = max(0.2, min(f.size, f.seconds / 2))
     for _ in range(int(f.seconds / period / 2)):
         yield from _behind(swarm, period, Wall(only, frozenset()), Wall(frozenset(), only))
         yield period
 
 
 def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> Trouble:
-    """All lines of a peer, in both directions, have so much more of something for a while.
-    Troubles of one line add up and go one by one."""
-    me, links = victim.name, swarm.links
+    """Add ``more`` to the profile of all links of a peer, in both directions, for a while. Several
+    troubles of one link add up and end one by one."""
+    me = victim.name
+    links = swarm.links
     lines = [links.link(*way) for p in swarm.peers if p != me for way in ((me, p), (p, me))]
 
     def change(sign: int) -> None:
@@ -299,7 +301,8 @@ def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> Trouble
 
 def _slow_link(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Every line of a peer gets ``size`` times the latency and the jitter of it."""
-    factor, usual = max(1.0, f.size), swarm.setup.links.latency_s
+    factor = max(1.0, f.size)
+    usual = swarm.setup.links.latency_s
     return _worse(swarm, f, victim, latency_s=usual * (factor - 1), jitter_s=usual * factor)
 
 
@@ -354,7 +357,7 @@ def _lies_as(swarm: SimSwarm, f: Fault, victim: SimPeer, kind: str) -> Trouble:
     victim.lie = kind
     yield f.seconds
     victim.lie = ""
-    # What it says from now on is true; what it did before is its own, so it starts anew.
+    # The peer tells the truth from now on. Its earlier work stays false, so the peer starts anew.
     victim.kill()
     victim.disk.places.clear()
     swarm.liars.discard(victim.name)
@@ -457,7 +460,7 @@ def _some(
 
 
 def _share(kind: str, share: float) -> Lay:
-    """As many peers as make this share of the swarm, at one time."""
+    """A scenario in which ``kind`` hits this share of the swarm at one time."""
 
     def lay(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
         at = round(dice.uniform(0.3, 0.6) * span, 3)
@@ -468,7 +471,8 @@ def _share(kind: str, share: float) -> Lay:
 
 
 def _crowd(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
-    """Half as many peers as there are, in one second, to any stage where they are needed."""
+    """A crowd of new peers, half the size of the swarm, comes within one second, to any stage that
+    needs them."""
     at = dice.uniform(0.2, 0.6) * span
     count = max(2, setup.peers // 2)
     times = sorted(at + dice.random() for _ in range(count))

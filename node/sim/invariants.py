@@ -1,10 +1,10 @@
-"""What must always hold, each as a checker of its own that looks only at what has just changed.
+"""Invariants of a run, each a checker of its own that looks only at the latest change.
 
 I1 equal digests in a cell, I2 one owner for every part, I3 a micro-batch counts once, I4 no sample
 is lost, I5 the mean is the weighted mean, I6 checkpoints are whole, I7 epochs and terms only grow,
 I8 a step is applied once, I9 plans are pure and nobody objects, I10 one fault costs no epoch, I11
-what enough voters commit is one line. A checker raises :class:`InvariantViolation`; what a liar
-says of itself is not checked.
+the versions that enough voters commit form one line. A checker raises :class:`InvariantViolation`;
+the claims of a liar about itself are not checked.
 """
 
 import copy
@@ -29,23 +29,27 @@ from node.training.protocol import events as ev
 from node.training.rounds.inner import caps_of
 
 NEAR = 1e-4
-"""How far a mean may be from the one it should be: what fp32 loses."""
+"""Most by which a mean may differ from the right one: the rounding of fp32."""
 KEPT = 512
-"""Plans, and versions, about which is remembered what was seen of them."""
+"""Number of plans, and of versions, whose observations are kept."""
 
 
 class InvariantViolation(TuttiError):
-    """``id`` is I1 to I11 or "liveness", ``time`` virtual seconds; ``recent`` what happened
-    last."""
+    """A broken invariant. ``id``: I1 to I11 or "liveness"; ``time``: virtual seconds; ``recent``:
+    the latest notes of the run."""
 
     def __init__(self, id: str, time: float, what: str, seed: int, recent: Iterable[str]) -> None:
         super().__init__(f"{id} at {time:.3f} s: {what}")
-        self.id, self.time, self.what, self.seed, self.recent = id, time, what, seed, tuple(recent)
+        self.id = id
+        self.time = time
+        self.what = what
+        self.seed = seed
+        self.recent = tuple(recent)
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBatches:
-    """What one peer's gradients of an epoch are of: samples, their sum for any part, tokens."""
+    """Content of one peer's gradients of an epoch: samples, their sum for any part, tokens."""
 
     samples: tuple[int, ...]
     sums: Tensor
@@ -82,12 +86,12 @@ class EpochRun:
 
 @dataclass(slots=True)
 class Ledger:
-    """A version's books: where it came from, where the sampler is after it, how many samples count
-    in it, and how many were knowingly given up on the way."""
+    """A version's books: its parent, the sampler's place after it, the number of samples counted in
+    it, and the number knowingly given up on the way."""
 
     parent: Version | None
     next: dict[tuple[int, int], int]
-    """Of each (remainder, bits): the first position never taken."""
+    """The first position never taken of each class (remainder, bits)."""
     returned: frozenset[int]
     counted: int
     lost: int = 0
@@ -121,7 +125,8 @@ class EqualDigests(Checker):
     _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=lambda: Newest(KEPT))
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
-        me, digest = plan.member(peer.name), peer.digest
+        me = plan.member(peer.name)
+        digest = peer.digest
         self.must(
             peer.in_place() == digest,
             f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it says",
@@ -145,7 +150,7 @@ class OneOwner(Checker):
 
     def plan(self, plan: Plan) -> None:
         if plan.parent:
-            return  # the owners are those of the parent, and nobody steps
+            return  # the owners are the parent's, and nobody steps
         names = self.swarm.setup.names
         there = {m.stage for m in plan.members if m.current}
         self.must(
@@ -163,7 +168,8 @@ class OneOwner(Checker):
     def round(self, a: ev.SendRound) -> None:
         if a.round.sources or not a.to:
             return
-        plan, member = a.plan, a.plan.member(a.to[0])
+        plan = a.plan
+        member = a.plan.member(a.to[0])
         if member is None:
             return
         able = {m.peer for m in plan.stage(member.stage) if m.current} - set(a.round.dead)
@@ -180,8 +186,8 @@ class CountsOnce(Checker):
     _seen: dict[tuple[str, int], dict[int, PeerId]] = field(default_factory=lambda: Newest(KEPT))
 
     def plan(self, plan: Plan) -> None:
-        """A swarm that has lost everything may begin with the very same plan again: what was
-        counted by it before is gone."""
+        """Forget the counts of this very plan: a swarm that has lost everything may begin with it
+        again, and the earlier counts are gone."""
         for stage in self.swarm.setup.names:
             self._seen.pop((plan.hash, stage), None)
 
@@ -197,7 +203,7 @@ class CountsOnce(Checker):
         )
 
     def gave(self, peer: SimPeer, plan: Plan, taken: TakenBatches) -> None:
-        """What one peer gives has samples of the plan, and each once."""
+        """A peer contributes samples of the plan only, and each once."""
         self.must(
             {s for p in plan.paths for s in p.samples}.issuperset(taken.samples),
             f"{peer.name} counts samples that epoch {plan.epoch} has not",
@@ -260,7 +266,7 @@ class NoSampleLost(Checker):
 
     def _divides(self, plan: Plan, book: Ledger) -> None:
         """A new cell begins with one half of its parent's share, and the parent goes on with the
-        other. What of its half was taken before counts in each cell's books."""
+        other. Samples of a cell's half that were taken before count in that cell's books."""
         share = tuple(
             SampleClass(
                 remainder,
@@ -284,8 +290,10 @@ class NoSampleLost(Checker):
         made = Version(plan.epoch + 1, lineage_after(plan, dropped))
         if made in self.books:
             return
-        book, lost = self.book(plan), set(dropped)
-        back, free = set(book.returned), dict(book.next)
+        book = self.book(plan)
+        lost = set(dropped)
+        back = set(book.returned)
+        free = dict(book.next)
         for sample in (s for path in plan.paths for s in path.samples):
             if sample in back:
                 back.discard(sample)
@@ -313,7 +321,7 @@ class NoSampleLost(Checker):
         self.books[made] = new
 
     def ancestor(self, old: Version, new: Version) -> bool:
-        """Whether ``new`` was made from ``old``, or is it."""
+        """Return True if ``new`` was made from ``old``, or equals it."""
         at: Version | None = new
         while at is not None and at.epoch >= old.epoch:
             if at == old:
@@ -323,7 +331,7 @@ class NoSampleLost(Checker):
 
 
 def _place(cursor: Cursor) -> tuple[dict[tuple[int, int], int], frozenset[int]]:
-    """Of each class the first position never taken, and all those handed back."""
+    """The first position never taken of each class, and all positions handed back."""
     back = frozenset(p for c in cursor for p in c.returned)
     return {(c.remainder, c.bits): c.next for c in cursor}, back
 
@@ -335,7 +343,7 @@ class WeightedMean(Checker):
     id = "I5"
     _given: dict[tuple[str, PeerId], TakenBatches] = field(default_factory=dict)
     _followed: int = 0
-    """Of what is known, how much belonged to plans in force when the old was last dropped."""
+    """Number of contributions kept for plans in force when old ones were last dropped."""
     _by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = field(default_factory=dict)
 
     def gave(self, plan_hash: str, peer: PeerId, taken: TakenBatches) -> None:
@@ -362,7 +370,7 @@ class WeightedMean(Checker):
         self._followed = len(self._given) - kept
 
     def of(self, plan_hash: str, peer: PeerId) -> TakenBatches | None:
-        """What a peer gave under a plan, None for nothing."""
+        """The gradients that a peer gave under a plan, or None."""
         return self._given.get((plan_hash, peer))
 
     def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep) -> None:
@@ -374,7 +382,7 @@ class WeightedMean(Checker):
             self._by[peer.name, name] = opened.plan_hash, by
 
     def stepping(self, peer: SimPeer, plan: Plan, means: Mapping[str, Tensor]) -> None:
-        """The mean that is stepped is that of what was given."""
+        """The mean that is stepped is the mean of the given gradients."""
         for name, mean in means.items():
             plan_hash, by = self._by.get((peer.name, name), ("", ()))
             if plan_hash != plan.hash or not all(self.swarm.honest(p) for p in by):
@@ -415,12 +423,13 @@ class WeightedMean(Checker):
 
 
 SCALE = 64.0
-"""Of gradients here."""
+"""Scale of the gradients in this simulation."""
 
 
 @dataclass
 class WholeCheckpoint(Checker):
-    """I6: what is read back from a disk is whole, of one version, and what was held at it."""
+    """I6: a checkpoint read back from a disk is whole, of one version, and equal to the parameters
+    held at that version."""
 
     id = "I6"
     _held: dict[tuple[int, Version], str] = field(default_factory=dict)
@@ -504,7 +513,7 @@ class AppliedOnce(Checker):
     def stepping(
         self, peer: SimPeer, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
     ) -> None:
-        """Of the version the plan starts from, with optimizer state of its history."""
+        """A step starts from the plan's base version, with optimizer state of its history."""
         at = peer.work.stage.version
         self.must(
             at == plan.base,
@@ -553,10 +562,11 @@ class PurePlan(Checker):
         if leader.phase is Phase.RUN or isinstance(event, ev.ClockTick):
             return None
         self._count += 1
-        # A copy costs as much as there are peers, so that in a big swarm it is made less often.
+        # A copy costs time in proportion to the number of peers; a big swarm makes fewer copies.
         if self._count % (self.EVERY * max(1, len(self.swarm.peers) // 8)):
             return None
-        facts, memory = leader.facts, leader.memory
+        facts = leader.facts
+        memory = leader.memory
         memo: dict[int, Any] = {
             id(x): x
             for x in (facts, *vars(facts).values(), *vars(memory).values())
@@ -602,7 +612,8 @@ class OneFault(Checker):
     _disturbed: float = -1e9
 
     def fault(self, kind: str, killed: PeerId | None = None) -> None:
-        """``killed``: who has died, where a live current replica is left and it does not lead."""
+        """Record a fault. ``killed``: the peer that has died, if it did not lead and a live current
+        replica of its stage is left."""
         for r in self._running.values():
             r.faults.append(kind)
             r.forgiven = (
@@ -611,7 +622,8 @@ class OneFault(Checker):
         self._disturbed = self.swarm.world.now
 
     def leads(self, peer: SimPeer) -> None:
-        """It begins to lead: of what it planned before it stopped, others know the end."""
+        """A peer begins to lead; other peers know the end of the plans that it made before it
+        stopped."""
         self._running.pop(peer.name, None)
 
     def planned(self, peer: SimPeer, plan: Plan) -> None:
@@ -629,20 +641,20 @@ class OneFault(Checker):
 
 @dataclass
 class OneLine(Checker):
-    """I11: of one cell, two leaders never commit by turns: each commit is of a newer plan than the
-    one before, wherever in the network that was. Those who go on without enough voters say so, and
-    do not count. A leader may hear late that its plan was carried out, after others have gone on
-    from what came of it: that is no step back.
-    """
+    """I11: two leaders of one cell never commit by turns: each commit is of a newer plan than the
+    one before, wherever in the network that was. Leaders that go on without enough voters say so,
+    and their commits do not count. A leader may hear late that its plan was carried out, after
+    others have gone on from its result: that is no step back."""
 
     id = "I11"
     _last: dict[tuple[str, str], tuple[int, PeerId, str]] = field(default_factory=dict)
     _base: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
-    """Of each plan the lineage it goes on from."""
+    """The lineage that each plan goes on from."""
     _line: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
-    """Of each plan the first of all before it: who has lost every memory of one begins anew."""
+    """The first plan in the line of each plan; a cell that remembers none of its plans begins a new
+    line."""
     _parents: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
-    """Of each committed lineage the one before it."""
+    """The parent of each committed lineage."""
 
     def planned(self, plan: Plan, after: str) -> None:
         """A plan by the voters of the plan with the hash ``after``."""
@@ -651,8 +663,8 @@ class OneLine(Checker):
         self._line[key] = self._line.get(after[:12], key)
 
     def committed(self, peer: SimPeer, cell: str, plan: str, term: int, made: Version) -> None:
-        """A leader says that the plan whose hash begins so has made this version, not as an
-        orphan."""
+        """A leader says that the plan whose hash begins with ``plan`` has made this version, and
+        not as an orphan."""
         key = cell, self._line.get(plan, plan)
         before, other, newest = self._last.get(key, (0, peer.name, ""))
         if term <= before and self._comes_from(newest, made.lineage):
@@ -666,7 +678,7 @@ class OneLine(Checker):
         self._parents[made.lineage] = self._base.get(plan, "")
 
     def _comes_from(self, lineage: str, older: str) -> bool:
-        """Whether that committed lineage was made from ``older``."""
+        """Return True if the committed ``lineage`` was made from ``older``."""
         while lineage := self._parents.get(lineage, ""):
             if lineage == older:
                 return True

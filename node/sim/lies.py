@@ -1,5 +1,6 @@
-"""Who does not say what is: lying peers, and strangers. What they say goes over the same network to
-the same services as what any peer says, and the services' checks are what should stop most of it.
+"""Peers that do not tell the truth: lying peers, and strangers. Their messages go over the same
+network to the same services as the messages of any peer, and the services' checks should stop most
+of them.
 
 The services of a lying peer are the product's, except for the methods replaced here.
 """
@@ -41,9 +42,11 @@ LIES = {
     "parts": "says that it holds parts it does not have",
     "history": "says that its history counted more tokens than anybody's",
 }
-SILENT, OVERSTEP = "silent", "overstep"
-"""Lies that are faults of their own: to do nothing in a round; to give parameters, as owner, that
-moved further than a step goes."""
+SILENT = "silent"
+"""Lie that is a fault of its own: to do nothing in a round."""
+OVERSTEP = "overstep"
+"""Lie that is a fault of its own: to give parameters, as owner, that moved further than a step
+goes."""
 BEYOND = 1.0
 """Added to every number that such an owner gives."""
 
@@ -128,7 +131,8 @@ class Stranger(rpc.TrainingServicer):
     the directory, that it leads."""
 
     def __init__(self, swarm: Swarm, name: PeerId) -> None:
-        self.swarm, self.name = swarm, name
+        self.swarm = swarm
+        self.name = name
         self.loop = ProcessLoop(swarm.world)
         # It never refuses anybody.
         self._transport = SimTransport(swarm.net, name, self.loop, FaultBook(threshold=1e9))

@@ -1,8 +1,8 @@
-"""One simulated peer: a process that is made of the product's services, and may die, stand still
-and come back.
+"""One simulated peer: a process made of the product's services, which may die, stand still and come
+back.
 
-What the daemon does with a real network, disk and device is done here with simulated ones; which
-services there are, and how they are connected, is :func:`node.app.assembly.compose`'s, for both.
+The daemon acts on a real network, disk and device; here they are simulated.
+:func:`node.app.assembly.compose` chooses and connects the services for both.
 """
 
 import asyncio
@@ -59,10 +59,10 @@ from node.training.state.stage import StageState
 from node.wire.tensors import digest
 
 RIPE_S = 5.0
-"""Sooner than real peers, because an epoch is shorter here: after so long together peers are
-colleagues."""
+"""Seconds together after which peers are colleagues; fewer than for real peers, because an epoch is
+shorter here."""
 MOVES = 200
-"""Of a search for better paths."""
+"""Moves of a search for better paths."""
 DRAIN_S = 60.0
 SOON_S = 0.1
 """Seconds between two checks for the end of a process."""
@@ -72,7 +72,8 @@ class SimClock(Clock):
     """The clocks of one machine."""
 
     def __init__(self, world: VirtualTime) -> None:
-        self._world, self.skew = world, 0.0
+        self._world = world
+        self.skew = 0.0
 
     def now(self) -> float:
         return self._world.now
@@ -82,25 +83,28 @@ class SimClock(Clock):
 
 
 class Swarm:
-    """What simulated peers share, and what their watches and strangers know of them all. Everything
-    that is left to chance comes from ``seed``."""
+    """State shared by the simulated peers, and facts about all of them for their watches and
+    strangers. All chance comes from ``seed``."""
 
     make: Any
     watch: Any
 
     def __init__(self, setup: Setup, seed: int) -> None:
-        self.setup, self.seed = setup, seed
+        self.setup = setup
+        self.seed = seed
         self.links = Links(random.Random(f"links {seed}"), setup.links)
         self.world = VirtualTime(seed)
         self.net = SimNet(self.world, self.links, setup.weigh)
         self.record_store = SimDht(
             self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
         )
-        self.manifest, self.metrics = setup.manifest(seed), Metrics()
+        self.manifest = setup.manifest(seed)
+        self.metrics = Metrics()
         self.changes: dict[str, Rules] = {}
-        """What the owner has signed, by its text."""
+        """Changes that the owner has signed, by their text."""
         self.peers: dict[PeerId, SimPeer] = {}
-        self.liars, self.strangers = set[PeerId](), set[PeerId]()
+        self.liars = set[PeerId]()
+        self.strangers = set[PeerId]()
         self.troubles = 0
         """Faults that last and are not over."""
 
@@ -113,7 +117,8 @@ class Swarm:
         return self.changes[change]
 
     def facts(self, facts: RunFacts) -> RunFacts:
-        """What leaders reckon with: as long as work takes here."""
+        """Facts that leaders plan with, with operations and sizes as large as the simulated
+        work."""
         setup = self.setup
         block = setup.operations_per_s * 3 * setup.work.forward_s
         ends = setup.operations_per_s * 4 * setup.work.ends_s
@@ -132,7 +137,7 @@ class Swarm:
         return not (self.troubles or self.links.walls or self.liars or flips)
 
     def live(self, stage: int | None = None) -> "list[SimPeer]":
-        """Peers whose process runs and has a stage, in PeerId order."""
+        """Peers with a running process and a stage, in PeerId order."""
         return [
             p
             for _, p in sorted(self.peers.items())
@@ -153,18 +158,22 @@ class SimPeer(Peer[Services]):
         slowness: float,
         open_to: str = "auto",
     ) -> None:
-        self.swarm, self.world, self.name = swarm, swarm.world, name
+        self.swarm = swarm
+        self.world = swarm.world
+        self.name = name
         self.slowness = slowness
         self.disk = SimDisk(swarm.setup.work.checkpoint_s)
         self.machine_clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
-        self.allowed, self.named = open_to, stage
+        self.allowed = open_to
+        self.named = stage
         self.alive = False
-        self.lie, self.flip = "", False
+        self.lie = ""
+        self.flip = False
         self._new()
 
     def _new(self) -> None:
-        """What a process has in memory."""
+        """Build the state that a process has in memory."""
         swarm = self.swarm
         self._failed = partial(swarm.watch.crashed, self)
         journal = Journal((swarm.watch,), clock=self.machine_clock, keep=1)
@@ -196,7 +205,8 @@ class SimPeer(Peer[Services]):
         self.world.push(0.0, do, *args, loop=self.loop)
 
     async def _take_part(self) -> None:
-        swarm, manifest = self.swarm, self.swarm.manifest
+        swarm = self.swarm
+        manifest = self.swarm.manifest
         self.presence = presence = Presence(
             self.name,
             SimDirectory(swarm.record_store, self.name, self.clock),
@@ -223,8 +233,12 @@ class SimPeer(Peer[Services]):
         self.start(a, presence, manifest)
 
     def _assemble(self, stage: int, presence: Presence) -> Services:
-        swarm, setup, device = self.swarm, self.swarm.setup, self.device
-        manifest, watch, make = swarm.manifest, swarm.watch, swarm.make
+        swarm = self.swarm
+        setup = self.swarm.setup
+        device = self.device
+        manifest = swarm.manifest
+        watch = swarm.watch
+        make = swarm.make
         self.named = stage
         meter = PipelineMeter(self.journal, swarm.metrics, self.clock)
         store = DiskStore(
@@ -249,7 +263,7 @@ class SimPeer(Peer[Services]):
         state = StageState(Values(setup.names[stage]), stage, placed=self._placed)
 
         m = manifest.model
-        # Of each micro-batch two activations of fp32.
+        # The stash holds two fp32 activations for each of ``setup.stash`` micro-batches.
         stash = setup.stash * 2 * 4 * m.d_model * m.seq_len * manifest.pipeline.micro_batch
 
         def math(module: Any, wire: str, autocast: Any) -> ValueMath:
@@ -301,8 +315,8 @@ class SimPeer(Peer[Services]):
         self.disk.cell = cell
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
-        """A bit flips on the way into its place, where that is to happen: of what is new, not of
-        what was kept to go back to."""
+        """Flip a bit of the tensors on the way into their place, if ``flip`` asks for it. It
+        changes new values only, not the old ones kept to go back to."""
         kept = self.assembled.stage._before if self.assembled is not None else None
         if self.flip and isinstance(tensors, dict) and (kept is None or tensors is not kept[0]):
             self.flip = False
@@ -322,8 +336,8 @@ class SimPeer(Peer[Services]):
             self.stop("drained in haste")
 
     def stop(self, why: str) -> None:
-        """The process ends in order; who has moved begins anew at the other stage, or in the other
-        cell."""
+        """End the process in order; a peer that has moved begins anew at its new stage, or in its
+        new cell."""
         if not self.ending:
             self.ending = True
             self._later(lambda: self.tasks.spawn(self._rest(), "rest"))
@@ -362,7 +376,7 @@ class SimPeer(Peer[Services]):
         swarm.watch.note(f"{self.name} has moved to {where}")
         if self.to_cell is not None:
             self.disk.change_cell(self.to_cell)
-        # Whose stage is fixed keeps it in another cell too.
+        # A peer with a fixed stage keeps it in another cell too.
         if self.to_cell is None or self.allowed:
             self.named = self.to_stage
         self.boot()
@@ -385,24 +399,25 @@ class SimPeer(Peer[Services]):
         await asyncio.sleep(SEARCH_S)
         return search(job, moves=MOVES)
 
-    # ----------------------------------------------------------- what it posts
+    # ----------------------------------------------------------- its record
 
     def body(self) -> Any:
-        """Its record."""
-        spoken, reach = (PROTOCOL, PROTOCOL), Standing.OPEN.value
+        """The body of its record."""
+        spoken = (PROTOCOL, PROTOCOL)
+        reach = Standing.OPEN.value
         return replace(super().body(), name=self.name, protocols=spoken, reach=reach)
 
-    # ----------------------------------------------------------- what is asked of it from outside
+    # ----------------------------------------------------------- questions from outside
 
     @property
     def stage(self) -> int:
-        """Where it is, or is to be; -1 while that is open."""
+        """Its present or coming stage; -1 while that is open."""
         here = self.place if self.assembled is None else self.assembled.stage.stage
         return next((stage for stage in (here, self.named) if stage is not None), -1)
 
     @property
     def ready(self) -> bool:
-        """It takes part."""
+        """True once the peer takes part."""
         a = self.assembled
         return self.alive and a is not None and bool(a.training.tasks)
 
@@ -412,12 +427,12 @@ class SimPeer(Peer[Services]):
 
     @property
     def work(self) -> StageRuntime:
-        """Of its stage. Only for one that has begun."""
+        """The runtime of its stage. Only for a peer that has begun."""
         return self._begun().work
 
     @property
     def training(self) -> Training:
-        """Only of one that has begun."""
+        """Its training service. Only for a peer that has begun."""
         return self._begun().training
 
     def _begun(self) -> Services:
@@ -435,7 +450,7 @@ class SimPeer(Peer[Services]):
 
     @property
     def digest(self) -> str:
-        """Of its parameters, as it says."""
+        """Digest of its parameters, as the peer itself says."""
         return self.work.stage.digest
 
     def in_place(self) -> str:
@@ -454,7 +469,7 @@ class SimPeer(Peer[Services]):
 
 
 class SimSigner:
-    """Of one peer. Nobody in a simulation makes another one's."""
+    """Signatures of one peer. Nobody in a simulation makes another peer's."""
 
     def __init__(self, peer: PeerId) -> None:
         self.peer_id = peer

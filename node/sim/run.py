@@ -1,4 +1,5 @@
-"""One schedule from beginning to end, what came of it, and the smallest that fails as it did."""
+"""One schedule from beginning to end, its outcome, and the smallest schedule that fails in the same
+way."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -17,19 +18,19 @@ from node.sim.world.loop import bury, quiet
 from node.training.protocol.waiting import Lack, Wait
 
 EVERY = 24
-"""Runs between two collections of what they have left."""
+"""Runs between two collections of their garbage."""
 LIMIT_S = 3600.0
 """Virtual seconds after which a run is ended."""
 PATIENCE_S = 120.0
-"""When every fault is over, the swarm commits again within so long."""
+"""Virtual seconds within which the swarm commits again after every fault is over."""
 MOST_RUNS = 300
-"""To make a schedule smaller."""
+"""Most runs to make a schedule smaller."""
 
 
 @dataclass
 class ScheduleOutcome:
-    """What a run came to. Times are virtual seconds. ``cells``: of those at the end in which every
-    stage has a peer that lives, the newest epoch; one without a name where cells do not lead
+    """Outcome of a run. Times are virtual seconds. ``cells``: the newest epoch of each cell in
+    which every stage has a live peer at the end; a single cell without a name if cells do not lead
     themselves."""
 
     setup: Setup
@@ -62,13 +63,13 @@ class ScheduleOutcome:
 
     @property
     def repeated(self) -> int:
-        """Commits of an epoch that had been committed before: what was given up or done on two
-        sides."""
+        """Commits of an epoch that had been committed before: epochs given up and repeated, or done
+        on two sides."""
         return len(self.commits) - len({(c.cell, c.epoch) for c in self.commits})
 
     @property
     def tokens_per_s(self) -> float:
-        """Committed tokens a second, those of repeated epochs once."""
+        """Committed tokens a second; repeated epochs count once."""
         last = {(c.cell, c.epoch): c.tokens for c in self.commits}
         return sum(last.values()) / self.seconds if self.seconds else 0.0
 
@@ -131,7 +132,9 @@ def run(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) ->
     in memory or on its disk, and the leader says so.
     """
     with quiet():
-        swarm, lost, violation = SimSwarm(setup, schedule.seed, make), False, None
+        swarm = SimSwarm(setup, schedule.seed, make)
+        lost = False
+        violation = None
         try:
             for fault in schedule.faults:
                 swarm.world.push(fault.at, strike, swarm, fault)
@@ -144,12 +147,18 @@ def run(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) ->
 
 
 def _play(swarm: SimSwarm, healed: float) -> bool:
-    """False when the swarm cannot go on, because nobody has what it would take."""
-    world, watch, count, since = swarm.world, swarm.watch, -1, healed
+    """Run until the end. Returns False if the swarm cannot go on, because nobody holds the
+    parameters that it would need. Raises InvariantViolation if it stops committing without such a
+    reason."""
+    world = swarm.world
+    watch = swarm.watch
+    count = -1
+    since = healed
     world.run(min(LIMIT_S, healed), None)
     while world.now < LIMIT_S and not _finished(swarm):
         if len(watch.commits) > count:
-            count, since = len(watch.commits), max(world.now, healed)
+            count = len(watch.commits)
+            since = max(world.now, healed)
         elif world.now - since > PATIENCE_S and not swarm.troubles:
             chief = swarm.chief()
             leader = chief.leader if chief is not None else None
@@ -175,8 +184,8 @@ def _common(swarm: SimSwarm) -> set[Version]:
 
 
 def _finished(swarm: SimSwarm) -> bool:
-    """Whether every cell has committed its last epoch. A cell in which nobody is left at some stage
-    is not waited for."""
+    """Return True if every cell has committed its last epoch. A cell that has lost all peers of a
+    stage is not waited for."""
     if not swarm.manifest.averaging.peers:
         return bool(swarm.watch.ended)
     whole = swarm.cells()
@@ -223,12 +232,14 @@ def shrink(
     and shorter troubles; ``outcome`` itself when it violates none.
 
     Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
-    IEEE TSE 2002): chunks of faults are left out, smaller and smaller ones, as long as what is left
-    still fails. At most ``most`` schedules are tried.
+    IEEE TSE 2002): chunks of faults are left out, smaller and smaller ones, while the remaining
+    faults still fail. At most ``most`` schedules are tried.
     """
     if outcome.violation is None:
         return outcome
-    wanted, best, faults = outcome.violation.id, outcome, outcome.schedule.faults
+    wanted = outcome.violation.id
+    best = outcome
+    faults = outcome.schedule.faults
     candidates = _smaller(faults, max(1, len(faults) // 2), 0)
     for _ in range(most):
         faults, size, start = next(candidates, (None, 0, 0))
@@ -236,7 +247,8 @@ def shrink(
             break
         tried = run(setup, replace(best.schedule, faults=faults), make)
         if tried.violation is not None and tried.violation.id == wanted:
-            best, candidates = tried, _smaller(faults, size, start)
+            best = tried
+            candidates = _smaller(faults, size, start)
     return best
 
 
@@ -248,7 +260,8 @@ def _smaller(
     while size:
         for start in range(begin, len(faults), size):
             yield faults[:start] + faults[start + size :], size, start
-        size, begin = size // 2, 0
+        size = size // 2
+        begin = 0
     for i, fault in enumerate(faults):
         for plainer in _plainer(fault):
             if plainer != fault:

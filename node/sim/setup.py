@@ -1,5 +1,5 @@
-"""What a simulated swarm is made of: how many peers, how long work takes, how wide the lines are,
-what the run agreed on."""
+"""Settings of a simulated swarm: the number of peers, the time that work takes, the width of the
+links, and the rules of the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,13 +19,13 @@ from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.settings import TrainingSettings
 
 WIDTH = 2
-"""Of what stands for activations."""
+"""Numbers that stand for one position's activations."""
 NUMBERS = 4
-"""Of what stands for a parameter."""
+"""Numbers that stand for one parameter."""
 HEAD = 256
 """Bytes of a message without tensors."""
 FLOPS_PER_S = 5e10
-"""What a simulated peer computes, when a manifest says how much there is to compute."""
+"""Operations a second of a simulated peer, used if a manifest gives the number of operations."""
 
 
 def toy_parts(stages: int, each: int) -> dict[int, tuple[ParameterPart, ...]]:
@@ -41,8 +41,8 @@ def toy_parts(stages: int, each: int) -> dict[int, tuple[ParameterPart, ...]]:
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """What every link is like at first: seconds, seconds, bits a second (0: no limit), a share of
-    messages."""
+    """First state of every link: latency and jitter in seconds, bandwidth in bits a second (0: no
+    limit), loss as a share of messages."""
 
     latency_s: float = 0.02
     jitter_s: float = 0.02
@@ -66,10 +66,9 @@ class WorkTimes:
 @dataclass(frozen=True)
 class Setup:
     """Numbers of peers: ``ends``, ``stages`` block stages of ``replicas`` each, the first ``extra``
-    stages one more. Times in seconds, sizes in bytes. ``spread_s``: between a record's change and
-    the directory's.
-    ``tokens`` and ``activation`` are those of one micro-batch. ``cell``: most peers of a cell (0:
-    all of a stage), which average with each other as ``outer`` says."""
+    stages one more. Times in seconds, sizes in bytes. ``spread_s``: from a record's change to the
+    directory's. ``tokens`` and ``activation`` belong to one micro-batch. ``cell``: most peers of a
+    cell (0: all of a stage); cells average with each other as ``outer`` says."""
 
     ends: int = 2
     stages: int = 2
@@ -119,13 +118,13 @@ class Setup:
 
     @property
     def operations_per_s(self) -> float:
-        """What an optimizer's step does in a second here; 0 where it takes no time."""
+        """Operations a second of an optimizer's step here; 0 where it takes no time."""
         costs = [p.cost for p in self.parts[1]]
         return sum(costs) / len(costs) / self.work.step_s if self.work.step_s else 0.0
 
     def manifest(self, seed: int) -> Manifest:
-        """What the peers of the schedule of this seed have agreed on, for the few numbers that
-        stand for a model here."""
+        """The manifest that the peers of this seed's schedule share, for the few numbers that stand
+        for a model here."""
         scheduler, may_skip = self.scheduling(seed)
         return Manifest(
             model=ModelSettings(
@@ -173,7 +172,7 @@ class Setup:
 
     @property
     def _bulk(self) -> float:
-        """How many times as large a parameter is as what stands for it."""
+        """Ratio of a parameter's size to the size of the numbers that stand for it."""
         found = [p.bytes for parts in self.parts.values() for p in parts]
         return sum(found) / len(found) / (4 * NUMBERS)
 
@@ -186,10 +185,11 @@ class Setup:
     def of(
         cls, manifest: Manifest, peers: int, ends: int, epochs: int | None, stages: int | None
     ) -> "Setup":
-        """The swarm of a manifest with so many peers; ``stages`` and ``epochs`` may be others than
-        it says.
+        """The swarm of a manifest with ``peers`` peers; ``stages`` and ``epochs`` may differ from
+        the manifest's.
 
-        Raises UsageFault for a number of stages its model cannot be cut into, or too few peers.
+        Raises UsageFault if its model cannot be cut into this number of stages, or for too few
+        peers.
         """
         if stages is not None:
             manifest = replace(
@@ -198,7 +198,9 @@ class Setup:
                 pipeline=replace(manifest.pipeline, stages=stages),
                 signature=None,
             )
-        m, p, t = manifest.model, manifest.pipeline, manifest.training
+        m = manifest.model
+        p = manifest.pipeline
+        t = manifest.training
         if peers < ends + p.stages:
             raise UsageFault(
                 f"{peers} peers are too few",

@@ -45,7 +45,10 @@ MARKS = {
     "stranger": "?",
 }
 """One letter for each kind of fault."""
-RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+RED = "\x1b[31m"
+GREEN = "\x1b[32m"
+DIM = "\x1b[2m"
+PLAIN = "\x1b[0m"
 HEIGHT = 6
 """Lines of the curve."""
 
@@ -54,7 +57,8 @@ def timeline(o: ScheduleOutcome, width: int, colour: bool = False) -> list[str]:
     """Lines of at most ``width`` characters: epochs over virtual seconds, of the cell that is
     furthest, below them the faults that struck."""
     columns = max(10, width - 8)
-    span, top = max(o.seconds, 1e-9), max(1, o.setup.epochs)
+    span = max(o.seconds, 1e-9)
+    top = max(1, o.setup.epochs)
     levels = [0] * columns
     for c in o.commits:
         i = min(columns - 1, int(c.at / span * columns))
@@ -104,8 +108,12 @@ def _legend(o: ScheduleOutcome, width: int) -> list[str]:
 def svg(o: ScheduleOutcome, title: str) -> str:
     """The same as a picture: a step line of epochs for each cell, a red line for each fault, grey
     where it lasts."""
-    w, h, left, low = 900.0, 360.0, 50.0, 300.0
-    span, top = max(o.seconds, 1e-9), max(1, o.setup.epochs)
+    w = 900.0
+    h = 360.0
+    left = 50.0
+    low = 300.0
+    span = max(o.seconds, 1e-9)
+    top = max(1, o.setup.epochs)
 
     def x(at: float) -> float:
         return round(left + (w - left - 20) * min(at, span) / span, 1)

@@ -1,5 +1,4 @@
-"""The simulated swarm: its peers, what their machines are made of, and the few things done to it
-from outside."""
+"""The simulated swarm: its peers, their machines, and the few things done to it from outside."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,8 +14,8 @@ from node.sim.watch import HistoryRecorder
 
 @dataclass(frozen=True)
 class MachineFactory(Machines):
-    """What makes a peer's machines. ``services``: what is done to its services before they start.
-    A test plants a bug in one of them."""
+    """Factories of a peer's machines. ``services``: called with a peer before its services start. A
+    test plants a bug in one of them."""
 
     services: Callable[[SimPeer], object] = lambda peer: None
 
@@ -53,7 +52,7 @@ class SimSwarm(Swarm):
         peer.boot()
         return peer
 
-    # ----------------------------------------------------------- what is to be seen
+    # ----------------------------------------------------------- views
 
     def cells(self) -> set[str]:
         """Cells in which every stage has a peer that lives; one without a name where cells do not
@@ -71,7 +70,7 @@ class SimSwarm(Swarm):
         return next((p for p in self.live(ENDS) if p.leader is not None), None)
 
     def spare(self, peer: SimPeer) -> bool:
-        """Whether somebody else alive holds what this peer's stage needs."""
+        """Return True if another live peer holds everything that this peer's stage needs."""
         cell = [p for p in self.live(peer.stage) if p.ready and self.honest(p.name)]
         newest = max((p.member.at.epoch for p in cell), default=0)
         others = [

@@ -1,5 +1,5 @@
-"""Connects the simulated swarm to the checkers, and counts events for the outcome. The machines in
-a peer's services are looked at from outside: each event that goes in, and what comes out."""
+"""Connects the simulated swarm to the checkers, and counts events for the outcome. It looks at the
+machines in a peer's services from outside: at each event that enters and the actions that leave."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -52,12 +52,12 @@ COUNTED = {
     "window-alone": "windows-alone",
     "stood-still": "stood-still",
 }
-"""Facts of peers' records, and as what they are counted."""
+"""Names under which facts of peers' records are counted."""
 
 
 class Commit(NamedTuple):
-    """An epoch that was committed, at a virtual time; ``cell``: of the cell that made it, empty
-    where there is one."""
+    """An epoch that was committed, at a virtual time; ``cell``: the cell that made it, empty if
+    there is only one."""
 
     at: float
     epoch: int
@@ -67,37 +67,36 @@ class Commit(NamedTuple):
 
 
 class HistoryRecorder:
-    """All checkers, and what is counted for the outcome."""
+    """All checkers, and the counts for the outcome."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         self.recent: deque[str] = deque(maxlen=24)
-        self.digests, self.owners, self.once = (
-            EqualDigests(swarm),
-            OneOwner(swarm),
-            CountsOnce(swarm),
-        )
-        self.samples, self.mean = NoSampleLost(swarm), WeightedMean(swarm)
-        self.whole, self.grow, self.applied = (
-            WholeCheckpoint(swarm),
-            OnlyGrow(swarm),
-            AppliedOnce(swarm),
-        )
-        self.pure, self.one_fault, self.line = PurePlan(swarm), OneFault(swarm), OneLine(swarm)
+        self.digests = EqualDigests(swarm)
+        self.owners = OneOwner(swarm)
+        self.once = CountsOnce(swarm)
+        self.samples = NoSampleLost(swarm)
+        self.mean = WeightedMean(swarm)
+        self.whole = WholeCheckpoint(swarm)
+        self.grow = OnlyGrow(swarm)
+        self.applied = AppliedOnce(swarm)
+        self.pure = PurePlan(swarm)
+        self.one_fault = OneFault(swarm)
+        self.line = OneLine(swarm)
         self.counts: Counter[str] = Counter()
         self.commits: list[Commit] = []
         self.ended: set[str] = set()
-        """Cells whose leader says that the run is complete."""
+        """Cells with a leader that says that the run is complete."""
         self._met: set[tuple[str, int]] = set()
         self._outer: set[str] = set()
-        """Beginnings of the hashes of plans that put in place what came of a window."""
+        """Beginnings of the hashes of plans that put the mean of a window in place."""
         self.died: dict[PeerId, float] = {}
-        """When those died last of whom no leader has said that they are lost."""
+        """Time of the last death of each peer that no leader has reported lost since."""
         self.detections: list[float] = []
         """Seconds from a death until a leader said so."""
 
     def note(self, text: str) -> None:
-        """One line for the record of what happened last."""
+        """Keep one line in the record of the latest events."""
         self.recent.append(f"{self.swarm.world.now:8.3f} {text}")
 
     def violation(self, id: str, what: str) -> InvariantViolation:
@@ -162,7 +161,8 @@ class HistoryRecorder:
 
     def _committed(self, peer: SimPeer, facts: Mapping[str, Any]) -> None:
         self.one_fault.ended(peer, True, "")
-        epoch, cell = facts["epoch"], facts.get("cell", "")
+        epoch = facts["epoch"]
+        cell = facts.get("cell", "")
         self.commits.append(Commit(self.swarm.world.now, epoch, facts["tokens"], peer.name, cell))
         if not facts.get("orphan"):
             made = Version(epoch, facts["lineage"])
@@ -219,7 +219,8 @@ class HistoryRecorder:
         """Watch the member machine of a process that begins."""
 
         def look(event: Any, decide: Decide) -> list[Any]:
-            at, term = machine.at, machine.term
+            at = machine.at
+            term = machine.term
             actions = decide()
             self.grow.member(peer, event, actions, at, term)
             told = [lies.told(peer, a) for a in actions] if peer.lie else actions
@@ -265,11 +266,13 @@ class HistoryRecorder:
     # ----------------------------------------------------------- the engines
 
     def pipeline(self, peer: SimPeer, machine: PipelineMachine) -> PipelineMachine:
-        """The machine of a peer's pipeline: what is let in, and what counts."""
+        """The machine of a peer's pipeline; checks the tensors that it takes and the micro-batches
+        that it counts."""
         counted: set[tuple[str, pv.Key]] = set()
 
         def look(event: Any, decide: Decide) -> list[Any]:
-            actions, plan = decide(), machine.plan
+            actions = decide()
+            plan = machine.plan
             if isinstance(event, pv.AdoptPlan):
                 counted.clear()
             elif isinstance(event, pv.TensorReceived):
@@ -295,7 +298,7 @@ class HistoryRecorder:
         return lies.tokens(peer, tokens)
 
     def round(self, peer: SimPeer, machine: RoundMachine) -> RoundMachine:
-        """The machine of a peer's exchange: of whose gradients it makes a step."""
+        """The machine of a peer's exchange; checks the gradients that make a step."""
         running = EpochRun()
 
         def look(event: Any, decide: Decide) -> list[Any]:
@@ -353,7 +356,8 @@ class HistoryRecorder:
 
 
 def _seen(machine: M, look: Callable[[Any, Decide], list[Any]]) -> M:
-    """The machine, each of whose decisions is looked at: what ``look`` returns of it is done."""
+    """The machine, with each of its decisions seen by ``look``; the actions that ``look`` returns
+    are done."""
     handle: Callable[[Any, float], list[Any]] = machine.handle  # type: ignore[attr-defined]
 
     def seen(event: Any, now: float) -> list[Any]:

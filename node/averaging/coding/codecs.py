@@ -31,9 +31,8 @@ class Numbers(ABC):
     numbers: int
 
     def read(self, start: int, into: Tensor) -> Tensor:
-        """The numbers from ``start``, a multiple of ``PIECE``, on: as many as ``into`` [numbers]
-        holds. Returns ``into`` filled with them, or a view of memory that has them already and must
-        not be changed."""
+        """Read numbers from ``start``, a multiple of ``PIECE``, to fill ``into`` [numbers]. Returns
+        ``into``, or a view of memory that has the numbers already and must not be changed."""
         for at in range(0, into.numel(), PIECE):
             self._piece(start + at, into[at : at + PIECE])
         return into
@@ -68,7 +67,9 @@ class Coded(Numbers):
     """
 
     def __init__(self, data: Tensor, shape: Sequence[int], codec: str) -> None:
-        self.shape, self.numbers, self.codec = tuple(shape), math.prod(shape), codec
+        self.shape = tuple(shape)
+        self.numbers = math.prod(shape)
+        self.codec = codec
         expected = nbytes_of(self.numbers, codec)
         if data.numel() != expected:
             raise WireError(
@@ -79,7 +80,8 @@ class Coded(Numbers):
             raise WireError(fault)
         self.lies = codec == "fp32"
         """In memory as fp32 already."""
-        self.raw, self._open = raw, OPENERS[codec](raw, self.numbers)
+        self.raw = raw
+        self._open = OPENERS[codec](raw, self.numbers)
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Coded":
@@ -110,7 +112,9 @@ class Rounded(Numbers):
     are asked for."""
 
     def __init__(self, tensor: Tensor, codec: str) -> None:
-        self.shape, self.numbers, self._flat = tuple(tensor.shape), tensor.numel(), _flat(tensor)
+        self.shape = tuple(tensor.shape)
+        self.numbers = tensor.numel()
+        self._flat = _flat(tensor)
         self._way = Encoding(min(PIECE, self.numbers), codec)
 
     def _piece(self, start: int, into: Tensor) -> None:
@@ -126,13 +130,14 @@ class Encoding:
     """
 
     def __init__(self, numbers: int, codec: str) -> None:
-        self.numbers, self.codec = numbers, codec
+        self.numbers = numbers
+        self.codec = codec
         self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8)
         self.write = WRITERS[codec](self._raw, numbers)
-        """Takes a ``PIECE`` of numbers (fp32, CPU, contiguous), or what is left at the end, from a
-        multiple of it on."""
+        """Takes a ``PIECE`` of numbers (fp32, CPU, contiguous), or the shorter rest at the end, and
+        their first index, a multiple of ``PIECE``."""
         self.read = OPENERS[codec](self._raw, numbers)
-        """Gives what was written there, as everybody will have it."""
+        """Gives the numbers written there, as everybody will decode them."""
 
     def done(self) -> Tensor:
         """All the bytes [nbytes_of] uint8. Raises ValueError for what :func:`encode` does."""
@@ -167,7 +172,7 @@ def decode(data: Tensor, numbers: int, codec: str) -> Tensor:
 
 
 def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
-    """(bytes to send, the numbers that they are to everybody), the latter in the shape of
+    """Returns the bytes to send and the numbers that everybody decodes from them, in the shape of
     ``tensor``.
 
     The owner of a result adopts the second, so that all members end with the same bits.
@@ -177,13 +182,14 @@ def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
 
 
 def opened(coded: Coded) -> tuple[Tensor, bool]:
-    """The numbers, fp32, or bf16 where they travel so, and whether all are finite: asked where they
-    are in the cache, and only of formats that let others pass."""
+    """The numbers, fp32, or bf16 where they travel so, and True if all are finite. They are checked
+    while they are in the cache, and only in formats that can hold a number that is not finite."""
     sure = FORMATS[coded.codec].finite
     if coded.codec in TYPED:
         numbers = coded.raw.view(TYPED[coded.codec]).view(coded.shape)
         return numbers, finite(numbers)
-    numbers, fine = torch.empty(coded.numbers), True
+    numbers = torch.empty(coded.numbers)
+    fine = True
     for start in range(0, coded.numbers, PIECE):
         piece = coded.read(start, numbers[start : start + PIECE])
         fine &= sure or finite(piece)
@@ -191,24 +197,26 @@ def opened(coded: Coded) -> tuple[Tensor, bool]:
 
 
 def finite(tensor: Tensor) -> bool:
-    """No NaN and no infinity: a sum hides neither. That of large numbers may overflow all the same,
-    so then each is looked at."""
+    """Return True if no number is NaN or infinite: a sum hides neither. The sum of large finite
+    numbers may overflow all the same; then each number is checked."""
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def settled(name: str, given: Numbers, codec: str) -> tuple[Tensor, Tensor]:
-    """What a fresh part is to everybody (CPU, contiguous, fp32, or bf16 where it travels so: the
-    memory of ``given`` if it has this format), and the bytes that say so.
+    """A fresh part as every member will decode it (CPU, contiguous, fp32, or bf16 where it travels
+    so: the memory of ``given`` if it has this format), and its bytes.
 
-    Raises StepFault for numbers that are not finite or cannot be sent in ``codec``, as what others
-    gave may come to.
+    Raises StepFault for numbers that are not finite or cannot be sent in ``codec``; gradients of
+    others may lead to such numbers.
     """
     if codec in TYPED and isinstance(given, Coded) and given.codec == codec:
         data = given.raw
         fresh = data.view(TYPED[codec])
         fine = finite(fresh)
     else:
-        fresh, fine, sure = torch.empty(given.numbers), True, FORMATS[codec].finite
+        fresh = torch.empty(given.numbers)
+        fine = True
+        sure = FORMATS[codec].finite
         encoding = None if codec == "fp32" else Encoding(given.numbers, codec)
         scratch = torch.empty(0 if encoding is None else min(PIECE, given.numbers))
         for start in range(0, given.numbers, PIECE):

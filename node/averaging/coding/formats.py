@@ -1,16 +1,22 @@
-"""The number formats that averaging may send in, and how many bytes each takes; what they do to
-numbers is in ``codecs.py``. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings
-and the simulator can ask."""
+"""The number formats that averaging may send in, and the bytes each takes; ``codecs.py`` encodes
+and decodes them. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings and the
+simulator can ask."""
 
 from dataclasses import dataclass
 
-INT8_BLOCK, INT4_BLOCK = 256, 64
-"""Numbers that share a scale. int4 has so few steps that its blocks must be small."""
-TOP_BLOCK, TOP_SHARE = 4096, 32
-"""top-k keeps one number of ``TOP_SHARE`` in every block, in ``TOP_BITS`` bits: five of its place,
-two that say how many share its higher bits, two of its value."""
-TOP_BITS, TOP_SCALES = 9, 4
-"""``TOP_SCALES``: bytes of the two magnitudes of a block."""
+INT8_BLOCK = 256
+"""Numbers that share a scale in int8."""
+INT4_BLOCK = 64
+"""Numbers that share a scale in int4, which has so few steps that its blocks must be small."""
+TOP_BLOCK = 4096
+"""Numbers of a top-k block."""
+TOP_SHARE = 32
+"""top-k keeps one number of ``TOP_SHARE`` in every block."""
+TOP_BITS = 9
+"""Bits of a kept number: five of its place, two that say how many share its higher bits, two of its
+value."""
+TOP_SCALES = 4
+"""Bytes of the two magnitudes of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +65,5 @@ def kept(numbers: int) -> int:
 
 
 def top_row(numbers: int) -> int:
-    """Bytes of one top-k block of so many numbers: its magnitudes and its codes."""
+    """Bytes of one top-k block of ``numbers`` numbers: its magnitudes and its codes."""
     return TOP_SCALES + -(-TOP_BITS * kept(numbers) // 8)

@@ -29,10 +29,10 @@ from node.averaging.coding.formats import (
 
 PIECE = 1 << 17
 """Numbers worked on at a time, a multiple of all blocks: 512 KiB, which stay in the processor's
-second cache. Part of what int4 is on the wire."""
+second cache. Also a part of the wire format of int4."""
 Writer = Callable[[int, Tensor], None]
-"""(first number, numbers): writes a ``PIECE``, or what is left at the end, from a multiple of it
-on."""
+"""(first number, numbers): writes a ``PIECE`` from a multiple of it on, or the shorter rest at the
+end."""
 Opener = Callable[[int, Tensor], None]
 """(first number, output): reads a ``PIECE``, or the rest at the end, into the output."""
 _SMALLEST = 1e-37
@@ -81,7 +81,7 @@ def _top_writer(raw: Tensor, numbers: int) -> Writer:
             both = torch.stack((top.values[:, 5 * count // 8], top.values[:, count // 8]), dim=1)
             both = both.to(torch.bfloat16)
             largest = top.values[:, :1].to(torch.bfloat16)
-            # What cannot be sent shows in a scale, and is refused.
+            # Numbers that cannot be sent show in a scale, and are refused.
             scales[first : first + len(rows)] = torch.where(largest.isfinite(), both, largest)
             at = top.indices.sort(dim=1).values
             numbers = rows.gather(1, at)
@@ -115,7 +115,8 @@ def _unpacked(codes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor
     bits = (codes[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).reshape(len(codes), -1)
     low = (bits[:, : 5 * count].view(len(bits), count, 5).long() << torch.arange(5)).sum(dim=2)
     high = bits[:, 5 * count : 7 * count]
-    negative, large = bits[:, 7 * count : 8 * count], bits[:, 8 * count : 9 * count]
+    negative = bits[:, 7 * count : 8 * count]
+    large = bits[:, 8 * count : 9 * count]
     return low, high, negative.bool(), large.bool()
 
 
@@ -129,14 +130,15 @@ def _places(low: Tensor, high: Tensor) -> Tensor:
 def _blockwise(
     flat: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor, block: int, top: int
 ) -> None:
-    """Write scales, and codes -top..top, of one piece, whose last block may be short."""
+    """Write scales, and codes -top..top, of one piece; its last block may be short."""
     n = flat.numel()
     whole = n // block * block
     work = torch.abs(flat, out=scratch[:n])
     for begin, stop, width in ((0, whole, block), (whole, n, n - whole)):
         if begin == stop:
             continue
-        scale, rows = scales[begin // block : -(-stop // block)], work[begin:stop].view(-1, width)
+        scale = scales[begin // block : -(-stop // block)]
+        rows = work[begin:stop].view(-1, width)
         torch.amax(rows, dim=1, out=scale)
         scale.div_(top)
         # The inverse of next to nothing is infinite: such a block is sent as zeros. NaN stays, and
@@ -213,10 +215,12 @@ def _tops(raw: Tensor, numbers: int) -> tuple[Tensor, Rows]:
     width], codes [blocks, bytes])."""
     blocks = -(-numbers // TOP_BLOCK)
     scales = raw[: TOP_SCALES * blocks].view(torch.bfloat16).view(blocks, 2)
-    codes, each = raw[TOP_SCALES * blocks :], top_row(TOP_BLOCK) - TOP_SCALES
+    codes = raw[TOP_SCALES * blocks :]
+    each = top_row(TOP_BLOCK) - TOP_SCALES
 
     def rows_of(start: int, piece: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        first, whole = start // TOP_BLOCK, piece.numel() // TOP_BLOCK
+        first = start // TOP_BLOCK
+        whole = piece.numel() // TOP_BLOCK
         found = []
         if whole:
             these = codes[first * each : (first + whole) * each].view(whole, each)
@@ -242,7 +246,8 @@ def _bad_scale(block: int, largest: int, raw: Tensor, numbers: int) -> str:
 
 def _bad_top(raw: Tensor, numbers: int) -> str:
     scales, rows_of = _tops(raw, numbers)
-    small, large = scales[:, 0], scales[:, 1]
+    small = scales[:, 0]
+    large = scales[:, 1]
     # A NaN fails both comparisons.
     if not bool(((small >= 0) & (small <= large) & (large < _LARGEST)).all()):
         return "a top-k magnitude is negative or not finite"

@@ -19,13 +19,15 @@ from protos import tensor_pb2
 Shape = Sequence[int]
 CHUNK_TAG = 0x12
 """Field 2, length delimited: of both ``Contribution.chunk`` and ``Fresh.chunk``."""
-CRUMB, FEWEST_MESSAGES = 1 << 12, 64
-"""Bytes that the messages of a parcel hold on average at least, and messages allowed beyond that:
-each message costs processor time, so a sender may not send a mebibyte byte by byte."""
+CRUMB = 1 << 12
+"""Bytes that the messages of a parcel must hold on average: each message costs processor time, so a
+sender may not send a mebibyte byte by byte."""
+FEWEST_MESSAGES = 64
+"""Messages of a parcel allowed beyond that average."""
 
 
 def head_of(name: str, shape: Shape, codec: str) -> tensor_pb2.TensorHead:
-    """What goes before a part. Raises ValueError for an unknown format."""
+    """The head that goes before a part. Raises ValueError for an unknown format."""
     return tensor_pb2.TensorHead(
         name=name,
         shape=[int(d) for d in shape],
@@ -47,7 +49,8 @@ def messages(parts: Iterable[Tensor], size: int) -> Iterator[bytes]:
             room -= len(pieces[-1])
             if not room:
                 yield _framed(pieces, size)
-                pieces, room = [], size
+                pieces = []
+                room = size
     if pieces:
         yield _framed(pieces, size - room)
 

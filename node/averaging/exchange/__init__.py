@@ -1,3 +1,2 @@
 """One exchange over a group: contributions to owners, results back. ``machine.py`` decides,
-``service.py`` and ``owner.py`` do. Never: who is in the group, optimizer mathematics.
-"""
+``service.py`` and ``owner.py`` do. Never: the choice of the group, optimizer mathematics."""

@@ -1,5 +1,5 @@
-"""What happens to an owner's exchanges, and what it may do about it: the values that pass between
-the machine and the server that drives it. Enters: events. Leaves: actions. Never: a decision.
+"""Events and actions of an owner's exchanges: the values that pass between the machine and the
+server that drives it. Enters: events. Leaves: actions. Never: a decision.
 
 Parts travel and are stepped in micro-groups, so that the transfer of one group overlaps with the
 step of another.
@@ -13,8 +13,8 @@ from hashlib import blake2b
 from node.core.ids import PeerId, RoundId
 
 LET_IN = 2
-"""Groups of an attempt whose gradients an owner holds at once: one is stepped while the next one's
-arrive."""
+"""Groups of an attempt for which an owner holds gradients at once: one is stepped while the
+gradients of the next arrive."""
 UNDER_WAY = 3
 """Groups of one owner that a member has under way: one leaves the owner, one is stepped there, one
 goes up."""
@@ -53,7 +53,8 @@ def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
             made.append([])
             used = 0
         made[-1].append(name)
-        used, done = used + size, done + size
+        used = used + size
+        done = done + size
     return tuple(Group(index, tuple(names), _digest(names)) for index, names in enumerate(made))
 
 
@@ -71,7 +72,8 @@ def _digest(names: list[str]) -> str:
 
 
 class Kind(StrEnum):
-    """Why an exchange is refused. The names are those of ``RefusalKind`` on the wire."""
+    """Reason for which an exchange is refused. The names are the same as in ``RefusalKind`` on the
+    wire."""
 
     PLAN = "plan-hash"
     """The other side works from another plan."""
@@ -80,7 +82,7 @@ class Kind(StrEnum):
     STRANGER = "not-a-member"
     """Not in this round's view, or gives gradients though it is a listener."""
     HEADS = "heads"
-    """Names, shapes or sizes are not those of our parts."""
+    """Names, shapes or sizes differ from our parts."""
     VALUES = "values"
     """Not finite, too large, or more tokens than the epoch has."""
     BUSY = "busy"
@@ -100,10 +102,10 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Our own round begins. ``groups``: the parts we own in it, in the order of their steps;
-    ``held``: parts whose fresh bytes we already have (from this or a former owner); ``tokens``:
-    behind our own gradients, 0 for none; ``contribute_by``: when to step each group without the
-    late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no
-    fault."""
+    ``held``: parts that we already have as fresh bytes (from this or a former owner); ``tokens``:
+    tokens behind our own gradients, 0 for none; ``contribute_by``: times at which to step each
+    group without the late; ``may_hold``: True if parts without any contribution stay as they are,
+    which is no fault."""
 
     round: RoundId
     me: PeerId

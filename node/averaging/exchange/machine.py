@@ -1,8 +1,8 @@
-"""What an owner decides while a cell's contributions come in: whom to read, whom to refuse, when to
-step, whom to serve.
+"""Decides at an owner, while a cell's contributions come in, which peers to read, refuse and serve,
+and when to step.
 
 One machine per daemon, all epochs. A *round* is one attempt of an epoch; its owner's parts come in
-*groups*; a *stream* is one exchange some peer has open with us for one of them. Four rules carry
+*groups*; a *stream* is one exchange that a peer has open with us for one group. Four rules carry
 everything else:
 
 * a part is *claimed* when it is handed to the optimizer and *fresh* when it came back; a claimed
@@ -10,14 +10,14 @@ everything else:
   later: late peers get the bytes that exist;
 * a step takes all parts of one group that are not claimed yet, and only contributions that cover
   all of them;
-* one group is stepped at a time, and only the first ``LET_IN`` that are not fresh are let in: the
-  others wait at their senders;
+* one group is stepped at a time, and only the first ``LET_IN`` groups that are not fresh are let
+  in: the others wait at their senders;
 * the first fault of an attempt latches: until the next attempt opens, everybody who still waits is
   refused.
 
 A stream *knocks* first: its round is known then, and nothing else. Its head is read when its peer
 has a place in a round that is open here. Members of the plan in force may be ahead of our own
-round; whoever is ahead of the plan as well waits for a moment only, and only few may.
+round; a peer that is ahead of the plan as well waits for a moment only, and only few may.
 
 Pure: no clock, no socket, no tensor.
 """
@@ -89,8 +89,8 @@ class Stream:
 
 @dataclass(slots=True)
 class GroupState:
-    """One group of the current attempt. ``given``: peers that contributed to it; ``present``: those
-    that came after its parts were claimed; ``missing``: those whose exchange broke off."""
+    """One group of the current attempt. ``given``: peers that contributed to it; ``present``: peers
+    that came after its parts were claimed; ``missing``: peers that broke off their exchange."""
 
     names: frozenset[str]
     contribute_by: float
@@ -101,10 +101,11 @@ class GroupState:
 
 @dataclass(slots=True)
 class EpochCounts:
-    """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each
-    group) of each of its rounds, the rest of the current attempt. ``idle``: came with nothing to
-    give; ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one.
-    ``stepping``: the optimizer has a group of ours."""
+    """Counts of one epoch. ``claimed`` and ``fresh``: parts in the whole epoch; ``served``: how
+    often each peer had each group in each round. The rest belongs to the current attempt. ``idle``:
+    peers that came with nothing to give; ``missing``: peers that died or left; ``barred``: peers
+    that spoiled a contribution, or lied about one. ``stepping``: the optimizer has a group of
+    ours."""
 
     current: Opened
     rounds: dict[RoundId, Opened] = field(default_factory=dict)
@@ -119,7 +120,7 @@ class EpochCounts:
     stepping: bool = False
 
     def begin(self, opened: Opened) -> None:
-        """A new attempt: what is claimed and fresh stays."""
+        """Begin a new attempt; claimed and fresh parts stay so."""
         self.current = self.rounds[opened.round] = opened
         self.claimed |= opened.held
         self.fresh |= opened.held
@@ -127,18 +128,21 @@ class EpochCounts:
             GroupState(frozenset(group.names), until, {opened.me} if opened.tokens else set())
             for group, until in zip(opened.groups, opened.contribute_by, strict=True)
         ]
-        self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
+        self.idle = {opened.me}
+        self.missing = set()
+        self.barred = set()
+        self.fault = ""
 
     def unclaimed(self, group: int) -> frozenset[str]:
-        """What a step of this group would take, and a contribution to it must cover."""
+        """Parts that a step of this group would take, and that a contribution to it must cover."""
         return self.groups[group].names - self.claimed
 
     def let_in(self) -> list[int]:
-        """The groups whose gradients may be here: the first ones that are not fresh."""
+        """The groups for which gradients may be here: the first ones that are not fresh."""
         return [g for g, state in enumerate(self.groups) if not state.names <= self.fresh][:LET_IN]
 
     def awaited(self, group: int) -> frozenset[PeerId]:
-        """Whose contribution to a group of the current attempt may still come."""
+        """Peers that may still contribute to a group of the current attempt."""
         state = self.groups[group]
         out = self.idle | self.missing | self.barred | state.given | state.present | state.missing
         return self.current.members - self.current.listeners - out
@@ -157,7 +161,8 @@ class RoundMachine:
     that wait for a round; a quarter of all may be of peers that no plan known here names."""
 
     def __init__(self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256) -> None:
-        self._held_per_peer, self._held_total = held_per_peer, held_total
+        self._held_per_peer = held_per_peer
+        self._held_total = held_total
         self._plans: dict[int, Planned] = {}
         self._epochs: dict[int, EpochCounts] = {}
         self._streams: dict[int, Stream] = {}
@@ -233,7 +238,8 @@ class RoundMachine:
     def _admit(self, number: int, stream: Stream) -> list[Action]:
         """Read the head of a stream that has a place in a round open here; hold a stream that may
         get one, refuse any other."""
-        round_id, epoch = stream.began.round, self._epochs.get(stream.began.round.epoch)
+        round_id = stream.began.round
+        epoch = self._epochs.get(stream.began.round.epoch)
         if round_id.epoch <= self._floor:
             return [self._refuse(number, Kind.FORGOTTEN, f"epoch {round_id.epoch} is over")]
         if epoch is None or round_id > epoch.current.round:
@@ -258,7 +264,7 @@ class RoundMachine:
         return actions if epoch is None else actions + self._step_if_ready(epoch, now)
 
     def _judge(self, number: int, stream: Stream) -> list[Action]:
-        """Read, put off, serve or refuse a stream whose head is known."""
+        """Read, put off, serve or refuse a stream with a known head."""
         began = stream.began
         if began.round.epoch <= self._floor:
             return [self._refuse(number, Kind.FORGOTTEN, f"epoch {began.round.epoch} is over")]
@@ -269,7 +275,7 @@ class RoundMachine:
         refusal = self._objection(number, began, opened)
         if refusal is not None:
             if refusal.weight and opened is epoch.current:
-                # a peer whose head is proven wrong is not waited for
+                # nobody waits for a peer with a head that is proven wrong
                 epoch.barred.add(began.peer)
             return [refusal]
         if epoch.wanted(stream) <= epoch.claimed:
@@ -301,10 +307,12 @@ class RoundMachine:
         return self._read(number, stream, epoch)
 
     def _objection(self, number: int, began: Began, opened: Opened) -> EndStream | None:
-        """What is wrong with a head whatever the state of the round."""
+        """The refusal of a head that is wrong in any state of the round; None if nothing is
+        wrong."""
         group = opened.groups[began.group] if began.group < len(opened.groups) else None
         names = set(began.names)
-        plan, owners = began.plan_hash, began.ownership_hash
+        plan = began.plan_hash
+        owners = began.ownership_hash
         checks: tuple[tuple[bool, Kind, str, float], ...] = (
             (
                 plan == opened.plan_hash,
@@ -356,7 +364,8 @@ class RoundMachine:
         return None
 
     def _read(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
-        peer, group = stream.began.peer, stream.began.group
+        peer = stream.began.peer
+        group = stream.began.group
         actions: list[Action] = [
             self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
             for other, s in self._of_epoch(stream.began.round.epoch)
@@ -374,9 +383,10 @@ class RoundMachine:
         return Wait(number)
 
     def _hold(self, number: int, stream: Stream) -> list[Action]:
-        """Keep a stream whose round is not open here: a member of its plan until the round opens,
-        any other for a moment, in which the plan may come."""
-        peer, plan = stream.began.peer, self._plan_of(stream)
+        """Keep a stream of a round that is not open here: for a member of its plan until the round
+        opens, for any other peer for a moment, in which the plan may come."""
+        peer = stream.began.peer
+        plan = self._plan_of(stream)
         if plan is not None and peer not in plan:
             return [self._refuse(number, Kind.STRANGER, "not in the plan of this round", 1.0)]
         held = [s for n, s in self._streams.items() if s.phase is GroupPhase.HELD and n != number]
@@ -392,7 +402,8 @@ class RoundMachine:
 
     def _plan_of(self, stream: Stream) -> frozenset[PeerId] | None:
         """Members of the plan that a stream names; None where that plan is not known here."""
-        number, plan_hash = stream.began.round.epoch, stream.began.plan_hash
+        number = stream.began.round.epoch
+        plan_hash = stream.began.plan_hash
         planned = self._plans.get(number)
         if planned is not None and planned.plan_hash == plan_hash:
             return planned.members
@@ -442,7 +453,7 @@ class RoundMachine:
             for _, s in self._of_epoch(began.round.epoch)
             if s.live and s.began.peer == began.peer
         ]
-        # Its contribution, if whole, stays: what is given is given.
+        # A contribution that came whole stays: it cannot be taken back.
         if not others:
             epoch.missing.add(began.peer)
         elif began.round == epoch.current.round and all(
@@ -469,11 +480,9 @@ class RoundMachine:
         if epoch.fault or epoch.stepping:
             return []
         for group in epoch.let_in():
-            names, state, awaited = (
-                epoch.unclaimed(group),
-                epoch.groups[group],
-                epoch.awaited(group),
-            )
+            names = epoch.unclaimed(group)
+            state = epoch.groups[group]
+            awaited = epoch.awaited(group)
             if not names or (awaited and now < state.contribute_by):
                 continue
             of_epoch = self._of_epoch(opened.round.epoch)
@@ -531,8 +540,8 @@ class RoundMachine:
         return actions
 
     def _voided(self, number: int) -> list[Action]:
-        """The swarm went back. Streams whose round is not open here stay: they may belong to the
-        new beginning."""
+        """Handle the return of the swarm to an earlier epoch. Streams of rounds that are not open
+        here stay: they may belong to the new beginning."""
         self._floor = min(self._floor, number - 1)
         actions: list[Action] = [
             self._refuse(n, Kind.SUPERSEDED, f"epoch {number} begins anew")

@@ -51,9 +51,13 @@ class Exchanges:
         giving: bool,
         chunk: int,
     ) -> None:
-        self._transport, self._owner, self._request = transport, owner, request
-        self._giving, self._chunk = giving, chunk
-        self._turn, self._redialled = asyncio.Lock(), 0
+        self._transport = transport
+        self._owner = owner
+        self._request = request
+        self._giving = giving
+        self._chunk = chunk
+        self._turn = asyncio.Lock()
+        self._redialled = 0
 
     async def all(
         self,
@@ -61,14 +65,15 @@ class Exchanges:
         timeout: float,
         took: Callable[[dict[str, FreshPart], int], None],
     ) -> None:
-        """Exchange groups in order, ``UNDER_WAY`` of them at once, each with those of its parts
-        that we want: all of them unless we give gradients. ``took`` is called with what :meth:`one`
-        gives, as it comes.
+        """Exchange groups in order, ``UNDER_WAY`` of them at once, each with the parts of it that
+        we want: all of them unless we give gradients. ``took`` is called with each result of
+        :meth:`one`, as it comes.
 
-        Begins no other after one has failed, lets those under way end, and raises the first
+        After one has failed, begins no other, lets those under way end, and raises the first
         PeerFault.
         """
-        todo, faults = iter(requests), list[PeerFault]()
+        todo = iter(requests)
+        faults = list[PeerFault]()
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
 
@@ -88,13 +93,13 @@ class Exchanges:
     async def one(
         self, group: Group, names: tuple[str, ...], timeout: float
     ) -> tuple[dict[str, FreshPart], int]:
-        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters:
-        these parts, and the tensor bytes both ways.
+        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
+        Returns these parts, and the number of tensor bytes both ways.
 
-        A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
-        stepped again. Raises Unwelcome for a refusal, Impossible for parts that do not pass the
-        request's check, PeerFault with weight 1 for an invalid answer, with 0 for everything that
-        may be nobody's fault.
+        A lost connection is dialled anew once: an exchange may be repeated, because stepped parts
+        are not stepped again. Raises Unwelcome for a refusal, Impossible for parts that do not pass
+        the request's check, PeerFault with weight 1 for an invalid answer, with 0 for everything
+        that may be nobody's fault.
         """
         try:
             async with answers(self._owner, timeout):
@@ -133,7 +138,8 @@ class Exchanges:
         return held, upload.sent + received
 
     def _coded(self, names: Sequence[str]) -> list[Part]:
-        request, given = self._request, self._request.gradients or {}
+        request = self._request
+        given = self._request.gradients or {}
         return [
             (parcel.head_of(n, request.shapes[n], request.up), encode(given[n], request.up))
             for n in names
@@ -142,7 +148,7 @@ class Exchanges:
 
 @dataclass(slots=True)
 class _Upload:
-    """What goes up in one exchange. ``turn`` is closed after the last byte, so that the next one
+    """The upload of one exchange. ``turn`` is closed after the last byte, so that the next upload
     begins; ``sent``: tensor bytes handed to the network."""
 
     request: RoundRequest
@@ -176,18 +182,20 @@ class _Upload:
 async def _fresh(
     call: grpc.aio.StreamStreamCall, owner: PeerId, request: RoundRequest, names: Sequence[str]
 ) -> tuple[dict[str, FreshPart], int]:
-    """Read and check an owner's answer. Raises WireError for one that does not parse or is not what
-    was asked for."""
+    """Read and check an owner's answer. Raises WireError for an answer that does not parse, or that
+    does not match the request."""
     first: bytes | None = await anext(aiter(call), None)
     if first is None:
         raise WireError("an empty answer")
     message = bounds.parse(averaging_pb2.Fresh, first)
     if message.WhichOneof("part") == "refusal":
-        kind, text = _kind(message.refusal.kind), printable(message.refusal.text)
+        kind = _kind(message.refusal.kind)
+        text = printable(message.refusal.text)
         raise Unwelcome(owner, f"refused our exchange, {kind.value}: {text}")
     if message.WhichOneof("part") != "head":
         raise WireError("the first message is not the head")
-    head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
+    head = message.head
+    expected = [(n, request.shapes[n]) for n in sorted(names)]
     if any(
         (not m.tokens and request.hold is None) or len(m.contributors) > CONTRIBUTORS_LIMIT
         for m in head.made

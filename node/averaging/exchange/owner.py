@@ -1,10 +1,10 @@
-"""The owner's side of an exchange: carries out what the machine decides about the streams that
+"""The owner's side of an exchange: carries out the machine's decisions about the streams that
 others open.
 
 Contributions to a group are buffered whole, one per peer, summed only when the machine says so, and
-gone before the optimizer begins. A stream whose round is not open here, or whose group is not let
-in, is not read: HTTP/2 flow control holds its bytes at the sender. Of its first message the round
-is read, and the head when the machine says so.
+gone before the optimizer begins. A stream is not read while its round is not open here, or its
+group is not let in: HTTP/2 flow control holds its bytes at the sender. The round is read from its
+first message, and the head when the machine says so.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ from node.wire.tensors import expected_head
 from protos import averaging_pb2
 
 HEAD_TIMEOUT_S = 10.0
-"""A stream that has not said what it is by then is closed."""
+"""Seconds after which a stream is closed if its head has not come."""
 
 HEAD_LIMIT = 1 << 20
 """Bytes of the largest head of any stage. A head names parts of one group with their shapes; where
@@ -74,17 +74,17 @@ HEAD_SLACK = 1 << 10
 """Bytes of a head beside its tensors, generously."""
 
 AHEAD_S = 5.0
-"""A stream that is ahead of the plan here waits so long for it, and so much longer as this process
-runs late: plans reach all members of a round at about the same time."""
+"""Seconds for which a stream that is ahead of the plan here waits for it; the delay of this
+process's own timers is added. Plans reach all members of a round at about the same time."""
 
 CHUNK = 1 << 21
 """Tensor bytes of a message. Each costs gRPC's asyncio stack some turns of the event loop: with 1
 MiB, and with 4 MiB, an exchange of 64 MiB took 2 to 5 % more processor time."""
 
 DRAIN_TIMEOUT_S = 5.0
-"""After an answer that came before the end of an upload, the sender has this long to hang up. We do
-not hang up first: a client of gRPC's asyncio stack whose write fails loses what it had been
-sent."""
+"""Seconds that a sender has to hang up after an answer that came before the end of its upload. We
+do not hang up first: when a write fails in gRPC's asyncio stack, the client loses the messages
+already sent to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ class Given:
 
 @dataclass(slots=True)
 class RoundAttempt:
-    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what
-    went wrong.
+    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to the
+    text of a fault.
 
     ``until``: its deadline; ``gathers``: by owner, the task that takes its fresh parts. ``given``:
-    by group and contributor, from its arrival to its step; ``begun``: groups whose step has begun,
-    so that it takes no more contributions. ``failed``: owners that gave nothing, and why;
-    ``refused``: peers whose gradients are unfit here, and why; ``impossible``: owners whose parts
-    did not pass the request's check; ``nbytes``: tensor bytes sent and received.
+    contributions by group and contributor, from their arrival to their step; ``begun``: groups that
+    are being stepped or were, and take no more contributions. ``failed``: owners that gave nothing,
+    and why; ``refused``: peers that sent unfit gradients, and why; ``impossible``: owners with
+    parts that did not pass the request's check; ``nbytes``: tensor bytes sent and received.
     """
 
     request: RoundRequest
@@ -133,9 +133,10 @@ class RoundAttempt:
             self.settled.set_result(why)
 
     def drop(self) -> None:
-        """No step of this attempt will begin any more: let go of what was given for one."""
-        # In place, and of a copy of the keys: a step takes what it was given out of it on a thread
-        # of its own.
+        """Free the contributions to groups that have not begun their step: no step of this attempt
+        will begin any more."""
+        # In place, and over a copy of the keys: a step takes its contributions out of it on a
+        # thread of its own.
         for group, peer in list(self.given):
             if group not in self.begun:
                 del self.given[group, peer]
@@ -143,8 +144,8 @@ class RoundAttempt:
 
 @dataclass(slots=True)
 class EpochState:
-    """What an epoch has brought so far. ``held``: fresh parts, our own and others'; ``lost``: peers
-    that the leader has found dead in it."""
+    """Results of an epoch so far. ``held``: fresh parts, our own and others'; ``lost``: peers that
+    the leader has found dead in it."""
 
     attempts: dict[RoundId, RoundAttempt] = field(default_factory=dict)
     held: dict[str, FreshPart] = field(default_factory=dict)
@@ -170,9 +171,9 @@ class ExchangeServer:
     forgotten.
 
     Adds the Averaging service to ``transport.server``, so make it before the transport starts.
-    ``executor`` runs the step (None: a thread of the loop's own); ``on_error`` is told what a step
-    raised. ``shapes``: those of the stage's parts, where they are known: no head is larger than
-    one that names them all.
+    ``executor`` runs the step (None: a thread of the loop's own); ``on_error`` is called with the
+    error that a step raised. ``shapes``: shapes of the stage's parts, if they are known: no head is
+    larger than one that names them all.
     """
 
     def __init__(
@@ -189,11 +190,16 @@ class ExchangeServer:
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._heads = HeadBounds.of(shapes)
-        self._transport, self._settings, self._journal = transport, settings, journal
-        self._executor, self._chunk, self._clock = executor, chunk, clock or SystemClock()
+        self._transport = transport
+        self._settings = settings
+        self._journal = journal
+        self._executor = executor
+        self._chunk = chunk
+        self._clock = clock or SystemClock()
         self._tasks = Tasks("averaging", on_error)
         self._machine = machine or RoundMachine()
-        self._reducer, self._fell_back = Reducer(settings), False
+        self._reducer = Reducer(settings)
+        self._fell_back = False
         self._lines: dict[int, ExchangeStream] = {}
         self._numbers = itertools.count()
         self._epochs: dict[int, EpochState] = {}
@@ -205,8 +211,7 @@ class ExchangeServer:
         )
 
     async def close(self) -> None:
-        """End what is still running; a step in progress is left to its executor and its result
-        dropped."""
+        """Stop serving; a step in progress is left to its executor and its result dropped."""
         await self._tasks.close()
 
     # Our own rounds
@@ -218,12 +223,14 @@ class ExchangeServer:
         norms: Mapping[str, float],
         started: float,
     ) -> RoundAttempt:
-        """Begin an attempt; without ``norms``, which are those of our own gradients, these are not
-        to be used. Raises ValueError if it is not newer."""
-        me, tokens = self._transport.peer_id, request.tokens if norms else 0
+        """Begin an attempt. ``norms``: norms of our own gradients; if empty, our gradients are not
+        used. Raises ValueError if the attempt is not newer."""
+        me = self._transport.peer_id
+        tokens = request.tokens if norms else 0
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, EpochState())
-        until, ended = started + request.deadline_s, asyncio.get_running_loop().create_future()
+        until = started + request.deadline_s
+        ended = asyncio.get_running_loop().create_future()
         attempt = RoundAttempt(request, step, groups, until, ended)
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
@@ -314,7 +321,8 @@ class ExchangeServer:
         requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        number, round_id = next(self._numbers), RoundId(label.epoch, label.term, label.attempt)
+        number = next(self._numbers)
+        round_id = RoundId(label.epoch, label.term, label.attempt)
         knocked = Knocked(number, peer, round_id, label.plan_hash)
         line = self._lines[number] = ExchangeStream(knocked.unread(), first)
         try:
@@ -331,7 +339,8 @@ class ExchangeServer:
 
     def _read_head(self, line: ExchangeStream) -> None:
         """Read the head of a stream, and tell the machine."""
-        began, raw = line.began, line.head
+        began = line.began
+        raw = line.head
         line.head = b""
         try:
             head = bounds.parse(averaging_pb2.Contribution, raw).head
@@ -360,7 +369,8 @@ class ExchangeServer:
     ) -> None:
         """Do what the machine orders until the stream is answered. Raises TimeoutError when no
         order, or no byte, comes in time."""
-        loop, longest = asyncio.get_running_loop(), self._settings.round_timeout_s
+        loop = asyncio.get_running_loop()
+        longest = self._settings.round_timeout_s
         ahead_s = AHEAD_S + self._transport.patience.slack(self._clock.now())
         async with asyncio.timeout(min(ahead_s, longest)) as patience:
             while True:
@@ -392,14 +402,15 @@ class ExchangeServer:
         """Read the tensors; give up quietly when the machine has a newer order for the stream.
         False: the stream ended before its bytes were here, which is nobody's fault, because a lost
         connection and a call that its member has cancelled look like that too."""
-        began, attempt = line.began, self._attempt(line.began.round)
+        began = line.began
+        attempt = self._attempt(line.began.round)
         if attempt is None:
             return True
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
         try:
             reader = line.reader = parcel.ParcelReader(line.heads, expected, attempt.request.up)
             while reader.remaining:
-                # nobody else holds it while we wait, so that a newer order frees what has come
+                # nobody else holds the reader while we wait, so that a newer order frees its bytes
                 reader = None
                 message = await anext(requests, None)
                 reader = line.reader
@@ -498,7 +509,8 @@ class ExchangeServer:
 
     async def _step(self, action: ReduceAndStep) -> None:
         """Reduce, step, keep. A failure reaches the machine before it reaches the parent task."""
-        number, names = action.round.epoch, frozenset(action.names)
+        number = action.round.epoch
+        names = frozenset(action.names)
         fault = "the step was interrupted"
         try:
             if (waiting := self._attempt(action.round)) and waiting.request.ready is not None:
@@ -548,10 +560,13 @@ class ExchangeServer:
     def _reduce_and_step(
         self, action: ReduceAndStep
     ) -> tuple[Reduced | None, dict[str, FreshPart]]:
-        attempt, me = self._attempt(action.round), self._transport.peer_id
+        attempt = self._attempt(action.round)
+        me = self._transport.peer_id
         if attempt is None:
             return None, {}
-        request, names, down = attempt.request, action.names, attempt.request.down
+        request = attempt.request
+        names = action.names
+        down = attempt.request.down
         reduced: Reduced | None = None
         if not action.contributors and request.hold is not None:
             kept = request.hold(names)
@@ -574,7 +589,8 @@ class ExchangeServer:
         }
 
     def _reduced(self, attempt: RoundAttempt, action: ReduceAndStep) -> Reduced:
-        request, me = attempt.request, self._transport.peer_id
+        request = attempt.request
+        me = self._transport.peer_id
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
         # Our own norms are those before rounding, near enough to find contributions that are far
         # too large, unless the format leaves most numbers out.
@@ -603,11 +619,11 @@ class ExchangeServer:
         return self._epoch(round_id.epoch).attempts.get(round_id)
 
     def _epoch(self, number: int) -> EpochState:
-        """What it has brought; nothing, where it is over or has not begun."""
+        """State of an epoch; an empty one if it is over or has not begun."""
         return self._epochs.get(number, EpochState())
 
     def _settle(self, number: int, fault: str = "") -> None:
-        """Tell the rounds of an epoch whose own parts are all here, or will not come."""
+        """Settle the rounds of an epoch that have all their own parts, or will not get them."""
         epoch = self._epoch(number)
         for attempt in epoch.attempts.values():
             if fault:
@@ -625,7 +641,8 @@ class ExchangeServer:
 def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
     """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer
     owns the part."""
-    gradients, up = request.gradients or {}, request.up
+    gradients = request.gradients or {}
+    up = request.up
     return [Coded.of(gradients[n]) if up == "fp32" else Rounded(gradients[n], up) for n in names]
 
 
@@ -646,7 +663,7 @@ class HeadBounds:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]] | None) -> "HeadBounds":
-        """The bounds for a stage of these parts; None: those of any stage."""
+        """The bounds for a stage of these parts; None: the bounds for any stage."""
         if shapes is None:
             return cls()
         tensors = [expected_head(name, shape, "fp32") for name, shape in shapes.items()]

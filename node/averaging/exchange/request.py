@@ -1,4 +1,4 @@
-"""What the epoch asks of a round, the fresh parts of it, and the outcome that the epoch gets."""
+"""Request of an epoch to a round, its fresh parts, and the outcome that the epoch gets."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,12 +11,13 @@ from node.averaging.exchange.events import Group, micro_groups
 from node.core.ids import PeerId, RoundId
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-"""Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes, fp32
-or bf16. Runs on the given executor.
+"""Function from mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and
+shapes, fp32 or bf16. Runs on the given executor.
 
-What it gives is served as it is: nobody may change these tensors afterwards. If it returns a mean
-that it was given, that tensor may be overwritten by the values that its bytes decode to; a step
-that keeps the mean returns another tensor."""
+The tensors it returns are served as they are: nobody may change them afterwards. If it returns a
+mean that it was given, that tensor may be overwritten by the values that its bytes decode to; a
+step that keeps the mean returns another tensor.
+"""
 
 Check = Callable[[Mapping[str, torch.Tensor]], str]
 """Fresh parameters of some parts to the reason for which no honest owner gives them; empty for
@@ -28,10 +29,10 @@ TOKENS_LIMIT = 1 << 40
 
 @dataclass(frozen=True)
 class WeightCaps:
-    """What contributions may weigh. ``most``: a contribution that claims more tokens is refused.
+    """Limits of contributions. ``most``: a contribution that claims more tokens is refused.
     ``allowed``: tokens that the plan assigned to each member at this stage (empty: no caps);
     ``total``: tokens of the micro-batches that count (0: unknown). A contribution weighs no more
-    than they explain, see :func:`node.averaging.reducers.quarantine.weights`."""
+    than these tokens explain, see :func:`node.averaging.reducers.quarantine.weights`."""
 
     most: int = TOKENS_LIMIT
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
@@ -40,19 +41,19 @@ class WeightCaps:
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """One attempt of one epoch for one cell, as its plan has it; the same at every member but for
-    gradients, tokens and deadline.
+    """One attempt of one epoch for one cell, as its plan has it; the same at every member except
+    for gradients, tokens and deadline.
 
     ``members`` are the live peers of the cell, listeners included; ``owners`` maps every part of
     the stage to one of them; ``gradients`` are *sums* over ``tokens`` tokens (None or 0 tokens:
     this peer gives nothing); ``deadline_s`` counts from the call. ``ready(names)`` is awaited
     before parts of ours are stepped. ``check`` is asked about fresh parts of others before they
-    count. ``hold(names)`` gives the values of our parts to which nobody
-    contributed, on the executor of the step; None: that is a fault.
+    count. ``hold(names)`` gives the values of our parts to which nobody contributed, on the
+    executor of the step; None: that is a fault.
 
-    ``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("":
-    ``averaging.wire``) and of what comes back. With a lossy ``down`` the owner itself continues
-    with the values that its bytes decode to, so all hold the same bits.
+    ``up`` and ``down``: number formats (``formats.FORMATS``) of tensors to the owners ("":
+    ``averaging.wire``) and back. If ``down`` is lossy, the owner itself continues with the values
+    that its bytes decode to, so all hold the same bits.
     """
 
     round: RoundId
@@ -74,8 +75,8 @@ class RoundRequest:
 
     def groups_of(self, peer: PeerId, most: int) -> tuple[Group, ...]:
         """The parts of one owner in groups of at most ``most`` bytes as they travel, the larger
-        way, and four times as many in memory; in the order they travel in. Each group costs a call,
-        4 ms of processor time in all."""
+        way, and at most four times this size in memory; in the order they travel in. Each group
+        costs a call, 4 ms of processor time in all."""
         counts = {
             name: math.prod(self.shapes[name])
             for name, owner in self.owners.items()
@@ -92,8 +93,9 @@ class RoundRequest:
 
 @dataclass(slots=True)
 class FreshPart:
-    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never
-    written again; ``data``: the bytes it travels as, the same from whomever it is had."""
+    """A fresh part: the peer that stepped it, the tokens behind it, the peers that contributed
+    gradients. The tensor is never written again; ``data``: the bytes it travels as, the same from
+    every peer that serves it."""
 
     tensor: torch.Tensor
     source: PeerId
@@ -105,17 +107,17 @@ class FreshPart:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What one attempt brought.
+    """Outcome of one attempt.
 
     ``fresh``: parameters by name (CPU, fp32, or bf16 where they come so; not to be changed in
     place), from this and earlier attempts, each from its owner in *this* attempt. ``missing``: the
     rest of the stage, to be asked for in the next attempt. ``failed``: owners that gave nothing,
-    and why (this peer too, when its own step failed). ``refused``: peers whose contributions were
-    refused here for their values, and why; this peer's own is checked before it is sent.
-    ``quarantined``: peers whose contributions were left out here because they were far larger than
-    the others', and why. ``contributors``: all peers whose gradients are in the mean of some part.
-    ``nbytes``: tensor bytes sent and received. ``impossible``: owners whose parts did not pass the
-    request's ``check``.
+    and why (this peer too, if its own step failed). ``refused``: peers that sent contributions with
+    unfit values here, and why; this peer's own is checked before it is sent. ``quarantined``: peers
+    with contributions that were left out here because they were far larger than the others', and
+    why. ``contributors``: all peers with gradients in the mean of some part. ``nbytes``: tensor
+    bytes sent and received. ``impossible``: owners with parts that did not pass the request's
+    ``check``.
     """
 
     fresh: dict[str, torch.Tensor]

@@ -21,16 +21,16 @@ from node.core.ids import PeerId, short
 
 
 class CellRound(ExchangeServer):
-    """Our own rounds, beside what is served to others."""
+    """Our own rounds, beside the exchanges served to others."""
 
     async def run_round(self, request: RoundRequest, step: Step | None) -> RoundOutcome:
-        """One attempt. Never later than ``request.deadline_s`` from now, and with all of the stage
-        unless somebody failed.
+        """Run one attempt. Never later than ``request.deadline_s`` from now, and with all of the
+        stage unless somebody failed.
 
-        ``step`` gets the mean gradients of those of our parts that no earlier attempt of the epoch
-        stepped, at most once for each part; None: the means are the result. It is kept and served
-        until :meth:`forget`, also after this call has returned. Raises ValueError for a request
-        that contradicts itself or is not newer than the epoch's last.
+        ``step`` gets the mean gradients of our own parts, except the parts that an earlier attempt
+        of the epoch stepped, at most once for each part; None: the means are the result. The result
+        is kept and served until :meth:`forget`, also after this call has returned. Raises
+        ValueError for a request that contradicts itself or is not newer than the epoch's last.
         """
         started = self._clock.now()
         request = replace(request, up=request.up or self._settings.wire)
@@ -94,7 +94,8 @@ class CellRound(ExchangeServer):
     ) -> dict[PeerId, list[tuple[Group, tuple[str, ...]]]]:
         """Remote owners of this attempt, with the groups of which we do not have all from them
         yet."""
-        held, ask = self._epoch(request.round.epoch).held, {}
+        held = self._epoch(request.round.epoch).held
+        ask = {}
         for owner in sorted(set(request.owners.values()) - {self._transport.peer_id}):
             for group in request.groups_of(owner, self._settings.group_bytes):
                 lacking = tuple(
@@ -111,7 +112,8 @@ class CellRound(ExchangeServer):
         wanted: list[tuple[Group, tuple[str, ...]]],
         giving: bool,
     ) -> None:
-        request, failed = attempt.request, attempt.failed
+        request = attempt.request
+        failed = attempt.failed
 
         def took(parts: dict[str, FreshPart], nbytes: int) -> None:
             attempt.nbytes += nbytes
@@ -149,7 +151,8 @@ class CellRound(ExchangeServer):
         return max(0.0, attempt.until - self._clock.now())
 
     def _outcome(self, attempt: RoundAttempt, started: float) -> RoundOutcome:
-        owners, epoch = attempt.request.owners, self._epoch(attempt.request.round.epoch)
+        owners = attempt.request.owners
+        epoch = self._epoch(attempt.request.round.epoch)
         parts = {
             n: h
             for n, h in sorted(epoch.held.items())

@@ -1,1 +1,2 @@
-"""What becomes of contributions: their weights, who is left out, by which rule they become one."""
+"""Reduction of contributions to one gradient: their weights, the contributions left out, the rule
+of the average."""

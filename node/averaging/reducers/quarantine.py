@@ -1,7 +1,7 @@
-"""How much a contribution weighs: never more tokens than the plan lets its sender have worked on;
-and which have outlying norms and are left out: a comparison of norms, with the others' or with
-those of epochs past. Enters: claims and what the plan assigned, norms. Leaves: weights, who is left
-out of this step, and why. Never: a tensor, a ban."""
+"""Weights of contributions, and the contributions left out. A contribution weighs never more tokens
+than the plan lets its sender have worked on. It is left out if its norm is far off, compared with
+the others' norms or with the norms of past epochs. Enters: claims, tokens assigned by the plan,
+norms. Leaves: weights, the peers left out of this step, and why. Never: a tensor, a ban."""
 
 import math
 from collections import deque
@@ -12,15 +12,15 @@ from statistics import median_high
 from node.core.ids import PeerId
 
 WINDOW = 64
-"""Epochs whose norms are remembered."""
+"""Epochs for which norms are remembered."""
 FEWEST_KNOWN = 8
 """Epochs of a part to be known before anybody is measured by them."""
 COMPARABLE = 3
-"""Contributors from which they are measured by each other: of two, nobody can say which is the odd
-one."""
+"""Contributors from which contributions are measured by each other: with two, nobody can say which
+is the odd one."""
 WEIGHT = 0.5
-"""What a quarantined contribution counts against its sender: less than one that is provably
-wrong."""
+"""Weight of a quarantined contribution as an offence of its sender: less than a contribution that
+is provably wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ def quarantined(
     names: Sequence[str] = (),
     trail: NormHistory | None = None,
 ) -> dict[PeerId, str]:
-    """Who must be left out, and why; never everybody. ``factor`` 0 turns it off.
+    """The peers that must be left out, and why; never everybody. ``factor`` 0 turns it off.
 
-    Of three or more, a contribution goes whose norm per token exceeds ``factor`` times the (upper)
-    median of the others'. Fewer are measured by ``trail``; when all of them exceed it, the trail is
-    out of date and the smallest is the measure. A mean over fewer tokens is noisier, its norm grows
-    at most as 1/sqrt(tokens), so a contribution of few tokens is allowed that much more. The answer
-    does not depend on the order of ``sizes``.
+    With three or more contributions, one is left out if its norm per token exceeds ``factor`` times
+    the (upper) median of the others'. Fewer are measured by ``trail``; if all of them exceed it,
+    the trail is out of date and the smallest is the measure. A mean over fewer tokens is noisier:
+    its norm grows at most as 1/sqrt(tokens), so a contribution of few tokens is allowed that much
+    more. The answer does not depend on the order of ``sizes``.
     """
     if not factor or len(sizes) < 2:
         return {}

@@ -1,6 +1,7 @@
-"""One owner's way from contributions to one gradient per token: which are fit, what they weigh, the
-absurd left out, one mean of the rest; the same bits in whatever order they came. Enters: gradient
-sums with what their senders claim. Leaves: means for the optimizer. Never: a socket, a ban."""
+"""One owner's way from contributions to one gradient per token: checks which contributions are fit,
+weighs them, leaves out absurd ones, and averages the rest; the same bits in any order of arrival.
+Enters: gradient sums and their senders' claims. Leaves: means for the optimizer. Never: a socket, a
+ban."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,10 @@ from node.core.ids import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over
-    these tokens, as they came, in the order of ``names``. ``allowed`` and ``total``: see
-    :func:`node.averaging.reducers.quarantine.weights`. ``norms``: of ``gradients``, of whom they
-    are known."""
+    """Contributions to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums
+    over these tokens, as they came, in the order of ``names``. ``allowed`` and ``total``: see
+    :func:`node.averaging.reducers.quarantine.weights`. ``norms``: norms of ``gradients``, by
+    contributor; absent if unknown."""
 
     epoch: int
     names: tuple[str, ...]
@@ -35,11 +36,11 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """``numbers``: gradients per token, in the order of the names, which may need the contributions
-    until they are read; ``tokens``: the weight behind them; ``contributors``: whose gradients are
-    in them, sorted; ``quarantined``: whose are not, and why. ``fell_back``: too few for the reducer
-    that was asked for, so it is their mean. ``center`` and ``typical`` are for
-    :meth:`Reducer.remember`."""
+    """Result of a reduction. ``numbers``: gradients per token, in the order of the names, which may
+    need the contributions until they are read; ``tokens``: the weight behind them;
+    ``contributors``: the peers that have gradients in them, sorted; ``quarantined``: the peers left
+    out, and why. ``fell_back``: True if they are too few for the configured reducer, so it is their
+    mean. ``center`` and ``typical`` are for :meth:`Reducer.remember`."""
 
     epoch: int
     names: tuple[str, ...]
@@ -78,8 +79,11 @@ class Mean(Numbers):
     the cache. They must stay until then."""
 
     def __init__(self, rows: Sequence[Numbers], by: Sequence[float], tokens: float) -> None:
-        self.shape, self.numbers = rows[0].shape, rows[0].numbers
-        self._rows, self._by, self._tokens = rows, by, tokens
+        self.shape = rows[0].shape
+        self.numbers = rows[0].numbers
+        self._rows = rows
+        self._by = by
+        self._tokens = tokens
         self._scratch = torch.empty(min(PIECE, self.numbers))
 
     def _piece(self, start: int, into: torch.Tensor) -> None:
@@ -102,11 +106,11 @@ def means(
     tokens: float,
     factors: Mapping[PeerId, float] | None = None,
 ) -> list[Mean]:
-    """Of each part the sum in ``order``, each contribution times its factor (1 when not named),
-    divided by ``tokens``.
+    """The mean of each part: the sum in ``order``, each contribution times its factor (1 if it has
+    none), divided by ``tokens``.
 
-    In order, because floating-point addition does not commute with arrival; a factor of 1 changes
-    no bit.
+    The order is fixed because the last bits of a floating-point sum depend on it; a factor of 1
+    changes no bit.
     """
     by = [(factors or {}).get(peer, 1) for peer in order]
     return [
@@ -193,7 +197,8 @@ class Reducer:
         if name == "mean":
             scaled = {p: weigh[p] / t for p, t in zip(order, tokens, strict=True) if weigh[p] != t}
             return means(g.gradients, order, sum(weigh[p] for p in order), scaled)
-        norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]
+        norms = [sizes[p].per_token for p in order]
+        weight = [float(weigh[p]) for p in order]
         if name == "clipped-mean":
             shares = robust.clipped(norms, weight, s.clip)
             return means(

@@ -1,1 +1,2 @@
-"""Who averages with whom, and what becomes of the mean. Pure but for tensors."""
+"""Strategies of averaging: the groups of peers in a round, and the use of their mean. Pure but for
+tensors."""

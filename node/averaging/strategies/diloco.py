@@ -1,10 +1,10 @@
-"""DiLoCo (arXiv 2311.08105): members train alone for a while, then the average of what they moved
-by is one outer step. Enters: parameters at the anchor and now, averaged differences. Leaves: the
-next anchor and momentum, and what to train on from. Never: an average (that is the strategy's), a
-half-made step: every function gives a new state, the caller adopts it on commit.
+"""DiLoCo (arXiv 2311.08105): members train alone for a while, then the average of their moves is
+one outer step. Enters: parameters at the anchor and now, averaged differences. Leaves: the next
+anchor and momentum, and the parameters to train on from. Never: an average (the strategy makes it),
+a half-made step: every function gives a new state, the caller adopts it on commit.
 
-The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, and
-keeps part of what was learned meanwhile.
+The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, and keeps a part of
+the progress made meanwhile.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class OuterState:
 
     @classmethod
     def begin(cls, parameters: Named) -> "OuterState":
-        """From a copy of ``parameters``."""
+        """The state at the beginning; its anchor is a copy of ``parameters``."""
         anchor = {
             name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()
         }
@@ -53,12 +53,14 @@ def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
     torch.optim.SGD; plain: anchor - lr * buf. Element by element and in a fixed order, so equal
     inputs give equal bits at every member. Raises ValueError for numbers that are not finite.
     """
-    anchor, momentum = dict(state.anchor), dict(state.momentum)
+    anchor = dict(state.anchor)
+    momentum = dict(state.momentum)
     for name, delta in mean.items():
         if not bool(torch.isfinite(delta).all()):
             raise ValueError(f"the pseudo-gradient of {name} is not finite")
         buf = momentum[name] * s.momentum + delta if s.momentum else delta.clone()
         # delta + momentum * buf is buf itself without momentum.
         along = delta + s.momentum * buf if s.optimizer == "nesterov" and s.momentum else buf
-        anchor[name], momentum[name] = anchor[name] - s.lr * along, buf
+        anchor[name] = anchor[name] - s.lr * along
+        momentum[name] = buf
     return OuterState(anchor, momentum)

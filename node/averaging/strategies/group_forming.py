@@ -1,14 +1,14 @@
 """How cells find the group they average with in one window of wall-clock time, without a leader:
-one machine for each cell and window. Enters: who posted the same key, offers and answers of others,
-the time. Leaves: what to post, read, offer, answer; the group. Never: a message to more cells than
-read under one key.
+one machine for each cell and window. Enters: the cells that posted the same key, offers and answers
+of others, the time. Leaves: postings, reads, offers, answers; the group. Never: a message to more
+cells than read under one key.
 
 All times count from the window's start, which is the same for everybody up to the clocks' errors.
 Cells under one key are ordered by the hash of (window, key, cell), and each has a turn in that
-order. The caller of a turn offers a group to all it saw; a free cell accepts and keeps itself free
-for this caller only, for ``Times.lock``; the caller names some that accepted. A caller that never
-names its group costs those that accepted one turn, and they bar it. Cells that found no group try
-once more under a shorter key.
+order. The caller of a turn offers a group to all cells it saw; a free cell accepts and keeps itself
+free for this caller only, for ``Times.lock``; the caller names some of the cells that accepted. A
+caller that never names its group costs the cells that accepted one turn, and they bar it. Cells
+that found no group try once more under a shorter key.
 
 A group counts for a member only if the member itself accepted it, so two groups of one window never
 share a member. A cell that the naming did not reach learns of it with the first message of the
@@ -30,22 +30,22 @@ class Times:
     """Seconds; the same at every cell of a run."""
 
     post: float = -5.0
-    """When to post the key, so that the directory has it when the others read."""
+    """Time to post the key, so that the directory has it when the others read."""
     read: float = 3.0
-    """When to read who posted: later than clocks differ."""
+    """Time to read the postings: later than clocks differ."""
     turns: float = 6.0
-    """When the first turn begins."""
+    """Time of the first turn."""
     turn: float = 8.0
-    """From one turn to the next: longer than an accepted offer binds, so that the cells of a caller
+    """Time between two turns: longer than an accepted offer binds, so that the cells of a caller
     that went silent are free in the next turn."""
     answers: float = 3.0
-    """How long a caller waits for answers."""
+    """Time for which a caller waits for answers."""
     lock: float = 7.0
-    """How long an accepted offer binds who accepted it."""
+    """Time for which an accepted offer binds the cell that accepted it."""
     attempt: float = 60.0
-    """From one attempt to the next, under a shorter key."""
+    """Time between two attempts, the second under a shorter key."""
     clocks: float = 2.0
-    """How far two clocks may differ."""
+    """Most by which two clocks may differ."""
 
     def scaled(self, share: float) -> "Times":
         """All of them times ``share``."""
@@ -182,7 +182,7 @@ Action = (
 
 
 class Timer(Enum):
-    """What is to be done at a time."""
+    """Task that is due at a time."""
 
     POST = "post"
     READ = "read"
@@ -194,8 +194,8 @@ class Timer(Enum):
 
 class GroupForming:
     """``me`` looks for a group of at most ``most`` cells in ``window``, under each of ``keys`` in
-    turn. ``start``: the window's start by the caller's clock; ``barred``: whose offers to ignore.
-    """
+    turn. ``start``: the window's start by the caller's clock; ``barred``: cells from which no offer
+    is accepted."""
 
     def __init__(
         self,
@@ -207,9 +207,14 @@ class GroupForming:
         barred: Collection[CellId] = (),
         times: Times = TIMES,
     ) -> None:
-        self.me, self.window, self.most, self.barred = me, window, most, set(barred)
+        self.me = me
+        self.window = window
+        self.most = most
+        self.barred = set(barred)
         self.done: GroupFormed | WindowSkipped | None = None
-        self._start, self._keys, self._times = start, list(keys), times
+        self._start = start
+        self._keys = list(keys)
+        self._times = times
         self._order: list[CellId] = []
         self._timers: dict[Timer, float] = {}
         self._waits_for: set[CellId] = set()
@@ -303,7 +308,9 @@ class GroupForming:
         late = now + self._times.answers > self._timers[Timer.ATTEMPT]
         if self._bound is not None or not others or late:
             return []
-        self._waits_for, self._asked, self._accepters = set(others), set(others), []
+        self._waits_for = set(others)
+        self._asked = set(others)
+        self._accepters = []
         self._timers[Timer.ANSWERS] = now + self._times.answers
         return [Offer(others, self.key)]
 
@@ -311,7 +318,8 @@ class GroupForming:
         free = self.done is None and self._bound is None and Timer.ANSWERS not in self._timers
         accepts = free and key == self.key and caller not in self.barred and caller != self.me
         if accepts:
-            self._bound, self._timers[Timer.LOCK] = caller, now + self._times.lock
+            self._bound = caller
+            self._timers[Timer.LOCK] = now + self._times.lock
             self._accepted.add((caller, key))
         return AnswerOffer(caller, key, accepts)
 
@@ -322,15 +330,17 @@ class GroupForming:
         return self._close() if not self._waits_for else []
 
     def _close(self) -> list[Action]:
-        """Name the group: of the cells that accepted, those whose own turns are the furthest away,
-        so that the cell with the next turn stays free to call."""
+        """Name the group. Among the cells that accepted, the ones with the furthest turns are
+        chosen, so that the cell with the next turn stays free to call."""
         self._timers.pop(Timer.ANSWERS, None)
         # A cell may report its acceptance twice: it is in the group or was released.
-        self._waits_for, self._asked = set(), set(self._accepters)
+        self._waits_for = set()
+        self._asked = set(self._accepters)
         if not self._accepters:
             return []
         far = sorted(self._accepters, key=self._order.index, reverse=True)
-        chosen, left = far[: self.most - 1], far[self.most - 1 :]
+        chosen = far[: self.most - 1]
+        left = far[self.most - 1 :]
         members = frozenset((self.me, *chosen))
         self.done = GroupFormed(self.key, members)
         released: list[Action] = [Release(tuple(left))] if left else []

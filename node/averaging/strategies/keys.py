@@ -1,11 +1,11 @@
-"""Under which keys cells look for each other in a window. Pure. Enters: the settings, the cell, its
-number and how many there are, the window. Leaves: keys, the most cells of a group. Never: a
+"""Keys under which cells look for each other in a window. Pure. Enters: the settings, the cell, its
+number and the number of cells, the window. Leaves: keys, the most cells of a group. Never: a
 message, a clock.
 
 Every cell has a place in the Moshpit grid, and the window chooses the axis along which it averages:
-those meet that differ in this index only. The place is the cell's number among all, which it knows
-without having read of all (:mod:`node.cells.census`), so a grid that can be full is full. Cells
-that count the same cells compute the same grid as
+the cells that meet differ in this index only. The place is the cell's number among all, which it
+knows without having read of all (:mod:`node.cells.census`), so a grid that can be full is full.
+Cells that count the same cells compute the same grid as
 :class:`~node.averaging.strategies.strategy.Moshpit` from a view that all share. A place drawn by a
 hash would need no number, but leaves lines of very different lengths. Indices that the groups hand
 out (arXiv 2103.03239) would need none either, but a cell that was absent once comes back to a line
@@ -44,7 +44,8 @@ def meeting_keys(
         return _drawn(me, cells, window), 2
     shape = _shape(s.grid, cells)
     # Holes, where there are any, are spread over the lines.
-    place, left = [0] * len(shape), number * math.prod(shape) // cells
+    place = [0] * len(shape)
+    left = number * math.prod(shape) // cells
     for axis in reversed(range(len(shape))):
         left, place[axis] = divmod(left, shape[axis])
     axis = window % len(shape)
@@ -67,9 +68,9 @@ def _drawn(me: CellId, cells: int, window: int) -> tuple[str, ...]:
 
 
 def server_of(stage: int, cells: Collection[CellId], shards: int) -> CellId:
-    """Which cell of a group serves a stage: by a hash of the cells, so that the servers stay when
-    others come and go, and all cells of the group compute the same. In a group without that server
-    the next cell in order serves."""
+    """The cell of a group that serves a stage: chosen by a hash of the cells, so that the servers
+    stay when others come and go, and all cells of the group compute the same. In a group without
+    that server the next cell in order serves."""
     ranked = sorted(
         cells, key=lambda cell: hashlib.sha256(f"tutti/server/{cell}".encode()).digest()
     )

@@ -1,6 +1,6 @@
-"""What is averaged between cells, how often, by which strategy; and which of these go together.
-Enters: settings. Leaves: the reason why something does not go together; the fragments of a stage.
-Never: torch.
+"""Settings of averaging between cells: its values, its period, its strategy; and the rules for
+combining them. Enters: settings. Leaves: the reason why some settings do not go together; the
+fragments of a stage. Never: torch.
 
 A strategy is *partial* when a round leaves members with different values. It suits values that
 rounds bring closer together: parameters. It does not suit gradients, nor differences from anchors
@@ -30,7 +30,7 @@ MOST_STAGES = 255
 MOST_MEMBERS = 32
 """Cells of a group."""
 PARTIAL = ("gossip", "moshpit")
-"""Those after whose rounds members may hold different values."""
+"""Strategies that may leave members with different values after a round."""
 CARRIES: dict[str, str] = {
     "parameters": "themselves, in fp32",
     "deltas": "anchor minus local parameters, the pseudo-gradient of DiLoCo; anchors are equal "
@@ -52,8 +52,8 @@ class OuterSettings:
     optimizer: str = "none"
     """Outer optimizer: none | sgd | nesterov."""
     lr: float = 0.7
-    """Its learning rate; this one and the momentum are those of DiLoCo (arXiv 2311.08105). Without
-    a barrier it is shared by the cells: each push is a step of lr / cells."""
+    """Learning rate of the outer optimizer; its default and the momentum's come from DiLoCo (arXiv
+    2311.08105). Without a barrier it is shared by the cells: each push is a step of lr / cells."""
     momentum: float = 0.9
     """Its momentum; pushes without a barrier have none."""
     codec: str = "fp32"
@@ -70,7 +70,7 @@ class OuterSettings:
     fragments: int = 1
     """Streaming: pieces of the model, of which each window carries one in its turn."""
     mixing: float = 0.0
-    """Share of the difference to the mean that is not applied, so that as much of the local
+    """Share of the difference to the mean that is not applied, so that the same share of the local
     parameters stays."""
     quorum: int = 0
     """Contributions with which an outer step may be made where some do not come; 0: all."""
@@ -109,10 +109,11 @@ class OuterSettings:
 def check(s: OuterSettings) -> None:
     """Raises UsageFault, with the reason, for settings that cannot hold together. Each by itself is
     within its ``MANIFEST_RULES``."""
-    partial, steps = s.strategy in PARTIAL, s.carries in ("deltas", "state")
+    partial = s.strategy in PARTIAL
+    steps = s.carries in ("deltas", "state")
     made = FORMATS[s.codec]
     refuse(
-        # What belongs to one strategy.
+        # Settings that belong to one strategy.
         (
             s.strategy == "moshpit" and (not s.grid or any(axis < 2 for axis in s.grid)),
             f"outer.grid is {list(s.grid)}",
@@ -138,7 +139,7 @@ def check(s: OuterSettings) -> None:
             f"outer.staleness is {s.staleness}",
             "give a number of pushes, 0 or more",
         ),
-        # What is carried, by which strategy, optimizer and codec, in fragments or by a quorum.
+        # Combinations of the values carried with strategy, optimizer, codec, fragments and quorum.
         (s.lr == 0, "outer.lr is 0", "give a number above 0"),
         (
             s.carries == "deltas" and partial,

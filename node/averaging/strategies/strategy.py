@@ -1,12 +1,12 @@
-"""Who averages with whom in a round: a pure function of (members, round, seed), computed and never
-negotiated. Enters: how many members, round, seed. Leaves: groups, or an order of pushes, by the
-members' places in sorted order. Never: a tensor, a value, a clock, chance that two machines would
-see differently.
+"""Groups or pushes of a round of averaging: a pure function of (members, round, seed), computed and
+never negotiated. Enters: the number of members, round, seed. Leaves: groups, or an order of pushes,
+by the members' places in sorted order. Never: a tensor, a value, a clock, chance that two machines
+would see differently.
 
 Gossip is random pairs: groups of two, exchanged as a butterfly is. Nobody waits for all.
 
-A synchronous parameter server is a butterfly whose shares all lie with one owner; sharded, with a
-few. Without a barrier, pushes older than a bound are refused (stale-synchronous, Ho et al. 2013);
+A synchronous parameter server is a butterfly with all shares at one owner; sharded, at a few.
+Without a barrier, pushes older than a bound are refused (stale-synchronous, Ho et al. 2013);
 Hogwild (Niu et al. 2011) also drops the lock.
 
 Moshpit averaging (Ryabinin et al. 2021, arXiv 2103.03239): members stand in a virtual grid and
@@ -132,7 +132,7 @@ class Barrierless:
 
 
 def servers(count: int, shards: int, seed: int) -> tuple[int, ...]:
-    """Places of the owners, at most as many as there are members."""
+    """Places of the owners, at most one for each member."""
     return tuple(sorted(order(count, seed, "servers")[:shards].tolist()))
 
 
@@ -165,14 +165,14 @@ class Moshpit:
 
 
 def lines(cells: Places, grid: tuple[int, ...], axis: int) -> Places:
-    """Which line of the grid along ``axis`` each cell is on: the label of its group [n]."""
+    """Lines of the grid along ``axis``: the label of the group of each cell [n]."""
     below = math.prod(grid[axis + 1 :])
     return cells // (below * grid[axis]) * below + cells % below
 
 
 def fit(count: int, most: int, axes: int = 2) -> tuple[int, ...]:
     """A packed grid for ``count`` members with lines of at most ``most``, two or more, of ``axes``
-    axes or as many more as it takes."""
+    axes; more axes are added until ``count`` fits."""
     while most**axes < count:
         axes += 1
     return pack(count, (most,) * axes)
@@ -183,8 +183,8 @@ def pack(count: int, longest: tuple[int, ...]) -> tuple[int, ...]:
     """The grid with the least room that still holds ``count``, no axis longer than in ``longest``;
     among equals the most square.
 
-    Exact averaging in as many rounds as there are axes needs a full grid, so ``count`` should be a
-    product of numbers that fit.
+    Exact averaging in one round for each axis needs a full grid, so ``count`` should be a product
+    of numbers that fit.
     """
     if len(longest) == 1:
         return (count,)
@@ -250,8 +250,8 @@ def _ranks(labels: Places, drawn: Places) -> Places:
 
 
 def dice(seed: int, *what: object) -> np.random.Philox:
-    """Random bits named by what they are for; the same on every machine (the bit stream of Philox
-    is fixed, numpy's distributions on top of it are not)."""
+    """Random bits named by their purpose; the same on every machine (the bit stream of Philox is
+    fixed, numpy's distributions on top of it are not)."""
     text = ":".join(map(str, (seed, *what)))
     return np.random.Philox(
         key=int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")

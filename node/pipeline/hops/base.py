@@ -27,8 +27,7 @@ Waiter = asyncio.Future[tuple[bool, str]]
 
 
 class Telemetry(Protocol):
-    """What the pipeline reports, and to whom: a port that the daemon fills. Never blocks, never
-    raises."""
+    """Reports of the pipeline: a port that the daemon fills. Never blocks, never raises."""
 
     def spent(self, kind: str, seconds: float) -> None:
         """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
@@ -52,7 +51,8 @@ class Stash:
     """
 
     def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
-        self._account, self._on_room = Account[PeerId](limit), on_room
+        self._account = Account[PeerId](limit)
+        self._on_room = on_room
         self._entries: dict[Key, VisitBuffers] = {}
 
     @property
@@ -86,7 +86,8 @@ class Stash:
     def put(self, key: Key, work: VisitBuffers, nbytes: int) -> None:
         """Keep ``work`` until popped; after its deadline :meth:`expired` names it."""
         self.pop(key)
-        self._entries[key], work.nbytes = work, nbytes
+        self._entries[key] = work
+        work.nbytes = nbytes
         self.charge(nbytes, work.origin)
 
     def recharge(self, key: Key, nbytes: int) -> None:
@@ -112,7 +113,7 @@ class Stash:
         return min((work.deadline for work in self._entries.values()), default=None)
 
     def expired(self, now: float) -> list[Key]:
-        """Entries whose micro-batch nobody waits for any more, oldest first."""
+        """Entries past the deadline of their micro-batch, oldest first."""
         by_time = sorted(self._entries.items(), key=lambda entry: entry[1].deadline)
         return [key for key, work in by_time if work.deadline <= now]
 
@@ -134,12 +135,20 @@ class PipelineBase(ABC):
         stage: int,
         math: StageMath,
     ) -> None:
-        self.me, self.transport, self.device = transport.peer_id, transport, device
-        self.settings, self.limits, self.telemetry = settings, limits, telemetry
-        self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
-        self.machine, self.stage, self.math = machine, stage, math
+        self.me = transport.peer_id
+        self.transport = transport
+        self.device = device
+        self.settings = settings
+        self.limits = limits
+        self.telemetry = telemetry
+        self.clock = clock
+        self.plan_wait_s = plan_wait_s
+        self.shape = shape
+        self.machine = machine
+        self.stage = stage
+        self.math = math
         self.texts = TextTable(limits.text_bytes or TEXTS, math.text_bytes)
-        """Texts whose keys and values are kept here."""
+        """Texts with their keys and values kept here."""
         self.guard = Guard(transport, telemetry.emit, settings.watch)
         self.stash = Stash(limits.stash_bytes or STASH, self.look_again)
         self.tasks = Tasks("pipeline", self._on_error)
@@ -227,9 +236,9 @@ class PipelineBase(ABC):
         return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
 
     def cost(self, index: int, *, graph: bool = True) -> int:
-        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once that
-        is known. Without ``graph``: where it came back to its origin, whose graph is counted where
-        it began."""
+        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once its
+        size is known. Without ``graph``: for a micro-batch back at its origin, because its graph is
+        counted where it began."""
         shape = self.shape_of(index)
         kept = self.math.graph_bytes.get(shape, 0) if graph else 0
         return 2 * self.shape.nbytes(shape[0], shape[1]) + kept

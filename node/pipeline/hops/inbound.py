@@ -51,7 +51,8 @@ class Inbound(PipelineServicer):
         forward_only: ForwardOnly,
         text_lost: TextLost = lambda caller, note: False,
     ) -> None:
-        self._pipeline, self._forward_only = pipeline, forward_only
+        self._pipeline = pipeline
+        self._forward_only = forward_only
         self._text_lost = text_lost
         self._open: dict[Hashable, list[asyncio.Timeout]] = {}
         """Timeouts of the streams that carry a tensor, by tensor and peer, oldest first."""
@@ -85,13 +86,17 @@ class Inbound(PipelineServicer):
     async def _train(
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
     ) -> None:
-        pipeline, claim = self._pipeline, incoming.claim
-        came, rest = pipeline.clock.now(), list[Action]()
+        pipeline = self._pipeline
+        claim = incoming.claim
+        came = pipeline.clock.now()
+        rest = list[Action]()
         answer, cost = await self._patient(way, caller, incoming)
         waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
-            shape, forward = pipeline.shape_of(claim.index), way is Direction.FORWARD
-            masked, origin = pipeline.shape.masked and forward, claim.journey[0].peer
+            shape = pipeline.shape_of(claim.index)
+            forward = way is Direction.FORWARD
+            masked = pipeline.shape.masked and forward
+            origin = claim.journey[0].peer
             loss_mask = pipeline.shape.loss_mask and forward
             if pipeline.at_origin(claim.key):
                 charge = 0
@@ -144,7 +149,8 @@ class Inbound(PipelineServicer):
     ) -> tuple[Answer, list[Action]]:
         """Put the tensor into the stash unless its numbers are unfit: the answer, and the actions
         to carry out after it was sent."""
-        pipeline, claim = self._pipeline, incoming.claim
+        pipeline = self._pipeline
+        claim = incoming.claim
         before = beside(
             claim.journey,
             claim.position,
@@ -161,7 +167,9 @@ class Inbound(PipelineServicer):
     ) -> tuple[Answer, int]:
         """(the machine's answer to a head, bytes to reserve in the stash). For a bounded time a
         frame that is ahead of the plan waits for it, and a patient one for room."""
-        pipeline, claim, answer = self._pipeline, incoming.claim, Answer(Say.AWAIT_PLAN)
+        pipeline = self._pipeline
+        claim = incoming.claim
+        answer = Answer(Say.AWAIT_PLAN)
         until = asyncio.get_running_loop().time() + ROOM_WAIT * pipeline.hop_s
         try:
             async with asyncio.timeout(pipeline.plan_wait_s) as patience:
@@ -191,7 +199,8 @@ class Inbound(PipelineServicer):
             request.position,
             tuple(request.skipped[: pipeline.shape.stages]),
         )
-        answer, key = pipeline.handle(asked), asked.key
+        answer = pipeline.handle(asked)
+        key = asked.key
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
         late = given = False
@@ -199,8 +208,8 @@ class Inbound(PipelineServicer):
             given = answer.say is Say.TAKE and await self._give(key, request, caller, context)
         except TimeoutError:
             late = True
-        # Only now: the error held what was sent, and the call ends when its peer has read or is
-        # gone.
+        # Only now: the exception kept the sent tensor alive. The call ends when its peer has read
+        # or is gone.
         if late:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not read in time")
         elif not given:
@@ -209,7 +218,8 @@ class Inbound(PipelineServicer):
     async def _give(self, key: Key, request: pb.FetchInput, caller: PeerId, context: Any) -> bool:
         """Send the output of a visit; False where it is not here any more. Raises TimeoutError for
         a peer that does not read it within a hop's time."""
-        pipeline, work = self._pipeline, self._pipeline.stash.get(key)
+        pipeline = self._pipeline
+        work = self._pipeline.stash.get(key)
         output = None if work is None else work.output  # may be freed while it is sent
         if work is None or output is None:
             return False
@@ -247,7 +257,8 @@ class Inbound(PipelineServicer):
 
     async def Counted(self, request: pb.CountedNote, context: Any) -> pb.CountedReply:
         pipeline = self._pipeline
-        caller, plan = pipeline.transport.caller(context), pipeline.machine.plan
+        caller = pipeline.transport.caller(context)
+        plan = pipeline.machine.plan
         if len(request.indices) > len(plan.paths if plan else ()):
             return pb.CountedReply(accepted=False)
         answers = [

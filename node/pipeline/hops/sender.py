@@ -1,5 +1,5 @@
-"""Carries what the machine wants sent: a frame and its two receipts, questions for an input, notes
-to and from an origin."""
+"""Carries the frames that the machine sends, with their two receipts, questions for an input, and
+notes to and from an origin."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -27,9 +27,11 @@ PATIENT = 32
 """Number of attempts under way up to which an attempt waits for room: each is a call that stays
 open, and a peer takes ``transport.peer_streams`` calls from another, of which its leader needs
 some."""
-NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
-"""Tries, and seconds between them, to tell a hop that its share counts: if the note does not arrive
-the share is lost, which is worth a retry and not a long wait."""
+NOTE_TRIES = 3
+"""Tries to tell a hop that its share counts: if the note does not arrive the share is lost, which
+is worth a retry and not a long wait."""
+NOTE_PAUSE_S = 0.2
+"""Seconds between two of these tries."""
 
 
 Ended = tuple[Trouble | None, str]
@@ -89,8 +91,12 @@ class Sender:
             )
 
     async def _send(self, action: ev.Send) -> None:
-        pipeline, key, way, peer = self._pipeline, action.key, action.way, action.peer
-        work, plan = pipeline.stash.get(key), pipeline.machine.plan
+        pipeline = self._pipeline
+        key = action.key
+        way = action.way
+        peer = action.peer
+        work = pipeline.stash.get(key)
+        plan = pipeline.machine.plan
         buffer = (
             None if work is None else work.output if way is Direction.FORWARD else work.upstream
         )
@@ -135,7 +141,8 @@ class Sender:
         pipeline.handle(ev.Turned(key, way, peer, trouble))
 
     def _measure(self, hop: Hop, began: float) -> None:
-        timing, machine = self._pipeline.timing, self._pipeline.machine
+        timing = self._pipeline.timing
+        machine = self._pipeline.machine
         timing.observe(hop.peer, began, self._pipeline.clock.now())
         siblings = machine.replicas(hop.stage)
         machine.suspects.slow = machine.suspects.slow - set(siblings) | timing.slow(siblings)
@@ -162,7 +169,8 @@ class Sender:
     async def _call(self, peer: PeerId, name: str, request: object) -> AsyncIterator[Any]:
         """A context manager around one call, which ends with the block. Raises AlreadyThere and
         PeerFault."""
-        transport, call = self._pipeline.transport, None
+        transport = self._pipeline.transport
+        call = None
         async with answers(peer, self._pipeline.hop_s):
             try:
                 stub = PipelineStub(await transport.channel(peer))
@@ -181,7 +189,8 @@ class Sender:
     async def _receipts(
         self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float | None], None]
     ) -> Ended:
-        pipeline, held = self._pipeline, False
+        pipeline = self._pipeline
+        held = False
         began = pipeline.clock.now()
         while True:
             receipt = await call.read()
@@ -209,8 +218,10 @@ class Sender:
 
     async def fetch(self, action: ev.Fetch) -> None:
         """Get the input of a visit that takes a dead replica's place."""
-        pipeline, key = self._pipeline, action.key
-        work, plan = pipeline.stash.get(key), pipeline.machine.plan
+        pipeline = self._pipeline
+        key = action.key
+        work = pipeline.stash.get(key)
+        plan = pipeline.machine.plan
         settled = False
         for peer in action.peers:
             if work is None or plan is None or pipeline.stash.get(key) is not work:
@@ -245,7 +256,8 @@ class Sender:
         pipeline = self._pipeline
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
-        shape, masked = pipeline.shape_of(key.index), pipeline.shape.masked
+        shape = pipeline.shape_of(key.index)
+        masked = pipeline.shape.masked
         loss_mask = pipeline.shape.loss_mask
         request = pb.FetchInput(
             epoch=key.epoch,
@@ -254,7 +266,8 @@ class Sender:
             position=key.position,
             skipped=skipped,
         )
-        asking, patience = self._asking.setdefault(peer, set()), asyncio.timeout(None)
+        asking = self._asking.setdefault(peer, set())
+        patience = asyncio.timeout(None)
         asking.add(patience)
         try:
             async with patience, self._call(peer, "Fetch", request) as call:
@@ -272,7 +285,8 @@ class Sender:
     async def tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
         """Nobody can finish this micro-batch. An origin that does not hear it finds out by its own
         time-out."""
-        pipeline, plan = self._pipeline, self._pipeline.machine.plan
+        pipeline = self._pipeline
+        plan = self._pipeline.machine.plan
         pipeline.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
         if plan is not None:
             note = pb.LostNote(
@@ -293,8 +307,8 @@ class Sender:
             self._pipeline.telemetry.emit("origin-silent", str(e), "debug", index=index)
 
     def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
-        """Name the hops whose shares count. One note to a peer is under way at a time; what comes
-        meanwhile goes together."""
+        """Tell the hops that their shares of a micro-batch count. One note to a peer is under way
+        at a time; further names for it travel together in the next note."""
         for peer in peers:
             self._names.setdefault(peer, []).append(index)
             if peer not in self._naming:

@@ -1,4 +1,4 @@
-"""What no plan can beat: lower bounds of the makespan, each by its name. Pure.
+"""Lower bounds of the makespan of any plan, each by its name. Pure.
 
 Enters: Problem. Leaves: seconds by bound. Every bound relaxes the replay's own model, so none is
 ever above a makespan.
@@ -54,7 +54,8 @@ def chain(p: PathProblem, o: int, count: int, trip: float) -> float:
     backwards of all homecomings since: one pair for each.
     """
     slots = p.slots[o]
-    forward, back = p.compute[o] + p.gap, p.backward * p.compute[o] + p.gap
+    forward = p.compute[o] + p.gap
+    back = p.backward * p.compute[o] + p.gap
     home: list[float] = []
     for k in range(count):
         recent = range(max(0, k - 3 * slots + 1, k - slots - RECENT), k - slots + 1)
@@ -69,7 +70,8 @@ def _stage(p: PathProblem, s: int, visits: int) -> float:
     cycles = [(1 + p.backward) * p.compute[n] + 2 * p.gap for n in peers]
     if min(cycles) <= 0:
         return 0.0
-    spread, ends = visits / sum(1 / c for c in cycles), min(p.compute[o] for o in p.stages[0])
+    spread = visits / sum(1 / c for c in cycles)
+    ends = min(p.compute[o] for o in p.stages[0])
     others = [a for a, stage in p.stage_of.items() if stage != s]
     come = min(p.delays[a][n] for n in peers for a in others)
     home = min(p.delays[n][a] for n in peers for a in others) + p.backward * ends
@@ -88,10 +90,12 @@ def _slots(p: PathProblem, s: int, visits: int, tails: list[dict[int, float]]) -
 def _tails(p: PathProblem) -> list[dict[int, float]]:
     """``[r][n]``: seconds from peer n over r more hops home for the loss and back, at least; stages
     may repeat."""
-    ends, d = p.stages[0], p.delays
+    ends = p.stages[0]
+    d = p.delays
     block = [n for stage in p.stages[1:] for n in stage]
     at = np.array([min(d[n][o] + d[o][n] + p.loss * p.compute[o] for o in ends) for n in block])
-    step, rows = _steps(p, block), [dict(zip(block, at.tolist(), strict=True))]
+    step = _steps(p, block)
+    rows = [dict(zip(block, at.tolist(), strict=True))]
     for _ in range(p.hops - 1):
         at = (step + at[None, :]).min(axis=1)
         rows.append(dict(zip(block, at.tolist(), strict=True)))
@@ -99,9 +103,10 @@ def _tails(p: PathProblem) -> list[dict[int, float]]:
 
 
 def shortest_trips(p: PathProblem) -> dict[int, float]:
-    """Of every ends peer the round trip of its shortest legal path with nobody else there, or
-    less."""
-    blocks, q = len(p.stages) - 1, p.hops
+    """Lower bound of the round trip of each ends peer in seconds: its shortest legal path in an
+    otherwise empty swarm, or less."""
+    blocks = len(p.stages) - 1
+    q = p.hops
     if q == 0:
         return {o: p.compute[o] * (1 + p.backward + p.loss) + 2 * p.delays[o][o] for o in p.counts}
     widest = max(len(stage) for stage in p.stages)
@@ -142,10 +147,12 @@ def _steps(p: PathProblem, block: Sequence[int]) -> Any:
 
 
 def _relaxed(p: PathProblem) -> dict[int, float]:
-    """Paths of as many hops; a step may go as far ahead or back as jumps and swaps allow, stages
+    """Shortest round trips, as :func:`shortest_trips`, over paths that need not be legal: they have
+    the same number of hops, a step may go as far ahead or back as jumps and swaps allow, and stages
     may repeat after a swap."""
     block = [n for s in range(1, len(p.stages)) for n in p.stages[s]]
-    stage, step = np.array([p.stage_of[n] for n in block]), _steps(p, block)
+    stage = np.array([p.stage_of[n] for n in block])
+    step = _steps(p, block)
     work = (1 + p.backward) * np.array(p.compute)
     out: dict[int, float] = {}
     for o in p.counts:

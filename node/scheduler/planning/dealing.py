@@ -1,9 +1,9 @@
-"""Which block stages each micro-batch trains, dealt so that all stages are trained equally often.
-Pure.
+"""The set of block stages that each micro-batch trains, dealt so that all stages are trained
+equally often. Pure.
 
-A set of stages is legal when some order of it keeps the rules; if any does, the rising one does
-too: what lies between two neighbours of the rising order is jumped over in every order, at once. So
-sets are dealt, and orders are a matter of search.
+A set of stages is legal if some order of it keeps the rules. If any order does, the rising one does
+too: every order jumps over the gap between two neighbours of the rising order, at once. So sets are
+dealt, and orders are a matter of search.
 """
 
 from collections import Counter, deque
@@ -20,7 +20,7 @@ StageSet = tuple[int, ...]
 
 
 def legal(problem: PathProblem, stages: StageSet) -> bool:
-    """Whether the rising order of these stages keeps the bound on jumps."""
+    """Return True if the rising order of these stages keeps the bound on jumps."""
     return all(s - front <= problem.max_jump for front, s in pairwise((0, *stages)))
 
 
@@ -85,7 +85,8 @@ def _evened(problem: PathProblem, dealt: list[StageSet], lack: list[int]) -> lis
         for was, now in trail:
             pool[was] -= 1
             pool[now] += 1
-        first, last = trail[0], trail[-1]
+        first = trail[0]
+        last = trail[-1]
         (gave,), (got,) = set(first[0]) - set(first[1]), set(last[1]) - set(last[0])
         lack[gave] += 1
         lack[got] -= 1
@@ -143,10 +144,12 @@ def _heaviest(weight: Sequence[float], q: int, jump: int) -> StageSet:
     back = [[0] * (blocks + 1) for _ in range(q + 1)]
     best[0][0] = 0.0
     for k in range(1, q + 1):
-        row, before = best[k], best[k - 1]
+        row = best[k]
+        before = best[k - 1]
         for s in range(k, blocks - q + k + 1):
             was = max(range(max(0, s - jump), s), key=before.__getitem__)
-            row[s], back[k][s] = before[was] + weight[s], was
+            row[s] = before[was] + weight[s]
+            back[k][s] = was
     s = max(range(blocks + 1), key=best[q].__getitem__)
     out = []
     for k in range(q, 0, -1):

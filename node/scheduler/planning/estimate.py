@@ -1,8 +1,10 @@
-"""The makespan of a plan, as fast as Python goes: what the search asks thousands of times. Pure.
+"""The makespan of a plan, computed as fast as Python allows: the search evaluates it thousands of
+times. Pure.
 
-The twin of :func:`node.scheduler.planning.replay.replay`, which decides: equal but for events of
-the very same instant, whose order is not kept here. Because a peer serves first come first, a
-task's start is known when it arrives; so a task costs one event."""
+The twin of :func:`node.scheduler.planning.replay.replay`, which decides. Both agree except where
+several events have the very same instant: their order is not kept here. Because a peer serves first
+come first, a task's start is known when it arrives; so a task costs one event.
+"""
 
 import heapq
 from collections import deque
@@ -39,7 +41,8 @@ class Estimator:
         found = self._steps.get(route)
         if found is not None:
             return found
-        p, o = self.problem, route[0]
+        p = self.problem
+        o = route[0]
         peers = (*route, o, *reversed(route))
         forward = [p.compute[n] for n in route]
         times = (*forward, p.compute[o] * p.loss, *(x * p.backward for x in reversed(forward)))
@@ -60,18 +63,23 @@ class Estimator:
     ) -> float:
         """The makespan; infinite when it is above ``cutoff`` or micro-batches are lost.
         ``orders[o]``: indices into ``routes`` in launch order of ends peer o."""
-        problem, steps = self.problem, self.steps
-        gap, slots = problem.gap, problem.slots
-        size, middle = len(slots), problem.length
+        problem = self.problem
+        steps = self.steps
+        gap = problem.gap
+        slots = problem.slots
+        size = len(slots)
+        middle = problem.length
         last = 2 * middle
-        free, held = [0.0] * size, [0] * size
+        free = [0.0] * size
+        held = [0] * size
         ends: dict[int, deque[float]] = {}
         parked: dict[int, deque[tuple[int, int]]] = {}
         plans = [steps(route) for route in routes]
         home: dict[int, float] = {}
         self.home = home
         heap: list[tuple[float, int, int, int]] = []
-        push, pop = heapq.heappush, heapq.heappop
+        push = heapq.heappush
+        pop = heapq.heappop
         tick = 0
         upcoming: dict[int, int] = {}
         for o in sorted(orders):
@@ -128,7 +136,8 @@ class Estimator:
                 tick += 1
                 push(heap, (end + ways[k], tick, i, k + 1))
                 if k > middle:
-                    leaving, queue = ends[n], parked[n]
+                    leaving = ends[n]
+                    queue = parked[n]
                     leaving.append(end)
                     if len(leaving) <= len(queue):
                         j, g = queue[len(leaving) - 1]

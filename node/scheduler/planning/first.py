@@ -20,17 +20,20 @@ EFFORTS = ((8, 12), (3, 2), (1, 2))
 """Partial paths kept while one is built, and sets of stages tried for it: for few micro-batches,
 for many, in haste. The second takes a tenth of the first's time, the third a third of the second's;
 plans get a few percent longer."""
-CAREFUL, PROMPT = 0.35, 0.95
-"""Shares of its time limit in which an insertion with the first of ``EFFORTS``, and one with the
-second, is to end."""
+CAREFUL = 0.35
+"""Share of its time limit in which an insertion with the first of ``EFFORTS`` is to end."""
+PROMPT = 0.95
+"""Share of its time limit in which an insertion with the second of ``EFFORTS`` is to end."""
 SLACK = 0.02
 """Share of its time limit by which it may be late before it takes the next lower effort."""
 FEW = 300
 """Micro-batches up to which the first of ``EFFORTS`` is used."""
 FINAL = 6
 """Partial paths of which the whole way home is computed."""
-NEAR, SPREAD = 6, 3
-"""Replicas looked at in a large stage: the nearest, and others in turn."""
+NEAR = 6
+"""Nearest replicas looked at in a large stage."""
+SPREAD = 3
+"""Other replicas looked at in a large stage, in turn."""
 
 
 def origins_in_turns(problem: PathProblem) -> Iterator[int]:
@@ -56,7 +59,8 @@ def cheap(problem: PathProblem, sets: Sequence[StageSet], slots: bool = True) ->
 
     ``slots``: a peer is also taken while its slots are held.
     """
-    rule, left = _Cheap(problem, slots), Counter(sets)
+    rule = _Cheap(problem, slots)
+    left = Counter(sets)
     owed = {o: {s for p, s in problem.owed if p == o} for o in problem.counts}
     return [rule.route(o, _taken(left, owed[o])) for o in origins_in_turns(problem)]
 
@@ -66,13 +70,18 @@ class _Cheap:
     slots until they have been home."""
 
     def __init__(self, problem: PathProblem, slots: bool = True) -> None:
-        self.problem, self.near, self.slots = problem, _Near(problem), slots
+        self.problem = problem
+        self.near = _Near(problem)
+        self.slots = slots
         self.load = [0.0] * len(problem.compute)
 
     def route(self, o: int, stages: StageSet) -> Route:
         """The path through ``stages``, hop by hop where the next one is done first."""
-        p, load = self.problem, self.load
-        delays, compute, slots = p.delays, p.compute, p.slots
+        p = self.problem
+        load = self.load
+        delays = p.delays
+        compute = p.compute
+        slots = p.slots
         route = [o]
         for s in stages:
             way = delays[route[-1]]
@@ -101,20 +110,22 @@ def _take(stages: StageSet, pool: Counter[StageSet], owed: set[int]) -> None:
 
 
 class Tables:
-    """What is reserved: tasks by peer, and its slots from arrival to the end of the backward.
+    """Reservations: tasks by peer, and the peer's slots from arrival to the end of the backward.
 
-    ``in_order``: reservations come in order of launch. A slot is then taken after all that were
-    given; else wherever fewer are held than there are, as far as is known.
+    ``in_order``: reservations come in order of launch. A slot is then taken after all earlier
+    reservations; otherwise it is taken at any time at which, by the reservations known so far,
+    fewer slots are held than the peer has.
     """
 
     def __init__(self, problem: PathProblem, in_order: bool = True) -> None:
-        self.problem, self.in_order = problem, in_order
+        self.problem = problem
+        self.in_order = in_order
         self.busy: list[list[tuple[float, float]]] = [[] for _ in problem.compute]
         self.leave: list[list[float]] = [[] for _ in problem.compute]
         self.stays: list[list[tuple[float, float]]] = [[] for _ in problem.compute]
 
     def slot(self, n: int, t: float) -> float:
-        """When a micro-batch that reaches peer n at t has a slot."""
+        """The time at which a micro-batch that reaches peer n at t has a slot."""
         slots = self.problem.slots[n]
         if self.in_order:
             leave = self.leave[n]
@@ -139,8 +150,8 @@ class Tables:
         )
 
     def start(self, n: int, t: float, took: float) -> float:
-        """The earliest start from t on of a task of ``took`` seconds at peer n between what is
-        reserved."""
+        """The earliest start at or after t of a task of ``took`` seconds in a gap between the
+        reservations at peer n."""
         busy = self.busy[n]
         at = bisect_left(busy, (t, 0.0))
         if at and busy[at - 1][1] > t:
@@ -166,14 +177,14 @@ def insertion(
     go_on: Callable[[], bool] = lambda: True,
     spent: Callable[[], float] | None = None,
 ) -> list[Route] | None:
-    """Launch after launch, each on the path that is home first beside all that is reserved; None
-    when stopped by ``go_on``.
+    """Insert launch after launch, each on the path that is home first beside all reservations.
+    Returns None if ``go_on`` stops it.
 
-    ``spent``: share of the time for it that is used. Where that runs ahead of the work, paths are
-    looked for less carefully; when it is 1, what is left goes by the cheap rule. ``by_origin``: all
-    launches of the ends peer with the longest way first, then those of the next; others go around
-    them. ``seed`` 0: as described; else with noise, for other plans. ``sets`` are given out so that
-    owed stages come first.
+    ``spent``: share of its time that is used. Where that runs ahead of the work, paths are looked
+    for less carefully; at 1, the remaining launches go by the cheap rule. ``by_origin``: the ends
+    peer with the longest way places all its launches first, then the next ends peer; later launches
+    go around earlier ones. ``seed`` 0: as described; other seeds add noise, for other plans.
+    ``sets`` are given out so that owed stages come first.
     """
     dice = random.Random(seed)
     noise = 0.15 if seed else 0.0
@@ -231,9 +242,9 @@ def _finish(
     pool: Counter[StageSet],
     owed: dict[int, set[int]],
 ) -> None:
-    """The micro-batches that are not in ``lists`` yet by the cheap rule, beside what is
-    reserved."""
-    problem, rule = tables.problem, _Cheap(tables.problem)
+    """Append the micro-batches that ``lists`` lacks, by the cheap rule, beside all reservations."""
+    problem = tables.problem
+    rule = _Cheap(tables.problem)
     rule.load = [sum(end - start for start, end in busy) for busy in tables.busy]
     rest = replace(
         problem, counts={o: count - len(lists[o]) for o, count in problem.counts.items()}
@@ -253,7 +264,8 @@ def _distance(problem: PathProblem, o: int) -> float:
 def _offered(
     pool: Counter[StageSet], owed: set[int], tries: int, dice: random.Random | None
 ) -> list[StageSet]:
-    """Sets to try: those that train most of what is owed, then those that are left most often."""
+    """Sets to try: first the sets that train the most owed stages, then those with the most copies
+    left."""
     sets = list(pool)
     if dice is not None:
         dice.shuffle(sets)
@@ -276,7 +288,8 @@ class _Near:
             return peers
         found = self.known.get((a, stage))
         if found is None:
-            there, d = self.problem.delays[a], self.problem.delays
+            there = self.problem.delays[a]
+            d = self.problem.delays
             c = self.problem.compute
             found = tuple(heapq.nsmallest(NEAR, peers, key=lambda n: there[n] + d[n][a] + 2 * c[n]))
             self.known[a, stage] = found
@@ -289,7 +302,9 @@ def _route(
 ) -> tuple[float, Route]:
     """The path through ``stages`` that is home first, launched at t, and about when."""
     p = tables.problem
-    delays, compute, back = p.delays, p.compute, p.backward
+    delays = p.delays
+    compute = p.compute
+    back = p.backward
     t = tables.start(o, t, compute[o]) + compute[o]
     launched = t
     beam: list[tuple[float, float, float, Route]] = [(0.0, t, 0.0, (o,))]
@@ -319,7 +334,8 @@ def _route(
 
 def _arrivals(tables: Tables, route: Route, t: float) -> dict[int, float]:
     """When the forward of a path has a slot at each of its peers; its first one ended at t."""
-    p, came = tables.problem, {route[0]: t}
+    p = tables.problem
+    came = {route[0]: t}
     for a, n in zip(route, route[1:], strict=False):
         came[n] = tables.slot(n, t + p.delays[a][n])
         t = tables.start(n, came[n], p.compute[n]) + p.compute[n]
@@ -327,12 +343,15 @@ def _arrivals(tables: Tables, route: Route, t: float) -> dict[int, float]:
 
 
 def _home(tables: Tables, route: Route, t: float, came: dict[int, float]) -> float:
-    """When a micro-batch is home whose last forward ended at t; later by what it stays where the
-    slots are held."""
-    p, o = tables.problem, route[0]
-    before, work = route[-1], p.loss * p.compute[o]
+    """The time at which a micro-batch is home if its last forward ended at t, with the seconds
+    added by which it overfills peers' slots."""
+    p = tables.problem
+    o = route[0]
+    before = route[-1]
+    work = p.loss * p.compute[o]
     t = tables.start(o, t + p.delays[before][o], work) + work
-    before, late = o, 0.0
+    before = o
+    late = 0.0
     for n in reversed(route):
         work = p.backward * p.compute[n]
         t = tables.start(n, t + p.delays[before][n], work) + work
@@ -344,7 +363,8 @@ def _home(tables: Tables, route: Route, t: float, came: dict[int, float]) -> flo
 
 def _book(tables: Tables, route: Route, t: float) -> float:
     """Reserve the tasks and slots of a path; when it is home."""
-    p, o = tables.problem, route[0]
+    p = tables.problem
+    o = route[0]
     before = -1
     came: dict[int, float] = {}
     for n in route:

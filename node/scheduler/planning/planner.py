@@ -28,8 +28,9 @@ LEAST_KEPT = 0.01
 STARTS = 0.1
 """Share of the budget for plans from scratch; the search goes on from the best of them."""
 PHASES = ((0.25, 0.05), (0.5, 0.003), (0.8, 0.01), (1.0, 0.002))
-"""Of the search: the share of the budget left at which it ends, and what a worse plan may cost
-more, over the makespan. The first moves all micro-batches of an origin together."""
+"""Phases of the search: the share of the budget left at its beginning at which a phase ends, and
+the most a worse plan may cost, as a share of the makespan. The first phase moves all micro-batches
+of an origin together."""
 SEARCHED = 1000
 """Micro-batches up to which moves are tried: with more, one evaluation takes too long for any to
 help."""
@@ -59,7 +60,8 @@ class PathPlan:
 
     @property
     def owed(self) -> dict[int, list[int]]:
-        """By ends peer, the stages its micro-batches did not train: what a later epoch owes it."""
+        """Stages that the micro-batches of each ends peer did not train: a later epoch owes them to
+        it."""
         seen = joined(self.problem, self.routes)
         rest = {
             o: [s for s in range(1, len(self.problem.stages)) if (o, s) not in seen]
@@ -73,17 +75,19 @@ class _Budget:
     """Time or moves, whichever is over first."""
 
     def __init__(self, clock: Clock, limit_s: float | None, moves: int | None) -> None:
-        self.clock, self.limit_s, self.moves = clock, limit_s, moves or INFINITE
+        self.clock = clock
+        self.limit_s = limit_s
+        self.moves = moves or INFINITE
         self.began = clock()
         self._last = self._longest = 0.0
 
     def keep(self, seconds: float) -> None:
-        """Set aside what it takes to end: of a limit, half at most."""
+        """Reserve ``seconds`` of the limit for the end of planning, half of the limit at most."""
         if self.limit_s is not None:
             self.limit_s -= min(seconds, self.limit_s / 2)
 
     def share(self, seconds: float) -> float:
-        """Of the limit."""
+        """``seconds`` as a share of the limit; 0 without a limit."""
         return seconds / self.limit_s if self.limit_s else 0.0
 
     def used(self, moves: int) -> float:
@@ -100,7 +104,8 @@ class _Budget:
         """As :meth:`used`, but used up where another step as long as the longest so far would not
         fit any more."""
         now = self.clock()
-        self._longest, self._last = max(self._longest, now - self._last), now
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
         return max(
             self.used(moves), 1.0 if self.share(now - self.began + self._longest) >= 1 else 0.0
         )
@@ -126,7 +131,9 @@ class _Best:
             routes
         )
         if better:
-            self.routes, self.makespan, self.debt = tuple(routes), played.makespan, debt
+            self.routes = tuple(routes)
+            self.makespan = played.makespan
+            self.debt = debt
         return better and (seems is None or played.makespan <= seems + 1e-9)
 
 
@@ -140,8 +147,8 @@ def make_plan(
     known: Sequence[Sequence[Route]] = (),
 ) -> PathPlan:
     """The best plan found within ``limit_s`` of ``clock`` or ``moves`` tried plans, whichever ends
-    first; at least one plan is made. With ``moves`` alone the result depends on the arguments only.
-    ``known``: plans to begin with.
+    first; at least one plan is made. If only ``moves`` is given, the result depends on the
+    arguments alone. ``known``: plans to begin with.
 
     Raises UsageFault when no plan can keep the rules, with the nearest problem that has one.
     """
@@ -152,7 +159,8 @@ def make_plan(
     _payable(problem)
     best = _Best(problem)
     _first(problem, sets, best, budget, known)
-    first_s, first_makespan = clock() - budget.began, best.makespan
+    first_s = clock() - budget.began
+    first_makespan = best.makespan
     bounds = lower_bounds(problem)
     bound = max(bounds.values())
     tried = _starts(problem, sets, best, budget, bound, seed)
@@ -185,11 +193,11 @@ def _first(
     budget: _Budget,
     known: Sequence[Sequence[Route]],
 ) -> None:
-    """Round robin whatever it takes; then, as far as there is time, plans that are known, the cheap
-    rule and an insertion."""
+    """Try round robin whatever it takes; then, while there is time, the known plans, the cheap rule
+    and an insertion."""
     began = budget.clock()
     best.offer(round_robin(problem, sets))
-    # To judge a last plan and to ask all rules at the end takes about as long as this did.
+    # Judging a last plan and asking all rules at the end takes about as long as this did.
     budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
     for routes in known:
         if budget.used(0) < FIRST and broken(problem, routes, debts=False) is None:
@@ -199,7 +207,8 @@ def _first(
         if budget.used(0) < FIRST / 2:
             began = budget.clock()
             best.offer(cheap(problem, sets, slots))
-    here, until = budget.used(0), FIRST - budget.share(budget.clock() - began)
+    here = budget.used(0)
+    until = FIRST - budget.share(budget.clock() - began)
     if here < until:
         quick = insertion(problem, sets, spent=lambda: (budget.used(0) - here) / (until - here))
         if quick is not None:
@@ -209,7 +218,8 @@ def _first(
 def _payable(problem: PathProblem) -> None:
     """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
     path reaches."""
-    hops, owed = problem.hops, Counter(o for o, _ in problem.owed)
+    hops = problem.hops
+    owed = Counter(o for o, _ in problem.owed)
     refuse(
         *(
             (
@@ -264,7 +274,8 @@ def _improve(
         coarse = heat == PHASES[0][1]
         if coarse and lanes is None:
             continue
-        here, there = budget.used(search.moves), begin + (1 - begin) * until
+        here = budget.used(search.moves)
+        there = begin + (1 - begin) * until
         if here >= there:
             continue
 

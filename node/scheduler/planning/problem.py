@@ -62,7 +62,7 @@ class PathProblem:
     sync_ratio: float = 1.0
 
     def may(self, n: int, stage: int) -> bool:
-        """Whether peer n can host the stage: memory, or its operator's wish."""
+        """Return True if peer n can host the stage; its memory or its operator may forbid it."""
         return n not in self.may_host or stage in self.may_host[n]
 
     @cached_property
@@ -112,7 +112,8 @@ def parse(document: Any) -> PathProblem:
             for key in ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end")
         )
     )
-    compute, rows = _times(document["compute_s"], "compute_s", None), document["delays_s"]
+    compute = _times(document["compute_s"], "compute_s", None)
+    rows = document["delays_s"]
     peers = len(compute)
     refuse(
         (
@@ -145,7 +146,8 @@ def parse(document: Any) -> PathProblem:
             f"give 1 to {MOST_MICROBATCHES} of them",
         ),
     )
-    reference, labels = document.get("reference"), document.get("locations")
+    reference = document.get("reference")
+    labels = document.get("locations")
     at_ends = set(stages[0])
     return PathProblem(
         name=str(document.get("name", "problem"))[:80],
@@ -226,7 +228,7 @@ def _times(row: Any, what: str, size: int | None) -> tuple[float, ...]:
         raise UsageFault(
             f"{what} holds something else than numbers", "give seconds, such as 0.25"
         ) from e
-    # One pass in C for what is nearly always true; NaN fails both comparisons.
+    # One pass in C for the usual valid row; NaN fails both comparisons.
     if out and not (min(out) >= 0 and max(out) <= MOST_SECONDS and not math.isnan(sum(out))):
         bad = next(i for i, x in enumerate(out) if not 0 <= x <= MOST_SECONDS)
         raise UsageFault(
@@ -263,7 +265,8 @@ def _stages(given: Any, peers: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _each(given: Any, what: str, least: int, peers: Sequence[int]) -> dict[int, int]:
-    """A whole number for each of these peers, from one figure or as many."""
+    """A whole number for each of these peers, from one figure for all or from one figure for
+    each."""
     figures = given if isinstance(given, list) else [given] * len(peers)
     refuse(
         (

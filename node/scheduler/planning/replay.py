@@ -2,11 +2,11 @@
 judge of all planners.
 
 A peer computes one task at a time, first come first served, and idles ``gap`` after each. Links
-have no contention. A forward that reaches a peer whose slots are all held waits in order of
-arrival; a slot is held from the forward's arrival to the end of the backward. An ends peer launches
-its micro-batches in the order of the plan, as many at a time as it has slots. Events of the same
-instant are handled in the order in which they became known: that order is part of the model, for
-peers of one place have equal delays and ties are common.
+have no contention. A forward that finds all slots of a peer held waits in order of arrival; a slot
+is held from the forward's arrival to the end of the backward. An ends peer launches its
+micro-batches in the order of the plan; the number under way at once is its number of slots. Events
+of the same instant are handled in the order in which they became known: that order is part of the
+model, because peers of one place have equal delays and ties are common.
 """
 
 import heapq

@@ -44,8 +44,8 @@ def ends_kept(problem: PathProblem, paths: Paths) -> str | None:
 
 
 def equal_visits(problem: PathProblem, paths: Paths) -> str | None:
-    """Every block stage is trained by equally many micro-batches, or as many as the problem says,
-    if it asks for it."""
+    """If the problem asks for it, equally many micro-batches train every block stage, or the number
+    that the problem names for the stage."""
     visits = Counter(problem.stage_of.get(n, 0) for route in paths for n in route[1:])
     found = [visits[s] for s in range(1, len(problem.stages))]
     if problem.equal_visits and (
@@ -56,7 +56,8 @@ def equal_visits(problem: PathProblem, paths: Paths) -> str | None:
 
 
 def bounded_swaps(problem: PathProblem, paths: Paths) -> str | None:
-    """A path goes back behind the furthest stage it has been at only so often and so far."""
+    """A path goes back behind the furthest stage it has reached at most ``max_swaps`` times and
+    places in all, and at most ``max_swap_distance`` places at once."""
     return _first(
         swaps_too_much(_order(problem, route), problem.max_swaps, problem.max_swap_distance)
         for route in paths
@@ -69,11 +70,13 @@ def bounded_jumps(problem: PathProblem, paths: Paths) -> str | None:
 
 
 def swaps_too_much(order: Sequence[int], most: int, distance: int) -> str | None:
-    """Of one path, by the places of its block stages in visiting order."""
+    """A sentence if one path swaps too often or too far. ``order``: places of its block stages in
+    visiting order; ``most``: swaps, and places in all; ``distance``: places at once."""
     front = swaps = total = 0
     for s in order:
         front = max(front, s)
-        swaps, total = swaps + (s < front), total + front - s
+        swaps = swaps + (s < front)
+        total = total + front - s
         if front - s > distance:
             return f"a path swaps stage {s} with {front}, further than {distance}"
     if max(swaps, total) > most:
@@ -82,7 +85,8 @@ def swaps_too_much(order: Sequence[int], most: int, distance: int) -> str | None
 
 
 def jumps_too_far(order: Sequence[int], most: int) -> str | None:
-    """Of one path, as :func:`swaps_too_much`."""
+    """A sentence if one path jumps further than ``most`` places; ``order`` as for
+    :func:`swaps_too_much`."""
     front = 0
     for s in order:
         if abs(s - front) > most:

@@ -16,14 +16,18 @@ from node.scheduler.planning.rules import joined, safe
 
 POOL = 160
 """Routes kept for an origin and a set of stages, the shortest."""
-LEAST, MOST_STEPS = 6, 1500
-"""Partial routes kept at least while a pool is made, and lengthened at most: a few milliseconds.
-Larger pools of long routes cost more moves than they are worth."""
-WARM, COLD = 0.02, 0.0005
-"""What a worse plan may cost more, over the makespan: at the beginning and at the end."""
+LEAST = 6
+"""Partial routes kept at least while a pool is made."""
+MOST_STEPS = 1500
+"""Partial routes lengthened at most while a pool is made: a few milliseconds. Larger pools of long
+routes cost more moves than they are worth."""
+WARM = 0.02
+"""Most that a worse plan may cost at the beginning, as a share of the makespan."""
+COLD = 0.0005
+"""Most that a worse plan may cost at the end, as a share of the makespan."""
 EVEN = 0.05
-"""Weight of the mean of the ends peers' last homecomings beside the makespan: what is not critical
-now may be soon."""
+"""Weight of the mean of the ends peers' last homecomings beside the makespan: an ends peer that is
+not critical now may be soon."""
 DEBT = 0.02
 """Price of an owed stage that is not trained, over the makespan."""
 
@@ -35,7 +39,8 @@ class PathSearch:
     indices."""
 
     def __init__(self, estimator: Estimator, routes: Sequence[Route], seed: int = 0) -> None:
-        self.estimator, self.problem = estimator, estimator.problem
+        self.estimator = estimator
+        self.problem = estimator.problem
         self.random = random.Random(seed)
         self._pools: dict[tuple[int, StageSet], list[Route]] = {}
         self.moves = 0
@@ -57,8 +62,8 @@ class PathSearch:
         return tuple(self.routes[next(turn[o])] for o in origins_in_turns(self.problem))
 
     def _cost(self, makespan: float) -> float:
-        """The makespan, a little of what may become it, and the price of debts; from the plan
-        evaluated last."""
+        """The price of the plan evaluated last: its makespan, a little of the other ends peers'
+        times, which may become critical, and the price of debts."""
         if makespan == INFINITE:
             return INFINITE
         home = self.estimator.home
@@ -80,7 +85,8 @@ class PathSearch:
         """Try moves until ``progress(moves)`` is 1, from ``heat`` down to :data:`COLD`. ``accept``
         is shown every plan that seems shorter than ``best`` and says whether it is; that is then
         the best."""
-        draw, slack = self.random.random, self.random.expovariate
+        draw = self.random.random
+        slack = self.random.expovariate
         moves = self._moves()
         # The clock is asked every few milliseconds, not at every move of a small problem.
         often = max(1, min(16, 500 // len(self.routes)))
@@ -99,7 +105,8 @@ class PathSearch:
                     best = self.makespan
 
     def _try(self, change: Change, slack: float) -> bool:
-        """Whether the plan was changed: it is at most ``slack`` worse, and safe."""
+        """Try a change and return True if it is kept: the plan is at most ``slack`` worse, and
+        safe."""
         routes = self.routes
         was = {i: routes[i] for i in change}
         if was == change:
@@ -110,7 +117,8 @@ class PathSearch:
         makespan = self.estimator.play(routes, self.orders, limit)
         value = self._cost(makespan)
         if value <= limit and safe(self.problem, routes) is None:
-            self.value, self.makespan = value, makespan
+            self.value = value
+            self.makespan = makespan
             return True
         for i, route in was.items():
             routes[i] = route
@@ -142,7 +150,8 @@ class PathSearch:
     def _like(self, i: int) -> list[int]:
         """i and micro-batches of the same stages to move with it: none, those on its route, of its
         turn in every wave, or of its wave."""
-        route, x = self.routes[i], self.random.random()
+        route = self.routes[i]
+        x = self.random.random()
         if x < 0.4 and not self.lanes:
             return [i]
         order = self.orders[route[0]]
@@ -181,18 +190,22 @@ class PathSearch:
 
     def _trade(self) -> Change | None:
         """Micro-batches of two origins change the peers of their paths."""
-        i, j = self._pick(), self._pick()
-        a, b = self.routes[i], self.routes[j]
+        i = self._pick()
+        j = self._pick()
+        a = self.routes[i]
+        b = self.routes[j]
         if a[0] == b[0]:
             return None
         if self.random.random() < 0.5:
-            c, d = (a[0], *b[1:]), (b[0], *a[1:])
+            c = (a[0], *b[1:])
+            d = (b[0], *a[1:])
         else:
-            c, d = self._choose(a[0], self._stages(j)), self._choose(b[0], self._stages(i))
+            c = self._choose(a[0], self._stages(j))
+            d = self._choose(b[0], self._stages(i))
         return self._both(i, j, c, d)
 
     def _both(self, i: int, j: int, c: Route, d: Route) -> Change:
-        """The route c for some like i, and d for as many like j."""
+        """Give the route c to micro-batches like i, and d to equally many like j."""
         one = self._like(i)
         two = [x for x in self._like(j) if x not in one] or [j]
         count = min(len(one), len(two))
@@ -200,13 +213,18 @@ class PathSearch:
 
     def _exchange(self) -> Change | None:
         """Two micro-batches exchange one stage for another."""
-        i, j = self._pick(), self._pick()
-        one, two = self._stages(i), self._stages(j)
-        gives, takes = [s for s in one if s not in two], [s for s in two if s not in one]
+        i = self._pick()
+        j = self._pick()
+        one = self._stages(i)
+        two = self._stages(j)
+        gives = [s for s in one if s not in two]
+        takes = [s for s in two if s not in one]
         if not gives:
             return None
-        a, b = self.random.choice(gives), self.random.choice(takes)
-        one, two = tuple(sorted({*one, b} - {a})), tuple(sorted({*two, a} - {b}))
+        a = self.random.choice(gives)
+        b = self.random.choice(takes)
+        one = tuple(sorted({*one, b} - {a}))
+        two = tuple(sorted({*two, a} - {b}))
         if not legal(self.problem, one) or not legal(self.problem, two):
             return None
         return self._both(

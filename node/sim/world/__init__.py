@@ -1,2 +1,2 @@
-"""What simulated processes run on: virtual time, a network with links, a directory, disks, devices,
-numbers instead of tensors."""
+"""The world of simulated processes: virtual time, a network with links, a directory, disks,
+devices, numbers instead of tensors."""

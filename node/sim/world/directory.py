@@ -1,8 +1,8 @@
 """The directory of the simulated swarm: records with an end, spread with a delay, kept apart by
 walls, each key held by the nodes next to it.
 
-A record carries its writer's wall clock, a reader judges it by its own, as on the real board: who
-is far ahead takes everybody's records for expired.
+A record carries its writer's wall clock, and a reader judges it by its own, as on the real board: a
+reader far ahead takes everybody's records for expired.
 """
 
 import hashlib
@@ -37,13 +37,15 @@ class HeldRecord:
 
 
 class SimDht:
-    """Who has posted what; what a reader sees of it depends on when, and on what lies between it
-    and the writer. ``ring``: the nodes, which hold the keys next to them."""
+    """The posted records of all peers. A reader's view depends on the time, and on the walls
+    between it and the writer. ``ring``: the nodes, which hold the keys next to them."""
 
     def __init__(
         self, links: Links, settings: DirectorySettings, spread_s: float, now: Callable[[], float]
     ) -> None:
-        self.links, self.settings, self.now = links, settings, now
+        self.links = links
+        self.settings = settings
+        self.now = now
         self._spread = spread_s
         self.ring = Ring()
         self._topics: dict[str, dict[PeerId, list[HeldRecord]]] = defaultdict(dict)
@@ -58,8 +60,9 @@ class SimDht:
     def post(
         self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0, topic: str = PEERS
     ) -> bool:
-        """Publish; an older record stays for readers that this one does not reach, until it
-        expires. What was published under another topic is withdrawn."""
+        """Publish a record; an older one stays for readers that this one does not reach, until it
+        expires. A record published under another topic is withdrawn. Returns False if the topic is
+        full."""
         if (before := self._under.get(peer, topic)) != topic:
             self.withdraw(peer, wall)
             self.writes[peer, before] += 1
@@ -79,7 +82,8 @@ class SimDht:
         most_writers(topic)
         if not self._room(topic, peer):
             return False
-        seq, longest = int(1000 * wall), wall + self.settings.max_ttl_s
+        seq = int(1000 * wall)
+        longest = wall + self.settings.max_ttl_s
         until = min(wall + life_s, longest)
         for last in self._topics[topic].get(peer, ())[:1]:  # later in both, as an author sees to
             seq = max(seq, last.entry.seq + 1)
@@ -101,7 +105,8 @@ class SimDht:
         return {peer: entry for peer, entry in seen if entry.body.state != GONE}
 
     def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
-        """The same of postings under a topic. Raises WireError for what is no topic."""
+        """Postings under a topic, as :meth:`read` for records. Raises WireError for an unknown
+        topic."""
         most_writers(topic)
         return self._seen(topic, reader, wall)
 
@@ -111,8 +116,8 @@ class SimDht:
         return [entry for entry in newest if entry.not_after > self.now()]
 
     def _room(self, topic: str, peer: PeerId) -> bool:
-        """Whether this writer may write under a topic. What does not hold any more is dropped where
-        another one comes."""
+        """Return True if this writer may write under a topic. Expired postings are dropped when a
+        new writer comes."""
         self.writes[peer, topic] += 1
         posted = self._topics[topic]
         if peer in posted:
@@ -125,8 +130,10 @@ class SimDht:
 
     def _hold(self, topic: str, entry: Any, wall: float) -> None:
         """Of a writer's records each reader sees the newest that has reached it."""
-        now, walls = self.now(), tuple(self.links.walls)
-        kept, reached = [HeldRecord(entry, now + self._spread, walls)], set[tuple[Wall, ...]]()
+        now = self.now()
+        walls = tuple(self.links.walls)
+        kept = [HeldRecord(entry, now + self._spread, walls)]
+        reached = set[tuple[Wall, ...]]()
         for r in self._topics[topic].get(entry.peer, ()):
             # Of records that reach the same readers the newest that has spread replaces all before
             # it.
@@ -138,7 +145,9 @@ class SimDht:
 
     def _seen(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Any]:
         self.reads[reader, topic] += 1
-        now, longest, seen = self.now(), wall + self.settings.max_ttl_s, dict[PeerId, Any]()
+        now = self.now()
+        longest = wall + self.settings.max_ttl_s
+        seen = dict[PeerId, Any]()
         for peer, held in sorted(self._topics.get(topic, {}).items()):
             for r in held:
                 if peer == reader or (
@@ -154,7 +163,9 @@ class SimDirectory:
     """The board as one peer uses it: :class:`~node.dht.record.DirectoryPort`."""
 
     def __init__(self, record_store: SimDht, me: PeerId, clock: Clock) -> None:
-        self._record_store, self._me, self._clock = record_store, me, clock
+        self._record_store = record_store
+        self._me = me
+        self._clock = clock
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         return self._record_store.post(self._me, body, self._clock.wall(), times, topic)
@@ -196,10 +207,11 @@ class Ring:
             self._neighbours = {}
 
     def neighbours(self, peer: PeerId) -> int:
-        """Nodes in the routing table of this one: of those that share just so many leading bits
-        with it at most :data:`NEAREST`, for each number of bits."""
+        """Nodes in the routing table of this peer: for each number of leading bits, at most
+        :data:`NEAREST` of the nodes that share exactly this number with it."""
         if peer not in self._neighbours:
-            at, known = self._at.get(peer, _place(f"tutti/node/{peer}")), 0
+            at = self._at.get(peer, _place(f"tutti/node/{peer}"))
+            known = 0
             for bit in reversed(range(BITS)):
                 first = (at >> bit ^ 1) << bit
                 known += min(NEAREST, self._between(first, first + (1 << bit)))
@@ -210,10 +222,11 @@ class Ring:
         return self._neighbours[peer]
 
     def holders(self, topic: str) -> list[PeerId]:
-        """The nodes that hold what is posted under a topic: those nearest to its key."""
+        """The nodes that hold a topic's postings: the nearest ones to its key."""
         key = _place(topic)
         bit = BITS
-        low, high = 0, len(self._sorted)
+        low = 0
+        high = len(self._sorted)
         # The nodes nearest by XOR share the most leading bits.
         while bit and high - low > NEAREST:
             start = key >> (bit - 1) << (bit - 1)
@@ -221,7 +234,9 @@ class Ring:
             upper = self._index(start + (1 << (bit - 1)))
             if upper - lower < NEAREST:
                 break
-            low, high, bit = lower, upper, bit - 1
+            low = lower
+            high = upper
+            bit = bit - 1
         near = sorted(self._sorted[low:high], key=lambda node: node[0] ^ key)
         return [peer for _, peer in near[:NEAREST]]
 

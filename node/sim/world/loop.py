@@ -2,8 +2,8 @@
 event loop and a device.
 
 Time stands still while a callback runs and jumps to the next one that is due. A process that stands
-still (SIGSTOP) gets its callbacks when it goes on; those of a dead one never run. What asyncio
-would run in a thread runs at once, in the loop: blocking work takes the time that the device or the
+still (SIGSTOP) gets its callbacks when it goes on; callbacks of a dead process never run. Work for
+asyncio's threads runs at once, in the loop: blocking work takes the time that the device or the
 disk says it takes.
 """
 
@@ -42,7 +42,9 @@ class TimerHandle:
 
     def cancel(self) -> None:
         """It is not called any more."""
-        self.callback, self.args, self.lost = None, (), None
+        self.callback = None
+        self.args = ()
+        self.lost = None
 
 
 class VirtualTime:
@@ -99,7 +101,9 @@ class VirtualTime:
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
         """Go on until that time, until nothing is left to happen, until halted or until ``stop()``,
         which is asked now and then."""
-        ready, later, current = self._ready, self._later, None
+        ready = self._ready
+        later = self._later
+        current = None
         with quiet():
             try:
                 while self.error is None:
@@ -146,7 +150,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.inbox: list[TimerHandle] = []
         self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.unfinished: set[asyncio.Task[Any]] = set()
-        """Of a dead process, what it was at: ended with the world, and not as garbage before."""
+        """Unfinished tasks of a dead process: they end with the world, and are not collected as
+        garbage before."""
         self.blocked: Callable[[], float] = lambda: 0.0
         """Seconds for which the call that a thread has just made would have blocked it."""
 
@@ -197,7 +202,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return task
 
     def living(self) -> set[asyncio.Task[Any]]:
-        """Its tasks that are not done; asyncio goes through those of all loops for it."""
+        """Its tasks that are not done; asyncio itself would go through the tasks of all loops."""
         return {task for task in self._tasks if not task.done()}
 
     def run_in_executor(
@@ -229,7 +234,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     def kill(self) -> None:
         """Nothing of it runs any more."""
-        self.dead, self.frozen = True, False
+        self.dead = True
+        self.frozen = False
         self.unfinished = self.living()
         for handle in self.inbox:
             if handle.lost is not None:
@@ -253,17 +259,17 @@ def ran(future: asyncio.Future[Any], func: Callable[..., Any], *args: Any) -> Ca
 
 
 class Inline(Executor):
-    """Runs at once what it is given."""
+    """Runs every function at once."""
 
 
 _buried = count(1)
 _worlds: list[VirtualTime] = []
-"""Those that are not buried: garbage is to be collected only of what has ended."""
+"""Worlds that are not buried yet: garbage should be collected only from ended worlds."""
 
 
 def bury(every: int = 1) -> None:
-    """End what still waits in the worlds there are. Their memory is given back only each so many
-    times, because what is looked through for it is all there is."""
+    """End everything that still waits in the present worlds. Memory is collected only every
+    ``every`` calls, because a collection looks through all objects of the process."""
     with quiet():
         for world in _worlds:
             world.close()
@@ -276,7 +282,8 @@ def bury(every: int = 1) -> None:
 def quiet() -> Iterator[None]:
     """No garbage is collected while the swarm runs, so that nothing depends on when; and what the
     coroutines of killed processes say when they are dropped is for nobody."""
-    hook, collects = sys.unraisablehook, gc.isenabled()
+    hook = sys.unraisablehook
+    collects = gc.isenabled()
     sys.unraisablehook = lambda _: None
     gc.disable()
     try:
@@ -295,11 +302,15 @@ class SimDevice(DeviceThread):
     over. ``slowness`` stretches every job; ``busy_s`` is how long it has worked."""
 
     def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
-        self._loop, self.slowness, self.busy_s = loop, slowness, 0.0
+        self._loop = loop
+        self.slowness = slowness
+        self.busy_s = 0.0
         self._began = loop.time()
         self._jobs: list[tuple[int, int, asyncio.Future[Any], Callable[[], Any]]] = []
         self._counter = count()
-        self._busy, self._spent, self._running_since = False, 0.0, 0.0
+        self._busy = False
+        self._spent = 0.0
+        self._running_since = 0.0
 
     @property
     def idle_s(self) -> float:  # type: ignore[override]
@@ -309,7 +320,7 @@ class SimDevice(DeviceThread):
         return self._loop.time() + self._spent
 
     def spend(self, seconds: float) -> None:
-        """The job that runs takes so much longer."""
+        """Let the job that runs take ``seconds`` longer."""
         self._spent += seconds * self.slowness
 
     def enqueue(self, priority: Priority, fn: Callable[[], Any]) -> Any:
@@ -331,7 +342,8 @@ class SimDevice(DeviceThread):
                 continue
             self._spent = 0.0
             tell = ran(future, fn)
-            took, self._spent = self._spent, 0.0
+            took = self._spent
+            self._spent = 0.0
             self.busy_s += took
             if took > 0:
                 self._busy = True

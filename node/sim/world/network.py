@@ -40,7 +40,8 @@ KEEPALIVE_S = TransportSettings.keepalive_s
 PROBE_S = TransportSettings.keepalive_timeout_s
 SILENT_S = KEEPALIVE_S + PROBE_S
 """Seconds of silence after which a connection is given up."""
-DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s
+DIAL_S = TransportSettings.dial_timeout_s
+IDLE_S = TransportSettings.idle_s
 LONGEST_RETRY_S = 3.0
 _NOTHING: Any = grpc.aio.Metadata()
 Weigh = Callable[[str, Any], int]
@@ -49,7 +50,8 @@ Weigh = Callable[[str, Any], int]
 
 @dataclass(slots=True)
 class Link:
-    """One direction between two peers, and when it has carried what was sent so far."""
+    """One direction between two peers. ``free_at``: the time at which it has carried everything
+    sent so far."""
 
     profile: LinkProfile
     free_at: float = 0.0
@@ -75,18 +77,19 @@ class Links:
     """All directed links, made when first used, all alike until told otherwise."""
 
     def __init__(self, rng: random.Random, profile: LinkProfile) -> None:
-        self._rng, self._new = rng, profile
+        self._rng = rng
+        self._new = profile
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self.walls: list[Wall] = []
         self.limited = profile.bandwidth > 0
-        """Whether bytes take time."""
+        """True if bytes take time."""
 
     def link(self, a: PeerId, b: PeerId) -> Link:
         """The link from ``a`` to ``b``."""
         return self._links.setdefault((a, b), Link(self._new))
 
     def cut(self, a: PeerId, b: PeerId) -> bool:
-        """Whether a wall stands between them."""
+        """Return True if a wall stands between them."""
         return bool(self.walls) and any(w.parts(a, b) for w in self.walls)
 
     def travel(self, a: PeerId, b: PeerId, nbytes: int, now: float) -> float:
@@ -110,12 +113,14 @@ class SimNet:
     def __init__(
         self, world: VirtualTime, links: Links, weigh: Weigh = lambda method, message: HEAD
     ):
-        self.world, self.links, self.weigh = world, links, weigh
+        self.world = world
+        self.links = links
+        self.weigh = weigh
         self.transports: dict[PeerId, SimTransport] = {}
 
     def lost(self, peer: PeerId) -> None:
-        """The process of a peer has died: whoever has a connection to it is told by a reset, and
-        what it has called there is cancelled."""
+        """The process of a peer has died: every peer with a connection to it gets a reset, and the
+        dead peer's own calls are cancelled."""
         dead = self.transports[peer]
         dead.lines.clear()
         for call in dead.calls:
@@ -156,12 +161,15 @@ class SimTransport:
         banned: Callable[[PeerId], None] = lambda peer: None,
         accused: Callable[[PeerId, str], None] = lambda peer, reason: None,
     ) -> None:
-        self.net, self.peer_id, self.loop, self.book = net, peer, loop, book
+        self.net = net
+        self.peer_id = peer
+        self.loop = loop
+        self.book = book
         self.patience = Patience()
         self.server: Any = SimServer()
         self.serving = False
         self.lines: dict[PeerId, SimTransport] = {}
-        """Who is reached now, each a process of that peer."""
+        """The peers reached now, each with its process."""
         self.used: dict[PeerId, float] = {}
         """When something was last called there."""
         self._rested = net.world.now
@@ -173,7 +181,8 @@ class SimTransport:
         """Time of the last message from each peer."""
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
-        self._banned, self._accused = banned, accused
+        self._banned = banned
+        self._accused = accused
         net.transports[peer] = self
 
     # ----------------------------------------------------------- the port
@@ -192,7 +201,9 @@ class SimTransport:
 
     def _dial(self, peer: PeerId) -> asyncio.Future[None]:
         """A handshake: there and back, answered by a process that runs."""
-        world, links, me = self.net.world, self.net.links, self.peer_id
+        world = self.net.world
+        links = self.net.links
+        me = self.peer_id
         there = self.net.transports.get(peer)
         dial = self._dialling[peer] = self.loop.create_future()
 
@@ -330,10 +341,11 @@ class SimTransport:
 
 
 class Channel:
-    """What ``XStub(channel)`` is made from."""
+    """The channel from which ``XStub(channel)`` is made."""
 
     def __init__(self, here: SimTransport, peer: PeerId) -> None:
-        self._here, self._peer = here, peer
+        self._here = here
+        self._peer = peer
 
     def unary_unary(self, method: str, *coders: Any, **more: Any) -> Any:
         return lambda request, timeout=None: Call(
@@ -358,11 +370,14 @@ class Call:
         requests: Any,
         timeout: float | None = None,
     ) -> None:
-        self.here, self.peer, self.method = here, peer, method
+        self.here = here
+        self.peer = peer
+        self.method = method
         here.used[peer] = here.net.world.now
         self.there: Any = here.lines.get(peer)
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
-        """What has arrived and was not read; at the end EOF, or the error that ended it."""
+        """Answers that have arrived and were not read; at the end EOF, or the error that ended the
+        call."""
         self.over = False
         self._serving: asyncio.Task[None] | None = None
         self._last_out = self._last_back = 0.0
@@ -424,7 +439,9 @@ class Call:
 
     def hang_up(self) -> None:
         """Cancel the handler on the other side, when it hears of it."""
-        here, there, net = self.here, self.there, self.here.net
+        here = self.here
+        there = self.there
+        net = self.here.net
         if there is not None and not there.loop.dead:
             cut = net.links.cut(here.peer_id, self.peer)
             after = SILENT_S if cut else net.links.travel(here.peer_id, self.peer, 0, net.world.now)
@@ -443,7 +460,7 @@ class Call:
     # ----------------------------------------------------------- on the way
 
     def back(self, items: tuple[Any, ...], last: bool, error: Any = None) -> None:
-        """From the side that serves."""
+        """Carry answers from the serving side."""
         if not self.there.loop.dead:
             self._carry(
                 self.there, self.here, self._bytes(items), self._back, (items, last, error), 0
@@ -465,7 +482,8 @@ class Call:
         """Bring messages from ``a`` to ``b``; behind a wall, try again later."""
         if self.over:
             return
-        world, links = self.here.net.world, self.here.net.links
+        world = self.here.net.world
+        links = self.here.net.links
         if links.cut(a.peer_id, b.peer_id):
             after = min(RETRANSMIT_S * 2**tries, LONGEST_RETRY_S)
             world.push(after, self._carry, a, b, nbytes, do, args, tries + 1)
@@ -534,7 +552,9 @@ class Context:
     """The end of a call where it is served: what a servicer gets as its context."""
 
     def __init__(self, call: Call, loop: ProcessLoop, items: tuple[Any, ...]) -> None:
-        self.call, self.peer, self._loop = call, call.here.peer_id, loop
+        self.call = call
+        self.peer = call.here.peer_id
+        self._loop = loop
         self._requests = deque(items)
         self._batch: list[Any] | None = None
 
@@ -559,7 +579,7 @@ class Context:
             return
         except Exception as e:  # noqa: BLE001 - as gRPC: the caller gets UNKNOWN
             error = _error(grpc.StatusCode.UNKNOWN, f"{type(e).__name__}: {e}")
-        except BaseException as e:  # noqa: BLE001 - nobody asks this task what it raised
+        except BaseException as e:  # noqa: BLE001 - nobody asks this task for its exception
             self.call.here.net.world.halt(e)
             return
         self._flush(True, error)
@@ -569,7 +589,7 @@ class Context:
         return self._requests.popleft() if self._requests else EOF
 
     async def write(self, message: Any) -> None:
-        """To the caller. What is said at one time goes together."""
+        """Send a message to the caller. Messages of one instant travel together."""
         if self._batch is None:
             self._batch = []
             self._loop.call_soon(self._flush)
@@ -580,7 +600,8 @@ class Context:
         raise Aborted(code, details)
 
     def _flush(self, last: bool = False, error: Any = None) -> None:
-        batch, self._batch = self._batch, None
+        batch = self._batch
+        self._batch = None
         if batch is not None or last:
             self.call.back(tuple(batch or ()), last, error)
 

@@ -1,9 +1,9 @@
-"""What stands for model, data and checkpoints behind the device: parameters of a few numbers, and
+"""Stand-ins for model, data and checkpoints behind the device: parameters of a few numbers, and
 gradients that say which samples they are of.
 
 A sample's gradient is made of small whole numbers that belong to it alone, so that sums of them are
-exact, and a mean tells of whom and of what it is one. Parameters are stepped by the product's own
-optimizer: two peers hold the same bits only if the very same steps reached both.
+exact, and a mean shows which peers and samples contributed. Parameters are stepped by the product's
+own optimizer: two peers hold the same bits only if the very same steps reached both.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,8 +30,10 @@ from node.training.state.ledger import VoteLedger
 from node.training.state.text import Text
 from node.wire.tensors import TensorReader, digest, encode
 
-FIRST, SPREAD = 64.0, 16
-"""Of a sample's numbers: the first one of all, and what the others are below, whichever way."""
+FIRST = 64.0
+"""First number of every sample's gradient."""
+SPREAD = 16
+"""Bound of the absolute values of the other numbers of a sample's gradient."""
 _UNIT = 2.0**-23
 LOSS = 2.0
 
@@ -45,7 +47,7 @@ def code(sample: int) -> Tensor:
 
 
 def first_value(name: str) -> Tensor:
-    """What every peer builds from the run's seed."""
+    """The first value of a parameter, which every peer builds from its name."""
     raw = blake2b(name.encode(), digest_size=NUMBERS).digest()
     return torch.tensor([b / 256.0 - 0.5 for b in raw])
 
@@ -74,9 +76,12 @@ class ValueMath(StageMath):
     def __init__(
         self, module: nn.Module, wire: str, device: SimDevice, forward_s: float, ends_s: float
     ) -> None:
-        self.module, self.wire = module, wire
+        self.module = module
+        self.wire = wire
         self._names = [n for n, _ in module.named_parameters()]
-        self._spend, self._forward_s, self._ends_s = device.spend, forward_s, ends_s
+        self._spend = device.spend
+        self._forward_s = forward_s
+        self._ends_s = ends_s
         self.graph_bytes: dict[tuple[int, ...], int] = {}
 
     def forward(self, work: VisitBuffers) -> None:
@@ -171,12 +176,13 @@ class SampleText(Text):
 
 
 class ValueSum(GradientSum):
-    """A sum that knows its samples. ``gave(samples, sums, tokens)`` is told what is taken, and may
-    give other tokens."""
+    """A sum that knows its samples. ``gave(samples, sums, tokens)`` is called with the sum that is
+    taken, and may return another number of tokens."""
 
     def __init__(self, gave: Callable[[tuple[int, ...], Mapping[str, Tensor], int], int]) -> None:
         super().__init__()
-        self._gave, self._samples = gave, list[int]()
+        self._gave = gave
+        self._samples = list[int]()
 
     def offer(self, shares: Sequence[Share], tokens: int) -> None:
         for share in shares:
@@ -193,7 +199,7 @@ class ValueSum(GradientSum):
 
 
 class ValueOwner(Owner):
-    """The product's optimizer, whose steps take time, may break and are watched."""
+    """The product's optimizer; its steps take virtual time, may fail and are watched."""
 
     def __init__(
         self,
@@ -206,8 +212,10 @@ class ValueOwner(Owner):
         gives: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda fresh: fresh,
     ) -> None:
         super().__init__(settings, epochs)
-        self._device, self._step_s = device, step_s
-        self._stepping, self._settling = stepping, settling
+        self._device = device
+        self._step_s = step_s
+        self._stepping = stepping
+        self._settling = settling
         self._gives = gives
         self.broken = 0
         """Steps that fail."""
@@ -241,14 +249,16 @@ class SimDisk:
     """The cell that it belongs to."""
     votes: VoteLedger = field(default_factory=VoteLedger)
     writing: tuple[float, dict[tuple[int, int], Checkpoint]] = (0.0, {})
-    """Until when something is being written, and what is there if that is cut short."""
+    """End of a write under way, and the places that remain if it is cut short."""
 
     def change_cell(self, cell: str) -> None:
-        """The next process begins in that cell, with nothing of what was written in this one."""
-        self.cell, self.places, self.writing = cell, {}, (0.0, {})
+        """The next process begins in that cell, with none of the checkpoints of this one."""
+        self.cell = cell
+        self.places = {}
+        self.writing = (0.0, {})
 
     def died(self, now: float) -> None:
-        """The process is gone: what it was writing never got its name."""
+        """The process is gone: a write under way never got its name."""
         until, before = self.writing
         if now < until:
             self.places = before
@@ -267,12 +277,15 @@ class DiskStore(CheckpointStore):
         read: Callable[[Checkpoint], None],
     ) -> None:
         super().__init__(Path("/simulated"), settings, run_id)
-        self._on, self._now, self._read_back = disk, now, read
+        self._on = disk
+        self._now = now
+        self._read_back = read
         self._blocked = 0.0
 
     def blocked(self) -> float:
         """Seconds that the last call would have taken a thread; asked once."""
-        seconds, self._blocked = self._blocked, 0.0
+        seconds = self._blocked
+        self._blocked = 0.0
         return seconds
 
     def save(
