@@ -11,12 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 COLUMNS = 100
-ALIKE = 0.5  # of the statements of two definitions of one name, for one to be the other's copy
-
-Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
@@ -91,43 +87,6 @@ def statements(node: ast.AST) -> list[ast.stmt]:
 def count(sources: list[Source]) -> int:
     """Statements of these files."""
     return sum(len(statements(s.tree)) for s in sources)
-
-
-def moved(before: Tree, after: Tree, *, away_from: str, into: tuple[str, ...]) -> int:
-    """Statements that stood in ``away_from`` before and stand in ``into`` now, where they did not:
-    top-level definitions that kept their name and at least half of their statements."""
-    stayed = _definitions(after.under(away_from))
-    arrived, had = _definitions(after.under(*into)), _definitions(before.under(*into))
-    total = 0
-    for name, definitions in _definitions(before.under(away_from)).items():
-        for lines in definitions:
-            gone = _likest(lines, stayed.get(name, [])) < ALIKE * lines.total()
-            same = _likest(lines, arrived.get(name, []))
-            new = _likest(lines, had.get(name, [])) < ALIKE * lines.total()
-            if gone and new and same >= ALIKE * lines.total():
-                total += same
-    return total
-
-
-def _definitions(sources: list[Source]) -> dict[str, list[Counter[str]]]:
-    """Each top-level function or class, as the multiset of its statements, by name."""
-    found: dict[str, list[Counter[str]]] = {}
-    for source in sources:
-        for node in source.tree.body:
-            if isinstance(node, Definition):
-                found.setdefault(node.name, []).append(Counter(map(_line, statements(node))))
-    return found
-
-
-def _line(node: ast.stmt) -> str:
-    """A statement without the statements in it, so that nothing is compared twice."""
-    fields = [ast.dump(v) for v in ast.iter_child_nodes(node) if not isinstance(v, ast.stmt)]
-    return f"{type(node).__name__} {getattr(node, 'name', '')} {fields}"
-
-
-def _likest(lines: Counter[str], others: list[Counter[str]]) -> int:
-    """Most statements that one of the others shares."""
-    return max(((lines & other).total() for other in others), default=0)
 
 
 def largest_package(sources: list[Source]) -> tuple[str, int]:

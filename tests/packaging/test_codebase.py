@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks.codebase import UNWIRED
 from benchmarks.report import ROOT
+from benchmarks.source import reading
 from benchmarks.source import tree as source
 from benchmarks.source.reached import unreached
 from benchmarks.source.tree import Tree
@@ -91,19 +92,47 @@ def test_docstrings_and_bare_constants_are_no_statements(tmp_path: Path) -> None
     assert source.count(tree.under("node")) == 2
 
 
-def test_moved_code_is_not_saved(tmp_path: Path) -> None:
-    """Moved code kept its name and most statements; new functions and unmoved ones do not count."""
-    kept = "def kept(a):\n    b = a + 1\n    c = b * 2\n    return c\n"
-    before = made(tmp_path / "a", {"node/a.py": kept + "def gone():\n    return 4\n"})
-    after = made(
-        tmp_path / "b",
-        {
-            "node/b.py": "def other():\n    return 1\n",
-            "benchmarks/a.py": kept.replace("b * 2", "b * 3") + "def fresh():\n    return 5\n",
-        },
+def written(root: Path, text: str) -> list[source.Source]:
+    return made(root, {"node/a.py": text}).under("node")
+
+
+def test_a_sentence_that_names_nothing_stumbles(tmp_path: Path) -> None:
+    text = '''
+        """What a peer says. The speed of a peer, in tokens a second: whose it is."""
+        # Plans are signed by their leader.
+        # Of every kind.
+        x = 1
+        """As many as wanted."""
+        '''
+    found = [(one.text, bool(one.stumble)) for one in reading.sentences(written(tmp_path, text))]
+    assert sorted(found) == [
+        ("As many as wanted.", True),
+        ("Of every kind.", True),
+        ("Plans are signed by their leader.", False),
+        ("The speed of a peer, in tokens a second:", False),
+        ("What a peer says.", True),
+        ("whose it is.", True),
+    ]
+
+
+def test_swaps_and_results_of_calls_are_no_parallel_assignments(tmp_path: Path) -> None:
+    text = "a, b = 1, 2\na, b = b, a\nc, d = divmod(7, 2)\nx.y, z = z, x.y + 1\n"
+    assert reading.parallel_assignments(written(tmp_path, text)) == ["node/a.py:1"]
+
+
+def test_large_functions_and_classes_are_named(tmp_path: Path) -> None:
+    names = [f"a{i}" for i in range(reading.PARAMETERS)]
+    fields = "".join(f"    f{i}: int\n" for i in range(reading.ATTRIBUTES))
+    text = (
+        f"def fits(self, {', '.join(names)}): return 1 if a0 else 2\n"
+        f"def large({', '.join(names)}, *, more): pass\n"
+        f"class Fits:\n{fields}"
+        f"class Large:\n{fields}    def set(self): self.more = 1\n"
     )
-    assert source.moved(before, after, away_from="node", into=("benchmarks",)) == 3
-    assert source.moved(after, after, away_from="node", into=("benchmarks",)) == 0
+    there = written(tmp_path, text)
+    assert len(reading.conditional_expressions(there)) == 1
+    assert [one.split()[1] for one in reading.long_signatures(there)] == ["large"]
+    assert [one.split()[1] for one in reading.large_classes(there)] == ["Large"]
 
 
 def test_shared_names_long_lines_and_packages_are_counted(tmp_path: Path) -> None:
