@@ -22,11 +22,11 @@ class AveragingSettings:
     """A contribution or a fresh part that is later counts as missing. A floor: a round has four
     times as long as its steps and its bytes should take, where that is more."""
     max_gradient_norm: float = 1e6
-    """Largest norm per token of a contribution; one above it, or not finite, is refused and counted
-    against its sender."""
+    """Largest norm per token of a contribution; a contribution above it, or not finite, is refused
+    and counted against its sender."""
     quarantine: float = 10.0
-    """Factor over the median norm per token of the other contributions; one above it is left out of
-    the step and counted against its sender; 0 is off."""
+    """Multiple of the median norm per token of the other contributions, above which a contribution
+    is left out of the step and counted against its sender; 0 is off."""
     reducer: str = "mean"
     """Rule by which contributions become one gradient: mean (by tokens), clipped-mean, median,
     trimmed-mean, centered-clip. All but the mean need three contributors and average like it below

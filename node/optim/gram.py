@@ -106,8 +106,8 @@ def standard(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.T
 
 
 def gram(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.Tensor:
-    """The same by the Gram form, ``x`` left alone. Equal but for rounding; its [m, m] products
-    commute, so they are symmetric."""
+    """The iteration in the Gram form; ``x`` is not changed. The result equals the standard form's
+    except for rounding; its [m, m] products commute, so they are symmetric."""
     for i, (start, end) in enumerate(runs(len(steps))):
         x = _run(x, steps[start:end], panels, empty("xy"[i % 2], x.shape, x))
     return x

@@ -18,11 +18,11 @@ Form = Literal["alone", "stack", "panels", "layer"]
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """How one matrix, or a stack of one shape, is orthogonalised."""
+    """Way of orthogonalising one matrix, or a stack of one shape."""
 
     precision: Precision
     gram: bool
-    """Iterate on the small Gram matrix, restarted; else on the whole matrix."""
+    """True: iterate on the small Gram matrix, restarted; False: on the whole matrix."""
     panels: int
     """Elements of an operand from which a symmetric product is made as a lower triangle of panels;
     0: never."""
@@ -43,11 +43,11 @@ class KernelRule:
     stack_bf16_to: int = 768
     """Side up to which a stack is faster in bf16 than one after the other."""
     stack_fp32_to: int = 64
-    """The same in fp32."""
+    """Side up to which a stack is faster in fp32 than one after the other."""
     panels_bf16: int = 1 << 21
     """Elements of an operand from which panels are faster in bf16; 0: never."""
     panels_fp32: int = 1 << 18
-    """The same in fp32."""
+    """Elements of an operand from which panels are faster in fp32; 0: never."""
     gram_aspect: float = 1.75
     """Aspect from which the Gram iteration is faster. Not measured at the start, because operations
     decide it: fewer from 1.5 on. On a Xeon with AMX it was 0.93 (bf16) and 1.0 (fp32) times as fast
@@ -56,8 +56,8 @@ class KernelRule:
     """Width of the hidden states from which forward and backward of a stage are faster in bf16; 0:
     never."""
     gram_from: int = 64
-    """Side from which it is. Below, calls cost more than products, and the Gram iteration has more
-    calls."""
+    """Side from which the Gram iteration is faster. Below, calls cost more than products, and the
+    Gram iteration has more calls."""
 
 
 CPU = KernelRule()
@@ -80,7 +80,7 @@ stacked, with other last bits."""
 
 
 def way(rows: int, cols: int, rule: KernelRule) -> KernelChoice:
-    """How to work on a matrix. Depends on nothing else."""
+    """The way to work on a matrix. Depends on nothing else."""
     side = min(rows, cols)
     long = max(rows, cols)
     bf16 = bool(rule.bf16_from) and side * long >= rule.bf16_from
@@ -133,7 +133,7 @@ GAIN = 1.15
 """Least ratio of fp32's time to bf16's at which bf16 is taken: a smaller gain does not pay for its
 rounding."""
 PANELS_GAIN = 1.2
-"""The same of panels: a matrix that is worked by panels is not stacked."""
+"""Least gain of panels, in the same sense: a matrix that is worked by panels is not stacked."""
 HOPELESS = 3.0
 """Ratio of bf16's time to fp32's beyond which bf16 is tried on nothing larger: emulated, that can
 take minutes."""

@@ -93,8 +93,8 @@ def _small(
     chosen: KernelChoice,
     finite: Callable[[Tensor], None],
 ) -> list[tuple[Tensor, Tensor]]:
-    """As :func:`muon`, of few numbers in all: one operation over a stack costs less than one for
-    each matrix, even with the copies."""
+    """:func:`muon` for few numbers in all: one operation over a stack costs less than one for each
+    matrix, even with the copies."""
     many = (len(gradients), *gradients[0].shape)
     with reuse():
         direction = torch.stack(gradients, out=empty("direction", many, gradients[0]))

@@ -28,7 +28,7 @@ class MatrixBatch(NamedTuple):
     members: list[int]
     way: KernelChoice
     apart: bool
-    """In a thread of its own, beside other jobs; else all threads work on it."""
+    """True: in a thread of its own, beside other jobs; False: all threads work on it."""
 
 
 EPS = 1e-7
@@ -95,7 +95,7 @@ class Wide:
         self._rows[i].copy_(matrix if self._cast is None else self._cast.copy_(matrix).mT)
 
     def iterate(self, steps: int, coefficients: str) -> None:
-        """All that were put."""
+        """Iterate on all matrices that were put."""
         chosen = coefficients_of(coefficients, steps)
         self._x = (gram if self._way.gram else standard)(self._x, chosen, self._way.panels)
         self._rows = [self._x] if self._x.ndim == 2 else list(self._x.unbind())

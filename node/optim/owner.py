@@ -130,11 +130,9 @@ class Owner:
         return fresh, staged
 
     def commit(self, epoch: int, names: Iterable[str] | None = None) -> frozenset[str]:
-        """Make the state staged for ``epoch`` the state, of ``names`` only if given, and drop all
-        that was staged up to it.
-
-        Gives the names committed. A second call finds nothing and changes nothing.
-        """
+        """Make the state staged for ``epoch`` the committed state, only for ``names`` if given, and
+        drop everything staged up to it. Returns the names committed. A second call finds nothing
+        and changes nothing."""
         staged = self._staged.pop(epoch, {})
         chosen = staged.keys() if names is None else staged.keys() & set(names)
         for name in chosen:

@@ -53,7 +53,7 @@ class ParameterPart:
 
     @property
     def unit(self) -> Unit:
-        """As the planner sees it; a vector is a matrix of one column."""
+        """The part as the planner sees it; a vector is a matrix of one column."""
         rows, cols = (*self.shape, 1, 1)[:2]
         return Unit(self.name, rows, cols, max(1, math.ceil(self.cost)), self.state)
 
@@ -77,8 +77,8 @@ def method_of(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Met
 def state_shapes(
     name: str, shape: tuple[int, ...], settings: OptimSettings
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on. All
-    of it is fp32, but for ``LOW``. Of side i: ``OF_A_SIDE``, with ``_i`` behind."""
+    """Names and shapes of a part's whole optimizer state, on which its receiver must insist. All of
+    it is fp32, except for ``LOW``. For side i: ``OF_A_SIDE``, with ``_i`` behind."""
     method = method_of(name, shape, settings)
     moments = ("momentum",) if method in ("muon", "shampoo") else ("exp_avg", "exp_avg_sq")
     found = {"steps": (1,), **dict.fromkeys(moments, shape)}

@@ -48,7 +48,8 @@ _room = _Room(SCRATCH_KEPT)
 
 @contextmanager
 def reuse() -> Iterator[None]:
-    """Within, this thread's :func:`empty` gives memory it has given before. Not to be nested."""
+    """Let this thread's :func:`empty` give the same memory again, inside the block. Not to be
+    nested."""
     _shelf.open = True
     try:
         yield

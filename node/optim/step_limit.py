@@ -2,8 +2,8 @@
 are. Fresh parameters that moved further were made by something else.
 
 Enters: a part's shape, the run's settings, an epoch; parameters before and after. Leaves: bounds,
-and whether parameters are within them. Never: who gave the parameters. ``docs/optimizer.md``
-derives the bounds.
+and the check of parameters against them. Never: the peer that gave the parameters.
+``docs/optimizer.md`` derives the bounds.
 """
 
 import math

@@ -105,7 +105,7 @@ def _act(trial: KernelTrial) -> Callable[[], None]:
 
     def act() -> None:
         with reuse():
-            for one in xs:  # which one step leaves as it is
+            for one in xs:  # one step leaves such a matrix as it is
                 standard(one, [SIMPLE])
 
     return act

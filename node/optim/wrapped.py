@@ -24,13 +24,10 @@ Make = Callable[[torch.nn.Parameter, OptimSettings, float, int], torch.optim.Opt
 
 @dataclass(frozen=True)
 class Wrapped:
-    """How an optimizer keeps its state of one matrix, beside plain tensors.
-
-    ``sides``: keys that hold a list, an entry for each side, empty where there is none: entry i of
-    ``GG`` is the tensor ``gg_i``. ``objects``: keys that hold an object, and its attributes that
-    hold such lists, or stacks; ``init_group`` makes it. ``numbers``: what follows from the
-    settings.
-    """
+    """Layout of an optimizer's state of one matrix, beside plain tensors. ``sides``: keys that hold
+    a list, an entry for each side, empty where there is none: entry i of ``GG`` is the tensor
+    ``gg_i``. ``objects``: keys that hold an object, and its attributes that hold such lists, or
+    stacks; ``init_group`` makes it. ``numbers``: numbers that follow from the settings."""
 
     make: Make
     sides: tuple[str, ...] = ()
@@ -55,7 +52,8 @@ class Wrapped:
         p = torch.nn.Parameter(_own(parameter))
         p.grad = _own(gradient.to(parameter.device))
         steps = int(state["steps"].item()) if state else 0
-        # Some draw a start vector: the same in every attempt, and nobody else's dice are touched.
+        # Some draw a start vector: the same in every attempt, and other random generators stay
+        # untouched.
         with torch.random.fork_rng([p.device] if p.is_cuda else []):
             torch.manual_seed(steps)
             optimizer = self.make(p, settings, lr, steps)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Priority(IntEnum):
-    """Smaller goes first; equal ones go in order of arrival."""
+    """Priorities of jobs: smaller ones go first, equal ones in order of arrival."""
 
     TOKEN = -1
     """The next tokens of texts: short, and somebody reads along. They go before every other job,

@@ -42,7 +42,7 @@ class Claim:
 
 
 class Trouble(Enum):
-    """Why a peer did not finish with a tensor."""
+    """Reason for which a peer did not finish with a tensor."""
 
     BUSY = "busy"
     """Its stash is full; it may be asked again."""
@@ -180,7 +180,8 @@ class Fetched(OfVisit):
 
 @dataclass(frozen=True, slots=True)
 class NotFetched(OfVisit):
-    """Nobody gave us the input. ``settled``: because the hop before us has the gradient already."""
+    """No peer gave us the input. ``settled``: True if the hop before us has the gradient
+    already."""
 
     settled: bool
 
@@ -192,8 +193,8 @@ class Computed(OneWay):
 
 @dataclass(frozen=True, slots=True)
 class Broken(OneWay):
-    """The device could not compute it. ``lost``: nobody else should try, the result is not
-    finite."""
+    """The device could not compute it. ``lost``: True if no other peer should try, because the
+    result is not finite."""
 
     reason: str
     lost: bool = False
@@ -330,12 +331,12 @@ class Void(OfVisit):
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeVisit(OneWay):
-    """Say DONE to whoever waits for this visit."""
+    """Say DONE to every peer that waits for this visit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(OneWay):
-    """Say REFUSED to whoever waits: somebody else may succeed."""
+    """Say REFUSED to every peer that waits: another peer may succeed."""
 
     reason: str
 
@@ -417,7 +418,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchDone:
-    """How a micro-batch ended. ``loss_sum`` in nats over its ``tokens``; both 0 when it is not
+    """Result of a micro-batch. ``loss_sum`` in nats over its ``tokens``; both 0 if it is not
     counted."""
 
     index: int

@@ -69,7 +69,7 @@ class _Turn:
 
 @asynccontextmanager
 async def _within(seconds: float, hops: tuple[Hop, ...]) -> AsyncIterator[None]:
-    """A time limit; raises PeerFault, of the last hop, where it is over."""
+    """A time limit for the block; raises PeerFault of the last hop when it is over."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -165,7 +165,7 @@ class ForwardRequests:
         return logits, kept == len(hops)
 
     def lost(self, caller: PeerId, note: pb.LostNote) -> bool:
-        """A hop of a text says that it cannot go on; False where nobody waits for the text."""
+        """A hop of a text says that it cannot go on. Returns False if nobody waits for the text."""
         waiting = self._waiting.get((pb.GENERATE, note.index))
         if waiting is None or waiting.back.done() or caller not in waiting.peers:
             return False
@@ -226,7 +226,7 @@ class ForwardRequests:
     async def receive(
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
     ) -> None:
-        """A forward-only frame from ``caller``. Raises WireError for one that is malformed."""
+        """Handle a forward-only frame from ``caller``. Raises WireError for a malformed frame."""
         claim = incoming.claim
         here = incoming.claim.position
         if (
@@ -312,8 +312,8 @@ class ForwardRequests:
     def _turn(
         self, caller: PeerId, incoming: Incoming, length: int, *, guest: bool
     ) -> "_Turn | None":
-        """The text that a frame goes on with, kept here; None for other work, and where it is not
-        kept."""
+        """The text, kept here, that a frame continues; None for other work, and for a text that is
+        not kept."""
         head = incoming.head
         if not head.HasField("text"):
             return None

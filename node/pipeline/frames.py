@@ -54,9 +54,9 @@ class Incoming:
 
 
 class FrameReader(TensorReader):
-    """The tensor behind a frame's head, and the tokens in it that are the last of their document
-    (``document_ends``, as :func:`node.model.documents.ends_of` has them). ``untrained``: how many
-    other tokens are not trained on."""
+    """The tensor behind a frame's head. ``document_ends``: the tokens in it that are the last of
+    their document, as in :func:`node.model.documents.ends_of`. ``untrained``: number of other
+    tokens that are not trained on."""
 
     def __init__(
         self,

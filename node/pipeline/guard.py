@@ -73,7 +73,8 @@ class Guard:
     def objection(
         self, way: Direction, stage: int, sender: PeerId, index: int, reader: TensorReader
     ) -> str:
-        """Why this training tensor is not used, empty when it may be. ``stage`` is the sender's."""
+        """Reason for which this training tensor is not used, empty if it may be. ``stage`` is the
+        sender's."""
         size = rms(reader.raw()[0])
         if not size <= ABSURD_RMS:  # NaN fails too
             kind = "activation-not-finite"

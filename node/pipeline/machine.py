@@ -99,7 +99,7 @@ BEGUN = 64
 
 
 class Step(IntEnum):
-    """How far one direction of a visit is."""
+    """Progress of one direction of a visit."""
 
     ABSENT = 0
     HELD = 1
@@ -312,7 +312,7 @@ class PipelineMachine:
         return actions
 
     def _in_force(self, epoch: int, plan_hash: str) -> Answer | None:
-        """Why work under this plan is not taken; None when this plan is in force."""
+        """Reason for which work under this plan is not taken; None if this plan is in force."""
         if self.plan is None or epoch > self.plan.epoch:
             return Answer(Say.AWAIT_PLAN, f"epoch {epoch} has not begun here")
         over = epoch < self.plan.epoch or self.closed

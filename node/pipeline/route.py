@@ -86,8 +86,8 @@ def misfit(
     fewest: int,
     replicas: Callable[[int], Sequence[PeerId]],
 ) -> str:
-    """Why this journey is not the plan's with replicas swapped and hops left out, or not
-    ``caller``'s to send; or empty.
+    """Reason for which this journey is not the plan's with replicas swapped and hops left out, or
+    not ``caller``'s to send; empty if it is both.
 
     ``replicas(stage)`` are the peers that may stand in for each other at a block stage.
     """

@@ -26,7 +26,7 @@ class PipelineSettings:
 
 
 STASH = 1 << 30
-"""Bytes of activations that a peer keeps where nobody says how many, and there is memory."""
+"""Bytes of activations that a peer keeps if its settings name no limit, and there is memory."""
 
 
 TEXTS = 1 << 30

@@ -126,7 +126,7 @@ class StageMath:
         self._gradients = gradients
         self.recompute = recompute
         self._ends = cast(EndsModule, module)
-        """Where the stage is the ends."""
+        """The module, if the stage is the ends."""
         if isinstance(module, Blocks | Ends):
             module.recompute = recompute == "layers"
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -277,7 +277,7 @@ class StageMath:
     # ------------------------------------------------------------
 
     def embed(self, work: VisitBuffers) -> None:
-        """Tokens → hidden states; the graph is kept, or the tokens it is made again from."""
+        """Tokens → hidden states; keeps the graph, or the tokens from which it is made again."""
         tokens, targets = _there(work.batch)()
         work.batch = None
         work.targets = targets
@@ -386,8 +386,8 @@ class StageMath:
         beside: Tensor,
         document_ends: tuple[int, ...] = (),
     ) -> Sequence[Tensor | None]:
-        """Gradients of ``x``, None where it is tokens, and the parameters, made by ``part`` of some
-        sequences of ``x`` and of ``beside`` at a time, and of the ends of documents in them."""
+        """Gradients of ``x`` (None if it holds tokens) and of the parameters. ``part`` makes them
+        of some sequences of ``x`` and ``beside`` at a time, with the document ends in them."""
         if not 0 < self.slice < len(x):
             return part(x, beside, document_ends)
         inputs: list[Tensor] = []
@@ -424,7 +424,7 @@ class StageMath:
             return self.module(x, document_ends)
 
     def _grads(self, output: Tensor, x: Tensor, gradient: Tensor | None) -> list[Tensor | None]:
-        """Gradients of ``x``, None where it is tokens, and of the trained parameters."""
+        """Gradients of ``x`` (None if it holds tokens) and of the trained parameters."""
         inputs = [x] if x.requires_grad else []
         found = self._grad(output, [*inputs, *self._trained.values()], gradient)
         return [*found] if inputs else [None, *found]

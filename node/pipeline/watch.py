@@ -47,7 +47,8 @@ class Track:
         self.mean += weight * (x - self.mean)
 
     def deviations(self, x: float) -> float:
-        """How far off ``x`` is; 0 while the track is young."""
+        """Distance of ``x`` from the mean, in mean absolute deviations; 0 while the track is
+        young."""
         return 0.0 if self.count < YOUNG else abs(x - self.mean) / max(self.spread, LEAST_DEVIATION)
 
 
@@ -66,8 +67,8 @@ class Lane:
         return self.senders.setdefault(sender, Track())
 
     def everybody_is_odd(self) -> bool:
-        """At least half of the senders heard of lately, and two of them; a lone sender must be odd
-        ``LONE`` times in a row."""
+        """Return True if at least half of the senders heard of lately are odd, and at least two of
+        them; a lone sender must be odd ``LONE`` times in a row."""
         latest = dict(self.recent)
         if len(latest) == 1:
             return all(odd for _, odd in list(self.recent)[-LONE:])
@@ -89,11 +90,8 @@ class ActivationGuard:
 
     def odd(self, lane: Hashable, sender: PeerId, rms: float) -> float:
         """Deviations by which a tensor of this ``rms`` (finite, not negative) is to be refused; 0
-        for one to take.
-
-        A tensor that is taken is learned from, one that is refused is not. ``lane`` names the kind
-        of tensor: which stage sent it in which direction.
-        """
+        to accept it. The watch learns from accepted tensors only. ``lane`` names the kind of
+        tensor: the stage that sent it and its direction."""
         if not self.limit:
             return 0.0
         x = math.log(max(rms, _FLOOR))

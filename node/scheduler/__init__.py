@@ -1,3 +1,2 @@
-"""Where every micro-batch goes and who shares the work.
-Enters: members, speeds.
-Never: I/O, torch."""
+"""Paths of micro-batches, and the split of work among peers. Enters: members, speeds. Never: I/O,
+torch."""

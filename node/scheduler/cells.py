@@ -12,10 +12,10 @@ PATIENCE_S = 60.0
 """Seconds without a leader at work after which a cell cannot continue: longer than a new leader, a
 restart, or a joiner that chooses its stage needs."""
 START_S = 2 * PATIENCE_S
-"""The same for a peer that has just started, in a cell that it has not seen at work: where a whole
-cell is started again its peers come one after the other."""
+"""The same time for a peer that has just started, in a cell that it has not seen at work: if a
+whole cell is started again, its peers come one after the other."""
 COMING_S = 10 * PATIENCE_S
-"""The same while somebody is about to take part in the cell: state may take long to fetch."""
+"""The same time while a peer is about to take part in the cell: state may take long to fetch."""
 
 
 def choose_cell(
@@ -46,9 +46,9 @@ def choose_cell(
 def spread(
     leavers: Collection[PeerId], seen: Mapping[CellId, Iterable[int]], stages: int
 ) -> dict[PeerId, CellId]:
-    """The cell that each leaver goes to. One after another, in the order of a hash, which no peer
-    can choose, each goes where it is needed most, given those before it. Peers that see the same
-    cells compute the same."""
+    """The new cell of each leaver. The leavers choose one after another, in the order of a hash,
+    which no peer can choose. Each goes where it is needed most, with the earlier ones counted.
+    Peers that see the same cells compute the same."""
     here = {cell: Counter(of) for cell, of in seen.items()}
     found: dict[PeerId, CellId] = {}
     for peer in sorted(leavers, key=lambda p: hashlib.sha256(p.encode()).digest()):
@@ -68,8 +68,9 @@ def _neediest(seen: Mapping[CellId, Counter[int]], stages: int, me: PeerId) -> C
 
 
 class Dissolution:
-    """When peer ``me`` leaves its cell, in a run of ``stages`` block stages. A cell dissolves when
-    each of its peers finds, for itself, that the cell has no leader at work and another one has."""
+    """Decides when peer ``me`` leaves its cell, in a run of ``stages`` block stages. A cell
+    dissolves when each of its peers finds, for itself, that the cell has no leader at work and
+    another one has."""
 
     def __init__(self, me: PeerId, stages: int, now: float) -> None:
         self._me = me

@@ -52,13 +52,13 @@ class Placed:
 
 
 def able(open_to: str, stages: int) -> range:
-    """The stages that a peer would host, by the word in its record: "auto" all, "stage" the block
-    stages, anything else none."""
+    """The stages that a peer would host, by the ``open_to`` of its record: "auto" all, "stage" the
+    block stages, anything else none."""
     return {"auto": range(stages + 1), "stage": range(ENDS + 1, stages + 1)}.get(open_to, range(0))
 
 
 def _alike(others: Mapping[PeerId, Placed]) -> dict[PeerId, Placed]:
-    """The same peers without their speeds: replicas count alike."""
+    """The peers of ``others`` without their speeds, so that replicas count alike."""
     return {p: replace(placed, speed=0.0) for p, placed in others.items()}
 
 
@@ -132,7 +132,7 @@ class Choosing:
         )
         self.stage = spread(self._view(others), choosers, hidden)[self.me]
         self._claimed = now
-        # Where nobody else is about to settle there is nothing to wait for.
+        # If nobody else is about to settle, there is nothing to wait for.
         self.may_build = all(placed.settled for placed in others.values())
         self._seen = {p: placed.stage for p, placed in others.items()}
         return self.stage
@@ -164,7 +164,7 @@ class Choosing:
             return None
         lacking = [stage for stage in view if not view[stage] and stage != self.stage]
         moves = self._level(others, {p: placed.able for p, placed in others.items()}, lacking)
-        # One at a time, the ends first: who leads sees to the rest.
+        # One at a time, the ends first: the new leader sees to the rest.
         if not moves or moves[0].peer != self.me:
             return None
         self._claimed = now
@@ -189,6 +189,6 @@ class Choosing:
         view: dict[int, dict[PeerId, float]] = {s: {} for s in range(self._stages + 1)}
         for peer, placed in others.items():
             if placed.stage in view:
-                # Those who come together count alike, also when one of them has worked already.
+                # Peers that come together count alike, also if one of them has worked already.
                 view[placed.stage][peer] = placed.speed if placed.settled else 0.0
         return view

@@ -161,8 +161,8 @@ class Costs:
     lines: Mapping[PeerId, float] = field(default_factory=dict)
 
     def delay(self, a: PeerId, b: PeerId) -> float:
-        """Seconds of a tensor from a to b; a way nobody has measured is as long as the way back,
-        else as a usual one."""
+        """Seconds of a tensor from a to b. A connection that was measured in the other direction
+        only counts as equally long; one that was not measured at all has the usual delay."""
         known = self.ways.get((a, b))
         return known if known is not None else self.ways.get((b, a), self.delay_s)
 

@@ -81,7 +81,7 @@ def _exchanged(
     leaving = {stage: set(row) for stage, row in start.items()}
     halves = _halves(rows, leaving)
     everybody = [p for half in halves for p in half]
-    # How far a peer is from all who stay, and from all who leave.
+    # Sum of each peer's delays to all peers that stay, and to all that leave.
     near, away = ({x: sum(apart[x, p] for p in half) for x in everybody} for half in halves)
     stays, leaves = (1 / max(1, len(half) - 1) for half in halves)
     for _ in range(SWEEPS):

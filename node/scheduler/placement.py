@@ -71,13 +71,13 @@ def choose_stage(
 def spread(
     view: View, choosers: Mapping[PeerId, Collection[int]], closed: Container[PeerId] = ()
 ) -> dict[PeerId, int]:
-    """A stage for each of the peers that choose at the same time; ``choosers`` says what each can
-    host, ``closed`` which peers nobody can dial.
+    """A stage for each of the peers that choose at the same time; ``choosers``: the stages that
+    each can host; ``closed``: peers that nobody can dial.
 
-    One after another goes where :func:`choose_stage` says, those before it counted with unknown
-    speeds: who can host fewest stages first, then in an order settled by a hash of the PeerIds. So
-    peers that see the same peers compute the same stages. Raises ValueError when one can host no
-    stage.
+    One after another chooses by :func:`choose_stage`, with the earlier ones counted at unknown
+    speeds. Peers that can host the fewest stages choose first, then a hash of the PeerIds settles
+    the order. So peers that see the same peers compute the same stages. Raises ValueError if a peer
+    can host no stage.
     """
     filled = {stage: dict(replicas) for stage, replicas in view.items()}
     chosen: dict[PeerId, int] = {}
@@ -149,7 +149,8 @@ def _step(
     free: Mapping[PeerId, Collection[int]],
     targets: Iterable[int],
 ) -> tuple[PeerId, int, int] | None:
-    """The neediest of the targets that can be helped, and who helps it: (peer, from, to)."""
+    """The move that helps the neediest target that can be helped, as (peer, from, to); None if no
+    move helps."""
     able: dict[int, list[tuple[PeerId, float, float]]] = {stage: [] for stage in cells}
     for peer in waits:
         cell = cells[home[peer]]

@@ -58,8 +58,8 @@ ROOMY = 1 << 16
 @dataclass(frozen=True)
 class PathTask:
     """The input of path planning: micro-batches of each ends peer, replicas of the block stages
-    that have any, and the rules. ``owed``: (origin, stage) and for how many epochs; ``visits``: how
-    many micro-batches visit each stage; empty: equally many."""
+    that have any, and the rules. ``owed``: (origin, stage) and the number of epochs for which it is
+    owed; ``visits``: number of micro-batches that visit each stage; empty: equally many."""
 
     counts: tuple[tuple[PeerId, int], ...]
     stages: tuple[tuple[int, tuple[PeerId, ...]], ...]
@@ -76,7 +76,8 @@ class PathTask:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Plans of tasks of one shape can stand in for each other, but for debts."""
+        """Shape of the task: plans of tasks of one shape can stand in for each other, except for
+        debts."""
         return (self.counts, self.stages, self.hops, self.max_swaps, self.max_jump, self.visits)
 
 
@@ -149,8 +150,8 @@ class Rotation:
         return found
 
     def visits(self, stages: Collection[int], total: int) -> dict[int, int]:
-        """``total`` visits spread over the stages, one more for those that had the fewest so far
-        where they do not divide."""
+        """Visits of each stage, ``total`` in all; if they do not divide evenly, the stages with the
+        fewest visits up to now get one more."""
         each, more = divmod(total, len(stages))
         fewest = sorted(stages, key=lambda s: (self._visits[s], s))[:more]
         return {s: each + (s in fewest) for s in stages}
@@ -310,7 +311,7 @@ def search(
 
 def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int) -> Routes:
     """Origins in proportion to their counts, replicas of every stage in proportion to their speeds;
-    ``shift``: how many of the dealt sets are passed over at the beginning."""
+    ``shift``: number of dealt sets that are passed over at the beginning."""
     origins = turns([(o, float(count)) for o, count in problem.counts.items() if count])
     replicas = {
         s: turns([(n, 1 / c if (c := problem.compute[n]) > 0 else 0.0) for n in peers])

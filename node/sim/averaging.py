@@ -164,7 +164,8 @@ def _strategy(name: str, t: AveragingTrial) -> Strategy:
 
 
 def axes(text: str) -> tuple[int, ...]:
-    """ "32,32" to a grid; nothing to none. Raises UsageFault for anything else."""
+    """The grid of a text such as "32,32"; empty for an empty text. Raises UsageFault for anything
+    else."""
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError as e:
@@ -206,7 +207,7 @@ def report(trial: AveragingTrial, found: Sequence[AveragingFinding]) -> list[str
 
 
 def _run(name: str, t: AveragingTrial, seed: int) -> tuple[list[float], float]:
-    """(variance before and after every round, how far the mean ended from where it began)."""
+    """(variance before and after every round, distance of the last mean from the first)."""
     # The generator of the published runs, drawn from in their order: the same numbers, the same
     # absences.
     world_dice = np.random.RandomState(seed)

@@ -52,7 +52,7 @@ class Schedule:
 
     @property
     def healed(self) -> float:
-        """When the last fault is over, seconds."""
+        """Time at which the last fault is over, in seconds."""
         return max((f.at + f.seconds for f in self.faults), default=0.0)
 
     def to_json(self) -> str:
@@ -121,7 +121,8 @@ def _one(
     effect: Callable[[SimSwarm, Fault, SimPeer], Trouble | None],
     able: Callable[[SimSwarm, SimPeer], bool] = lambda swarm, peer: True,
 ) -> Callable[[SimSwarm, Fault], Trouble]:
-    """The fault of one peer: it is picked among those that are able, named, and has ``effect``."""
+    """The fault of one peer: the peer is picked among the able ones, named, and suffers
+    ``effect``."""
 
     def strikes(swarm: SimSwarm, f: Fault) -> Trouble:
         victim = _pick(swarm, f, lambda p: able(swarm, p))
@@ -525,7 +526,7 @@ MIX: tuple[tuple[str, float, tuple[float, float], tuple[float, float]], ...] = (
     ("kill-each", 1, (0, 0), (0, 0)),
     ("restart-all", 0.5, (1, 3), (0, 0)),
 )
-"""Kinds of :data:`random`, how likely, for how long, how much."""
+"""Kinds of :data:`random`: weight of its choice, range of seconds, range of sizes."""
 
 
 def _random(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
@@ -568,7 +569,7 @@ LAYS: dict[str, Lay] = {
     "churn": _churn,
     "random": _random,
 }
-"""How each of :data:`node.sim.names.SCENARIOS` is laid."""
+"""Rule by which each of :data:`node.sim.names.SCENARIOS` is laid."""
 
 
 def lay(names: Sequence[str], setup: Setup, seed: int, span: float | None = None) -> Schedule:
@@ -588,7 +589,7 @@ def lay(names: Sequence[str], setup: Setup, seed: int, span: float | None = None
 
 
 def estimate(setup: Setup) -> float:
-    """About how many seconds a quiet run takes."""
+    """Seconds of a quiet run, roughly."""
     way = setup.links.latency_s + setup.links.jitter_s / 2
     if setup.links.bandwidth:
         way += setup.activation * 8 / setup.links.bandwidth

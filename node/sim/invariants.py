@@ -98,7 +98,7 @@ class Ledger:
 
     @property
     def taken(self) -> int:
-        """How many positions were ever taken."""
+        """Number of positions that were ever taken."""
         return sum(first >> bits for (_, bits), first in self.next.items())
 
 
@@ -110,7 +110,8 @@ class Checker:
     id: ClassVar[str] = ""
 
     def must(self, holds: object, what: str) -> None:
-        """Raises InvariantViolation unless it holds; whoever catches it, the swarm halts."""
+        """Raises InvariantViolation if ``holds`` is false; the swarm halts even if a caller catches
+        it."""
         if not holds:
             found = self.swarm.watch.violation(self.id, what)
             self.swarm.world.halt(found)
@@ -119,7 +120,8 @@ class Checker:
 
 @dataclass
 class EqualDigests(Checker):
-    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds."""
+    """I1: a peer that begins an epoch as a current member holds the same as the rest of its
+    cell."""
 
     id = "I1"
     _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=lambda: Newest(KEPT))
@@ -216,7 +218,7 @@ class CountsOnce(Checker):
     def step(
         self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: "WeightedMean"
     ) -> None:
-        """Nobody else has given what one contributor gives."""
+        """The samples that one contributor gives, no other has given."""
         seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
         for giver in step.contributors:
             taken = mean.of(opened.plan_hash, giver)
@@ -242,7 +244,7 @@ class NoSampleLost(Checker):
     """The books of each cell at a version at which one has divided."""
 
     def book(self, plan: Plan) -> Ledger:
-        """Of the version that a plan starts from, for the cell that it is of."""
+        """Books of the version that a plan starts from, for the plan's cell."""
         self.must(plan.base in self.books, f"a plan starts from {plan.base}, which nobody made")
         cell = plan.parent or plan.cell_id
         return self._shares.get((plan.base, cell), self.books[plan.base])
@@ -347,7 +349,7 @@ class WeightedMean(Checker):
     _by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = field(default_factory=dict)
 
     def gave(self, plan_hash: str, peer: PeerId, taken: TakenBatches) -> None:
-        """These are a peer's gradients under a plan."""
+        """Record a peer's gradients under a plan."""
         each = self.swarm.setup.tokens // self.swarm.setup.micro_batch
         self.must(
             taken.tokens == each * len(taken.samples),
@@ -409,9 +411,10 @@ class WeightedMean(Checker):
     def _counts(
         self, peer: SimPeer, plan: Plan, given: Mapping[PeerId, TakenBatches]
     ) -> Mapping[PeerId, int]:
-        """Tokens for which each contribution counts: all that it is of. Of a micro-batch that was
-        given up after its origin had named who did it, a share is in a sum already; then the sum
-        counts for no more than what the plan leaves to its giver."""
+        """Tokens for which each contribution counts: all its own, in the usual case. If a
+        micro-batch was given up after its origin had named its workers, a share of it is in a sum
+        already; then the sum counts for no more than the tokens that the plan leaves to its
+        giver."""
         claims = {p: g.tokens for p, g in given.items()}
         dropped = peer.member.dropped
         lost = {s for path in plan.paths if path.index in dropped for s in path.samples}
@@ -435,7 +438,7 @@ class WholeCheckpoint(Checker):
     _held: dict[tuple[int, Version], str] = field(default_factory=dict)
 
     def stood(self, peer: SimPeer, plan: Plan) -> None:
-        """This is what the cell of a peer holds at the version a plan starts from."""
+        """Record the digest that a peer's cell holds at the version a plan starts from."""
         self._held.setdefault((peer.stage, plan.base), peer.digest)
 
     def restored(self, peer: SimPeer, found: Checkpoint) -> None:
@@ -450,7 +453,7 @@ class WholeCheckpoint(Checker):
 
 
 class OnlyGrow(Checker):
-    """I7: terms grow; an epoch goes back only where that was decided and said."""
+    """I7: terms grow; an epoch goes back only where that was decided and announced."""
 
     id = "I7"
 
@@ -496,8 +499,8 @@ class AppliedOnce(Checker):
     _through: dict[tuple[str, bytes], list[Version]] = field(
         default_factory=lambda: Newest(64 * KEPT)
     )
-    """The versions that optimizer state was first of: work that is done again from the same place
-    comes to the same bits in another history."""
+    """The versions at which an optimizer state first appeared: work that is repeated from the same
+    place gives the same bits in another history."""
 
     def once(self, peer: SimPeer, running: EpochRun, opened: Opened, step: ReduceAndStep) -> None:
         """An owner's machine orders a step."""
@@ -603,8 +606,8 @@ class _EpochFaults:
 
 @dataclass
 class OneFault(Checker):
-    """I10: an epoch under which at most one peer died, one that was not the leader and had a live
-    replica, commits."""
+    """I10: an epoch commits if at most one peer died under it, a peer that was not the leader and
+    had a live replica."""
 
     id = "I10"
     CALM_S = 25.0

@@ -125,10 +125,10 @@ def _false(digest: str) -> str:
 
 
 class Stranger(rpc.TrainingServicer):
-    """An ends peer by its own word, with a PeerId below everybody's and without parameters, that
-    says what ends a run if it is believed: in turns, that a plan of term 2^62 is in force, that the
-    run is over, that it holds a history of 2^53 tokens, and again what a leader said before; and in
-    the directory, that it leads."""
+    """A peer that claims to be an ends peer, with a PeerId below everybody's and without
+    parameters, and sends messages that would end a run if they were believed: in turns, that a plan
+    of term 2^62 is in force, that the run is over, that it holds a history of 2^53 tokens, and
+    again what a leader said before; and in the directory, that it leads."""
 
     def __init__(self, swarm: Swarm, name: PeerId) -> None:
         self.swarm = swarm

@@ -36,7 +36,7 @@ SCENARIOS: dict[str, str] = {
     "churn": "peers die and are replaced, again and again",
     "random": "a mix of everything, drawn from the seed",
 }
-"""In the order in which they are listed."""
+"""Scenarios with their descriptions, in the order in which they are listed."""
 
 AVERAGING: dict[str, str] = {
     "all-reduce": "one group; a round with an absent peer is void (published baseline)",

@@ -147,8 +147,8 @@ class Swarm:
 
 class SimPeer(Peer[Services]):
     """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Its operator
-    lets it host the stages of ``open_to``, and names its ``stage``; where that is None it chooses
-    one among others who choose."""
+    lets it host the stages of ``open_to``, and names its ``stage``; None: it chooses one, as others
+    do."""
 
     def __init__(
         self,

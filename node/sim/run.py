@@ -128,8 +128,8 @@ def run(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) ->
     """Play a schedule until the run is finished, an invariant breaks, or :data:`LIMIT_S` are over.
 
     A swarm that does not commit again within :data:`PATIENCE_S` after its faults violates
-    "liveness", unless no version is left of which somebody alive in every stage has the parameters,
-    in memory or on its disk, and the leader says so.
+    "liveness". There is one exception: no version is left for which a live peer of every stage has
+    the parameters, in memory or on its disk, and the leader says so.
     """
     with quiet():
         swarm = SimSwarm(setup, schedule.seed, make)
@@ -270,7 +270,7 @@ def _smaller(
 
 
 def _plainer(fault: Fault) -> Iterator[Fault]:
-    """The same fault with one thing plainer, or as it is."""
+    """The same fault with one thing plainer, or unchanged."""
     for digits in (0, 1):
         yield replace(fault, at=round(fault.at, digits))
         yield replace(fault, seconds=round(fault.seconds, digits))

@@ -98,13 +98,13 @@ class Setup:
     work: WorkTimes = WorkTimes()
     spread_s: float = 0.3
     scheduler: SchedulerSettings | None = None
-    """How paths are laid; None: by the seed, mostly in turns, now and then planned, with and
-    without skips."""
+    """Settings of the paths; None: chosen by the seed, mostly in turns, now and then planned, with
+    and without skips."""
     may_skip: float = 0.0
 
     def scheduling(self, seed: int) -> tuple[SchedulerSettings, float]:
-        """How paths are laid in the schedule of this seed, and the share of the block stages that a
-        journey may leave out."""
+        """Settings of the paths in the schedule of this seed, and the share of the block stages
+        that a journey may leave out."""
         if self.scheduler is not None:
             return self.scheduler, self.may_skip
         skip = 0.5 if seed % 8 == 4 else 0.0

@@ -93,7 +93,7 @@ class HistoryRecorder:
         self.died: dict[PeerId, float] = {}
         """Time of the last death of each peer that no leader has reported lost since."""
         self.detections: list[float] = []
-        """Seconds from a death until a leader said so."""
+        """Seconds from a death to the leader's report of it."""
 
     def note(self, text: str) -> None:
         """Keep one line in the record of the latest events."""
@@ -289,7 +289,7 @@ class HistoryRecorder:
     def gave(
         self, peer: SimPeer, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
     ) -> int:
-        """A peer takes its gradients to give them: the tokens it says they have."""
+        """A peer takes its gradients to give them. Returns the tokens that it claims for them."""
         plan = peer.work.plan
         if plan is not None and sums:
             taken = TakenBatches(samples, next(iter(sums.values())), tokens)

@@ -39,10 +39,10 @@ class Numbers(ABC):
 
     @abstractmethod
     def _piece(self, start: int, into: Tensor) -> None:
-        """At most a ``PIECE`` of numbers."""
+        """Fill ``into`` with the numbers from ``start`` on, at most a ``PIECE``."""
 
     def whole(self) -> Tensor:
-        """All of them in their shape."""
+        """All the numbers in their shape."""
         return self.read(0, torch.empty(self.numbers)).view(self.shape)
 
     def norm(self) -> float:
@@ -79,7 +79,7 @@ class Coded(Numbers):
         if codec in FAULTS and (fault := FAULTS[codec](raw, self.numbers)):
             raise WireError(fault)
         self.lies = codec == "fp32"
-        """In memory as fp32 already."""
+        """True if the numbers are in memory as fp32 already."""
         self.raw = raw
         self._open = OPENERS[codec](raw, self.numbers)
 
@@ -100,7 +100,7 @@ class Coded(Numbers):
         self._open(start, into)
 
     def whole(self) -> Tensor:
-        """All of them in their shape; for fp32 the memory of the bytes."""
+        """All the numbers in their shape; for fp32 the memory of the bytes."""
         return self.raw.view(torch.float32).view(self.shape) if self.lies else super().whole()
 
     def norm(self) -> float:
@@ -140,7 +140,7 @@ class Encoding:
         """Gives the numbers written there, as everybody will decode them."""
 
     def done(self) -> Tensor:
-        """All the bytes [nbytes_of] uint8. Raises ValueError for what :func:`encode` does."""
+        """All the bytes [nbytes_of] uint8. Raises ValueError as :func:`encode`."""
         if self.codec in FAULTS and FAULTS[self.codec](self._raw, self.numbers):
             raise ValueError(
                 f"a number that is not finite, or nearly so, cannot be sent as {self.codec}"
@@ -165,7 +165,7 @@ def encode(tensor: Tensor, codec: str) -> Tensor:
 
 
 def decode(data: Tensor, numbers: int, codec: str) -> Tensor:
-    """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers]. Raises as
+    """Decode ``numbers`` numbers from ``data``: fp32 on the CPU, [numbers]. Raises as
     :class:`Coded`."""
     found = Coded(data, (numbers,), codec).whole()
     return found.clone() if codec == "fp32" else found

@@ -59,7 +59,7 @@ def nbytes_of(numbers: int, name: str) -> int:
 
 
 def kept(numbers: int) -> int:
-    """How many numbers top-k keeps: of a whole block its share, of the rest at least one."""
+    """Number of elements that top-k keeps: of a whole block its share, of the rest at least one."""
     whole, rest = divmod(numbers, TOP_BLOCK)
     return whole * (TOP_BLOCK // TOP_SHARE) + -(-rest // TOP_SHARE)
 

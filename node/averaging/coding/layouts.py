@@ -273,8 +273,8 @@ WRITERS: dict[str, Callable[[Tensor, int], Writer]] = {
     "int4": partial(_int_writer, INT4_BLOCK, 7),
     "top-k": _top_writer,
 }
-"""By format: makes the writer of a part from (its bytes uint8 [nbytes], how many numbers it
-has)."""
+"""Writers by format: each makes the writer of a part from (its bytes uint8 [nbytes], its number of
+elements)."""
 OPENERS: dict[str, Callable[[Tensor, int], Opener]] = {
     "fp32": partial(_cast_opener, torch.float32),
     "bf16": partial(_cast_opener, torch.bfloat16),

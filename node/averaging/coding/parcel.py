@@ -56,8 +56,7 @@ def messages(parts: Iterable[Tensor], size: int) -> Iterator[bytes]:
 
 
 def payload(message: bytes) -> memoryview:
-    """The bytes a message brings. Raises WireError when it is anything else than a chunk, or brings
-    none."""
+    """The bytes of a message. Raises WireError if it is not a chunk, or an empty one."""
     if not message or message[0] != CHUNK_TAG:
         raise WireError("a message that brings no bytes")
     length = shift = 0

@@ -59,9 +59,9 @@ def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
 
 
 def contribute_until(started: float, deadline_s: float, count: int) -> tuple[float, ...]:
-    """When each of ``count`` groups is stepped without the late: contributions have three fifths of
-    a round; the steps and the way back have the rest, and a group may wait until its equal share of
-    that begins."""
+    """Times at which each of ``count`` groups is stepped without the late: contributions have three
+    fifths of a round; the steps and the way back have the rest, and a group may wait until its
+    equal share of that begins."""
     return tuple(started + deadline_s * (0.6 + 0.4 * index / count) for index in range(count))
 
 
@@ -80,7 +80,7 @@ class Kind(StrEnum):
     OWNERSHIP = "ownership-hash"
     """The other side computed other owners."""
     STRANGER = "not-a-member"
-    """Not in this round's view, or gives gradients though it is a listener."""
+    """The peer is not in this round's view, or gives gradients though it is a listener."""
     HEADS = "heads"
     """Names, shapes or sizes differ from our parts."""
     VALUES = "values"

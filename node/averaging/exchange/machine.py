@@ -469,7 +469,8 @@ class RoundMachine:
                 s.phase is GroupPhase.READING and s.began.peer == peer
                 for _, s in self._of_epoch(number)
             ):
-                continue  # its gradients are coming all the same; if they stop, the stream ends
+                # the peer's gradients are coming all the same; if they stop, the stream ends
+                continue
             epoch.missing.add(peer)
             actions += self._step_if_ready(epoch, now)
         return actions

@@ -64,7 +64,7 @@ from node.wire.tensors import expected_head
 from protos import averaging_pb2
 
 HEAD_TIMEOUT_S = 10.0
-"""Seconds after which a stream is closed if its head has not come."""
+"""Seconds after which a stream is closed if its first message has not come."""
 
 HEAD_LIMIT = 1 << 20
 """Bytes of the largest head of any stage. A head names parts of one group with their shapes; where
@@ -211,7 +211,7 @@ class ExchangeServer:
         )
 
     async def close(self) -> None:
-        """Stop serving; a step in progress is left to its executor and its result dropped."""
+        """End all tasks; a step in progress is left to its executor and its result dropped."""
         await self._tasks.close()
 
     # Our own rounds
@@ -334,7 +334,8 @@ class ExchangeServer:
         finally:
             del self._lines[number]
             self._feed(Ended(number))
-        # All that the stream held is given back: it may be late because nobody reads its answer.
+        # Everything that the stream held is free now: it may be late because nobody reads its
+        # answer.
         await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
 
     def _read_head(self, line: ExchangeStream) -> None:
@@ -672,8 +673,8 @@ class HeadBounds:
         return cls(min(HEAD_LIMIT, named + 2 * len(tensors) + HEAD_SLACK), len(tensors))
 
     def label(self, first: bytes) -> averaging_pb2.Label | None:
-        """The round that a first message says it is of. None for a message that is no head, or
-        beyond these bounds."""
+        """The round that a first message names. None for a message that is no head, or beyond these
+        bounds."""
         if len(first) > self.nbytes:
             return None
         try:

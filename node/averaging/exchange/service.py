@@ -61,8 +61,8 @@ class CellRound(ExchangeServer):
 
     def lost(self, epoch: int, peer: PeerId) -> None:
         """The leader has found this peer dead. No attempt of the epoch waits for its contribution
-        or its parts, even where it can still be reached: the leader may be the only one who cannot,
-        and then the peer never learns that the round has begun."""
+        or its parts, even if we can still reach it: the leader may be the only peer that cannot,
+        and then the dead peer never learns that the round has begun."""
         state = self._epochs.setdefault(epoch, EpochState())
         state.lost.add(peer)
         for attempt in state.attempts.values():

@@ -39,8 +39,8 @@ class Size:
 
 @dataclass(slots=True)
 class NormHistory:
-    """Norms of gradients that were accepted, (epoch, tokens, norm per token) of each part: what
-    this owner has come to expect."""
+    """Norms of accepted gradients, (epoch, tokens, norm per token) for each part: the owner's
+    measure of the usual norm."""
 
     _seen: dict[str, deque[tuple[int, int, float]]] = field(default_factory=dict)
 

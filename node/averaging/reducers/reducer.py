@@ -62,8 +62,8 @@ def norms_of(named: Mapping[str, torch.Tensor]) -> dict[str, float]:
 
 
 def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:
-    """Why gradient sums with these norms must not be averaged, or "": over ``tokens`` each may be
-    at most ``max_norm``."""
+    """Reason for which gradient sums with these norms must not be averaged, or "": over ``tokens``
+    each may be at most ``max_norm``."""
     for name, norm in norms.items():
         each = norm / max(1, tokens)
         if not math.isfinite(each):
@@ -75,8 +75,8 @@ def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:
 
 class Mean(Numbers):
     """Contributions to one part, each times its factor, added in their order and divided by
-    ``tokens``: worked out when it is asked for, so that it can be rounded and sent while it is in
-    the cache. They must stay until then."""
+    ``tokens``. They are computed only when read, so that they can be rounded and sent while they
+    are in the cache. The contributions must stay until then."""
 
     def __init__(self, rows: Sequence[Numbers], by: Sequence[float], tokens: float) -> None:
         self.shape = rows[0].shape
@@ -129,10 +129,8 @@ class Reducer:
         self._centers: dict[str, tuple[int, torch.Tensor]] = {}
 
     def reduce(self, g: Gathered) -> Reduced:
-        """The same bits for the same contributions in whatever order they came.
-
-        Raises ValueError when nobody contributed, or all weigh nothing.
-        """
+        """Reduce the contributions; the bits of the result do not depend on the order of arrival.
+        Raises ValueError if nobody contributed, or all weigh nothing."""
         sizes = {
             p: Size(
                 t,

@@ -110,7 +110,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class ReadCells:
-    """Read who posted ``key``, and give :class:`CellsRead` if the directory answers."""
+    """Read the postings under ``key``, and give :class:`CellsRead` if the directory answers."""
 
     key: str
 
@@ -231,7 +231,7 @@ class GroupForming:
 
     @property
     def wakes_at(self) -> float | None:
-        """When :class:`TimePassed` is needed next; None when it is over."""
+        """Time at which :class:`TimePassed` is needed next; None when it is over."""
         return min(self._timers.values()) if self.done is None else None
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -347,8 +347,8 @@ class GroupForming:
         return [NameGroup(self.key, members), *released, self.done]
 
     def _named(self, event: GroupNamed) -> list[Action]:
-        """Believe it if we accepted that caller's offer, are bound to nobody else, and nobody is
-        bound to us."""
+        """Believe a group's name if we accepted that caller's offer, are bound to nobody else, and
+        nobody is bound to us."""
         accepted = (event.caller, event.key) in self._accepted
         elsewhere = self._bound not in (None, event.caller) or Timer.ANSWERS in self._timers
         if not accepted or elsewhere:

@@ -33,10 +33,10 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """``labels`` [n]: members with equal labels average with each other. ``owners``: places that
-    reduce for everybody, in equal shares; empty: every member of a group reduces its share of it.
-    ``whole``: a group with a member missing averages nothing (a plain all-reduce); otherwise it
-    goes on without."""
+    """Groups of a round. ``labels`` [n]: members with equal labels average with each other.
+    ``owners``: places that reduce for everybody, in equal shares; empty: every member of a group
+    reduces its share of it. ``whole``: True if a group with a member missing averages nothing (a
+    plain all-reduce); otherwise it goes on without."""
 
     labels: Places
     owners: tuple[int, ...] = ()

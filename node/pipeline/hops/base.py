@@ -38,8 +38,7 @@ class Telemetry(Protocol):
 
 
 class Stash:
-    """Activations kept for backward, bounded in bytes: what this peer keeps for micro-batches that
-    are not finished.
+    """Activations kept for backward of unfinished micro-batches, bounded in bytes.
 
     ``limit`` is in bytes; ``on_room()`` is called when there is more room. Every byte is charged to
     the origin of its micro-batch, and an origin that holds more than its part leaves half of the
@@ -214,8 +213,8 @@ class PipelineBase(ABC):
         return answer, rest
 
     def carry_out(self, actions: Iterable[Action]) -> None:
-        """Do what the machine decided, the answers apart. :meth:`hold` leaves that to who
-        called it."""
+        """Carry out the machine's decisions, except for answers, which :meth:`hold` leaves to its
+        caller."""
         for action in actions:
             self._carry_out(action)
 
@@ -257,9 +256,9 @@ class PipelineBase(ABC):
         return self.stash.room(nbytes, origin)
 
     def _longest(self, index: int) -> float:
-        """Seconds for which a micro-batch may be of use here, whatever its sender says: as long as
-        its origin gives it by the plan, and a hop's time more for differences between the clocks
-        and for the note that names its share."""
+        """Seconds for which a micro-batch may be of use here, whatever its sender says: the time
+        that the plan gives its origin, and a hop's time more for differences between the clocks and
+        for the note that names its share."""
         path = self.machine.paths.get(index)
         return self.hop_s + (max(0.0, self.time_left(path)) if path is not None else 0.0)
 

@@ -216,8 +216,8 @@ class Inbound(PipelineServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
 
     async def _give(self, key: Key, request: pb.FetchInput, caller: PeerId, context: Any) -> bool:
-        """Send the output of a visit; False where it is not here any more. Raises TimeoutError for
-        a peer that does not read it within a hop's time."""
+        """Send the output of a visit. Returns False if it is not here any more. Raises TimeoutError
+        if the peer does not read it within a hop's time."""
         pipeline = self._pipeline
         work = self._pipeline.stash.get(key)
         output = None if work is None else work.output  # may be freed while it is sent

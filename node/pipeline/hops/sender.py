@@ -35,7 +35,7 @@ NOTE_PAUSE_S = 0.2
 
 
 Ended = tuple[Trouble | None, str]
-"""How a stream ended: (None, "") for DONE, else the trouble and its reason."""
+"""End of a stream: (None, "") for DONE, else the trouble and its reason."""
 
 
 class AlreadyThere(PeerFault):
@@ -283,8 +283,8 @@ class Sender:
             asking.discard(patience)
 
     async def tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
-        """Nobody can finish this micro-batch. An origin that does not hear it finds out by its own
-        time-out."""
+        """Tell the origin that nobody can finish this micro-batch. An origin that does not hear it
+        finds out by its own time-out."""
         pipeline = self._pipeline
         plan = self._pipeline.machine.plan
         pipeline.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)

@@ -135,8 +135,8 @@ def _trip(p: PathProblem, o: int, order: tuple[int, ...]) -> float:
 
 
 def _steps(p: PathProblem, block: Sequence[int]) -> Any:
-    """Between peers of block stages: the way there and back and the work at the second; infinite
-    where no path goes."""
+    """Seconds between peers of block stages: the way there and back and the work at the second;
+    infinite where no path goes."""
     stage = np.array([p.stage_of[n] for n in block])
     delays = np.array(p.delays)[np.ix_(block, block)]
     back = p.max_swap_distance if p.max_swaps else 0

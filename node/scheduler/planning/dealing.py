@@ -54,8 +54,8 @@ def deal(problem: PathProblem) -> list[StageSet]:
 
 
 def _deal(problem: PathProblem, blocks: int) -> list[StageSet] | None:
-    """Each set the legal one of the stages that lack most visits so far; then, for equal visits,
-    exchanges until none does."""
+    """Deal one set after another, each time the legal set of the stages that lack the most visits.
+    For equal visits, sets are then exchanged until no stage lacks one."""
     if problem.hops == blocks:
         return [tuple(range(1, blocks + 1))] * problem.total
     lack = [0, *(problem.visits or [problem.total * problem.hops // blocks] * blocks)]
@@ -69,8 +69,8 @@ def _deal(problem: PathProblem, blocks: int) -> list[StageSet] | None:
 
 
 def _evened(problem: PathProblem, dealt: list[StageSet], lack: list[int]) -> list[StageSet] | None:
-    """Take a visit from a stage with too many, give it to one that lacks it, through others if need
-    be; None: there is no way."""
+    """Move visits from stages with too many to stages that lack them, through other stages if need
+    be. Returns None if there is no way."""
     blocks = len(lack) - 1
     pool = Counter(dealt)
     while any(lack[1:]):
@@ -90,7 +90,7 @@ def _evened(problem: PathProblem, dealt: list[StageSet], lack: list[int]) -> lis
         (gave,), (got,) = set(first[0]) - set(first[1]), set(last[1]) - set(last[0])
         lack[gave] += 1
         lack[got] -= 1
-    # In turns, so that neighbours differ.
+    # Sets in turns, so that neighbours differ.
     out: list[StageSet] = []
     while pool := +pool:
         out += sorted(pool)

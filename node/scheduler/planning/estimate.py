@@ -34,7 +34,7 @@ class Estimator:
         self.problem = problem
         self._steps: dict[Route, Steps] = {}
         self.home: dict[int, float] = {}
-        """When each micro-batch of the plan evaluated last was home."""
+        """Times at which the micro-batches of the plan evaluated last were home."""
 
     def steps(self, route: Route) -> Steps:
         """The tasks of a route."""
@@ -55,7 +55,7 @@ class Estimator:
         return made
 
     def solo(self, route: Route) -> float:
-        """Seconds of a route when nobody else is there."""
+        """Seconds of a route in an otherwise empty swarm."""
         return self.steps(route).rest[0]
 
     def play(
@@ -101,7 +101,7 @@ class Estimator:
             t, _, i, k = pop(heap)
             peers, times, ways, rest = plans[i]
             if k < 0:
-                # A slot falls free for the one that waited longest.
+                # A slot falls free for the forward that has waited longest.
                 k = -k
                 n = peers[k]
                 ends[n].popleft()

@@ -37,7 +37,7 @@ SPREAD = 3
 
 
 def origins_in_turns(problem: PathProblem) -> Iterator[int]:
-    """The origin of every micro-batch: ends peers in turns, as long as they have some left."""
+    """The origin of every micro-batch: ends peers in turns, until they have none left."""
     for k in range(max(problem.counts.values())):
         for o, count in sorted(problem.counts.items()):
             if k < count:
@@ -45,7 +45,7 @@ def origins_in_turns(problem: PathProblem) -> Iterator[int]:
 
 
 def round_robin(problem: PathProblem, sets: Sequence[StageSet]) -> list[Route]:
-    """Replicas of every stage in turns, whatever they cost: what anything else must beat."""
+    """Replicas of every stage in turns, whatever they cost: the plan that any other must beat."""
     turn = [cycle(peers) for peers in problem.stages]
     return [
         (o, *(next(turn[s]) for s in stages))
@@ -95,8 +95,7 @@ class _Cheap:
 
 
 def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
-    """One of the sets that are left, one that pays debts if there is any; it is not there any
-    more."""
+    """Take one of the remaining sets out of ``pool``: one that pays debts, if there is any."""
     found = _offered(pool, owed, 1, None)[0] if owed else next(iter(pool))
     _take(found, pool, owed)
     return found
@@ -333,7 +332,8 @@ def _route(
 
 
 def _arrivals(tables: Tables, route: Route, t: float) -> dict[int, float]:
-    """When the forward of a path has a slot at each of its peers; its first one ended at t."""
+    """Times at which the forward of a path has a slot at each of its peers; at the first one its
+    work ended at t."""
     p = tables.problem
     came = {route[0]: t}
     for a, n in zip(route, route[1:], strict=False):
@@ -362,7 +362,7 @@ def _home(tables: Tables, route: Route, t: float, came: dict[int, float]) -> flo
 
 
 def _book(tables: Tables, route: Route, t: float) -> float:
-    """Reserve the tasks and slots of a path; when it is home."""
+    """Reserve the tasks and slots of a path. Returns the time at which it is home."""
     p = tables.problem
     o = route[0]
     before = -1

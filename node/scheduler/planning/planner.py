@@ -22,7 +22,7 @@ from node.scheduler.planning.search import PathSearch
 
 Clock = Callable[[], float]
 FIRST = 0.85
-"""Share of the budget for the first insertion; it goes in haste where that is not enough."""
+"""Share of the budget for the first insertion, which hurries if that is not enough."""
 LEAST_KEPT = 0.01
 """Share of the limit that is set aside for the end at least."""
 STARTS = 0.1
@@ -101,8 +101,8 @@ class _Budget:
         self._last = self.clock()
 
     def step(self, moves: int) -> float:
-        """As :meth:`used`, but used up where another step as long as the longest so far would not
-        fit any more."""
+        """Used share as in :meth:`used`, but 1 if the limit leaves no time for another step of the
+        longest duration seen."""
         now = self.clock()
         self._longest = max(self._longest, now - self._last)
         self._last = now
@@ -216,8 +216,8 @@ def _first(
 
 
 def _payable(problem: PathProblem) -> None:
-    """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
-    path reaches."""
+    """Check that the debts can be paid. Raises UsageFault if an ends peer is owed more stages than
+    its paths have, or a stage that no path reaches."""
     hops = problem.hops
     owed = Counter(o for o, _ in problem.owed)
     refuse(
@@ -248,8 +248,8 @@ def _starts(
     bound: float,
     seed: int,
 ) -> int:
-    """Insert again and again, the first times as described, then with noise; how many plans were
-    tried."""
+    """Insert again and again, the first times as described, then with noise. Returns the plans
+    tried, an insertion counting as eight."""
     turns = 0
     while budget.used(turns * 8) < STARTS and best.makespan > bound * ENOUGH:
         dice = 0 if not turns else seed * 1_000_003 + turns
@@ -296,8 +296,9 @@ def _improve(
 def _lanes(
     problem: PathProblem, seed: int, go_on: Callable[[], bool]
 ) -> tuple[int, list[Route]] | None:
-    """As few paths for each origin as visit all stages equally often, and a plan of them; None:
-    there are none to repeat, or ``go_on`` ended the search for them."""
+    """The smallest number of paths for each origin that visits all stages equally often, and a plan
+    that repeats them. Returns None if no such paths repeat, or ``go_on`` ended the search for
+    them."""
     counts = set(problem.counts.values())
     if len(counts) != 1:
         return None

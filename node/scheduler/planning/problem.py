@@ -21,22 +21,23 @@ MOST_SECONDS = 1e9
 MOST_COUNT = 1 << 20
 
 Route = tuple[int, ...]
-"""Where a micro-batch goes: its origin, then the peers of its block stages in order of the forward
+"""Route of a micro-batch: its origin, then the peers of its block stages in order of the forward
 pass."""
 
 
 @dataclass(frozen=True)
 class PathProblem:
-    """All times in seconds. ``delays[a][b]``: from a to b. ``compute[n]``: one forward at n; a
-    backward takes ``backward`` times as long, a loss ``loss`` times; ``gap``: idle after every
-    task. ``stages[0]``: the ends peers. ``counts[o]``: micro-batches of each of them. ``slots[n]``:
-    micro-batches peer n may hold, from forward to backward. ``owed``: (origin, stage) that some
-    path must join, because earlier epochs did not. ``visits``: of every block stage, where they
-    cannot be equal; empty for equal ones.
+    """Numbers of a path problem, all times in seconds. ``delays[a][b]``: from a to b.
+    ``compute[n]``: one forward at n; a backward takes ``backward`` times as long, a loss ``loss``
+    times; ``gap``: idle after every task. ``stages[0]``: the ends peers. ``counts[o]``:
+    micro-batches of each of them. ``slots[n]``: micro-batches peer n may hold, from forward to
+    backward. ``owed``: (origin, stage) that some path must join, because earlier epochs did not.
+    ``visits``: visits of every block stage, if they cannot be equal; empty for equal ones.
 
-    For assignment only: ``slots_ends`` and ``block_slots[n]``, what peer n holds at the ends and
+    For assignment only: ``slots_ends`` and ``block_slots[n]``, slots of peer n at the ends and
     elsewhere; ``may_host``: the stages of peers that cannot host all; ``sync_ratio``: weight of the
-    worst link inside a stage beside the makespan."""
+    worst link inside a stage beside the makespan.
+    """
 
     name: str
     delays: tuple[tuple[float, ...], ...]

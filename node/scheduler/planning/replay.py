@@ -48,8 +48,8 @@ class ReplayedRun:
         self._now = 0.0
         self._tick = 0
         self._step = [0] * len(routes)
-        """By micro-batch the task it is at or travels to: forwards 0..L-1, loss L, backwards
-        L+1..2L."""
+        """Present task of each micro-batch, or the one it travels to: forwards 0..L-1, loss L,
+        backwards L+1..2L."""
         self._waiting = {o: deque(mine) for o, mine in problem.launches(routes).items()}
         self._events: list[tuple[float, int, What, int, int]] = []
         """Time, order in which they became known, what happens, peer, micro-batch (-1: none)."""
@@ -62,7 +62,7 @@ class ReplayedRun:
 
     @property
     def makespan(self) -> float:
-        """When the last came home, so far; 0 if nothing did."""
+        """Time of the last homecoming up to now; 0 if nothing came home."""
         return max(self.done.values(), default=0.0)
 
     def finish(self) -> None:

@@ -65,7 +65,8 @@ def bounded_swaps(problem: PathProblem, paths: Paths) -> str | None:
 
 
 def bounded_jumps(problem: PathProblem, paths: Paths) -> str | None:
-    """From the furthest stage it has been at a path goes no further than ``max_jump``."""
+    """A path goes no further than ``max_jump`` places from the furthest stage it has reached, ahead
+    or back."""
     return _first(jumps_too_far(_order(problem, route), problem.max_jump) for route in paths)
 
 
@@ -119,13 +120,13 @@ def joined(problem: PathProblem, paths: Paths) -> set[tuple[int, int]]:
 
 
 def safe(problem: PathProblem, paths: Paths) -> str | None:
-    """No order of events, however late anybody is, can end in a deadlock.
+    """No order of events, however late any peer is, can end in a deadlock.
 
     A peer can be stuck only while all its slots are held by micro-batches that wait, now or later,
-    at a peer that is stuck. So whoever can never hold that many of them, with no more of an origin
-    in flight than the origin has slots, is not stuck; it is taken away, and all is asked again,
-    until none is left (safe) or none can be taken away. Rising paths are always safe: the peers of
-    the last stage go first.
+    at a peer that is stuck. A peer is not stuck if it can never hold that number of them, with no
+    more micro-batches of an origin in flight than the origin has slots. Such a peer is taken away,
+    and the others are tested again, until none is left (safe) or none can be taken away. Rising
+    paths are always safe: the peers of the last stage go first.
     """
     slots = problem.slots
     routes = Counter(paths)

@@ -45,7 +45,7 @@ class PathSearch:
         self._pools: dict[tuple[int, StageSet], list[Route]] = {}
         self.moves = 0
         self.lanes = 0
-        """How many paths every origin has, taken in turns and moved as a whole; 0: every
+        """Number of paths of every origin, which are taken in turns and moved as a whole; 0: every
         micro-batch for itself."""
         self.begin(routes)
 
@@ -83,8 +83,8 @@ class PathSearch:
         heat: float = WARM,
     ) -> None:
         """Try moves until ``progress(moves)`` is 1, from ``heat`` down to :data:`COLD`. ``accept``
-        is shown every plan that seems shorter than ``best`` and says whether it is; that is then
-        the best."""
+        is called with every plan that seems shorter than ``best``, and returns True if it is; its
+        makespan is then the best."""
         draw = self.random.random
         slack = self.random.expovariate
         moves = self._moves()

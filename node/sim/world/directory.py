@@ -28,8 +28,8 @@ NEAREST = 8
 
 @dataclass(frozen=True, slots=True)
 class HeldRecord:
-    """A peer's record, or a posting. ``walls`` stood when it was posted: it never reached who was
-    behind one."""
+    """A peer's record, or a posting. ``walls``: the walls that stood when it was posted; it never
+    reaches the peers behind them."""
 
     entry: Any
     visible: float
@@ -54,7 +54,7 @@ class SimDht:
         """The topic of each peer's record."""
         self._seq: dict[PeerId, int] = {}
         self.reads: Counter[tuple[PeerId, str]] = Counter()
-        """How often a peer has read a topic, and written under it."""
+        """Number of times that a peer has read a topic, and written under it."""
         self.writes: Counter[tuple[PeerId, str]] = Counter()
 
     def post(
@@ -191,8 +191,8 @@ class SimDirectory:
 
 
 class Ring:
-    """Where the nodes stand, and so which of them hold a key. Node ids are hashes of names; every
-    node is known to all who have room for it."""
+    """Positions of the nodes on the ring, and the holders of each key. Node ids are hashes of
+    names; every node is known to all nodes that have room for it."""
 
     def __init__(self) -> None:
         self._at: dict[PeerId, int] = {}

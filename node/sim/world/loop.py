@@ -41,7 +41,7 @@ class TimerHandle:
     lost: Callable[[], object] | None = None
 
     def cancel(self) -> None:
-        """It is not called any more."""
+        """Drop the callback; it will not be called."""
         self.callback = None
         self.args = ()
         self.lost = None
@@ -80,7 +80,7 @@ class VirtualTime:
         return handle
 
     def close(self) -> None:
-        """Nothing of it goes on: what its coroutines hold is given back."""
+        """End everything, and free what its coroutines hold."""
         for loop in self.loops:
             events._set_running_loop(loop)
             ended: set[asyncio.Task[Any]] = set()
@@ -95,7 +95,7 @@ class VirtualTime:
         self.loops.clear()
 
     def halt(self, error: BaseException) -> None:
-        """Nothing happens any more. The first error counts."""
+        """Stop the world. The first error counts."""
         self.error = self.error or error
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
@@ -208,7 +208,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
     ) -> Any:
-        """On a device as the device says; else at once, and done when the disk is."""
+        """Run ``func`` on a device at the device's times, else at once; its result then comes when
+        the disk is done."""
         if isinstance(executor, DeviceThread):
             return executor.submit(func, *args)
         future: asyncio.Future[Any] = asyncio.Future(loop=self)
@@ -233,7 +234,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     # ----------------------------------------------------------- what happens to a process
 
     def kill(self) -> None:
-        """Nothing of it runs any more."""
+        """End the process: nothing of it runs any more."""
         self.dead = True
         self.frozen = False
         self.unfinished = self.living()
@@ -243,7 +244,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.inbox.clear()
 
     def thaw(self) -> None:
-        """It goes on: everything that was due meanwhile happens now, in order."""
+        """Let the process go on: everything that was due meanwhile happens now, in order."""
         self.frozen = False
         self.world._ready.extend(self.inbox)
         self.inbox.clear()
@@ -297,9 +298,9 @@ def quiet() -> Iterator[None]:
 
 
 class SimDevice(DeviceThread):
-    """The one thing a simulated peer computes with: jobs one after the other, backward before
+    """The only compute device of a simulated peer: jobs one after the other, backward before
     forward. A job runs when its turn comes, and is done when the virtual time that it has spent is
-    over. ``slowness`` stretches every job; ``busy_s`` is how long it has worked."""
+    over. ``slowness`` stretches every job; ``busy_s``: seconds it has worked."""
 
     def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
         self._loop = loop

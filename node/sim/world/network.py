@@ -59,8 +59,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Wall:
-    """Nothing passes from a peer of ``sources`` to a peer of ``targets``; an empty group means
-    everybody."""
+    """A wall in one direction: nothing passes from a peer of ``sources`` to a peer of ``targets``;
+    an empty group means everybody."""
 
     sources: frozenset[PeerId]
     targets: frozenset[PeerId]
@@ -132,7 +132,7 @@ class SimNet:
 
 
 class SimServer:
-    """Where services are registered, as on a ``grpc.aio.Server``."""
+    """The place where services are registered, as on a ``grpc.aio.Server``."""
 
     def __init__(self) -> None:
         self._generic: list[grpc.GenericRpcHandler] = []
@@ -171,7 +171,7 @@ class SimTransport:
         self.lines: dict[PeerId, SimTransport] = {}
         """The peers reached now, each with its process."""
         self.used: dict[PeerId, float] = {}
-        """When something was last called there."""
+        """Time of the last call to each peer."""
         self._rested = net.world.now
         self.calls: dict[Call, None] = {}
         self._keepalive: TimerHandle | None = None
@@ -515,7 +515,7 @@ class Call:
             self._answers.put_nowait(error or EOF)
 
     def _arrive(self, items: tuple[Any, ...]) -> None:
-        """In the process that serves: the call begins there."""
+        """Begin the call, in the process that serves."""
         there = self.there
         if self.over:
             return
@@ -549,7 +549,7 @@ class Probe(Call):
 
 
 class Context:
-    """The end of a call where it is served: what a servicer gets as its context."""
+    """The serving end of a call: a servicer gets it as its context."""
 
     def __init__(self, call: Call, loop: ProcessLoop, items: tuple[Any, ...]) -> None:
         self.call = call

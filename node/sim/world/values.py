@@ -238,8 +238,9 @@ class ValueOwner(Owner):
 
 @dataclass
 class SimDisk:
-    """A peer's disk: its checkpoints, and what else a daemon keeps. It survives the process; what
-    that was writing when it died is not there afterwards. ``seconds``: to write a checkpoint."""
+    """A peer's disk: its checkpoints, and the other files of a daemon. It survives the process; a
+    write under way when the process died is not there afterwards. ``seconds``: time to write a
+    checkpoint."""
 
     seconds: float
     places: dict[tuple[int, int], Checkpoint] = field(default_factory=dict)
@@ -266,7 +267,8 @@ class SimDisk:
 
 
 class DiskStore(CheckpointStore):
-    """The checkpoints on a :class:`SimDisk`; ``read`` is told of every one that is loaded."""
+    """The checkpoints on a :class:`SimDisk`; ``read`` is called with every checkpoint that is
+    loaded."""
 
     def __init__(
         self,
