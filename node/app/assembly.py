@@ -513,7 +513,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
 
 
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
-    """How the cell meets others, while this peer leads it."""
+    """Meetings of this cell with others, while this peer leads it."""
     pace = min(1.0, manifest.outer.window_s / USUAL_S)
     board = WindowBoard(o.presence.directory, o.clock, o.journal, TIMES.scaled(pace))
     finder = GroupFinder(o.identity, manifest.run_id, o.transport, board, o.learn, o.on_error)
@@ -582,8 +582,8 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
 def inherit(
     config: NodeConfig, manifest: Manifest, stage: int, store: CheckpointStore, journal: Journal
 ) -> None:
-    """Where the run goes on from another one and nothing of it is here yet: this peer's checkpoints
-    of that one. Blocks on the disk."""
+    """Copy this peer's checkpoints of the run that this one continues, if none of this run is here
+    yet. Blocks on the disk."""
     before = manifest.swarm.continues
     if store.epochs(stage):
         return

@@ -25,8 +25,8 @@ SAID = 10
 """The journal reports every SAID-th attempt for the weights that failed; after the first SAID
 attempts the pauses are SAID times as long."""
 WITHOUT_LEADER = 3
-"""Where at least this many other peers hold the newest state, the leader is not asked for it: it
-has the most to do."""
+"""Number of other holders of the newest state from which on the leader is not asked for it: it has
+the most to do."""
 
 
 async def begin(

@@ -76,7 +76,7 @@ class DoctorCheck:
     """More lines for an operator who asks for them."""
 
     def document(self) -> dict[str, Any]:
-        """As JSON-ready values."""
+        """JSON-ready values."""
         f = self.finding
         return {
             "check": f.layer,
@@ -92,7 +92,7 @@ class DoctorCheck:
 
 
 def passed(name: str, said: str, details: Sequence[str] = ()) -> DoctorCheck:
-    """Nothing is wrong."""
+    """Result of a check that found no fault."""
     return DoctorCheck(Diagnosis("", name, True, said), details=tuple(details))
 
 

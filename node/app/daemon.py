@@ -113,8 +113,8 @@ class Daemon(Node):
     # ----------------------------------------------------------- life
 
     async def run(self) -> None:
-        """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops
-        it from starting, and for the fault."""
+        """Run until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault if it
+        cannot start, and for the fault that ended it."""
         self.identity.lock()
         self.journal.emit("daemon", STARTED, f"tutti {VERSION}, pid {os.getpid()}", "debug")
         control = ControlService(self.view, self.config.prepare_control_socket())

@@ -397,7 +397,7 @@ Show = Callable[[list[Snapshot], str], None]
 
 
 class _Lines:
-    """For pipes and logs: a line when a new tenth of the epochs is reached."""
+    """Progress for pipes and logs: a line when a new tenth of the epochs is reached."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 LONGEST_NAME = 40
 """Characters of the name of a swarm."""
 LAN_S = 4.0
-"""For peers on the LAN to answer, in seconds."""
+"""Seconds for peers on the LAN to answer."""
 
 
 class PeerBusy(LocalFault):
@@ -497,7 +497,7 @@ def on_the_lan() -> list[Found]:
 
 
 def lan_lines(found: Sequence[Found]) -> list[str]:
-    """For people: one line for each swarm."""
+    """Lines for people: one for each swarm."""
     if not found:
         return ["no swarm announces itself on this LAN"]
     return [

@@ -132,7 +132,7 @@ class Node(Peer[Assembled]):
         self.stop(text)
 
     def refuses(self, manifest: Manifest, stage: int) -> str:
-        """Where it is the memory that is missing, too."""
+        """Reason as of the base class, or the lack of memory."""
         a = self.assembled
         why = super().refuses(manifest, stage)
         if why or a is None:

@@ -28,8 +28,8 @@ T = TypeVar("T", pb.Piece, pb.Evaluated)
 SHOWN = 16
 """Prefixes of cells, of 64, that are read for the operator."""
 CALL_S = 1.0
-"""For a peer that a stranger wants to be called. One call at a time, so that strangers cannot make
-this peer call others much."""
+"""Seconds for calling a peer at a stranger's request. One call at a time, so that strangers cannot
+make this peer call others much."""
 
 
 class OperatorService(SnapshotBuilder, Window):

@@ -37,14 +37,14 @@ from node.training.member import MemberState
 from node.training.presence import HASTE_S, Presence, View
 
 DRAIN_S = 120.0
-"""For an operator's drain that names no time."""
+"""Seconds for an operator's drain that names no time."""
 MOVE_S = 60.0
-"""For the epoch under way and the hand-over, before a peer changes its stage all the same."""
+"""Seconds for the epoch under way and the hand-over, before a peer changes its stage anyway."""
 KEEP_S = 75.0
-"""Limit for writing the last checkpoint before the process ends: a service manager kills a process
-that has not ended 90 s after it was asked to."""
+"""Seconds for writing the last checkpoint before the process ends: a service manager kills a
+process that has not ended 90 s after it was asked to."""
 CELL_S = 1.0
-"""Between two looks at whether the own cell can go on."""
+"""Seconds between two looks at whether the own cell can go on."""
 SAMPLE_S = 10.0
 """Seconds between two looks at other cells while the own one cannot go on."""
 ASKED = 4
@@ -91,8 +91,8 @@ class Peer(ABC, Generic[S]):
         """End soon, in order."""
 
     def refuses(self, manifest: Manifest, stage: int) -> str:
-        """Why this peer will not host ``stage`` instead of its own, under the manifest in force;
-        empty when it will."""
+        """Reason why this peer will not host ``stage`` instead of its own, under the manifest in
+        force; empty when it will."""
         if not self.open_to:
             return "its operator wants it where it is"
         here = self.assembled.stage.stage if self.assembled else stage
@@ -104,7 +104,7 @@ class Peer(ABC, Generic[S]):
 
     @property
     def place(self) -> int | None:
-        """Where this peer is, or will be; None while that is open."""
+        """Stage that this peer hosts or will host; None while that is open."""
         if self.to_cell is not None:
             return None
         if self.to_stage is not None and not self.draining:
@@ -274,8 +274,8 @@ class Peer(ABC, Generic[S]):
     # ----------------------------------------------------------- staying, or going elsewhere
 
     async def watch_stage(self, presence: Presence) -> None:
-        """For ever: see what others claim, until the own claim is settled; where nobody is at the
-        ends, and so nobody leads, do what the rule says."""
+        """Watch for ever: see others' claims, until the own claim is settled; where no peer is at
+        the ends, and so none leads, follow the rule."""
         machine = self._choosing
         while machine is not None:
             # Where nothing changes for long, there is nothing new to see every half second.
@@ -294,7 +294,7 @@ class Peer(ABC, Generic[S]):
                 presence.changed()
 
     async def watch_cell(self, presence: Presence, first: CellId) -> None:
-        """For ever: leave the own cell for another one where it cannot go on."""
+        """Watch for ever: leave the own cell for another one when it cannot go on."""
         machine = Dissolution(presence.me, self._stages, self.clock.now())
         sampled = 0.0
         others: Sight = {}, set()

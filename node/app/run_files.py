@@ -77,8 +77,8 @@ class RunFiles:
         return TokenizerFiles.of_manifest(self._manifest.data, self.read)
 
     async def fetched(self, transport: TransportPort, donors: Sequence[PeerId]) -> TokenizerFiles:
-        """As :meth:`load`, with missing files fetched from ``donors`` and kept. Raises NoDonor
-        where none of them gave a file."""
+        """Like :meth:`load`, but missing files are fetched from ``donors`` and kept. Raises NoDonor
+        if none of them gave a file."""
         try:
             return await asyncio.to_thread(self.load)
         except FilesMissing as e:

@@ -139,7 +139,7 @@ class SnapshotBuilder:
     # ----------------------------------------------------------- status
 
     def snapshot(self) -> pb.Snapshot:
-        """Everything one screen needs; no waiting."""
+        """Snapshot with everything that one screen needs; no waiting."""
         d = self._d
         t = self.tally
         transport = d.transport

@@ -1,4 +1,4 @@
-"""How long a fetch waits for donors to describe their state. Pure: sizes and answer times in,
+"""Time that a fetch waits for donors to describe their state. Pure: sizes and answer times in,
 seconds out.
 
 A donor hashes its whole state before it describes it for the first time, so the wait follows from

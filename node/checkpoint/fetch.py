@@ -283,7 +283,7 @@ class _Fetch:
         self.queue: deque[_Piece] = deque()
         self.changed = asyncio.Event()
         self.reads = dict[asyncio.Timeout, None]()
-        """When those that wait for their next message give up, in the order of their requests."""
+        """Time limits of the requests that wait for their next message, in the requests' order."""
         self.asks = Tasks("fetch")
         self.asked = dict[asyncio.Task[_Offer | None], PeerId]()
 
@@ -407,8 +407,8 @@ class _Fetch:
     # Phase 2: the bytes, from all who made the same offer.
 
     async def _gather(self, offer: _Offer, groups: _Groups) -> dict[str, torch.Tensor] | None:
-        """Every tensor of the offer, each piece with its hash; None when the donors gave out. Takes
-        the offer out of ``groups``, and adds others that come meanwhile."""
+        """Fetch every tensor of the offer and check each piece by its hash; None when the donors
+        gave out. Takes the offer out of ``groups``, and adds others that come meanwhile."""
         tensors = {n: torch.empty(self.shapes[n], dtype=torch.float32) for n, _ in offer.hashes}
         found = [
             _Piece(name, at, hashes[HASH * i : HASH * (i + 1)], view[at : at + size])

@@ -51,7 +51,7 @@ _BUSY = "all snapshots are in use, try again later"
 
 
 class Unserved(Exception):
-    """Why a request is not answered: a status for its call, and the reason."""
+    """Refusal of a request: a status for its call, and the reason."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)

@@ -262,7 +262,7 @@ class CheckpointStore:
         return shutil.disk_usage(there).free
 
     def path(self, stage: int, epoch: int) -> Path:
-        """Where the checkpoint of ``stage`` at ``epoch`` is, or would be."""
+        """Directory of the checkpoint of ``stage`` at ``epoch``, present or not."""
         return self.root / f"stage-{stage}" / _named(epoch)
 
     def _write(
@@ -500,7 +500,7 @@ def _names(epoch: int) -> tuple[str, str]:
 
 
 def _rename(old: str, new: str, at: int) -> None:
-    """For good: else a power cut could bring a name back with its files gone."""
+    """Rename for good: else a power cut could bring a name back with its files gone."""
     os.rename(old, new, src_dir_fd=at, dst_dir_fd=at)
     os.fsync(at)
 

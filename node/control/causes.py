@@ -93,7 +93,7 @@ class Situation:
 
     @property
     def stands(self) -> bool:
-        """No epoch is under way, or nothing is done here for too long."""
+        """True if no epoch is under way, or this peer has been idle for too long."""
         return self.wait is not None or self.idle_s > self.idle_most_s
 
     def lives(self, peer: PeerId) -> bool:
@@ -113,7 +113,7 @@ class Cause:
 
 
 NONE = Cause()
-"""Nothing keeps this peer from training, or it is not meant to train."""
+"""Cause of a peer that nothing keeps from training, or that is not meant to train."""
 Row = Callable[[Situation], Cause | None]
 
 

@@ -19,9 +19,9 @@ from protos.control_pb2_grpc import ControlStub
 
 T = TypeVar("T")
 CELLS_S = 30.0
-"""For reads of the directory, each of which takes a second or two."""
+"""Seconds for reads of the directory, each of which takes a second or two."""
 EXPORT_S = 7 * 86400.0
-"""For a large model over a slow line."""
+"""Seconds for the export of a large model over a slow line."""
 
 
 class ControlClient(contextlib.AbstractContextManager["ControlClient"]):

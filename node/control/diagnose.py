@@ -130,7 +130,7 @@ class Diagnosis:
         return ExitCode.OK if self.ok else self.code
 
     def document(self) -> dict[str, Any]:
-        """As JSON-ready values."""
+        """JSON-ready values."""
         return asdict(self) | {"code": int(self.code)}
 
 
@@ -223,7 +223,7 @@ def incompatible(address: str, theirs: Protocols, version: str, clock_s: float |
 
 
 def no_way(address: str, host: str, here: Machine) -> Diagnosis | None:
-    """Why this machine cannot send anything to the IP address ``host``; None if it can."""
+    """Reason why this machine cannot send anything to the IP address ``host``; None if it can."""
     version = _version(host)
     if scope(host) is not Scope.LOOPBACK and version not in here.versions:
         others = [v for v in here.versions if v != version]
@@ -393,7 +393,7 @@ def wrong_clock(ahead: float, peers: int) -> Diagnosis:
 
 
 def _nearness(finding: Diagnosis) -> tuple[int, bool, bool]:
-    """How much it tells: by the layer reached, then that something came back at all, then TCP."""
+    """Rank of a finding: by the layer reached, then by an answer of any kind, then TCP first."""
     heard = finding.code not in (ExitCode.NO_ANSWER, ExitCode.UDP_BLOCKED)
     return LAYERS.index(finding.layer), heard, not _place(finding.address).quic
 

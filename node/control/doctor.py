@@ -144,7 +144,7 @@ def daemon_document(report: ReachReport) -> dict[str, Any]:
 
 
 def checkup_document(checkup: Checkup) -> dict[str, Any]:
-    """As JSON-ready values: machine, findings, verdict and seconds."""
+    """JSON-ready values: machine, findings, verdict and seconds."""
     machine = checkup.machine
     return {
         "machine": {

@@ -24,7 +24,7 @@ WAIT_S = 10.0
 """Longest wait for another daemon that is reading and writing pledges, in seconds."""
 LOOK_S = 0.02
 RENEW_S = 3600.0
-"""Between two renewals of a pledge, in seconds."""
+"""Seconds between two renewals of a pledge."""
 MOST_BYTES = 64
 """Length of a pledge, which is filled up with spaces."""
 

@@ -73,7 +73,7 @@ PHASES = {
     "copy": "copying",
     "done": "waiting",
 }
-"""For people: the phases of a member that trains. ``waiting``: for the others, in the same
+"""Words for people for the phases of a member that trains. ``waiting``: for the others, in the same
 epoch."""
 TIME_KINDS = ("compute", "wire", "wait", "round")
 ABSENT = (
@@ -266,7 +266,7 @@ def doing(s: Snapshot) -> tuple[str, str]:
 
 
 def _paths(s: Snapshot) -> list[tuple[str, str]]:
-    """How the micro-batches go, what that should take and took; then why."""
+    """Rows on the paths of micro-batches: their kind, their expected and real times, the reason."""
     p = s.paths
     if not p.how:
         return []
@@ -508,7 +508,7 @@ SORTS: dict[str, Callable[[PeerLine], tuple[Any, ...]]] = {
 
 
 def paths_words(paths: Mapping[str, int]) -> str:
-    """How peers are reached, the best way first: "3 direct, 1 relayed"."""
+    """Number of peers by their ways, the best way first: "3 direct, 1 relayed"."""
     best_first = [rung.word for rung in sorted(Rung, reverse=True)]
     return ", ".join(f"{paths[word]} {word}" for word in best_first if word and paths.get(word))
 
@@ -810,7 +810,7 @@ def state_words(s: Snapshot) -> Text:
 
 
 def time_bar(time_s: Mapping[str, float], width: int) -> Text:
-    """Where the time went, ``width`` columns."""
+    """Bar of the time spent, by kind, ``width`` columns wide."""
     bar = Text()
     runs = stacked(
         [time_s.get(k, 0.0) for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], width
@@ -821,7 +821,7 @@ def time_bar(time_s: Mapping[str, float], width: int) -> Text:
 
 
 def _legend(snapshots: Sequence[Snapshot], tokens_per_s: float) -> Text:
-    """Where all peers' time went."""
+    """Line on the time that all peers spent, by kind."""
     spent = {kind: sum(s.time_s.get(kind, 0.0) for s in snapshots) for kind in TIME_KINDS}
     total = sum(spent.values())
     line = Text("time      ")
@@ -1051,8 +1051,8 @@ def by_stage(snapshots: Iterable[Snapshot], stages: int) -> dict[int, list[Snaps
 
 
 def compare_digests(snapshots: Iterable[Snapshot]) -> tuple[int, tuple[int, ...]]:
-    """How many replicas could be compared with another of their cell at the same epoch, and the
-    stages that differ."""
+    """Number of replicas that could be compared with another of their cell at the same epoch, and
+    the stages that differ."""
     at: dict[tuple[int, str, int], list[str]] = {}
     for s in snapshots:
         if s.digest and s.state != "lost":

@@ -1,8 +1,8 @@
-"""How the command line explains itself: help in plain text, and errors that name the help of the
-verb they are about.
+"""Help and errors of the command line: help in plain text, and errors that name the help of their
+verb.
 
-typer's own help loads rich and its renderers, a quarter of a second; it also takes what stands in
-brackets for markup.
+typer's own help loads rich and its renderers, a quarter of a second; it also takes text in brackets
+for markup.
 """
 
 import copy
@@ -54,7 +54,7 @@ class Command(_PrintedHelp, TyperCommand):
     """A verb."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Nothing: typer's part of the help has them."""
+        """Print nothing: typer's part of the help has the arguments."""
 
 
 class VerbGroup(_PrintedHelp, TyperGroup):

@@ -20,7 +20,7 @@ class Scope(IntEnum):
 
     @property
     def word(self) -> str:
-        """For people."""
+        """Word for people."""
         return "link-local" if self is Scope.LINK else self.name.lower()
 
 

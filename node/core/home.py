@@ -55,7 +55,7 @@ def user_dir(kind: str) -> Path:
 
 
 def control_socket(home: Path) -> Path:
-    """Where the control service listens: in ``home``, or in a short private directory when no
+    """Path of the control service's socket: in ``home``, or in a short private directory if no
     socket can be reached there."""
     here = home / "ctl.sock"
     if fits_socket(here):

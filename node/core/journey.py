@@ -38,7 +38,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Where one micro-batch goes.
+    """Route of one micro-batch.
 
     ``index`` is its number inside the epoch, ``origin`` the ends peer that starts it and computes
     its loss, ``samples`` the ids of the sequences it is made of, ``hops`` the block stages in

@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 class Newest(OrderedDict[K, V]):
-    """At most ``most`` entries. Setting one makes it the newest; the oldest makes room."""
+    """Map of at most ``most`` entries. Setting one makes it the newest; the oldest makes room."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ class SampleClass:
 
 
 Cursor = tuple[SampleClass, ...]
-"""Where a sampler is: classes without a common position, by rising remainder; never empty."""
+"""Position of a sampler: classes without a common position, by rising remainder; never empty."""
 
 WHOLE: Cursor = (SampleClass(0, 0, 0),)
 """The whole order before anything was taken."""

@@ -165,7 +165,7 @@ def _meant(name: str, known: list[str]) -> str:
 
 
 def settings_of(sections: Mapping[str, type]) -> dict[str, Any]:
-    """Every field of these dataclasses, dotted, and its type."""
+    """Type of every field of these dataclasses, by its dotted name."""
     return {
         dotted(section, key): hint
         for section, kind in sections.items()

@@ -1,4 +1,4 @@
-"""How a text is encoded: by its mark of the byte order, its NUL bytes, and whether it is UTF-8.
+"""Encoding of a text, found by its mark of the byte order, its NUL bytes, and a test for UTF-8.
 Enters: bytes of the user's own files. Leaves: a name, or a refusal with the command that helps.
 """
 

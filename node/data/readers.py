@@ -89,8 +89,8 @@ def token_file(path: Path, dtype: np.dtype) -> TokenFile:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How a row of a file becomes a document. ``column``: the field that is its text, or has its
-    messages; ``chat``: a row is a conversation, written by ``template``; ``encoding``: of text
+    """Rule that makes a document of a row. ``column``: the field with its text or its messages;
+    ``chat``: a row is a conversation, written by ``template``; ``encoding``: encoding of text
     files; ``special``: words of the tokenizer by their roles, which a template may write."""
 
     column: str = "text"
@@ -350,7 +350,7 @@ def parquet(
 
 
 def note_beside(path: Path) -> Path:
-    """Where the dtype and vocabulary of an array of token ids may stand."""
+    """Path of the file with the dtype and vocabulary of an array of token ids; it may be absent."""
     return path.with_name(f"{path.name}.json")
 
 

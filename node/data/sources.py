@@ -83,7 +83,7 @@ class Corpus:
 
     @property
     def said(self) -> str:
-        """How much text it is, for people."""
+        """Size of the text, for people."""
         return f"{self.tokens:,} tokens"
 
 
@@ -166,8 +166,8 @@ def open_data(
 
 
 def row_format(settings: DataSettings, files: Files = NO_FILES) -> RowFormat:
-    """How rows of the data become documents. Raises what ``files`` raises where a chat template is
-    needed."""
+    """Rule that makes documents of the data's rows. Raises exceptions of ``files`` if a chat
+    template is needed."""
     form = RowFormat(settings.column, settings.rows == "chat", settings.encoding)
     if not form.chat:
         return form

@@ -77,7 +77,7 @@ class ByteTokenizer:
         return lambda i: partial.decode(bytes([i])) if 0 <= i < 256 else ""
 
     def interrupt(self) -> None:
-        """Nothing here takes long."""
+        """Do nothing: no call here takes long."""
 
     def to_json(self) -> bytes:
         """A Hugging Face tokenizer.json, which encodes as :meth:`encode` does in the

@@ -1,5 +1,5 @@
-"""How often a stranger may do something; how often a peer has wronged us lately, and for how long
-it is not listened to. Pure: time is an argument."""
+"""Rate limits for strangers, and bans for peers that wronged us lately. Pure: time is an
+argument."""
 
 import math
 from collections import deque

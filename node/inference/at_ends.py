@@ -153,7 +153,7 @@ async def answer(
 async def _loss(
     pipeline: Pipeline, text: Samples, way: ForwardRouter, count: int, dead: frozenset[int]
 ) -> pb.Evaluated:
-    """Over the first ``count`` batches, all without the same stages."""
+    """Loss over the first ``count`` batches, all without the same stages."""
     try:
         before = await way.look()
         while True:

@@ -20,7 +20,7 @@ from node.transport.port import TransportPort
 
 T = TypeVar("T")
 PING_S = 3.0
-"""For a sign of life."""
+"""Seconds to wait for a sign of life."""
 WATCH_S = 5.0
 """Seconds after which work that is not home may have been lost with a later hop: the hops are then
 pinged, again after as long."""

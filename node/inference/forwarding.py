@@ -71,8 +71,8 @@ class EndsService(rpc.EndsServicer):
         rpc.add_EndsServicer_to_server(self, transport.server)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
-        """As ``tutti generate`` at this peer. PERMISSION_DENIED for strangers, RESOURCE_EXHAUSTED
-        when others are served."""
+        """Serve ``tutti generate`` at this peer. PERMISSION_DENIED for strangers,
+        RESOURCE_EXHAUSTED when others are served."""
         request.max_tokens = min(request.max_tokens or 100, MAX_TOKENS)
         await self._serve(context, lambda: speak(self._a, self._transport, check(request)))
 

@@ -42,7 +42,7 @@ class TextSession:
         self._turn = self._dice.randrange(1 << 16)
         """Number by which a replica of each stage is chosen, the same for the whole text."""
         self._hops: tuple[Hop, ...] = ()
-        """Where the text is cached; empty: nowhere."""
+        """Hops that cache the text; empty: none."""
         self._number = 0
         self._first = 0
         """Index of the first token that is in the cache."""

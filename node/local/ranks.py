@@ -28,7 +28,7 @@ from node.model.settings import ModelSettings
 from node.transport import parent_watch
 
 START_S = 300.0
-"""For a process to load torch, on a machine that is busy."""
+"""Seconds for a process to load torch, on a busy machine."""
 END_S = 10.0
 """A process that was told to end and has not ended by then is killed."""
 

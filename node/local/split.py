@@ -14,8 +14,8 @@ from node.model.settings import ModelSettings
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 BY_COLUMNS = ("o_proj", "down_proj")
 PER_HEAD = ("q_norm", "k_norm")
-"""Held whole by every rank and applied to its own heads: a rank's gradient is of these alone, and
-the sum is over ranks."""
+"""Modules that every rank holds whole and applies to its own heads: a rank's gradient is of these
+heads alone, and the sum is over ranks."""
 MOST = 64
 """Devices of a box."""
 

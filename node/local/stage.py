@@ -61,7 +61,7 @@ class LocalStage:
         return CutMath(self.ranks, self.program, self.settings, wire)
 
     def place(self, whole: Mapping[str, Tensor]) -> None:
-        """Every rank takes its part of these parameters. Waits for a micro-batch that is being
+        """Give every rank its part of these parameters. Waits for a micro-batch that is being
         computed. Raises DeviceLost."""
         with self.ranks.command("load"):
             self.program.load(whole)
@@ -69,8 +69,8 @@ class LocalStage:
     def orthogonalise(
         self, matrices: Sequence[Tensor], steps: int, stack: bool
     ) -> Sequence[Tensor]:
-        """As :func:`newton_schulz_all`, each matrix at one of the ranks. Given and returned on the
-        matrices' own device.
+        """Like :func:`newton_schulz_all`, each matrix at one of the ranks. Matrices are given and
+        returned on their own device.
 
         Raises DeviceLost.
         """

@@ -49,8 +49,8 @@ class RoundBytes:
     outer: int = 0
 
     def shared(self, part: float) -> "RoundBytes":
-        """As :class:`RoundBytes` of ``part`` of the layers: state and outer rounds grow with them,
-        groups and steps with their largest matrix."""
+        """The bytes for ``part`` of the layers: state and outer rounds grow with them, groups and
+        steps with their largest matrix."""
         return replace(
             self,
             optimizer=int(self.optimizer * part),

@@ -1,4 +1,4 @@
-"""Where the arithmetic happens: one device, its number format, its threads, its memory."""
+"""The device that computes: its number format, its threads, its memory."""
 
 import contextlib
 import gc

@@ -1,5 +1,5 @@
-"""Documents that are packed into sequences: which tokens end one, and how long the pieces are that
-attend to themselves alone. Enters: targets, or the ends that came with a frame. Never: text.
+"""Documents that are packed into sequences: the tokens that end them, and the lengths of the pieces
+that attend to themselves alone. Enters: targets, or the ends that came with a frame. Never: text.
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from itertools import pairwise
 from torch import Tensor
 
 NO_TARGET = -100
-"""In place of the target of a document's last token, where documents are kept apart: what follows
-belongs to another one. ``cross_entropy`` leaves it out."""
+"""Target of a document's last token, where documents are kept apart: the next token belongs to
+another document. ``cross_entropy`` leaves it out."""
 UNTRAINED = -101
-"""In place of the target of a token that ends no document and is not trained on, such as a
-question of a conversation."""
+"""Target of a token that ends no document and is not trained on, such as a question of a
+conversation."""
 
 
 def ends_of(targets_BT: Tensor) -> tuple[int, ...]:

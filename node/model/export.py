@@ -67,7 +67,7 @@ FILES = {
     "tutti.json",
     CARD,
 }
-"""Every name that an export of this version or an older one has written, beside shards."""
+"""File names that an export of this version or an older one has written, beside shards."""
 SHARD_BYTES = 5 * 10**9
 """Bytes of tensors in one file, at most, where no tensor is larger."""
 BESIDE = 64 << 20

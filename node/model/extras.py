@@ -1,4 +1,4 @@
-"""Everything that an export holds beside its tensors."""
+"""Content of an export beside its tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """Everything of an export beside its tensors."""
+    """Content of an export beside its tensors."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Content by name of the files that came with the model, tokenizer.json among them. They are

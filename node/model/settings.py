@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 DIGEST = "blake3:"
-"""Before the hex digits of a stage's digest where it stands in a manifest: digests of before
-protocol 7 are none of these."""
+"""Prefix of the hex digits of a stage's digest in a manifest. Digests from before protocol 7 do not
+have it."""
 
 
 @dataclass(frozen=True)

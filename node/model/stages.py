@@ -277,7 +277,7 @@ class _Model(nn.Module):
 
 
 def _go_on() -> None:
-    """No pause."""
+    """Do not pause."""
 
 
 class _Stage(nn.Module):
@@ -445,8 +445,8 @@ def initialise(module: nn.Module, settings: ModelSettings) -> None:
 
 @torch.no_grad()
 def adapt(module: nn.Module, settings: ModelSettings) -> None:
-    """Where the run trains adapters: give the matrices that have one theirs, and make everything
-    else of the module a buffer, which is no parameter."""
+    """Give the matrices with adapters theirs, if the run trains adapters, and make all other
+    parameters of the module buffers."""
     if not settings.adapter:
         return
     for inner in list(module.modules()):

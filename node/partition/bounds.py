@@ -65,8 +65,8 @@ def _cannot_carry(
 
 
 def _steps_of(order: Sequence[int]) -> list[int]:
-    """How many units are at least as large as each size, where the next one is smaller; the first
-    ``THRESHOLDS``."""
+    """Number of units at least as large as each size, for each size that differs from the next; the
+    first ``THRESHOLDS`` numbers."""
     last = [i + 1 for i in range(len(order)) if i + 1 == len(order) or order[i + 1] < order[i]]
     return last[:THRESHOLDS]
 

@@ -78,7 +78,7 @@ class Unit:
 
     @property
     def numel(self) -> int:
-        """How many numbers it has."""
+        """Number of its elements."""
         return self.rows * self.cols
 
 
@@ -199,7 +199,7 @@ class Rates:
 
 
 COUNTED = Rates()
-"""Where nothing was measured."""
+"""Rates without a measurement."""
 
 
 def _ratio(a: int, b: int) -> Fraction:

@@ -65,7 +65,7 @@ class SearchState:
                 self.used[peer] += problem.sizes[unit]
 
     def time(self, peer: int) -> float:
-        """When a peer is done."""
+        """Time at which a peer is done."""
         return self.load[peer] / self.problem.speeds[peer]
 
     def slowest(self) -> int:
@@ -73,7 +73,7 @@ class SearchState:
         return max(range(len(self.load)), key=lambda p: (self.time(p), -p))
 
     def makespan(self) -> float:
-        """When the last is done."""
+        """Time at which the last peer is done."""
         return max(map(self.time, range(len(self.load))))
 
     def place(self, unit: int, peer: int) -> None:

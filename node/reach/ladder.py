@@ -12,7 +12,7 @@ LONGEST_S = 300.0
 
 
 class Rung(IntEnum):
-    """How the gRPC connection to a peer travels; larger is better."""
+    """Way of the gRPC connection to a peer; larger is better."""
 
     NONE = 0
     RELAYED = 1
@@ -30,7 +30,7 @@ class Rung(IntEnum):
 
     @property
     def word(self) -> str:
-        """As it stands in status, records and metrics; "" for none."""
+        """Word for status, records and metrics; "" for NONE."""
         return self.name.lower() if self else ""
 
 
@@ -49,7 +49,7 @@ class ClimbAttempt(Enum):
 
 @dataclass
 class Climb:
-    """When to try a better way to one peer. ``punch``: whether hole punching is allowed."""
+    """Times to try a better way to one peer. ``punch``: True if hole punching is allowed."""
 
     punch: bool = True
     rung: Rung = Rung.NONE

@@ -44,7 +44,7 @@ SETTLE_S = 1.5
 """Seconds without a new peer after which :func:`look` has seen all: a responder may hold an answer
 back for a second when it has just multicast it (RFC 6762, 6), and then gathers others for 0.2 s."""
 LONGEST_PAUSE_S = 1200.0
-"""Between two queries; pointers live for 75 minutes, so each is refreshed before it expires."""
+"""Seconds between two queries; pointers live for 75 minutes, so each is refreshed in time."""
 
 _RUN = re.compile(r"[0-9a-f]{64}")
 _STAGES = re.compile(r"[1-9][0-9]{0,3}")

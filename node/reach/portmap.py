@@ -182,7 +182,7 @@ class PortMapper:
 
 
 async def _trouble(work: Coroutine[Any, Any, object]) -> str:
-    """Why it came to nothing; "" when it did not."""
+    """Text of the RouterFault that ``work`` raises; "" if it succeeds."""
     try:
         await work
     except RouterFault as e:

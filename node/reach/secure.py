@@ -125,14 +125,14 @@ class Secured:
         return bytes(got)
 
     async def read(self, count: int) -> bytes:
-        """At least one byte, or b"" at the end of the stream."""
+        """Read at least one byte, or b"" at the end of the stream."""
         try:
             return await self.readexactly(min(1, count))
         except asyncio.IncompleteReadError:
             return b""
 
     def write(self, data: bytes) -> None:
-        """As of :class:`asyncio.StreamWriter`."""
+        """See :meth:`asyncio.StreamWriter.write`."""
         self._tls.write(data)
         self._writer.write(self._outgoing.read())
 

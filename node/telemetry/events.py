@@ -101,7 +101,7 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         return self._unread.popleft()
 
     def put(self, event: Event) -> None:
-        """For the journal, under its lock, from any thread."""
+        """Put an event in; for the journal, under its lock, from any thread."""
         if LEVELS[event.level] < self._floor:
             return
         self._unread.append(event)
@@ -257,8 +257,8 @@ class RateLimitedLog:
 
 
 CALLER_GONE = "ExecuteBatchError raised in core"
-"""How gRPC's word begins that an answer could not be sent, because who asked has gone. It logs an
-error, but peers come and go."""
+"""First words of gRPC's error for an answer that could not be sent, because the asker has gone. It
+logs an error, but peers come and go."""
 
 
 class JournalHandler(logging.Handler):

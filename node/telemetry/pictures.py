@@ -25,8 +25,8 @@ KINDS = (".svg", ".png")
 
 
 def check(path: Path) -> None:
-    """Before long work: raises UsageFault when ``path`` is no picture that can be made here, with
-    what to do about it."""
+    """Check ``path`` before long work. Raises UsageFault if it is no picture that can be made here,
+    with the next step."""
     kind = path.suffix.lower()
     refuse(
         (

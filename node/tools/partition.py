@@ -90,7 +90,7 @@ def unknown(document: Any) -> list[str]:
 
 
 def document(plan: OwnershipPlan) -> dict[str, Any]:
-    """For programs. A matrix with splits is there once for each, as ``name[label]``."""
+    """Plan for programs. A matrix with splits is there once for each, as ``name[label]``."""
     return {
         "owner": plan.owner,
         "makespan_over_ideal": plan.over_ideal,

@@ -107,7 +107,7 @@ def _clock() -> Callable[[], float]:
 
 
 def document(plan: PathPlan) -> dict[str, Any]:
-    """For programs."""
+    """Plan for programs."""
     return {
         "paths": [{"origin": route[0], "hops": list(route[1:])} for route in plan.routes],
         "makespan_s": round(plan.makespan, 6),
@@ -123,7 +123,7 @@ def document(plan: PathPlan) -> dict[str, Any]:
 
 
 def picture(plan: PathPlan) -> list[str]:
-    """For people: a line for each ends peer and the figures."""
+    """Lines for people: one for each ends peer and the figures."""
     p = plan.problem
     done = replay(p, plan.routes).done
     estimator = Estimator(p)

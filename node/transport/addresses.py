@@ -105,7 +105,7 @@ def ip_of(multiaddr: str) -> tuple[str, int] | None:
 
 
 class AddressBook:
-    """Where peers may be dialled: the newest eight addresses of the 4096 peers learned last."""
+    """Addresses to dial peers at: the newest eight of the 4096 peers learned last."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me

@@ -1,6 +1,6 @@
-"""How two peers meet: over a libp2p stream, where Noise has proven both PeerIds, each hands the
-other what the bulk plane needs: gRPC addresses, the certificate to pin, and a token that means "it
-is you" in later calls. Each also says which protocol versions it speaks; both continue with the
+"""The handshake of two peers, over a libp2p stream where Noise has proven both PeerIds. Each gives
+the other its gRPC addresses, the certificate to pin, and a token that stands for the other's
+identity in later calls. Each also names the protocol versions it speaks; both continue with the
 newest common one, or the handshake ends with a Farewell that gives the reason.
 """
 

@@ -246,7 +246,7 @@ class P2pDaemon:
         return self._ports[0]
 
     def how(self, peer: PeerId) -> Rung:
-        """How a tunnel through the connection to a peer travels; NONE where there is none."""
+        """Rung of a tunnel through the connection to a peer; NONE if there is none."""
         ends = self.links.get(peer)
         if ends is None:
             return Rung.NONE

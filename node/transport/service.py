@@ -83,7 +83,7 @@ TOO_OFTEN_S = 2.0
 each of its refusals would cost milliseconds here."""
 TOO_OFTEN = "you greet too often; wait ten seconds between two greetings"
 CLIMB_EVERY_S = 1.0
-"""Between two looks whether a better way to some peer is worth a try."""
+"""Seconds between two looks for peers to which a better way is worth a try."""
 PUNCHES_PER_S = 0.2
 PUNCHES_AT_ONCE = 3.0
 PUNCH_ASK_S = 4.0
@@ -192,7 +192,7 @@ class Transport:
         self.relay.on_refusal = lambda peer: self.refusals.count("relay", peer)
         own = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
         self.near = own.get(settings.host, settings.host)
-        """Where programs of this machine dial this peer."""
+        """Address at which programs of this machine dial this peer."""
         self._tunnel_end = tunnel.TunnelEnd(
             self.near,
             lambda: self._port,

@@ -152,7 +152,7 @@ def _walk(raw: bytes, at: int, end: int, fields: Mapping[int, _Field], left: int
 
 
 def _behind(raw: bytes, at: int, wire: int) -> int:
-    """Where the value that begins at ``at`` ends."""
+    """Position behind the value that begins at ``at``."""
     if wire == _VARINT:
         first = at
         while raw[at] > 127:
@@ -189,7 +189,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _packed(values: bytes, wire: int) -> int:
-    """How many numbers a packed field holds."""
+    """Number of values in a packed field."""
     if wire == _VARINT:
         return len(values.translate(None, _HIGH))
     return len(values) // _FIXED[wire]

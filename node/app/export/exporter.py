@@ -83,7 +83,7 @@ News = tuple[str, str, dict[str, Any]]
 
 @dataclass
 class Progress:
-    """How far an export is."""
+    """Progress of an export."""
 
     doing: str = "looking for a version that every stage has"
     stages: int = 0
@@ -447,7 +447,7 @@ class Exporter:
         )
 
     def _why(self, donors: Donors) -> str:
-        """Why nobody gives a stage at the version wanted."""
+        """Reasons why no peer gives a stage at the wanted version."""
         here = self._a.stage
         why = _listed(donors.reasons)
         if donors.stage == here.stage:
@@ -625,7 +625,7 @@ class Exporter:
 
 
 def _extras(files: TokenizerFiles, card: str, base: str) -> Extras:
-    """Everything of the export beside its tensors."""
+    """Content of the export beside its tensors."""
     given = dict(files.files)
     if files.tokenizer_json is not None:
         given[TOKENIZER] = files.tokenizer_json
@@ -647,7 +647,7 @@ def _said(version: Version) -> str:
 
 
 def _listed(reasons: Mapping[PeerId, str]) -> str:
-    """Why each of several peers gave nothing, a line each."""
+    """Reasons why several peers gave nothing, a line each."""
     lines = [f"\n  {short(peer)}: {reason}" for peer, reason in list(reasons.items())[:SAID]]
     if len(reasons) > SAID:
         lines.append(f"\n  and {len(reasons) - SAID} more")

@@ -218,7 +218,7 @@ class Pool:
     def call(
         self, head: Mapping[str, Any], body: bytes = b"", read: Read | None = None
     ) -> Iterator[bytes]:
-        """As :meth:`Confined.call`, of a process that is free."""
+        """Like :meth:`Confined.call`, in a process that is free."""
         with self._one() as process:
             yield from process.call(head, body, read)
 

@@ -81,7 +81,7 @@ class Files:
         self._tags = dict[str, str]()
         """Tags of shards that are read in parts, by their addresses."""
         self._forbidden = Newest[str, float](1000)
-        """Since when a server has said 403, by the address."""
+        """Time of the first 403 of a server, by the address."""
         self.received = 0
         """Bytes that came over the network."""
         self.parsers = parsers or Pool()
@@ -262,7 +262,7 @@ class Files:
         return self.folder / f"{key[:32]}.{ending}"
 
     def _alone(self, path: Path) -> threading.Lock:
-        """Held by the one thread that makes a file, so that no other makes it too."""
+        """Lock of the one thread that makes a file, so that no other makes it too."""
         with self._lock:
             return self._making.setdefault(path.name, threading.Lock())
 
@@ -367,8 +367,8 @@ class Files:
     def _staged(
         self, path: Path, size: int
     ) -> Iterator[tuple[Path, Callable[[dict[Path, int]], None]]]:
-        """Where to write what becomes ``path``, with room as :meth:`_held` makes it; nothing is
-        left there when that fails."""
+        """Path to write the future file ``path`` at, with room as :meth:`_held` makes it; nothing
+        is left there when that fails."""
         staged = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         with self._held({staged: size}) as grow:
             try:

@@ -95,7 +95,7 @@ class Pieces:
         return number + self.count // 5 + 1 if number >= 0 else self.after(number)
 
     def parts(self, number: int) -> Piece:
-        """Where the bytes of a piece are."""
+        """Places of a piece's bytes in the shards."""
         if number < 0:
             start = self._trained + (-1 - number) * PIECE
             stop = min(self._starts[-1], start + PIECE)

@@ -147,8 +147,8 @@ def _hosts(settings: DataSettings, places: Places) -> tuple[str, ...]:
 
 
 def _token(settings: DataSettings, places: Places) -> dict[str, str]:
-    """For the Hub, who we are, where that was set up here and the Hub may learn it. A redirect to
-    another host leaves it out."""
+    """Header with the user's token for the Hub, if one was set up here and the Hub may learn it. A
+    redirect to another host leaves it out."""
     if not settings.source.startswith("hf:") or not admitted(settings, places):
         return {}
     token = library("huggingface_hub", "hf:").get_token()
@@ -183,7 +183,7 @@ class Stream:
         self.tokenised = 0
         """Tokens made since the start."""
         self.form = form
-        """How rows become documents."""
+        """Rule that makes documents of rows."""
         self.marked = form.chat
         """The ids carry marks, as :mod:`node.data.marks` has them."""
         self.left = LeftOut(settings.source)
@@ -220,7 +220,7 @@ class Stream:
         self._tasks = Tasks("data")
 
     tokens = None
-    """Nobody has counted them."""
+    """Number of tokens; nobody has counted them."""
 
     @property
     def sha256(self) -> str:
@@ -228,7 +228,7 @@ class Stream:
 
     @property
     def said(self) -> str:
-        """How much text it is, for people."""
+        """Size of the text, for people."""
         total = sum(self.pieces.sizes)
         return f"{total / 1e6:,.1f} MB in {len(self.pieces.sizes)} shards, streamed"
 
@@ -275,7 +275,7 @@ class Stream:
         return await self._rows([self.pieces.held_out(i * size + j) for j in range(size)])
 
     async def close(self) -> None:
-        """Nothing is fetched any more; what waits is cancelled."""
+        """Stop fetching, and cancel everything that waits."""
         self.files.stop()
         self._tokenizer.interrupt()
         await self._tasks.close()

@@ -426,8 +426,8 @@ class Lines:
         return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
-        """For one address: as dials of this peer were measured to take, and not below what the
-        operator sets."""
+        """Seconds for the dial of one address: by the measured dials of this peer, at least the
+        operator's setting."""
         return self._patience.within(
             ("dial", peer), self._settings.dial_timeout_s, time.monotonic()
         )

@@ -22,7 +22,7 @@ from node.transport.ways.tunnel import BUFFER, splice
 ADDRESSES = 4
 """Addresses of one peer that are tried."""
 OPEN_S = 8.0
-"""For the two sides to find each other: SYNs are repeated after 1, 3 and 7 s."""
+"""Seconds for the two sides to find each other: SYNs are repeated after 1, 3 and 7 s."""
 LEAST_PORT = 1024
 """Routers map to no lower port; a peer that asks for one does not want to punch."""
 

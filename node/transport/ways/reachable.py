@@ -39,7 +39,7 @@ CUT_OFF_S = 15.0
 """The longest pause while this peer has no connection at all: then this machine's network is down,
 and all others are there when it comes back."""
 DIAL_BACK_S = 3.0
-"""For a port of a peer that asks whether it can be dialled."""
+"""Seconds for a dial to a port of a peer that asks whether it can be dialled."""
 PORTS = 4
 """Ports that one question may ask to be dialled."""
 
@@ -313,11 +313,11 @@ class Reachable:
                 self.changed()
 
     async def dialled(self, peer: PeerId, ports: Sequence[int]) -> tuple[str, list[int]]:
-        """Where this peer sees ``peer`` (a multiaddr, "" for nowhere), and which of its TCP ports
-        accept a connection there.
+        """Address at which this peer sees ``peer`` (a multiaddr, "" for none), and the TCP ports
+        among ``ports`` that accept a connection there.
 
-        Only the address of the connection that the peer has is dialled, so nobody can have others
-        dialled by us.
+        Only the address of the peer's present connection is dialled, so no peer can make us dial
+        others.
         """
         ends = self._p2p.links.get(peer)
         if ends is None:

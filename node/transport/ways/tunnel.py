@@ -96,8 +96,8 @@ class TunnelEnd:
     async def serve(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Until one side has had enough. Strangers, and peers with too many tunnels, are hung up
-        on."""
+        """Carry a tunnel of ``peer`` until one side ends it. Strangers, and peers with too many
+        tunnels, are hung up on."""
         if not self._welcome(peer) or not self._seats.take(peer):
             return
         try:
