@@ -267,7 +267,7 @@ class SimTransport:
             dial.set_exception(PeerFault(peer, "the leader says that it is dead"))
 
     def has_met(self, peer: PeerId) -> bool:
-        return peer in self.lines or peer in self.heard
+        return True  # nobody makes up records in this world
 
     def path(self, peer: PeerId) -> str:
         return "direct" if peer in self.lines else ""
