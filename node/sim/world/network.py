@@ -178,6 +178,8 @@ class SimTransport:
         self._probed: set[SimTransport] = set()
         """Processes with a probe under way."""
         self.heard: dict[PeerId, float] = {}
+        self.met: set[PeerId] = set()
+        """Peers that this one had a connection with."""
         """Time of the last message from each peer."""
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
@@ -218,6 +220,7 @@ class SimTransport:
             else:
                 self.lines[peer] = there
                 self.heard[peer] = world.now
+                self.met.add(peer)
                 if self._keepalive is None:
                     self._keepalive = self.loop.call_later(KEEPALIVE_S, self._keep_alive)
                 dial.set_result(None)
@@ -232,6 +235,8 @@ class SimTransport:
             elif there.book.banned(me, world.now) > 0:
                 back("refuses us")
             else:
+                if there.serving:
+                    there.met.add(me)
                 back("" if there.serving else "cannot be reached")
 
         timer = self.loop.call_later(DIAL_S, ended, "no answer in time")
@@ -267,7 +272,7 @@ class SimTransport:
             dial.set_exception(PeerFault(peer, "the leader says that it is dead"))
 
     def has_met(self, peer: PeerId) -> bool:
-        return True  # nobody makes up records in this world
+        return peer in self.lines or peer in self.met
 
     def path(self, peer: PeerId) -> str:
         return "direct" if peer in self.lines else ""
@@ -508,6 +513,7 @@ class Call:
         if self.over:
             return
         self.here.heard[self.peer] = self.here.net.world.now
+        self.here.met.add(self.peer)
         for item in items:
             self._answers.put_nowait(item)
         if last:
