@@ -21,7 +21,7 @@ LATE_S = 1.0
 late, and nothing is lost by it."""
 
 PAIRS_KEPT = 1024
-"""Pairs that are remembered; beyond it those that wait for nothing are forgotten."""
+"""Pairs that are remembered; beyond this number, pairs without waiting requests are forgotten."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Shares:
         return done
 
     def spend(self, count: int, now: float) -> None:
-        """``count`` bytes went without asking; those that ask wait for it."""
+        """Count ``count`` bytes that went without asking; later requests wait for them."""
         self._fill(now)
         self._tokens -= count
 
