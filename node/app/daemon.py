@@ -385,7 +385,7 @@ class Daemon(Node):
 
     def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins.
-        ``split``: bytes of the shared device's memory for each stage."""
+        ``split``: the setting ``memory`` of each stage, if they share a device."""
         t = self.transport
         near = f"{multiaddr(t.near, t.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))

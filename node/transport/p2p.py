@@ -115,8 +115,8 @@ NO_RELAY = '{"Relay": {"Enabled": false}}'
 relay for anybody, with circuits of 4 GiB. That relay's table of the world's networks takes a third
 of a second of processor time and 30 MiB in every daemon."""
 HANG_UP = 0.375
-"""Share of p2pd's memory limit from which on its garbage collector works harder. Strangers that
-never sent a byte, or sent none for :data:`MUTE_S`, are hung up on."""
+"""Share of p2pd's memory limit from which on its garbage collector works harder. Strangers of
+which nothing was heard, ever or for :data:`MUTE_S` seconds, are hung up on."""
 HANG_UP_ALL = 0.9
 """Share of p2pd's memory limit from which on all strangers are hung up on."""
 MUTE_S = 10.0
