@@ -44,7 +44,7 @@ AMPLE = 1 << 60
 """Bytes of a main memory that takes anything."""
 OVERHEAD = 1.05
 """Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and
-acknowledgements of received ones."""
+acknowledgements of received data."""
 FRAME = 1500
 """Bytes that a frame costs beside its tensor, both directions together: head, journey, receipts,
 and the note that its share counts."""

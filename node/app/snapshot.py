@@ -394,7 +394,7 @@ class SnapshotBuilder:
     # ----------------------------------------------------------- ways
 
     def reach(self) -> pb.ReachReport:
-        """Routes of others to this peer, and its ways to them with the attempts."""
+        """Ways by which others reach this peer, and its ways to them with all attempts."""
         d = self._d
         t = d.transport
         now = d.clock.wall()
