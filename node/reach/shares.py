@@ -80,7 +80,7 @@ class Shares:
         return done
 
     def spend(self, count: int, now: float) -> None:
-        """Count ``count`` bytes that went without asking; later requests wait for them."""
+        """``count`` bytes went without asking; those that ask wait for it."""
         self._fill(now)
         self._tokens -= count
 
