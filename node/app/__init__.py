@@ -1,1 +1,1 @@
-"""The daemon put together, and what the commands around it do: join, check, demo, export."""
+"""The daemon put together, and the work of the commands around it: join, check, demo, export."""

@@ -143,7 +143,7 @@ class Assembled(Services):
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
     files: Callable[[], Awaitable[TokenizerFiles]]
-    """Reads the files of the model and its tokenizer; those that are not here are fetched."""
+    """Reads the files of the model and its tokenizer; files that are missing here are fetched."""
     texts: asyncio.Semaphore
     """Places of the texts that are generated at once."""
 
@@ -692,8 +692,8 @@ def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None
 def _begin(
     config: NodeConfig, manifest: Manifest, stage: int, module: nn.Module, journal: Journal
 ) -> Given | None:
-    """Put what the run begins from in place, where it is on the disk here, and return how it is
-    read; None where that was not done. Raises LocalFault for a directory that the user named."""
+    """Put the weights that the run begins from in place if they are on the disk here, and return
+    their reader; None if they are not. Raises LocalFault for a directory that the user named."""
     try:
         given = _weights(config, manifest, stage)
         found = given(stage) if given is not None else {}

@@ -44,7 +44,7 @@ AMPLE = 1 << 60
 """Bytes of a main memory that takes anything."""
 OVERHEAD = 1.05
 """Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and
-acknowledgements of received ones."""
+acknowledgements of received data."""
 FRAME = 1500
 """Bytes that a frame costs beside its tensor, both directions together: head, journey, receipts,
 and the note that its share counts."""
@@ -118,8 +118,8 @@ def room_on(
 
 
 def main_memory(manifest: Manifest, stage: int, verdict: Verdict, gpu: bool) -> int:
-    """Bytes of main memory that a stage takes: all that ``verdict`` counts, or what rounds between
-    cells keep where the stage is on a GPU."""
+    """Bytes of main memory that a stage takes: all that ``verdict`` counts, or for a stage on a GPU
+    the state of the rounds between cells."""
     if not gpu:
         return verdict.needed
     m = manifest.model
@@ -341,8 +341,7 @@ def logits_at_once(
 def _beside_stash(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
 ) -> int:
-    """Bytes that the plan of memory leaves, without those that the stash and larger pieces of the
-    loss take of them."""
+    """Bytes that the plan of memory leaves beside the stash and larger pieces of the loss."""
     beyond = logits_at_once(config, manifest, stage, verdict, gpu) - LOGITS_AT_ONCE
     left = _left_by_stash(config, manifest, stage, verdict, gpu)
     return left - LOGIT_BYTES * beyond
@@ -351,7 +350,7 @@ def _beside_stash(
 def _left_by_stash(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
 ) -> int:
-    """Bytes that the plan of memory leaves, without those that the stash takes of them."""
+    """Bytes that the plan of memory leaves beside the stash."""
     stash = stash_limit(config, manifest, stage, verdict, gpu)
     beyond = max(0, stash - _planned_stash(config, manifest, stage, verdict, gpu))
     return max(0, _free(verdict) - beyond)
@@ -382,9 +381,10 @@ def _free(verdict: Verdict) -> int:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Bytes of one peer over its line. ``activations``: with their gradients, each way, of one
-    epoch; ``averaging``: gradients up and parameters down and for others, each way, with copies of
-    optimizer state; ``plans``: sent by one of the ends; ``state``: received once by who joins;
-    ``idle``: each way, of one second whatever is trained."""
+    epoch; ``averaging``: gradients up, parameters down and copies of optimizer state, for itself
+    and for others, each way, of one epoch; ``plans``: sent in one epoch by the leader at the ends;
+    ``state``: received once by a peer that joins; ``idle``: each way, of one second, trained or
+    not."""
 
     activations: float
     averaging: float

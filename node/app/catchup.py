@@ -1,4 +1,4 @@
-"""A peer that starts takes the newest state at hand: what the swarm has committed, else its own
+"""The newest state for a peer that starts: the version that the swarm has committed, else its own
 newest checkpoint."""
 
 import asyncio
@@ -37,8 +37,8 @@ async def begin(
     given: str,
     retry_s: float = RETRY_S,
 ) -> None:
-    """Wait until what the stage begins from is in place, of the digest ``given``. Without adapters
-    it is not needed any more where others have trained: their newest state is taken instead."""
+    """Wait until the weights that the stage begins from are in place, with the digest ``given``.
+    Without adapters they are not needed once others have trained: their newest state is taken."""
     for tries in itertools.count():
         if not work.stage.empty:
             return

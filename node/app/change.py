@@ -25,11 +25,11 @@ _AGAIN = "only the owner of the run can change it:  tutti swarm switch FILE"
 
 
 def wanted(manifest: Manifest, raw: bytes) -> Manifest:
-    """The run's manifest with averaging.cell and [outer] as in a file; what the file leaves out of
-    these has its default.
+    """The run's manifest with averaging.cell and [outer] as in a file; fields of these that the
+    file leaves out have their defaults.
 
-    Raises UsageFault when the file asks for anything else that is not as in the manifest, or for
-    what does not go together.
+    Raises UsageFault when the file asks for anything else that differs from the manifest, or when
+    its fields do not go together.
     """
     asked = Manifest.parse(raw)
     fixed = [
@@ -57,7 +57,7 @@ def signed(
     revoked: Collection[str] = (),
 ) -> str:
     """The change that others follow. ``revoked``: marks of all peers that are put out of the run.
-    Raises Refused for whoever does not own the run, UsageFault for a number that is none and for
+    Raises Refused if ``identity`` does not own the run, UsageFault for an invalid number and for
     more peers than a change has room for."""
     if identity.peer_id != manifest.swarm.owner:
         raise Refused(

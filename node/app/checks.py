@@ -43,7 +43,7 @@ from node.telemetry.resources import memory_total
 BEHIND_S = 60.0
 """Seconds that this clock may be behind a file written here; a file server may have written it."""
 MIN_FREE = 256 << 20
-"""Bytes of disk that every peer needs, for its log and what the system writes."""
+"""Bytes of disk that every peer needs, for its log and the system's own files."""
 _FAULTS = {
     "versions": (
         ExitCode.VERSIONS_UNFIT,
@@ -204,8 +204,8 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
 
 
 def unfit_packages() -> Iterator[tuple[str, str]]:
-    """(what tutti asks for, version that is here, "" for none) of every library that is missing or
-    another."""
+    """(requirement of tutti, version that is here, "" for none) of every library that is missing or
+    has another version."""
     from packaging.requirements import Requirement
 
     try:

@@ -324,8 +324,8 @@ class Daemon(Node):
         return hosts | {m.peer for m in plan.members} if plan else hosts
 
     async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
-        """Announce an open run by mDNS, and try whoever announces the same one; a private run is
-        announced to nobody."""
+        """Announce an open run by mDNS, and try every peer that announces the same one; a private
+        run is not announced."""
         if (
             not self.config.reach.lan
             or self.transport.reachable.local
@@ -386,7 +386,7 @@ class Daemon(Node):
 
     def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins.
-        ``split``: what each stage may take of the device that they share."""
+        ``split``: the setting ``memory`` of each stage, if they share a device."""
         t = self.transport
         near = f"{multiaddr(t.near, t.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))
@@ -480,7 +480,7 @@ class Daemon(Node):
         self.identity.unlock()
 
     def _say_stopped(self, kept: bool, hasty: Sequence[Child]) -> None:
-        """Report the end. ``kept``: what this daemon hosts is on disk, and not given up for another
+        """Report the end. ``kept``: the hosted stage is on disk, and not given up for another
         place; ``hasty``: children that had to be killed."""
         if hasty:
             labels = ", ".join(child.label for child in hasty)
@@ -708,8 +708,8 @@ def fault_line(fault: LocalFault) -> str:
 
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
-    """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
-    stopped it."""
+    """Run a daemon until it ends; returns the exit code. Raises LocalFault with the next step for
+    the fault that ended it."""
     keep_freed()
     # Modules stay: searching half a million objects of torch for garbage, again and again, took a
     # tenth of the processor time of a daemon.

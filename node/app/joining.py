@@ -196,8 +196,8 @@ ANY_VOCAB = 1 << 22
 
 
 def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of a manifest for what the owner of a new run names on the command line, and fields of
-    :class:`Places` for where that lies here.
+    """Fields of a manifest for the data and tokenizer that the owner of a new run names on the
+    command line, and fields of :class:`Places` for their paths here.
 
     A file goes into the manifest by its name: its path is nobody else's business.
     """
@@ -400,7 +400,7 @@ def samples_shown(
     bold: bool,
     short: bool,
 ) -> list[str]:
-    """Lines that show samples of the run, the first is 0. Raises what reading them raises."""
+    """Lines that show samples of the run, the first is 0. Raises the exceptions of reading them."""
     from node.data.sample_text import SHORT, sample_lines
     from node.data.samples import samples_at
 
@@ -429,9 +429,9 @@ def sample_document(
 
 
 def recognised(manifest: Manifest, places: Places, said: Collection[str]) -> Manifest:
-    """The manifest, unsigned, with what its data was found to be: its encoding, and conversations.
-    ``said``: settings that the user gave, which are kept. A manifest that has a hash of its data is
-    as it was. Raises what :func:`settings_found` raises."""
+    """The manifest, unsigned, with the properties found in its data: its encoding, and
+    conversations. ``said``: settings that the user gave, which are kept. A manifest that has a hash
+    of its data is returned unchanged. Raises as :func:`settings_found`."""
     from node.data.recognised import settings_found
 
     if manifest.data.sha256:
@@ -448,12 +448,12 @@ def with_hashes(
     files: Files | None = None,
     said: Collection[str] = (),
 ) -> tuple[Manifest, Corpus | Stream, Tokenizer]:
-    """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; those it has
-    already are compared. Of a stream that nobody has looked at a few pieces are read; where they
-    have no text, as conversations, unless the settings ``said`` are against it. ``files`` as for
+    """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; hashes that
+    it has already are compared. A few pieces of a new stream are read: if they have no text, they
+    are read as conversations, unless the settings ``said`` are against it. ``files`` as for
     :func:`opened`.
 
-    Raises what :func:`open_source` raises.
+    Raises as :func:`open_source`.
     """
     from node.data.recognised import CHAT
     from node.data.sources import streams
@@ -784,8 +784,8 @@ def check_reading(ours: NodeConfig, manifest: Manifest) -> None:
 
 
 def reading_lines(ours: NodeConfig, manifest: Manifest) -> list[str]:
-    """Describe which files of this machine a peer that hosts the ends reads, and what of them
-    leaves it."""
+    """Lines on the files of this machine that a peer at the ends reads, and on the parts of them
+    that it sends to others."""
     d = manifest.data
     places = ours.places_of(manifest)
     unproven = dict(unproven_files(manifest))
@@ -823,7 +823,7 @@ def reading_lines(ours: NodeConfig, manifest: Manifest) -> list[str]:
 def sheet(
     ours: NodeConfig, manifest: Manifest, *, signed: bool, verbose: bool = False
 ) -> list[str]:
-    """Describe what joining with these settings means. ``verbose``: with the parts of the
+    """Lines on the consequences of joining with these settings. ``verbose``: with the parts of the
     memory."""
     m = manifest.model
     t = manifest.training
@@ -852,7 +852,7 @@ def sheet(
 
 
 def _host(source: str) -> str:
-    """Where the text of a run is fetched from, "" for what peers have."""
+    """Server that the text of a run is fetched from, "" if each peer has the text."""
     kind = source.partition(":")[0]
     if kind == "hf":
         return "the Hugging Face hub"

@@ -200,8 +200,8 @@ class OperatorService(SnapshotBuilder, Window):
         return self._d.assembled
 
     def _ends(self, a: Assembled) -> list[PeerId]:
-        """Other peers at the ends: those with a record first, and who leads, and has the most to
-        do, after the others."""
+        """Other peers at the ends: peers with a record first; the leader, which has the most to do,
+        last."""
         listed = set(self._d.presence.view.ends) if self._d.presence else set[PeerId]()
         plan = a.work.plan
         planned = {m.peer for m in plan.stage(ENDS)} if plan else set[PeerId]()

@@ -224,9 +224,9 @@ class Peer(ABC, Generic[S]):
         return True
 
     async def instead(self, presence: Presence, why: LocalFault) -> int:
-        """A block stage for who went to the ends by itself and cannot host them.
+        """Return a block stage for a peer that chose the ends by itself and cannot host them.
 
-        Raises ``why`` for everybody else.
+        Raises ``why`` for any other peer.
         """
         if self.place != ENDS or self.open_to != "auto":
             raise why

@@ -1,4 +1,4 @@
-"""Files of the run, named by a hash in its manifest: those here, and fetching the others."""
+"""Files of the run, named by a hash in its manifest: read here, or fetched from other peers."""
 
 import asyncio
 import contextlib

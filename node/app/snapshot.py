@@ -70,7 +70,7 @@ class Tally:
         self._at = 0.0
 
     def planned(self, plan: Plan, now: float) -> float:
-        """Take over what a new plan reports of the epoch before it. Returns the seconds which that
+        """Take over the report of a new plan on the epoch before it. Returns the seconds that this
         epoch took, 0 for unknown."""
         s = self.shown
         since = now - self._at if self._at else 0.0
@@ -394,7 +394,7 @@ class SnapshotBuilder:
     # ----------------------------------------------------------- ways
 
     def reach(self) -> pb.ReachReport:
-        """Routes of others to this peer, and its ways to them with the attempts."""
+        """Ways by which others reach this peer, and its ways to them with all attempts."""
         d = self._d
         t = d.transport
         now = d.clock.wall()
@@ -454,8 +454,8 @@ class SnapshotBuilder:
             self._cell.planned(plan, m.outer.window_s, self._d.clock.wall())
 
     async def keep_telling(self) -> None:
-        """Say in the journal what this peer is doing, for ever: at once when that changes, and now
-        and then while it does not."""
+        """Report this peer's activity in the journal for ever: at once when it changes, and now and
+        then while it does not."""
         news = ""
         told = 0.0
         while True:
@@ -491,8 +491,8 @@ class SnapshotBuilder:
                 d.journal.emit("daemon", "peer-heard", f"{short(peer)} is heard again", peer=peer)
 
     async def keep_measuring(self) -> None:
-        """Bring the page that is scraped up to date with the screen, and what the screen says of
-        the disk with the disk, for ever."""
+        """Update the metrics page to the state of the screen, and the disk's state on the screen to
+        the disk, for ever."""
         self.measure()
         self._d.metrics.registry.register(self)
         while True:

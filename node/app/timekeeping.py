@@ -85,7 +85,7 @@ class ClockKeeper:
             await self.compare()
 
     def tick(self) -> None:
-        """Read the own clocks, and report what happened to them."""
+        """Read the own clocks, and report a stop of this process and a set wall clock."""
         news = self._clock.read(self._read())
         if news is None:
             return

@@ -79,8 +79,8 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Tuned:
-    """``rule`` is what this process follows now; ``seconds`` of processor time went into measuring
-    it, 0 when it was read. ``problem``: why the times could not be kept, or ""."""
+    """``rule`` is the rule in force in this process; ``seconds``: processor time of measuring it, 0
+    when it was read. ``problem``: why the times could not be kept, or ""."""
 
     rule: KernelRule
     seconds: float
@@ -174,8 +174,8 @@ def tune(
     """Make this process follow the rule for the machine, measuring it when ``folder`` (the user's
     cache) has no good file of it.
 
-    Setting ``stop`` ends it soon, with nothing kept. Never fails for a file: what cannot be read is
-    measured, what cannot be written is said in the answer.
+    Setting ``stop`` ends it soon, with nothing kept. Never fails for a file: times that cannot be
+    read are measured, and a failure to write them is reported in the answer.
     """
     stop = stop or threading.Event()
     folder = user_dir("cache") if folder is None else folder

@@ -120,7 +120,7 @@ class Donors:
             self._keeping = [peer for peer in asked if peer not in gone]
 
     async def _keepers(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Ask peers to keep the version. Returns those that do."""
+        """Ask peers to keep the version. Returns the peers that do."""
         said = await together(*(self._ask(peer) for peer in peers))
         refusals = {peer: why for peer, why in zip(peers, said, strict=True) if why}
         self.reasons |= refusals

@@ -212,8 +212,8 @@ async def fetch(
 
 @dataclass(eq=False)
 class _Piece:
-    """One piece under way, and where it belongs. ``asked`` is who sends it now, ``since`` since
-    when it is asked for."""
+    """One piece under way, and where it belongs. ``asked``: the donor that sends it now, ``since``:
+    the time since when it is asked for."""
 
     name: str
     offset: int
@@ -278,7 +278,7 @@ class _Fetch:
         """Donors that are asked for nothing more."""
         self.done_bytes = 0
         self.left: set[_Piece] = set()
-        """Pieces of the offer at hand that are not here yet; of these nobody is asked for those in
+        """Pieces of the offer at hand that are not here yet; no donor is asked for the ones in
         ``queue``."""
         self.queue: deque[_Piece] = deque()
         self.changed = asyncio.Event()

@@ -20,7 +20,7 @@ from node.wire.tensors import digest_of, encode, expected_head, hashes_of, nbyte
 from protos import state_pb2
 
 PINS = 8
-"""Snapshots held at once; half of them may be those that only strangers read."""
+"""Snapshots held at once; half of them may be read by strangers only."""
 TIMES = 4
 """Bytes of all snapshots together, as a multiple of the stage's parameters, or of the largest
 snapshot where that is more."""

@@ -1,5 +1,5 @@
-"""The donor: answers what this peer holds and streams it to joiners, no faster and to no more of
-them than it was told.
+"""The donor: describes the state that this peer holds and streams it to joiners, within limits on
+the rate and on the number of joiners.
 
 The other end is :func:`node.checkpoint.fetch.fetch`.
 """
@@ -43,8 +43,8 @@ strangers."""
 UNREAD_S = 30.0
 """Seconds within which a message that was sent must be taken: then the request ends."""
 FILE_S = 300.0
-"""Seconds for one request for a file. Where another peer needs the place, it is left to those that
-are on their way to have the file within half of that."""
+"""Seconds for one request for a file. Where another peer needs the place, a reader keeps it if it
+is on its way to have the file within half of that."""
 
 
 _BUSY = "all snapshots are in use, try again later"
@@ -61,7 +61,7 @@ class Unserved(Exception):
 
 @dataclass(slots=True, eq=False)
 class FileReader:
-    """A request for a file: when it ends, when it began, its bytes, and those that were taken."""
+    """A request for a file: when it ends, when it began, its bytes, and the bytes taken."""
 
     ends: asyncio.Timeout
     began: float

@@ -91,7 +91,7 @@ class FileEntry:
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
     """``digest`` is the stage digest of the parameters, "" in format 1;
-    ``meta`` is JSON of whoever saved (the sampler's place, …)."""
+    ``meta`` is JSON of the caller that saved (the sampler's place, …)."""
 
     run_id: str
     stage: int

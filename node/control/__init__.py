@@ -1,3 +1,3 @@
-"""The operator's window: what the daemon answers when asked.
+"""The operator's window: the daemon's answers to questions.
 Enters: commands, questions.
 Never: training decisions."""

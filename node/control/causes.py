@@ -3,7 +3,7 @@
 :data:`ROWS` is the table of reasons in order of precedence: the first row that applies is shown by
 ``tutti status``, ``tutti monitor``, ``tutti peers``, the terminal of the daemon and its log. A row
 looks at a :class:`Situation`, the facts that the daemon knows of itself and of others. Texts have
-short ids of peers; who shows them adds names (:class:`node.core.names.Names`).
+short ids of peers; the code that shows them adds names (:class:`node.core.names.Names`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The verbs that talk to a running daemon: each asks, prints and says what to exit with. Data on
+"""The verbs that talk to a running daemon: each asks, prints and returns an exit code. Data on
 stdout, the rest on stderr."""
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 WIDE = 132
 """Columns in which a list of peers has room for whole PeerIds."""
 QUIET_S = 1.5
-"""Seconds of a stop before a line says what the daemon does."""
+"""Seconds of a stop before a line on the daemon's present step."""
 AGAIN_S = 5.0
-"""Seconds between two questions for what a stopping daemon does."""
+"""Seconds between two questions for the present step of a stopping daemon."""
 STOP_S = 900.0
 """Longest wait for a daemon that is stopping: it may have a large model to write."""
 EVENTS = 50
@@ -467,8 +467,8 @@ def _finite(value: Any) -> Any:
 
 
 def show_fault(fault: LocalFault, *, as_json: bool) -> None:
-    """One clear block on stderr: what failed, then the next step; with ``as_json`` also a document
-    on stdout."""
+    """One clear block on stderr: the fault, then the next step; with ``as_json`` also a document on
+    stdout."""
     if as_json:
         say_json(
             {

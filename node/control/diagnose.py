@@ -100,7 +100,7 @@ _REFUSALS: dict[int, tuple[str, ExitCode, str]] = {
     errno.EPERM: _FORBIDDEN,
     errno.EACCES: _FORBIDDEN,
 }
-"""Layer, exit code and cause for what the operating system says of a connection."""
+"""Layer, exit code and cause for each of the operating system's errors of a connection."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -
     """The finding for an address that does not work, or for this machine where it is empty, with
     the effect and the fix of ``code``.
 
-    ``words`` are what these name beside transport and port.
+    ``words``: words for the texts' fields besides transport and port.
     """
     effect, fix = (text.format(**words, **_port_words(address)) for text in _WORDS[code])
     return Diagnosis(address, layer, False, cause, effect, fix, code)
@@ -305,7 +305,7 @@ def clock_of(findings: Sequence[Diagnosis]) -> tuple[float | None, int]:
 
 
 def fault_of(chosen: Diagnosis, findings: Sequence[Diagnosis]) -> LocalFault:
-    """``chosen`` as the error that ends a command, with all findings for who reads it as JSON."""
+    """``chosen`` as the error that ends a command, with all findings for readers of JSON."""
     return Refused(f"{chosen.cause}; {chosen.effect}", chosen.fix, chosen.code, _details(findings))
 
 

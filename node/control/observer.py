@@ -272,7 +272,7 @@ class _Survey:
         return []
 
     async def _dial(self, trial: _Trial) -> None:
-        """One IP address: what came of it is added to the findings, also when the time is over."""
+        """Try one IP address: its finding is added to the others, also when the time is over."""
         address = trial.address
         begin = trial.at
         finding = no_way(address, trial.host, self._here)
@@ -354,7 +354,7 @@ def _best(found: Sequence[AddressAnswers]) -> AddressAnswers:
 
 
 def protocols_of(answer: Answer) -> Protocols:
-    """The protocol versions of who answers. Raises WireError."""
+    """The protocol versions of the peer that answers. Raises WireError."""
     return Protocols.said(answer.oldest_protocol, answer.newest_protocol)
 
 
@@ -377,7 +377,7 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagno
 
 
 def _broke(trial: _Trial, why: str) -> Diagnosis:
-    """A conversation that ended early: while the peer was to prove who it is, or later."""
+    """A conversation that ended early: while the peer was to prove its identity, or later."""
     address = trial.address
     layer = "proof"
     if trial.layer == "answer":

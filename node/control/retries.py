@@ -1,4 +1,4 @@
-"""Retries of a question to a peer: whether to ask again, when, and what to say meanwhile.
+"""Retries of a question to a peer: the decision to ask again, its time, and the words meanwhile.
 
     Busy        it has answered, and others come first   -> ask again when it said
     Unanswered  somebody is there and does not answer    -> ask again, with more time
@@ -34,7 +34,7 @@ GONE_S = 90.0
 ACCEPTED_S = 120.0
 """Longest time without an answer while connections are accepted."""
 PROVEN_S = 600.0
-"""Longest time without an answer while the peer proves who it is."""
+"""Longest time without an answer while the peer proves its identity."""
 MOST_BUSY_S = 60.0
 """Longest time for which a busy peer can send a newcomer away."""
 SAY_S = 10.0
@@ -58,7 +58,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A connection was made, and no answer came. ``proven``: the peer has proven who it is;
+    """A connection was made, and no answer came. ``proven``: the peer has proven its identity;
     ``cause``: a sentence about the answer that is missing."""
 
     proven: bool

@@ -1,5 +1,5 @@
-"""The socket between the command line and the daemon: who listens on it, and what its answers carry
-beside themselves."""
+"""The socket between the command line and the daemon: its listener, and the metadata of its
+answers."""
 
 import errno
 import socket

@@ -379,8 +379,7 @@ def in_order(answer: PeersAnswer, sort: str = "stage") -> list[PeerLine]:
 
 def by_trouble(answer: PeersAnswer) -> list[PeerLine]:
     """The peers for a screen that may not have room for all, the own cell first: this node, the
-    leader, then those that are silent or lost, those that are coming or going, and the others by
-    stage."""
+    leader, then silent and lost peers, coming and going ones, and the others by stage."""
     cell = cell_order(answer)
 
     def urgency(p: PeerLine) -> int:
@@ -406,7 +405,7 @@ def _long_gone(p: PeerLine) -> bool:
 
 
 def present(peers: Iterable[PeerLine]) -> list[PeerLine]:
-    """The peers that take part, and those that were lost or left a moment ago. A rendezvous takes
+    """The peers that take part, and peers that were lost or left a moment ago. A rendezvous takes
     no part."""
     return [p for p in peers if p.role != "rendezvous" and not _long_gone(p)]
 
@@ -603,8 +602,8 @@ def export_line(event: Event) -> str:
 
 
 def invite_note(only_on: str) -> str:
-    """Describe where alone an invite can be used, and what makes it good for others; "" for an
-    invite that can be used anywhere. ``only_on`` as in InviteReply."""
+    """Describe the only place where an invite can be used, and how to make it good elsewhere; ""
+    for an invite that can be used anywhere. ``only_on`` as in InviteReply."""
     if only_on == "machine":
         return (
             "this invite is good on this machine only, where the daemon listens: start it without "
@@ -899,7 +898,7 @@ def warmup_words(s: Snapshot) -> str:
 
 
 def _cell(c: CellLine) -> list[tuple[str, str]]:
-    """The cell that this peer belongs to, and what came of its windows."""
+    """The cell that this peer belongs to, and the outcome of its windows."""
     here = f"{short_cell(clean(c.cell, 16))}: {several(c.peers, 'peer')}"
     seen = f"{c.cells} cells in sight" if c.cells > 1 else "no other cell in sight"
     coming = f"   next window in {span(c.next_s)}" if c.next_s else ""
@@ -986,8 +985,8 @@ def _line(label: str, value: str, style: str = "") -> Text:
 
 
 def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
-    """``line`` cut between words so that no piece is wider than ``width`` (a word that is stays
-    whole); what follows the first piece is indented."""
+    """``line`` cut between words so that no piece is wider than ``width`` (a single longer word
+    stays whole); pieces after the first are indented."""
     return textwrap.wrap(
         line,
         max(width, indent + 20),
@@ -1028,7 +1027,7 @@ def other_cells(answer: PeersAnswer) -> tuple[int, int]:
 
 
 def cell_order(answer: PeersAnswer) -> Callable[[PeerLine], tuple[bool, bool, str]]:
-    """A key that sorts by cell, the own one first, who belongs to none last."""
+    """Sort key by cell: the own one first, peers without a cell last."""
     own = _own_cell(answer)
     return lambda p: (p.cell != own, not p.cell, p.cell)
 

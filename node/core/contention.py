@@ -1,4 +1,4 @@
-"""Time that the threads of this process wait for a processor, as Linux tells it."""
+"""Time that the threads of this process wait for a processor, by Linux's count."""
 
 import contextlib
 import os

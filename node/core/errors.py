@@ -53,7 +53,7 @@ class TuttiError(Exception):
 class PeerFault(TuttiError):
     """Another peer failed, lied, or could not be reached. Never stops this daemon.
 
-    ``peer`` is who, ``reason`` one sentence, ``weight`` how much it counts towards a ban
+    ``peer``: the peer at fault; ``reason``: one sentence; ``weight``: its count towards a ban
     (0: nobody's fault, such as a closed connection; 1: garbage).
     """
 
@@ -72,7 +72,7 @@ class WireError(TuttiError, ValueError):
 class LocalFault(TuttiError):
     """This daemon or its user must act. ``next_step`` says how, ``code`` becomes the exit code.
 
-    ``details``: more for who reads the error as JSON.
+    ``details``: more facts for readers of the error as JSON.
     """
 
     code: ExitCode = ExitCode.UNEXPECTED

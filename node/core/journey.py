@@ -83,7 +83,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Partner:
-    """A cell that another one averages with in one window: who leads it, and who hosts each
+    """A cell that another one averages with in one window: its leader, and the hosts of each
     stage."""
 
     cell: CellId
@@ -195,8 +195,8 @@ class Losses:
 
 UNKNOWN = Losses()
 WORSE = 1.002
-"""Times the held-out loss before training that counts as worse: less is what another order of
-additions makes of it."""
+"""Factor on the held-out loss before training from which on a loss counts as worse. Smaller
+differences may come from another order of additions."""
 
 
 def is_worse(held_out: float, reference: Losses, epoch: int, warmup: int) -> bool:
@@ -219,7 +219,8 @@ class Plan:
     ``stood``       stage to version: no peer had the stage in the epochs before the base, so its
                     parameters are still those of this older version; now it has members again, or
                     paths still go around it
-    ``outer``       0, or the window whose mean this epoch puts in place, without micro-batches
+    ``outer``       0, or the window with the mean that this epoch puts in place, without
+                    micro-batches
     ``window``      the rounds with other cells, see :class:`Window`
     ``electorate``  the voters, see :class:`Electorate`
     ``change``      the owner's signed change to how cells average, "" for none

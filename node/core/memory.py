@@ -23,7 +23,7 @@ forward, backward and step of that stage took a third longer."""
 
 def keep_freed(below: int = LARGEST) -> bool:
     """Keep freed blocks of less than ``below`` bytes. Call it early: threads get heaps of their own
-    as they first allocate, and what one freed is of no use to another.
+    as they first allocate, and memory that one freed is of no use to another.
 
     False, and nothing has changed, where the C library has no such knobs (musl, macOS).
     """

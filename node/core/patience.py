@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from node.core.newest import Newest
 
 SPARE = 2.0
-"""Times what an answer is expected to take."""
+"""Factor on the expected time of an answer."""
 MOST_S = 60.0
 """Most seconds to which measured answers widen a wait."""
 MOST_LATE_S = 5.0

@@ -1,5 +1,5 @@
 """A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with
-complaints people can act on; and what its fields mean."""
+complaints people can act on; and the meanings of its fields."""
 
 import ast
 import contextlib

@@ -63,7 +63,7 @@ class BadTemplate(Exception):
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, by which a template says what the assistant writes."""
+    """The block ``{% generation %}``, by which a template marks the assistant's text."""
 
     tags = {"generation"}
 
@@ -111,7 +111,7 @@ class Template:
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as e:
             raise BadTemplate(f"the chat template cannot be read: {_said(e)}") from e
         self.has_blocks = _HAS_BLOCKS.search(source) is not None
-        """The template says itself what the assistant writes."""
+        """True if the template marks the assistant's text itself."""
         self._special = dict(special_tokens)
 
     def render(

@@ -59,10 +59,10 @@ def _keys(seed: int, data_pass: int) -> tuple[bytes, ...]:
 
 
 class Sampler:
-    """Hands out the positions of a cursor, those given back first. Each position is out, given
-    back, or counted for good: never two of these.
+    """Hands out the positions of a cursor, returned ones first. Each position is in exactly one
+    state: out, given back, or counted for good.
 
-    Pure: equal calls give equal answers, so that whoever takes the cursor over goes on exactly
+    Pure: equal calls give equal answers, so that the next holder of the cursor goes on exactly
     where it was read.
     """
 

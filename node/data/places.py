@@ -79,8 +79,8 @@ def check_not_saved(place: Path) -> None:
 
 def files_below(base: Path) -> list[str]:
     """Names of all files below a directory, sorted, with "/" between their parts. Links to
-    directories are not followed, and what begins with a dot is passed over. Raises UsageFault for
-    more than :data:`MOST_FILES`."""
+    directories are not followed, and names that begin with a dot are passed over. Raises UsageFault
+    for more than :data:`MOST_FILES`."""
     found = list[str]()
     for parent, directories, files in os.walk(base):
         directories[:] = sorted(name for name in directories if not name.startswith("."))

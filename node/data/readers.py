@@ -101,7 +101,7 @@ class RowFormat:
 
     @property
     def key(self) -> str:
-        """Names what changes the documents of a file; "" for the default."""
+        """Name of all settings that change the documents of a file; "" for the default."""
         return "" if self == RowFormat() else json.dumps(astuple(self))
 
     @property
@@ -314,7 +314,7 @@ def json_lines(
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a parquet file: those from ``start`` / ``parts`` of all to ``stop`` / ``parts``."""
+    """Rows of a parquet file, from ``start`` / ``parts`` of all to ``stop`` / ``parts``."""
 
     start: int = 0
     stop: int = 1

@@ -1,4 +1,4 @@
-"""Settings of the data: the manifest's, and what the user of this peer allows it to read and fetch.
+"""Settings of the data: the manifest's, and the permissions of this peer's user to read and fetch.
 A manifest names content; a path is each peer's own."""
 
 from dataclasses import dataclass

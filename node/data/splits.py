@@ -106,7 +106,7 @@ def _patterns(given: Any) -> dict[str, list[str]]:
 def _resolved(
     names: Sequence[str], patterns: dict[str, list[str]], below: str
 ) -> dict[str, list[str]]:
-    """Names of each split, by patterns or else by what the files are called."""
+    """Names of each split, by patterns or else by the names of the files."""
     data_files = library("datasets.data_files", "a directory of files, or hf:")
     fsspec = library("fsspec", "a directory of files, or hf:")
     memory = fsspec.filesystem("memory")

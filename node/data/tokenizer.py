@@ -50,7 +50,7 @@ class ByteTokenizer:
         return np.frombuffer(raw, dtype=np.uint8)
 
     def encode_marked(self, found: Conversation) -> np.ndarray:
-        """Ids [n] of the text of a conversation, uint32; CONTEXT marks those that are not trained
+        """Ids [n] of the text of a conversation, uint32; CONTEXT marks tokens that are not trained
         on."""
         pieces = list[np.ndarray]()
         at = 0
@@ -233,7 +233,7 @@ class FileTokenizer:
         return say
 
     def interrupt(self) -> None:
-        """End what other threads wait for: it raises there."""
+        """End the calls that other threads wait for: they raise there."""
         self._pool.interrupt()
 
     def to_json(self) -> bytes:

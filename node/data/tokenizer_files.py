@@ -114,7 +114,7 @@ class TokenizerFiles:
         return files
 
     def check(self) -> None:
-        """Raise UsageFault for a file that is too large or is not what its name says."""
+        """Raise UsageFault for a file that is too large or not of the kind that its name says."""
         for name, content in self.files.items():
             most = LIMITS.get(name, 0)
             refuse((len(content) > most, f"{name} has more than {most} bytes", _AGAIN))

@@ -35,7 +35,7 @@ class TokenBucket:
         return allowed
 
     def charge(self, peer: PeerId, now: float, cost: float) -> None:
-        """Count what an event that was allowed has cost beside; the next one waits for it, at most
+        """Count the further cost of an event that was allowed; the next one waits for it, at most
         for as long as an empty bucket takes to fill."""
         self._buckets[peer] = (max(-self.burst, self._left(peer, now) - cost), now)
 

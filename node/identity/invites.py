@@ -59,8 +59,8 @@ class Endpoint:
 
     @property
     def version(self) -> int:
-        """4 or 6: the only version of IP that it can be dialled with; 0: either, see what the name
-        stands for."""
+        """4 or 6: the only version of IP that it can be dialled with; 0: either, by the addresses
+        behind the name."""
         return {"4": 4, "6": 6}.get(self.family[-1], 0)
 
     @property
@@ -279,7 +279,7 @@ def _packed(addresses: Iterable[str]) -> bytes:
 
 
 def _unpacked(reader: BytesIO) -> tuple[str, ...]:
-    """The other way. Raises ValueError for what this version does not know."""
+    """Inverse of :func:`_packed`. Raises ValueError for parts that this version does not know."""
     addresses: dict[str, None] = {}
     for _ in range(_take(reader, 1)[0]):
         peer = peer_id_of(_take(reader, KEY_BYTES))

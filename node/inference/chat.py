@@ -1,5 +1,6 @@
-"""Prompts of conversations, and stop texts. Enters: messages, what the model's files say, text in
-pieces. Leaves: the prompt of the next answer, text that can be shown. Never: torch."""
+"""Prompts of conversations, and stop texts. Enters: messages, the model's chat template and special
+tokens, text in pieces. Leaves: the prompt of the next answer, text that can be shown. Never:
+torch."""
 
 from collections.abc import Sequence
 
@@ -47,8 +48,8 @@ def check_messages(messages: Sequence[tuple[str, str]]) -> None:
 
 
 class StopTexts:
-    """Finds the first stop text in a text that comes in pieces, and holds back what may become
-    one."""
+    """Finds the first stop text in a text that comes in pieces, and holds back an end that may
+    become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]

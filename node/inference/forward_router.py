@@ -1,8 +1,9 @@
 """Routes of forward-only work around stages that nobody serves: which block stages it visits, and
 at which peers.
 
-Enters: the plan, what the operator leaves out, who answers a ping. Leaves: hops. Never: a stage
-left out that the operator has not named and the run's skip ratio does not allow; nor the ends.
+Enters: the plan, the stages that the operator leaves out, answers to pings. Leaves: hops. Never: a
+stage left out that the operator has not named and the run's skip ratio does not allow; nor the
+ends.
 """
 
 import asyncio

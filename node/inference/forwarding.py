@@ -111,7 +111,7 @@ class EndsService(rpc.EndsServicer):
 
 
 def check(request: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request itself. Raises UsageFault for what nobody is asked to work on."""
+    """The request itself. Raises UsageFault if it is more than a peer may be asked for."""
     size = len(request.prompt.encode())
     if size > MAX_PROMPT:
         raise UsageFault(
@@ -162,7 +162,7 @@ def generate(
 def evaluate(
     transport: TransportPort, ends: Sequence[PeerId], stages: int, request: pb.EvaluateRequest
 ) -> AsyncGenerator[pb.Evaluated, None]:
-    """The losses that one of the peers ``ends`` measures; the first says who. Raises as
+    """The losses that one of the peers ``ends`` measures; the first one names the peer. Raises as
     :func:`generate`."""
     named(stages, request.leave_out.stages, request.leave_out.after)
     return _ask(

@@ -116,10 +116,10 @@ class Program:
         return list(found[: len(inputs)]), share, self._finite(list(share.values()))
 
     def load(self, whole: Mapping[str, Tensor] | None) -> None:
-        """Put parameters in place, which rank 0 has whole and the others give None for.
+        """Put parameters in place. Rank 0 gives them whole, the others give None.
 
-        They are new tensors: a graph made before keeps those it has saved, and knows nothing of
-        these.
+        They are new tensors: a graph made before keeps the tensors it has saved, and knows nothing
+        of the new ones.
         """
         for name, shape in self.shapes.items():
             part = self.here.deal(name, shape, None if whole is None else whole[name])

@@ -132,7 +132,7 @@ class Ranks:
         """Send the command ``do`` to all ranks; inside the block, do rank 0's part of it. One
         command at a time, from any thread.
 
-        Raises DeviceLost, for whatever went wrong inside too. Check what can be wrong with the data
+        Raises DeviceLost, also for any error inside the block. Check the data for possible errors
         before.
         """
         with self._lock:

@@ -93,8 +93,8 @@ class LocalStage:
 
 
 class CutShare(dict[str, Tensor]):
-    """Rank 0's part of a micro-batch's parameter gradients; ``handle`` is what the other ranks keep
-    theirs under."""
+    """Rank 0's part of a micro-batch's parameter gradients; ``handle``: the key under which the
+    other ranks keep theirs."""
 
     def __init__(self, parts: Mapping[str, Tensor], handle: Handle) -> None:
         super().__init__(parts)

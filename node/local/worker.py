@@ -1,9 +1,9 @@
-"""The process of one further device: does what rank 0 says, in order, until its standard input
-ends.
+"""The process of one further device: carries out rank 0's commands, in order, until its standard
+input ends.
 
     python -m node.local.worker        (started by ranks.py)
 
-The first line says who it is; the others are commands. Any error ends it: ranks that are no longer
+The first line gives its rank; the others are commands. Any error ends it: ranks that are no longer
 at one place in the program would exchange tensors that do not belong together.
 """
 

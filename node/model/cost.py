@@ -173,10 +173,10 @@ def stash_bytes(
     fp32.
 
     That is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU, and
-    the output, or what ``recompute`` leaves of it. The ends keep token ids and the hidden states
-    they sent and got back, and of their layers what a block stage keeps of its own. ``cast``: fp32
-    parameters are computed with under bf16 autocast, and each micro-batch keeps the bf16 copies
-    that its forward made.
+    the output, or the part of them that ``recompute`` leaves. The ends keep token ids, the hidden
+    states they sent and got back, and for their own layers the tensors of a block stage. ``cast``:
+    fp32 parameters are computed with under bf16 autocast, and each micro-batch keeps the bf16
+    copies that its forward made.
     """
     tokens = micro_batch * settings.seq_len
     d = settings.d_model

@@ -53,7 +53,7 @@ def gpus() -> int:
 
 
 def free_cached() -> None:
-    """Give back what nobody uses any more: cycles, and what torch keeps of a GPU's memory."""
+    """Give back unused memory: reference cycles, and torch's cache of a GPU's memory."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing where no GPU is used
 
@@ -148,8 +148,8 @@ class Device:
         return most_resident(os.getpid())
 
     def memory_limit(self) -> int:
-        """Bytes the device has, whoever uses them; on the CPU no more than the lowest limit of a
-        control group."""
+        """Bytes of the device, used or not; on the CPU no more than the lowest limit of a control
+        group."""
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[1]
         return resources.memory_total()

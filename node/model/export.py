@@ -258,7 +258,7 @@ class Export:
         )
         self._where = {name: file for file in self._files for name in file.places}
         self.notes: list[str] = []
-        """Differences between the files given and those written, a sentence each."""
+        """Differences between the given files and the written ones, a sentence each."""
 
     @property
     def nbytes(self) -> int:

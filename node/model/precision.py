@@ -1,8 +1,8 @@
 """The number format of forward and backward, chosen for this process, and the scale that keeps
 small gradients in fp16.
 
-Parameters, sums of gradients, optimizer steps and what travels stay in fp32 (or the run's formats)
-whatever is chosen here.
+Parameters, sums of gradients, optimizer steps and tensors on the wire stay in fp32 (or the run's
+formats) whatever is chosen here.
 """
 
 import math

@@ -25,8 +25,8 @@ from node.model.shapes import EMBEDDING, HEAD, all_shapes, base_shapes
 from node.wire.tensors import digest, dtype_of
 
 SEQ_LEN = 1024
-"""Tokens of a sequence where nobody says another number: what a model was published for is more
-than the card of a volunteer holds."""
+"""Tokens of a sequence unless another number is given: the length that a model was published for is
+more than the card of a volunteer holds."""
 ROWS = 4096
 """Rows of two matrices that are compared at once."""
 MOST_JSON = 64 << 20
@@ -84,7 +84,7 @@ def fields_of(c: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], in
 
 
 def _plain(c: Mapping[str, Any], directory: Path) -> None:
-    """Raises UsageFault for what such models may have and none here has."""
+    """Raises UsageFault for features that such models may have and none here has."""
     found = (
         (c.get("hidden_act", "silu") != "silu", f"hidden_act = {c.get('hidden_act')!r}"),
         (
@@ -233,7 +233,7 @@ class Weights:
         return tensor.to(self._dtype)
 
     def digests(self, settings: ModelSettings, stages: int) -> tuple[str, ...]:
-        """The digest of every stage, the ends first: what the manifest names the weights by."""
+        """The digest of every stage, the ends first: the manifest's names of the weights."""
         return tuple(
             DIGEST + digest(self.stage(settings, stages, stage)) for stage in range(stages + 1)
         )

@@ -24,16 +24,16 @@ def ideal(costs: Sequence[int], speeds: Sequence[float]) -> float:
 def lower_bound(
     costs: Sequence[int], speeds: Sequence[float], reached: float | None = None
 ) -> float:
-    """The best lower bound known here. ``reached``: a makespan that some plan has, which saves work
-    and caps the bound.
+    """The best lower bound known here. ``reached``: the makespan of some plan, which saves work and
+    caps the bound.
 
     * k largest units on the k fastest peers, each k: the optimum of the preemptive problem
       (Horvath, Lam, Sethi 1977); for k = 1 the largest unit at the fastest peer.
     * k largest units are each at least as large as the k-th, so a peer finishes at most floor(T s /
       p_k) of them.
     * with speeds equal, Martello and Toth's L2 of bin packing (1990).
-    * what a peer can carry by T is a sum of units, not any number: all peers together must still
-      reach the total.
+    * a peer's load by T is a sum of units, not any number: all peers together must still reach the
+      total.
     """
     order = sorted(costs, reverse=True)
     if not order:

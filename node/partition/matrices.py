@@ -68,7 +68,7 @@ class Matrix:
 @dataclass(frozen=True, slots=True)
 class Unit:
     """``cost``: of one step, an integer so that sums are exact; ``bytes``: of the optimizer state,
-    what moves with its owner."""
+    which moves with its owner."""
 
     name: str
     rows: int

@@ -107,7 +107,7 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
 def _anew(
     problem: OwnershipProblem, home: Sequence[int], sizes: Sequence[int], work: int
 ) -> tuple[SearchState, int, float]:
-    """(A fresh plan, from which went home what may; bytes that leave home; proven lower bound)."""
+    """(A fresh plan with units sent home where possible; bytes that leave home; lower bound)."""
     owner, floor = balance(problem, work)
     state = SearchState(problem, owner)
     moves = _Moves(state, home, sizes, 0)
@@ -122,7 +122,7 @@ def bearable(problem: OwnershipProblem, floor: float) -> float:
 
 
 def _fitting(problem: OwnershipProblem, home: Sequence[int]) -> list[int]:
-    """Homes, without those units that a peer's memory no longer holds: the cheapest of them are
+    """Homes, without the units that a peer's memory no longer holds: its cheapest units become
     orphans too."""
     if problem.room is None:
         return list(home)
@@ -208,8 +208,7 @@ class _Moves:
                 state.place(unit, slow)
 
     def send_home(self, time: float) -> None:
-        """Undo moves that are not needed for a makespan of ``time``, those with most bytes
-        first."""
+        """Undo moves that are not needed for a makespan of ``time``, moves of most bytes first."""
         state = self.state
         problem = self.state.problem
         away = [i for i, p in enumerate(state.owner) if self.home[i] >= 0 and p != self.home[i]]
@@ -253,7 +252,7 @@ class _Moves:
         return sorted((cost, price, units) for cost, (price, units) in found.items())
 
     def _taste(self, now: float, end: float, goal: float, paid: int) -> tuple[float, float]:
-        """Smaller is better; what costs no bytes is best."""
+        """Rank of an exchange: smaller is better, and exchanges without bytes are best."""
         if paid <= 0:
             return float("-inf"), end
         if self.taste == 0:

@@ -77,7 +77,7 @@ class SearchState:
         return max(map(self.time, range(len(self.load))))
 
     def place(self, unit: int, peer: int) -> None:
-        """Give a unit to a peer, from whoever holds it now."""
+        """Give a unit to a peer, and take it from its present owner."""
         was = self.owner[unit]
         problem = self.problem
         if was >= 0:

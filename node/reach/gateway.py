@@ -1,4 +1,4 @@
-"""The router of this host: where it is, and what the ways to ask it for port mappings share.
+"""The router of this host: its address, and the common part of the protocols for port mappings.
 Enters: the kernel's table of routes; ports, leases in seconds. Leaves: the gateway of the IPv4
 default route, or None; mappings that are held, and their end; a router that does not map is a
 RouterFault. Never: the choice between ways, a retry after a refusal, another address family."""
@@ -75,7 +75,7 @@ class Mapping:
     """``protocol`` to ``host``:``external`` reaches port ``internal`` here, by the way named
     ``how``.
 
-    ``host`` is what the router says its IPv4 address is. A private one: a second router is above.
+    ``host``: IPv4 address that the router reports. A private one: a second router is above.
     """
 
     protocol: str

@@ -21,8 +21,8 @@ from node.core.errors import NetworkFault
 TRIES = 64
 """Ports that are tried before giving up on finding one that is free in every family."""
 LISTENING = range(20_000, 32_768)
-"""Ports for servers: below those that kernels give to outgoing connections (RFC 6056; Linux begins
-at 32,768)."""
+"""Ports for servers: below the range that kernels give to outgoing connections (RFC 6056; Linux
+begins at 32,768)."""
 LOOK_S = 5.0
 """Seconds for which the interfaces are taken as they were: every dial and every list of addresses
 asks for them, and looking takes 2 ms, beside a hundred containers 10 ms."""
@@ -36,7 +36,7 @@ _VIRTUAL_NAMES = (
     *("docker", "br-", "veth", "virbr", "lxc", "lxd", "podman", "cni", "flannel", "cali"),
     *("tun", "tap", "wg", "tailscale", "zt", "utun", "feth", "vmnet", "vboxnet", "bridge"),
 )
-"""Beginnings of names, where nothing else tells the kind of an interface."""
+"""First letters of interface names, used where nothing else tells the kind of an interface."""
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 PORT = 5351
 WAITS_S = (0.25, 0.5, 1.0, 2.0)
 """Seconds each transmission of a request waits for its answer. RFC 6886 goes on to 64 s, RFC 6887
-starts with 3 s; here whoever asks is told soon, and asks again later."""
+starts with 3 s; here the asker gets its result soon, and asks again later."""
 
 ANSWER = 0x80  # added to the opcode of a request
 ADDRESS = 0  # NAT-PMP's opcode
@@ -133,7 +133,7 @@ def pcp_map(
 ) -> bytes:
     """Ask to map ``port`` for ``lifetime`` seconds, at ``host``:``external`` if free; 0 s deletes.
 
-    ``nonce`` is 12 bytes; only who knows the one a mapping was made with renews or deletes it.
+    ``nonce`` is 12 bytes; a mapping is renewed or deleted only with the nonce it was made with.
     """
     if not lifetime:
         external = 0
@@ -228,7 +228,7 @@ class _Pmp(GatewayProtocol):
 
     @abstractmethod
     async def _intact(self) -> bool:
-        """Ask for what shows the epoch and the address outside; False when that is another."""
+        """Ask for the epoch and the address outside; False if the address is another one."""
 
     async def _exchange(self, request: bytes, accept: Callable[[bytes], T | None]) -> T:
         return await exchange(request, accept, self.gateway.address, self._port)

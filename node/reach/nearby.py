@@ -1,6 +1,6 @@
-"""Peers of swarms on this LAN: DNS-SD over mDNS, announced by daemons, browsed by who would join.
-Enters: what a daemon says of itself, records any host of the LAN sends. Leaves: addresses to try.
-Never: a connection, or trust. Noise proves who answers at an address that was found here.
+"""Peers of swarms on this LAN: DNS-SD over mDNS, announced by daemons, browsed by joiners. Enters:
+this daemon's announcement, records that any host of the LAN sends. Leaves: addresses to try. Never:
+a connection, or trust. Noise proves the identity of a peer at an address that was found here.
 """
 
 import asyncio
@@ -95,8 +95,8 @@ def found_of(
 ) -> Found | None:
     """The peer that an instance of the service describes; None when part of it cannot be used.
 
-    ``peer`` is the instance's name, ``text`` its TXT record, ``hosts`` and ``port`` what its SRV
-    record leads to.
+    ``peer`` is the instance's name, ``text`` its TXT record, ``hosts`` and ``port`` come from its
+    SRV record.
     """
     values = [text.get(key.encode()) or b"" for key in _KEYS]
     try:

@@ -28,7 +28,7 @@ class Reservations:
     _next: dict[PeerId, float] = field(default_factory=dict)
 
     def due(self, offers: Iterable[PeerId], now: float) -> list[PeerId]:
-        """Relays to ask now. ``offers``: those that would take another client."""
+        """Relays to ask now. ``offers``: relays that would take another client."""
         missing = self.wanted - len(self.held) - len(self._asked)
         if missing <= 0:
             return []

@@ -194,7 +194,7 @@ async def answer(
     shown: ServerCertificate,
     run_id: str,
 ) -> tuple[PeerId, Secured]:
-    """The callee's side: who calls, proven, and the private stream.
+    """The callee's side: the proven caller, and the private stream.
 
     Raises WireError for nonsense, Refused when the caller's signature is not over this connection.
     """

@@ -26,7 +26,7 @@ the directory's and small messages: what bounds them is elsewhere, and work must
 minute where they are many."""
 
 PAIRS_KEPT = 1024
-"""Pairs that are remembered; beyond it those that wait for nothing are forgotten."""
+"""Pairs that are remembered; beyond this number, pairs without waiting requests are forgotten."""
 
 
 @dataclass

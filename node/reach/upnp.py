@@ -1,5 +1,5 @@
 """Port mappings by UPnP IGD, through the library miniupnpc, which blocks.
-Enters: ports to map, what a router says over HTTP. Leaves: mappings, or a RouterFault.
+Enters: ports to map, a router's answers over HTTP. Leaves: mappings, or a RouterFault.
 Never: a wait without an end, a device that is not the default gateway."""
 
 import asyncio

@@ -41,8 +41,8 @@ class Event:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def fields_json(self) -> str:
-        """``fields`` as a JSON object, always valid: what JSON cannot say (nan, infinity, objects)
-        becomes a string."""
+        """``fields`` as a JSON object, always valid: values without a JSON form (nan, infinity,
+        objects) become strings."""
         try:
             written = json.dumps(self.fields, allow_nan=False, default=str)
         except (ValueError, TypeError, RecursionError):

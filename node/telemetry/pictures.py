@@ -1,7 +1,7 @@
 """Pictures as files: SVG from text that the caller makes, PNG by matplotlib, which is loaded when
 one is wanted.
 
-Enters: what to draw, a path. Leaves: a file. Never: a window, a global figure (pyplot), matplotlib
+Enters: the drawing, a path. Leaves: a file. Never: a window, a global figure (pyplot), matplotlib
 for an SVG.
 """
 

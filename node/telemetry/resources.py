@@ -51,7 +51,7 @@ def cores() -> int:
 @cache
 def bf16_units() -> bool:
     """Return True if the processor multiplies numbers in bf16 by instructions of its own. False
-    where the system does not tell (it is asked as Linux tells it)."""
+    where the system does not list them (as Linux does)."""
     words = set(_text(Path("/proc/cpuinfo")).split())
     return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 

@@ -44,8 +44,8 @@ class _Threaded:
             self._wake.notify()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Write what waits, for at most ``timeout`` seconds, and end the thread. Safe to call
-        twice."""
+        """Write the waiting events, for at most ``timeout`` seconds, and end the thread. Safe to
+        call twice."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -87,7 +87,7 @@ class _Threaded:
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Release what the thread holds."""
+        """Release the thread's resources."""
 
 
 class JsonlSink(_Threaded):

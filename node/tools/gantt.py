@@ -1,4 +1,4 @@
-"""A plan as a picture: who computes what when, for the terminal, as SVG and as a figure. Pure."""
+"""A plan as a picture: each peer's work over time, as text, SVG or a figure. Pure."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MOST = 1024
 FRESH_S = 180.0
 """Seconds for which a comparison is used."""
 SLOW_S = 5.0
-"""Most seconds until an answer that still tells the time well enough."""
+"""Most seconds until an answer that is still good for comparing clocks."""
 LATEST = 2.0**40
 """No clock shows a later Unix second."""
 

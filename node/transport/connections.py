@@ -112,8 +112,8 @@ def descriptors() -> list[int]:
 
 
 def incoming(port: int) -> list[Connection]:
-    """The connections to a TCP port of this process, from elsewhere: those that this process opened
-    to itself are not among them.
+    """The connections to a TCP port of this process, except connections that this process opened to
+    itself.
 
     Asks each descriptor for its ends. The kernel's tables would name them too, but hold the
     connections of every process of the machine.

@@ -59,8 +59,8 @@ async def write_frame(writer: Writer, message: bytes) -> None:
 
 async def see_off(reader: FrameReader, timeout: float) -> None:
     """Wait until the other side hangs up, at most ``timeout`` seconds. The side that sends last
-    must do so before it closes the stream: p2pd turns our close into a reset, which drops what the
-    other side has not read yet."""
+    must do so before it closes the stream: p2pd turns our close into a reset, which drops bytes
+    that the other side has not read yet."""
     with contextlib.suppress(TimeoutError, OSError):
         async with asyncio.timeout(timeout):
             await reader.read(1)

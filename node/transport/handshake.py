@@ -115,8 +115,9 @@ class Tokens:
     """One token for each peer. When there are more than 4096, the stranger that met us longest ago
     loses its token; ``established`` peers keep theirs.
 
-    A token is worth something only after :meth:`accept`, for we hand ours over before we have seen
-    who the other is, and no longer than its peer is admitted. ``wall`` is the clock, Unix seconds.
+    A token is valid only after :meth:`accept`, because it is handed over before the other side's
+    identity is proven, and no longer than its peer is admitted. ``wall`` is the clock, Unix
+    seconds.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Connections of others to this peer's p2pd: which of them are ended. Pure: time is an argument.
+"""Connections of others to this peer's p2pd, and the choice of the ones to end. Pure: time is an
+argument.
 
 p2pd takes incoming connections from anybody, up to a limit of go-libp2p's resource manager, and
-keeps them for ever. Whoever opens them all keeps newcomers out. So the daemon looks at them every
-few seconds: half of the places is for established peers, strangers share the other
-half by address block and by key, and a stranger's connection that nobody uses ends.
+keeps them for ever. A peer that opens them all would keep newcomers out. So the daemon looks at
+them every few seconds: half of the places is for established peers, strangers share the other half
+by address block and by key, and a stranger's unused connection ends.
 """
 
 import math

@@ -40,7 +40,7 @@ ABSENT_TIMES = 2.0
 ABSENT_S = 5.0
 """A newcomer keeps its place for ABSENT_TIMES times the time that it was told, plus ABSENT_S."""
 LONGEST = 1024
-"""Places in the queue. Whoever comes when all are taken is told to come back and gets none."""
+"""Places in the queue. A newcomer that finds all taken is told to come back and gets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Newcomers:
 
     @property
     def waiting(self) -> int:
-        """Newcomers in the queue, those that may have gone included."""
+        """Number of newcomers in the queue; some of them may have gone."""
         return len(self._queue)
 
     @property

@@ -115,8 +115,8 @@ NO_RELAY = '{"Relay": {"Enabled": false}}'
 relay for anybody, with circuits of 4 GiB. That relay's table of the world's networks takes a third
 of a second of processor time and 30 MiB in every daemon."""
 HANG_UP = 0.375
-"""Share of p2pd's memory limit from which on its garbage collector works harder. Strangers that
-never sent a byte, or sent none for :data:`MUTE_S`, are hung up on."""
+"""Share of p2pd's memory limit from which on its garbage collector works harder. Strangers of
+which nothing was heard, ever or for :data:`MUTE_S` seconds, are hung up on."""
 HANG_UP_ALL = 0.9
 """Share of p2pd's memory limit from which on all strangers are hung up on."""
 MUTE_S = 10.0
@@ -350,8 +350,8 @@ class P2pDaemon:
         after restarts; before :meth:`start`.
 
         ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or
-        raises. Streams of a ``carrier`` are of many peers behind one, which is what their number is
-        limited by.
+        raises. A ``carrier`` opens streams for many peers behind it, so their number is limited by
+        these peers.
         """
         places = self._relayed if carrier else self._streams
 
@@ -426,8 +426,8 @@ class P2pDaemon:
     async def reach(
         self, peer: PeerId, timeout: float = CONNECT_TIMEOUT_S, at: Sequence[str] = ()
     ) -> None:
-        """Have a connection to ``peer``: the one there is, else one to an address that was learned,
-        or to those in ``at`` (without PeerId), which are not remembered. Raises PeerFault."""
+        """Have a connection to ``peer``: the present one, else a new one to the addresses in ``at``
+        (without PeerId; they are not remembered), or to learned ones. Raises PeerFault."""
         known = tuple(at) or self.book.of(peer)
         if not known:
             raise PeerFault(peer, "no address of it is known")

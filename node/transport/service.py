@@ -94,9 +94,9 @@ INCOMPATIBLE_S = 60.0
 
 
 class Transport:
-    """See ``port.TransportPort``. ``facts()`` is what we say about ourselves; ``admit`` see
-    ``handshake.Admit``; ``serves()`` is the run for which we relay and ask relays, also where we
-    have no part in it ourselves, "" for any."""
+    """See ``port.TransportPort``. ``facts()``: this peer's facts for handshakes; ``admit`` see
+    ``handshake.Admit``; ``serves()``: the run for which this peer relays and asks relays, also
+    where it takes no part in it, "" for any."""
 
     def __init__(
         self,

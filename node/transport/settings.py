@@ -7,7 +7,7 @@ MIB = 1 << 20
 LEAST_KEEPALIVE_S = 1.0
 """Shortest ``keepalive_s`` that a user may set."""
 SERVER_TIMES = 10
-"""How many times as long as who dialled a connection the other side waits before it probes."""
+"""Factor on the dialling side's probe interval that gives the other side's interval."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TransportSettings:
     announce: tuple[str, ...] = ()
     """host:port others should dial for gRPC instead of the address it listens on."""
     force_tunnel: bool = False
-    """Announce no address, so that everybody comes through libp2p: what a peer behind NAT does."""
+    """Announce no address, so that everybody comes through libp2p, like a peer behind NAT."""
     max_message: int = 4 * MIB + 64 * 1024
     """Largest gRPC message; a bigger one is refused before it is read."""
     handshake_timeout_s: float = 5.0

@@ -120,7 +120,7 @@ class Moved:
 
 class Share(shares.Shares):
     """Turns under a rate, on the clock of the event loop: :class:`~node.reach.shares.Shares` for
-    those who wait in tasks. ``rate``: bytes a second for all together; 0: nobody ever waits."""
+    tasks that wait. ``rate``: bytes a second for all together; 0: nothing ever waits."""
 
     def __init__(self, rate: float, burst_s: float = shares.BURST_S) -> None:
         super().__init__(rate, time.monotonic(), burst_s)

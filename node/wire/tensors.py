@@ -77,8 +77,8 @@ def encode(tensor: torch.Tensor, wire: str) -> memoryview:
     A contiguous fp32 tensor on the CPU travelling as fp32 is not copied: the view *is* its memory,
     so the tensor must not change until the last chunk is cut. Elsewhere it is cast on its own
     device, then brought over. bf16 and fp16 round to nearest; what fp16 cannot hold (beyond 65504)
-    becomes infinite, which receivers refuse. Raises ValueError for a tensor that holds no
-    floating-point numbers.
+    device, then brought over. bf16 and fp16 round to nearest; numbers beyond fp16's range (65504)
+    become infinite, which receivers refuse. Raises ValueError for a tensor that holds no
     """
     if not tensor.is_floating_point():
         raise ValueError(f"only floating-point tensors travel, not {tensor.dtype}")
@@ -118,8 +118,8 @@ class BytesReader:
     """Puts a stream of chunks back together, as the bytes of each tensor.
 
     ``wanted`` are the heads this side knows must come, in order, all in format ``wire``. Those that
-    came are compared with them when the reader is made (WireError). Memory for a tensor is set
-    aside when its first byte arrives, once, at its final size: a peer that sends heads and then
+    ``wanted`` are the heads this side knows must come, in order, all in format ``wire``. The heads
+    that came are compared with them when the reader is made (WireError). Memory for a tensor is set
     nothing costs nothing.
     """
 
@@ -138,7 +138,7 @@ class BytesReader:
         self._into = memoryview(b"")
         """Bytes of the last tensor that are still to be filled."""
         self.nbytes = self.remaining = sum(head.nbytes for head in wanted)
-        """Bytes of the whole stream, and those still missing."""
+        """Bytes of the whole stream, and bytes still missing."""
 
     def feed(self, data: Buffer) -> None:
         """Take the next bytes; chunks may cross tensors. Raises WireError, taking nothing, when

@@ -430,8 +430,8 @@ class Exporter:
         return (members | {*self._hosts(stage)}) - {self._transport.peer_id}
 
     def _digest(self, plan: Plan, stage: int) -> str | None:
-        """Digest of a stage at the version that the plan starts from: what the manifest says of the
-        weights that the run begins from, else what the cell has agreed on; None for unknown."""
+        """Digest of a stage at the version that the plan starts from: the manifest's for the
+        weights that the run begins from, else the one the cell has agreed on; None if unknown."""
         m = self._a.manifest.model
         if plan.base == Version(0) and m.weights and not m.adapter:
             return m.weights[stage].removeprefix(DIGEST)

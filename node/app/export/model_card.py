@@ -48,8 +48,8 @@ class Result:
 
 
 def source_in(directory: str) -> Source:
-    """Read what the directory of a model says about it. Blocks on the disk. Whatever cannot be read
-    is unknown; "" stands for no directory."""
+    """Read the description of a model in its directory. Blocks on the disk. Fields that cannot be
+    read are unknown; "" stands for no directory."""
     if not directory:
         return Source()
     # The hub's own cache: models--ORG--NAME/snapshots/COMMIT.
@@ -87,7 +87,7 @@ def model_card(
     adapters: bool | None = None,
 ) -> str:
     """The card of an export of ``manifest``'s run. ``tokenizer``: the export has one;
-    ``adapters``: it holds adapters, by default what the run trains."""
+    ``adapters``: it holds adapters, by default if the run trains adapters."""
     import yaml
 
     adapters = manifest.model.adapter > 0 if adapters is None else adapters

@@ -1,6 +1,6 @@
 """A confined process, as its parent uses it: calls, their answers, its end.
 
-Every way in which it can fail is one typed fault: what a library raises, a crash, a limit of memory
+Every way in which it can fail is one typed fault: a library's exception, a crash, a limit of memory
 or of time.
 """
 

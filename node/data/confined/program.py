@@ -175,7 +175,7 @@ class Tokenizer:
 
 
 def marked_ids(found: Any, trained: list[list[int]], mark: int) -> Iterator[int]:
-    """Ids of an encoding; ``mark`` is set in those that begin in none of the ranges."""
+    """Ids of an encoding; ``mark`` is set in tokens that begin in none of the ranges."""
     ranges = iter(sorted(trained))
     start, stop = next(ranges, (0, 0))
     for number, (begin, _) in zip(found.ids, found.offsets, strict=True):

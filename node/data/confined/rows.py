@@ -20,7 +20,7 @@ UNPACKED = 1 << 22
 LONGEST = 64 << 20
 """Bytes of one row, at most."""
 LOOKED_AT = 16
-"""Rows that tell what a file has."""
+"""Rows that are read to find the fields of a file."""
 _LARGEST_WINDOW = 27
 """Logarithm of the bytes that a packed file may look back, as pyarrow reads them."""
 _SPACE = " \t\r\n"

@@ -1,7 +1,7 @@
 """Bytes of shards: of a web server, in ranges; of a disk; and whole shards kept on this disk below
 a cap.
 
-Every failure is raised; whoever asked decides whether to ask again.
+Every failure is raised; the caller decides whether to ask again.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class Files:
         self, client: httpx2.Client, folder: Path, cap: int, parsers: Pool | None = None
     ) -> None:
         """``cap``: bytes that everything below ``folder`` may take. ``parsers``: processes that
-        parse what came."""
+        parse the received bytes."""
         self._client = client
         self.folder = folder
         self.cap = cap
@@ -105,8 +105,8 @@ class Files:
     def read(self, shard: Shard, start: int, stop: int) -> bytes:
         """Bytes ``start`` to ``stop`` of a shard, which end with it.
 
-        Raises NetworkFault, and LocalFault for a shard that is not what the list says, and where
-        there is no space.
+        Raises NetworkFault, and LocalFault for a shard that differs from its entry in the list, and
+        where there is no space.
         """
         self.go_on()
         stop = min(stop, shard.size)
@@ -267,7 +267,7 @@ class Files:
             return self._making.setdefault(path.name, threading.Lock())
 
     def _compare(self, shard: Shard, path: Path) -> None:
-        """Raises UsageFault for a file that is not what the list says of a shard."""
+        """Raises UsageFault for a file that differs from the list's entry for the shard."""
         step = "check  --data PATH"
         with open_regular(path, step) as file:
             try:
@@ -426,7 +426,7 @@ def is_packed(answer: httpx2.Response, name: str) -> bool:
 
 
 def _version(tag: str) -> str:
-    """A tag without what servers add to it where they pack the answer."""
+    """A tag without the suffix that servers add where they pack the answer."""
     return _PACKED_TAG.sub("", tag)
 
 

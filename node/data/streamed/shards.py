@@ -61,7 +61,7 @@ class Listing:
     source: str
     shards: tuple[Shard, ...]
     sizes: tuple[int, ...] = ()
-    """Bytes of all shards that a web server was asked for, those without text as well; empty for
+    """Bytes of all shards that a web server was asked for, also of shards without text; empty for
     other sources, and where this was read from the disk."""
 
     @property
@@ -191,7 +191,7 @@ def _with_sizes(shards: Sequence[Shard], settings: DataSettings) -> tuple[Shard,
 def _sized(
     shards: Sequence[Shard], client: httpx2.Client, go_on: Callable[[], None], most: int
 ) -> tuple[Shard, ...]:
-    """The shards with the sizes that their server says, which is asked for at most ``most`` of
+    """The shards with the sizes that their server reports; it is asked for at most ``most`` of
     them."""
     refuse(
         (
@@ -239,8 +239,8 @@ def _local(path: Path) -> tuple[Shard, ...]:
 
 
 def admitted(settings: DataSettings, places: Places) -> bool:
-    """Return True if the Hub may learn who asks, which opens data sets of this user: for a manifest
-    of the user's own, and for one that names the content by its hash."""
+    """Return True if the Hub may learn the asker's identity, which opens data sets of this user:
+    for a manifest of the user's own, and for one that names the content by its hash."""
     return places.own or bool(settings.sha256)
 
 

@@ -49,8 +49,8 @@ ELSEWHERE = 4
 SAMPLED = 4
 """Pieces that are read to tell how many windows one has."""
 SOUND = 1 << 17
-"""Pieces that are known to be sound at most: more than a micro-batch can have samples. With fewer
-than it needs, those that are read would push each other out for ever."""
+"""Most pieces that are known to be sound: more than the samples of a micro-batch. With fewer than a
+micro-batch needs, the pieces being read would push each other out for ever."""
 _FORMAT = 1
 _NOW, _SOON, _LATER = range(3)
 _ARRAY = FileKind("json")
@@ -138,7 +138,7 @@ def _known(kept: Path, sha256: str) -> Listing | None:
 
 
 def _hosts(settings: DataSettings, places: Places) -> tuple[str, ...]:
-    """Hosts outside the public Internet that may be fetched from: those that the user allows, the
+    """Hosts outside the public Internet that may be fetched from: hosts that the user allows, the
     user's own Hub, and the host of a manifest that is the user's own."""
     if settings.source.startswith("hf:"):
         endpoint = library("huggingface_hub.constants", "hf:").ENDPOINT
@@ -254,8 +254,8 @@ class Stream:
         return max(1, ids // count // self.seq_len)
 
     def expect(self, positions: Iterable[int]) -> None:
-        """These samples are wanted soon, in this order. Two pieces of each lane have room on the
-        disk for certain: what follows them would push them out before they are read."""
+        """Fetch the pieces of these samples soon, in this order. Two pieces of each lane have room
+        on the disk for certain: later ones would push them out before they are read."""
         numbers = dict.fromkeys(self.pieces.piece(p) for p in positions)
         for number in islice(numbers, 2 * self.pieces.lanes):
             self._want(number, _SOON)

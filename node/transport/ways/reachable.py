@@ -66,7 +66,7 @@ class _Dials:
 
 class Reachable:
     """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens; ``secret``
-    is for the router, which renews mappings after a crash for who knows it."""
+    is shown to the router, which lets its holder renew mappings after a crash."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Reachable:
             callback()
 
     def _keep_company(self, connected: Container[PeerId], now: float) -> None:
-        """Connect to peers that can be dialled: whoever cannot be dialled is reached over the
+        """Connect to peers that can be dialled: a peer that cannot be dialled is reached over the
         connections it makes."""
         last = sorted(self.known.items(), key=lambda one: one[1].standing is Standing.OPEN)
         for peer, known in last[-COMPANY:]:

@@ -40,7 +40,7 @@ UNUSED_S = 60.0
 """Seconds without a circuit after which a stranger's reservation gives way to another stranger's
 when there are no more places."""
 CIRCUITS_PER_PAIR = 8
-"""Circuits between the same two peers, whoever opened them."""
+"""Circuits between the same two peers, opened by either of them."""
 RELAY_BUFFER = 1 << 16
 """Bytes read ahead of either end of a circuit, and bytes that wait to be written to it. With more,
 short messages wait for long behind bulk where the rate is bounded, and the peer that waits for one

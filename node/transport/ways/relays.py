@@ -44,8 +44,9 @@ _LABEL = b"tutti/relayed/tunnel/1"
 
 
 class Relays:
-    """``run_id()`` and ``admission()`` are what this peer shows to relays; ``offers()``: relays
-    that would take a client. ``meet(peer, stream)`` answers a handshake of a proven peer."""
+    """``run_id()`` and ``admission()``: the run and the token that are shown to relays;
+    ``offers()``: relays that would take a client. ``meet(peer, stream)`` answers a handshake of a
+    proven peer."""
 
     def __init__(
         self,
@@ -192,8 +193,8 @@ class Relays:
             self._of[peer] = tuple(relays[:WANTED])
 
     def of(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Relays of ``peer``, those over which a connection broke lately last. This very peer and
-        the target are left out."""
+        """Relays of ``peer``; relays over which a connection broke lately come last. This very peer
+        and the target are left out."""
         known = [r for r in self._of.get(peer, ()) if r not in (self._identity.peer_id, peer)]
         return tuple(sorted(known, key=lambda r: self._blamed.get(r, -math.inf)))
 
@@ -220,8 +221,8 @@ class Relays:
     async def open_tunnel(
         self, relay: PeerId, token: str, peer: PeerId, timeout: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A stream through ``relay`` to the end of a tunnel at ``peer``, with the proof that it was
-        opened by who holds ``token``, which the peer gave us (hex). Raises PeerFault."""
+        """A stream through ``relay`` to the end of a tunnel at ``peer``, with the proof that its
+        opener holds ``token``, which the peer gave us (hex). Raises PeerFault."""
         try:
             async with asyncio.timeout(timeout):
                 reader, writer = await self._connect(relay, peer, tunnel.STREAM)
