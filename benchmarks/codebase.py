@@ -14,6 +14,7 @@ not have become worse with it.
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.report import ROOT, Report, chosen
@@ -96,8 +97,7 @@ def read_aloud(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
         f"at most {100 * STUMBLING:g}",
         share <= STUMBLING,
     )
-    for one in flagged if named else ():
-        print(f"    {one.path}:{one.line}: {one.stumble}: {one.text}", file=sys.stderr)
+    _list([f"{one.path}:{one.line}: {one.stumble}: {one.text}" for one in flagged], named)
     code = _written(now, *CODE)
     code_before = _written(before, *CODE)
     statements = source.count(code)
@@ -114,8 +114,7 @@ def read_aloud(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
             f"at most {most}",
             rate <= most,
         )
-        for one in found if named else ():
-            print(f"    {one}", file=sys.stderr)
+        _list(found, named)
     for what, count in LARGE:
         found = count(code)
         there = [one for one in found if one.startswith(MACHINES)]
@@ -124,8 +123,7 @@ def read_aloud(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
         report.add(
             f"1 {what}", len(there), "", f"{len(found)} in all; before {old}", target, not there
         )
-        for one in found if named else ():
-            print(f"    {one}", file=sys.stderr)
+        _list(found, named)
 
 
 def _written(tree: Tree, *folders: str) -> list[source.Source]:
@@ -179,8 +177,14 @@ def _row(
     before = f"before {len(old)}"
     target = f"at most {most}"
     report.add(name, len(found), "", before, target, len(found) <= most)
-    for one in found if named else ():
-        print(f"    {one}", file=sys.stderr)
+    _list(found, named)
+
+
+def _list(found: Iterable[str], named: bool) -> None:
+    """Print each on stderr, with ``--list``."""
+    if named:
+        for one in found:
+            print(f"    {one}", file=sys.stderr)
 
 
 def walks(report: Report, now: Tree, *, named: bool) -> None:
@@ -198,8 +202,7 @@ def walks(report: Report, now: Tree, *, named: bool) -> None:
             f"at most {most}, all there and linked",
             walk.sound and len(walk.files) <= most,
         )
-        for one in walk.files if named else ():
-            print(f"    {one}", file=sys.stderr)
+        _list(walk.files, named)
 
 
 if __name__ == "__main__":

@@ -247,11 +247,14 @@ def memory(peers: Sequence[Peer]) -> _Memory:
 
 
 def processor_s(pids: Iterable[int]) -> float:
-    """Processor seconds of these processes and of their children so far."""
+    """Processor seconds of these processes and of their children so far, those that have ended
+    included."""
     found = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
+            ended = process.cpu_times()
+            found += ended.children_user + ended.children_system
             for one in (process, *process.children()):
                 with contextlib.suppress(psutil.Error):
                     times = one.cpu_times()

@@ -1,4 +1,4 @@
-"""Counts of what slows a reader down: sentences that name nothing, several assignments in one,
+"""Counts of stumbling blocks for a reader: sentences that name nothing, several assignments in one,
 conditional expressions, long parameter lists, classes of many attributes.
 
 A count is a hint. A flagged sentence may be right, and one that is not flagged may be unreadable.
@@ -67,8 +67,7 @@ def _stumble(sentence: str) -> str:
 
 
 def _texts(source: Source) -> Iterator[tuple[int, str]]:
-    """(line, text) of each docstring, those of attributes included, and of each block of comment
-    lines."""
+    """(line, text) of each docstring, also of attributes, and of each block of comment lines."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             if isinstance(node.value.value, str):

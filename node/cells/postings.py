@@ -20,8 +20,7 @@ MAX_MADDRS = 4
 """Addresses at which the leader of a cell can be dialled."""
 MAX_STAGE = 1 << 16
 PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
-"""Form of a PeerId. Whether it belongs to a key shows when its signature is checked or when it is
-dialled."""
+"""Form of a PeerId. A check of a signature, or a dial, shows if a key belongs to it."""
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
 _MADDR = re.compile(r"/[!-~]+")
 

@@ -1,5 +1,5 @@
-"""The joiner: fetches the state of one epoch from several donors at once, and believes only what it
-can check.
+"""The joiner: fetches the state of one epoch from several donors at once, and checks every part of
+it.
 
 A donor's answers are compared, in this order, with facts that this peer already has: names and
 shapes (from the manifest of the run) before a byte is allocated, the digest of the stage (from the

@@ -73,11 +73,11 @@ ANSWER_BYTES = 1 << 16
 """Bytes of an answer that cost an established asker as much as one request."""
 STRANGER_BYTES = 1 << 12
 """Bytes of an answer that cost a stranger as much as one request."""
-UNMET_RECORDS = 32
-"""Records of writers that this peer has not met, in any answer. A writer that exists is met by the
+UNMET_RECORDS = 128
+"""Records in an answer whose writers this peer has not met. A writer that exists is met by the
 peers that it dials, and they pass its record on."""
 STRANGER_RECORDS = 64
-"""Records in an answer to a stranger: enough to join by."""
+"""Records in an answer to a stranger: enough to join by. A shorter answer stays as it is."""
 STRANGERS_UP = 1 << 20
 """Bytes a second of answers to all strangers together, where the operator set no cap."""
 STRANGERS_SHARE = 0.1
@@ -295,26 +295,27 @@ class AdmissionFilter:
         self.refuse("answers", peer)
         return False
 
-    def passed_on(self, caller: PeerID, writers: Iterable[str]) -> list[str]:
-        """The ``writers`` whose records ``caller`` gets: established ones, those that were met, and
-        at most :data:`UNMET_RECORDS` others by lot; a stranger at most :data:`STRANGER_RECORDS`,
-        in this order."""
+    def passed_on(self, caller: PeerID, writers: Iterable[str], me: PeerID) -> list[str]:
+        """The ``writers`` whose records ``caller`` gets: ``me`` and established ones, those that
+        were met, and at most :data:`UNMET_RECORDS` others by lot; a stranger gets the first
+        :data:`STRANGER_RECORDS` of these."""
         company = self._company
+        own = me.to_base58()
         established: list[str] = []
         met: list[str] = []
         others: list[str] = []
         for writer in writers:
-            peer = PeerId(writer)
-            if company.established(peer):
+            if writer == own or company.established(PeerId(writer)):
                 established.append(writer)
-            elif company.proven(peer):
+            elif company.proven(PeerId(writer)):
                 met.append(writer)
             else:
                 others.append(writer)
         random.shuffle(others)
         found = established + met + others[:UNMET_RECORDS]
-        is_established = company.established(PeerId(caller.to_base58()))
-        return found if is_established else found[:STRANGER_RECORDS]
+        if company.established(PeerId(caller.to_base58())):
+            return found
+        return found[:STRANGER_RECORDS]
 
     def source(self, peer: PeerID, *, asked: bool = False) -> Source:
         """The source of records that a connected peer brings."""
@@ -592,10 +593,10 @@ class SwarmProtocol(DHTProtocol):
         """Leave those records in ``result`` that ``caller`` gets of those under ``key``."""
         held = self.storage.get(key)
         records: Any = held.value if held is not None else None
-        if not isinstance(records, DictionaryDHTValue) or len(records) <= UNMET_RECORDS:
+        if not isinstance(records, DictionaryDHTValue) or len(records) <= STRANGER_RECORDS:
             return
         short = DictionaryDHTValue()
-        for writer in self._door.passed_on(caller, map(str, records.data)):
+        for writer in self._door.passed_on(caller, map(str, records.data), self.p2p.peer_id):
             record = records.get(writer)
             if record is not None:
                 short.store(writer, record.value, record.expiration_time)

@@ -252,7 +252,7 @@ class Training(rpc.TrainingServicer):
             about = (hosts, self.leader_id())
             if about != seen:
                 strangers = set(hosts)
-            met = {peer for peer in strangers if self.exists(peer)}
+            met = {peer for peer in strangers if self.has_met(peer)}
             if about != seen or met:
                 seen = about
                 strangers -= met
@@ -343,7 +343,7 @@ class Training(rpc.TrainingServicer):
         member of the plan in force, or one of a cell that it averages with."""
         return peer in self.work.colleagues.all or peer in self._planned()
 
-    def exists(self, peer: PeerId) -> bool:
+    def has_met(self, peer: PeerId) -> bool:
         """Return True for a peer that is established or was met by one side's call. The directory
         may name others that somebody made up."""
         return self.is_established(peer) or self.transport.has_met(peer)
@@ -1181,7 +1181,7 @@ class Training(rpc.TrainingServicer):
         """Peers of the run that do not answer this one, on any way. Strangers are among them while
         they are few: many are made up."""
         silent = self.work.engines.pipeline.timing.silent() & self._view().hosts.keys() - {self.me}
-        strangers = {peer for peer in silent if not self.exists(peer)}
+        strangers = {peer for peer in silent if not self.has_met(peer)}
         return sorted(silent - strangers if len(strangers) > FEW_STRANGERS else silent)
 
     @property

@@ -387,8 +387,8 @@ def writers_in(found: dht_pb2.FindResponse) -> set[str]:
 
 
 async def test_an_answer_holds_few_records_of_writers_that_were_never_met(body) -> None:
-    members = [Identity.ephemeral() for _ in range(STRANGER_RECORDS - UNMET_RECORDS)]
-    met = [Identity.ephemeral() for _ in range(10)]
+    members = [Identity.ephemeral() for _ in range(STRANGER_RECORDS - 10)]
+    met = [Identity.ephemeral() for _ in range(5)]
     unmet = [Identity.ephemeral() for _ in range(2 * UNMET_RECORDS)]
     established = {who.peer_id for who in members}
     proven = {who.peer_id for who in met}
@@ -404,6 +404,17 @@ async def test_an_answer_holds_few_records_of_writers_that_were_never_met(body) 
     to_member = writers_in(await node.protocol.rpc_find(find, node.context))
     assert known <= to_member
     assert len(to_member) == len(known) + UNMET_RECORDS
+
+
+async def test_the_own_record_is_in_every_answer(body) -> None:
+    node = await make_node()
+    made_up = [Identity.ephemeral() for _ in range(2 * UNMET_RECORDS)]
+    keep_records_of(node, made_up, body)
+    key = DHTID.from_bytes(KEY)
+    own = FakeP2P.peer_id.to_base58()
+    node.protocol.storage.store_subkey(key, own, pack(b"own"), until())
+    found = await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY]), node.context)
+    assert own in writers_in(found)
 
 
 async def test_answers_to_strangers_leave_most_of_a_cap_and_each_gets_one(body) -> None:
