@@ -414,7 +414,7 @@ class Search:
         """``leaders[key][cell]``: the peer that posted for the cell, for cells that this one may
         average with."""
         self.callers: dict[CellId, dict[str, PeerId]] = {}
-        """``callers[cell][key]``: the author of the offer for the cell that was accepted under the key."""
+        """``callers[cell][key]``: the author of the accepted offer for the cell under the key."""
         self.answers: dict[CellId, Acceptance] = {}
         """Acceptances of this cell's last offer, its own first."""
         self.group: Group | None = None
