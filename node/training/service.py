@@ -262,8 +262,8 @@ class Training(rpc.TrainingServicer):
             free = [peer for peer in chosen if peer not in measuring]
             due = timing.due(free, now, PROBE_AGAIN_S, PROBE_FAILED_S)
             due = due[: WAYS_AT_ONCE - len(measuring)]
-            left = WAYS_AT_ONCE - len(measuring) - len(due)
-            due += turns.next(strangers - measuring, left, now)
+            slots = WAYS_AT_ONCE - len(measuring) - len(due)
+            due += turns.next(strangers, measuring, slots, now)
             for peer in due:
                 measuring.add(peer)
                 self.tasks.spawn(measure(peer), f"way {short(peer)}")

@@ -11,6 +11,7 @@ from node.training.protocol.pace import (
     PROBE_FAILED_S,
     STRANGERS_AT_ONCE,
     STRANGERS_PER_S,
+    WAYS_AT_ONCE,
     StrangerTurns,
     beat_s,
     whom_to_measure,
@@ -68,21 +69,34 @@ def test_a_leader_of_many_hears_about_as_many_heartbeats_as_one_of_few() -> None
     assert beat_s(1000, False) == beat_s(1, True) == CALM_BEAT_S
 
 
+NOBODY: set[PeerId] = set()
+
+
 def test_strangers_have_turns_one_after_the_other() -> None:
     turns = StrangerTurns()
     strangers = {PeerId(f"n{i}") for i in range(6)}
-    first = turns.next(strangers, 4, 0.0)
-    second = turns.next(strangers, 4, 0.5)
+    first = turns.next(strangers, NOBODY, WAYS_AT_ONCE, 0.0)
+    second = turns.next(strangers, NOBODY, WAYS_AT_ONCE, 0.5)
     assert sorted(first + second) == sorted(strangers)
-    assert turns.next(strangers, 4, 1.0) == []
-    assert turns.next(strangers, 4, PROBE_FAILED_S) == first
+    assert turns.next(strangers, NOBODY, WAYS_AT_ONCE, 1.0) == []
+    assert turns.next(strangers, NOBODY, WAYS_AT_ONCE, PROBE_FAILED_S) == first
+
+
+def test_strangers_that_do_not_answer_leave_a_slot_for_others() -> None:
+    turns = StrangerTurns()
+    strangers = {PeerId(f"n{i}") for i in range(6)}
+    measuring = set(turns.next(strangers, NOBODY, WAYS_AT_ONCE, 0.0))
+    assert len(measuring) == WAYS_AT_ONCE - 1
+    slots = WAYS_AT_ONCE - len(measuring)
+    assert turns.next(strangers, measuring, slots, 1.0) == []
 
 
 def test_however_many_strangers_there_are_few_have_turns() -> None:
     turns = StrangerTurns()
-    seconds = 60
+    seconds = 100
     tried = 0
     for second in range(seconds):
-        made_up = {PeerId(f"{second // 2}-{i}") for i in range(500)}
-        tried += len(turns.next(made_up, 500, float(second)))
+        made_up = {PeerId(f"{second}-{i}") for i in range(500)}
+        tried += len(turns.next(made_up, NOBODY, WAYS_AT_ONCE, float(second)))
     assert tried <= STRANGERS_AT_ONCE + STRANGERS_PER_S * seconds
+    assert tried < seconds * (WAYS_AT_ONCE - 1)

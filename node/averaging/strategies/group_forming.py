@@ -34,7 +34,7 @@ class Times:
     read: float = 3.0
     """Time to read the postings: later than clocks differ."""
     turns: float = 6.0
-    """Time of the first turn."""
+    """Time until the first turn."""
     turn: float = 8.0
     """Time between two turns: longer than an accepted offer binds, so that the cells of a caller
     that went silent are free in the next turn."""
@@ -45,7 +45,7 @@ class Times:
     attempt: float = 60.0
     """Time between two attempts, the second under a shorter key."""
     clocks: float = 2.0
-    """Most by which two clocks may differ."""
+    """Largest difference of two clocks."""
 
     def scaled(self, share: float) -> "Times":
         """All of them times ``share``."""

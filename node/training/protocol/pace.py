@@ -6,7 +6,7 @@ Measurements make a wait longer: :mod:`node.core.patience` for answers,
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 
 from node.core.ids import PeerId
 from node.identity.faults import TokenBucket
@@ -22,7 +22,7 @@ living process, however busy it is; they end the connection of a dead one."""
 CALM_AFTER_S = 10.0
 """Seconds without an event or news after which heartbeats slow down."""
 CALM_BEAT_S = 4.0
-"""Seconds between two heartbeats then."""
+"""Seconds between two heartbeats of a peer that has nothing new to say."""
 COMPANY = 24
 """Number of peers that answer above which the time between two heartbeats grows in proportion to
 their number, up to :data:`CALM_BEAT_S`: one leader receives them all."""
@@ -90,11 +90,18 @@ class StrangerTurns:
         self._rate = TokenBucket(STRANGERS_PER_S, STRANGERS_AT_ONCE)
         self._tried: dict[PeerId, float] = {}
 
-    def next(self, strangers: Collection[PeerId], most: int, now: float) -> list[PeerId]:
-        """At most ``most`` of ``strangers`` whose turn it is at monotonic second ``now``: the one
-        tried longest ago first."""
-        self._tried = {p: at for p, at in self._tried.items() if p in strangers}
-        waiting = sorted(strangers, key=lambda p: (self._tried.get(p, -math.inf), p))
+    def next(
+        self, strangers: Set[PeerId], measuring: Set[PeerId], slots: int, now: float
+    ) -> list[PeerId]:
+        """Strangers whose turn it is at monotonic second ``now``, the one tried longest ago first.
+        ``measuring``: the peers to which a way is being measured; ``slots``: how many more may be.
+        One of :data:`WAYS_AT_ONCE` is left for peers that were met: strangers that do not answer
+        hold the others for :data:`WAY_TIMEOUT_S`."""
+        self._tried = {peer: at for peer, at in self._tried.items() if peer in strangers}
+        most = min(slots, WAYS_AT_ONCE - 1 - len(measuring & strangers))
+        waiting = sorted(
+            strangers - measuring, key=lambda peer: (self._tried.get(peer, -math.inf), peer)
+        )
         found: list[PeerId] = []
         for peer in waiting:
             if len(found) >= most or now - self._tried.get(peer, -math.inf) < PROBE_FAILED_S:
