@@ -584,19 +584,20 @@ class SwarmProtocol(DHTProtocol):
             return nothing
         answer = await super().rpc_find(request, self._welcome(context))
         for key, result in zip(request.keys, answer.results, strict=True):
-            self._shorten(DHTID.from_bytes(key), result, context.remote_id)
+            self._shorten(DHTID.from_bytes(key), result, context)
         if not self._door.may_answer(context.remote_id, answer.ByteSize()):
             return nothing
         return answer
 
-    def _shorten(self, key: DHTID, result: dht_pb2.FindResult, caller: PeerID) -> None:
-        """Leave those records in ``result`` that ``caller`` gets of those under ``key``."""
+    def _shorten(self, key: DHTID, result: dht_pb2.FindResult, context: P2PContext) -> None:
+        """Leave in ``result`` the records under ``key`` that the caller gets."""
         held = self.storage.get(key)
         records: Any = held.value if held is not None else None
         if not isinstance(records, DictionaryDHTValue) or len(records) <= STRANGER_RECORDS:
             return
         short = DictionaryDHTValue()
-        for writer in self._door.passed_on(caller, map(str, records.data), self.p2p.peer_id):
+        writers = map(str, records.data)
+        for writer in self._door.passed_on(context.remote_id, writers, context.local_id):
             record = records.get(writer)
             if record is not None:
                 short.store(writer, record.value, record.expiration_time)
