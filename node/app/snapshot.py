@@ -338,7 +338,8 @@ class SnapshotBuilder:
         leader = plan.leader if plan is not None and training.member.busy else training.leader_id()
         told, waits_for = training.leader_waits
         voters = plan.electorate.voters if plan is not None else ()
-        hosts = {peer: at for peer, at in view.hosts.items() if training.has_met(peer)}
+        believed = training.believed(view.hosts)
+        hosts = {peer: at for peer, at in view.hosts.items() if peer in believed}
         about = {*hosts, *voters, *([leader] if leader is not None else ())}
         standing = {peer: training.standing_of(peer) for peer in about - {training.me}}
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
@@ -477,7 +478,7 @@ class SnapshotBuilder:
         if a is None or d.presence is None or a.training.leader is not None:
             return
         view = d.presence.view
-        here = (p for p in view.hosts if a.training.has_met(p))
+        here = a.training.believed(view.hosts)
         hosts = {p for p in here if view.others[p].body.state not in LEAVING}
         silent = {p: s for p in hosts if (s := a.training.standing_of(p))[0] is Life.SILENT}
         for peer, (_, seconds) in silent.items():

@@ -6,7 +6,7 @@ work itself (pipeline, round, optimizer, state) is done by
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -347,6 +347,12 @@ class Training(rpc.TrainingServicer):
         """Return True for a peer that is established or was met by one side's call. The directory
         may name others that somebody made up."""
         return self.is_established(peer) or self.transport.has_met(peer)
+
+    def believed(self, peers: Collection[PeerId]) -> set[PeerId]:
+        """Those of ``peers`` that are worth a word to the user: all that were met, and strangers
+        while they are few. When they are many, most of them are made up."""
+        strangers = {peer for peer in peers if not self.has_met(peer)}
+        return set(peers) - strangers if len(strangers) > FEW_STRANGERS else set(peers)
 
     def _planned(self) -> frozenset[PeerId]:
         """The peers that the plan in force names."""
@@ -1178,11 +1184,9 @@ class Training(rpc.TrainingServicer):
         return done
 
     def unproven(self) -> list[PeerId]:
-        """Peers of the run that do not answer this one, on any way. Strangers are among them while
-        they are few: many are made up."""
-        silent = self.work.engines.pipeline.timing.silent() & self._view().hosts.keys() - {self.me}
-        strangers = {peer for peer in silent if not self.has_met(peer)}
-        return sorted(silent - strangers if len(strangers) > FEW_STRANGERS else silent)
+        """Peers of the run that do not answer this one, on any way."""
+        silent = self.work.engines.pipeline.timing.silent()
+        return sorted(self.believed(silent & self._view().hosts.keys() - {self.me}))
 
     @property
     def seeks(self) -> bool:
