@@ -577,7 +577,6 @@ class PurePlan(Checker):
         }
         for plan in (leader.plan, leader.memory.history):
             memo[id(plan)] = plan
-        memo[id(leader.trust)] = leader.trust  # to be shown a certificate twice changes nothing
         return copy.deepcopy(leader, memo)
 
     def after(self, twin: Leader | None, event: Any, actions: Sequence[Any]) -> None:

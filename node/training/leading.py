@@ -5,13 +5,15 @@ decision; the member's side (that is :mod:`node.training.service`)."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan
 from node.scheduler.router import Routes, SearchJob, search
+from node.training.leader.briefing import Briefing
+from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
@@ -43,6 +45,9 @@ class LeaderService:
         self._me = training.me
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
+        self._briefing: Briefing | None = None
+        self._briefed: Leader | None = None
+        """The leader that was told what :attr:`_briefing` knows."""
         self._support: dict[PeerId, Supporter] = {}
         """Support that peers have signed for this peer as leader, including peers that have left
         since."""
@@ -56,7 +61,24 @@ class LeaderService:
             return
         if isinstance(event, ev.Heartbeat) and event.support is not None:
             self._support[event.peer] = event.support
-        for action in t.leader.handle(event, t.clock.now()):
+        now = t.clock.now()
+        for each in self._brief(t.leader).before(event, now):
+            self._carry_out(t.leader.handle(each, now))
+
+    def _brief(self, leader: Leader) -> Briefing:
+        """The briefing of the leader, a new one for a new leader."""
+        t = self._training
+        if self._briefing is None or leader is not self._briefed:
+            self._briefed = leader
+            checkpoints = t.work.local_checkpoints
+            self._briefing = Briefing(
+                t.trust, t.cell, checkpoints.versions, t.facts.make.recall, t.facts.may_lead
+            )
+        return self._briefing
+
+    def _carry_out(self, actions: Iterable[Any]) -> None:
+        t = self._training
+        for action in actions:
             match action:
                 case ev.SendPlan(plan, certificate):
                     if certificate is not None:

@@ -47,8 +47,6 @@ class Member:
         self.checkpoints = checkpoints
         self.tokens = tokens
         self.before: Version | None = None
-        self.digest = ""
-        """Digest of the parameters in place; empty if it is not known here."""
         self.state = MemberState.IDLE
         self.plan: Plan | None = None
         self.term = 0
@@ -95,31 +93,33 @@ class Member:
                 kept[plan.term] = (plan, dropped)
         self._older = [kept[term] for term in sorted(kept, reverse=True)]
 
-    def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
-        """The version in place did not come from the epoch under way: it was read from the disk or
-        fetched, or the version of the plan in force could not be put in place. This peer takes no
-        part in that plan."""
-        self.at = at
-        self.checkpoints = checkpoints
-        self.tokens = tokens
-        self.before = None
-        self.state = MemberState.IDLE
-
     def handle(self, event: Any, now: float) -> list[Any]:
         """Handle one event and return the actions. An event that is stale or of the wrong term is
         refused or ignored."""
         match event:
-            case ev.PlanArrived(plan):
-                return self._planned(plan)
+            case ev.PlanArrived(plan, digest):
+                return self._planned(plan, digest)
             case ev.RoundArrived():
                 return self._round(event)
             case ev.RoundEnded():
                 return self._ended(event)
             case ev.Adopted():
                 return self._adopted(event)
+            case ev.VersionPlaced():
+                self._placed(event)
+            case ev.CheckpointsKept(versions):
+                self.checkpoints = versions
         return []
 
-    def _planned(self, plan: Plan) -> list[Any]:
+    def _placed(self, e: ev.VersionPlaced) -> None:
+        self.at = e.at
+        self.checkpoints = e.checkpoints
+        self.tokens = e.tokens
+        self.term = max(self.term, e.term)
+        self.before = None
+        self.state = MemberState.IDLE
+
+    def _planned(self, plan: Plan, digest: str) -> list[Any]:
         me = plan.member(self.me)
         if self.plan is not None and plan.hash == self.plan.hash:
             # Told twice, because the first answer was lost on its way.
@@ -135,7 +135,7 @@ class Member:
         if me.current and plan.base == self.at:
             # The leader's knowledge of this peer may date from before a restart after which the
             # peer fetched another cell's parameters.
-            if self.digest and self.digest != plan.digests.get(me.stage, self.digest):
+            if digest and digest != plan.digests.get(me.stage, digest):
                 return [
                     ev.RefuseCaller(
                         f"the parameters of epoch {plan.epoch} here are not those of the cell"

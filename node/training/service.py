@@ -20,7 +20,7 @@ from node.identity.keys import Signer, is_signed
 from node.pipeline.events import MicroBatchDone
 from node.telemetry.events import Journal
 from node.training.election import LOOK_S, Election
-from node.training.leader.conduct import Conduct
+from node.training.leader.conduct import Record
 from node.training.leader.leader import Leader, Phase
 from node.training.member import Member, MemberState
 from node.training.presence import View
@@ -152,8 +152,8 @@ class Training(rpc.TrainingServicer):
         self._parsing = asyncio.Lock()
         self._support: dict[tuple[CellId, PeerId, int], Supporter] = {}
         """The support signed last, by cell, leader and term."""
-        self._conduct = Conduct()
-        """Conduct of the members while this peer led, also before others did."""
+        self._conduct: Mapping[PeerId, Record] = {}
+        """Records of the members from when this peer led last."""
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
@@ -208,10 +208,7 @@ class Training(rpc.TrainingServicer):
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
         self.started = True
-        self.member.stand(
-            self.work.stage.version, self.work.local_checkpoints.versions(), self.work.tokens
-        )
-        self.member.term = max(self.member.term, self._ledger.term(self.cell))
+        self._place(self._ledger.term(self.cell))
         self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
@@ -291,8 +288,7 @@ class Training(rpc.TrainingServicer):
         """
         self.journal.emit("training", "leaving", f"this peer leaves: {reason}")
         self.leaving = True
-        if self.leader is not None:
-            self.leader.resigning = True
+        self.lead(ev.Resigning(True))
         await self._say_ready()
         # A plan that counts on this peer may be on its way already.
         await asyncio.sleep(TICK_S)
@@ -305,8 +301,7 @@ class Training(rpc.TrainingServicer):
     def stay(self) -> None:
         """Take part again: leaving was given up."""
         self.leaving = False
-        if self.leader is not None:
-            self.leader.resigning = False
+        self.lead(ev.Resigning(False))
 
     # ----------------------------------------------------------- how cells average
 
@@ -438,7 +433,6 @@ class Training(rpc.TrainingServicer):
                 rules=self.standing.known,
                 known=self.work.colleagues.all,
                 cell=self.cell,
-                trust=self.trust,
                 conduct=self._conduct,
             )
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
@@ -446,10 +440,15 @@ class Training(rpc.TrainingServicer):
             self._gather()
             self.on_lead()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
-            self.leader = None
+            self._stop_leading()
             self.journal.emit("training", "follows", "another peer leads the epochs now")
             self.on_lead()
         return leader
+
+    def _stop_leading(self) -> None:
+        if self.leader is not None:
+            self._conduct = self.leader.conduct.records
+        self.leader = None
 
     def _gather(self) -> None:
         """Ask the other members of the newest plan to report to this peer, which leads now. They
@@ -1037,9 +1036,10 @@ class Training(rpc.TrainingServicer):
         async with self._member_lock:
             if self._closed:
                 return "this peer stops"
+            if isinstance(event, ev.PlanArrived):
+                event = replace(event, digest=self.work.stage.digest)
             queue = [event]
             refused = None
-            self.member.digest = self.work.stage.digest
             while queue:
                 for action in self.member.handle(queue.pop(0), self.clock.now()):
                     if isinstance(action, ev.RefuseCaller):
@@ -1064,18 +1064,27 @@ class Training(rpc.TrainingServicer):
             self.journal.emit(
                 "checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch
             )
-            self.member.stand(work.stage.version, work.local_checkpoints.versions(), work.tokens)
+            self._place()
             self._hurry.set()
             if self.leader is not None:
                 self.lead(self._heartbeat())
             return f"epoch {action.version.epoch} cannot be put in place: {e}"
         return None
 
+    def _place(self, term: int = 0) -> None:
+        """Tell the member which version is in place. ``term``: the highest one in which this peer
+        has voted, 0 for none."""
+        work = self.work
+        versions = work.local_checkpoints.versions()
+        placed = ev.VersionPlaced(work.stage.version, versions, work.tokens, term)
+        self.member.handle(placed, self.clock.now())
+
     async def _act(self, action: Any) -> Any:
         match action:
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
-                self.member.checkpoints = self.work.local_checkpoints.versions()
+                versions = self.work.local_checkpoints.versions()
+                self.member.handle(ev.CheckpointsKept(versions), self.clock.now())
             case ev.BeginEpoch(plan, behind):
                 await self._follow(plan, behind)
                 self.on_plan(plan)
@@ -1144,7 +1153,7 @@ class Training(rpc.TrainingServicer):
         now = self.clock.now()
         first = min(able, default=self.me)
         self.cell = plan.cell_id
-        self.leader = None
+        self._stop_leading()
         self.trust.forget()
         self._election = Election(self.me, now - LOOK_S, self.work.colleagues)
         if first != self.me:

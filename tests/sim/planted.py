@@ -92,20 +92,19 @@ class EpochsAreVersions(Roster):
 class AnyParameters(Member):
     """All parameters of one version count as the same."""
 
-    def _planned(self, plan: Any) -> list[Any]:
-        self.digest = ""
-        return super()._planned(plan)
+    def _planned(self, plan: Any, digest: str) -> list[Any]:
+        return super()._planned(plan, "")
 
 
 class AnyHistory(Member):
     """All parameters of one epoch count as the same."""
 
-    def _planned(self, plan: Any) -> list[Any]:
+    def _planned(self, plan: Any, digest: str) -> list[Any]:
         if self.at.epoch == plan.epoch:
             self.at = plan.base
         elif self.before is not None and self.before.epoch == plan.epoch:
             self.before = plan.base
-        return super()._planned(plan)
+        return super()._planned(plan, digest)
 
 
 def leads_with(roster: type[Roster]) -> Callable[..., Leader]:

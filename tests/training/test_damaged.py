@@ -14,6 +14,7 @@ from node.checkpoint import files
 from node.core.clock import SystemClock
 from node.core.errors import Refused
 from node.core.ids import PeerId
+from node.core.journey import Version
 from node.training.member import MemberState
 from node.training.presence import View
 from node.training.protocol import events as ev
@@ -38,6 +39,13 @@ def taking_part(peer: Any, on_error: Any = None) -> Training:
     )
 
 
+def stands(t: Training, at: Version) -> None:
+    """The member of `t` has this version in place."""
+    work = t.work
+    placed = ev.VersionPlaced(at, work.local_checkpoints.versions(), work.tokens)
+    t.member.handle(placed, 0.0)
+
+
 async def written(rig: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
     """A peer that owns all parts, with a checkpoint of every epoch, and the owners."""
     a, last = await rig.trained("a", epochs, every=1)
@@ -58,7 +66,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     path.write_bytes(raw)
 
     t = taking_part(a)
-    t.member.stand(four, a.work.local_checkpoints.versions(), a.work.tokens)
+    stands(t, four)
     spoilt, back = (rig.plan((a,), owners, epoch=v.epoch, lineage=v.lineage) for v in (three, two))
     refused = await t.happens(ev.PlanArrived(spoilt))
     assert f"epoch {three.epoch} cannot be put in place" in refused
@@ -99,7 +107,7 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
 
     monkeypatch.setattr(a.work, "restore", slow)
     t = taking_part(a)
-    t.member.stand(newest, a.work.local_checkpoints.versions(), a.work.tokens)
+    stands(t, newest)
     plan = rig.plan((a,), owners, epoch=older.epoch, lineage=older.lineage)
     call = asyncio.ensure_future(t._told(ev.PlanArrived(plan)))
     await begins.wait()
@@ -124,7 +132,7 @@ async def test_a_plan_that_breaks_a_member_is_told_to_its_parent(
     monkeypatch.setattr(a.work, "restore", broken)
     errors: list[str] = []
     t = taking_part(a, lambda name, error: errors.append(f"{name}: {error}"))
-    t.member.stand(newest, a.work.local_checkpoints.versions(), a.work.tokens)
+    stands(t, newest)
     plan = rig.plan((a,), owners, epoch=older.epoch, lineage=older.lineage)
     with pytest.raises(RuntimeError, match="memory"):
         await t._told(ev.PlanArrived(plan))
@@ -136,7 +144,9 @@ async def test_a_plan_that_breaks_a_member_is_told_to_its_parent(
 async def test_rounds_of_strangers_wait_for_nothing(rig: Any) -> None:
     (a,) = await rig.add("a")
     t = taking_part(a)
-    t.member.plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
+    stands(t, a.work.stage.version)
+    plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
+    t.member.handle(ev.PlanArrived(plan), 0.0)
     async with t._member_lock:
         refused = await t._hear(PeerId("stranger"), pb.Note(round=pb.RoundNote()))
     assert (refused, len(t.tasks)) == ("only the plan's leader opens its rounds", 0)

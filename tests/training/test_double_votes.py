@@ -24,6 +24,7 @@ from node.training.protocol.votes import (
     signing_domain,
 )
 from protos import training_pb2 as pb
+from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds, next_plan, reported, tell
 from tests.training.test_votes import (
@@ -159,7 +160,7 @@ def committing(liars: tuple[PeerId, ...]) -> list[object]:
     """Actions of a leader after all five voters have committed and `liars` are proven to have voted
     twice."""
     trust = Trust(RUN, checks)
-    leader = Leader(E, facts(late_s=1e9), trust=trust)
+    leader = BriefedLeader(Leader(E, facts(late_s=1e9)), trust)
     tell(leader, map(heard, ALL), 0.0)
     first = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert set(first.electorate.voters) == set(ALL)

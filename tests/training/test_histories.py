@@ -39,7 +39,7 @@ def trained(epochs: int, checkpoint_at: int = -1) -> tuple[Member, list[Plan]]:
         plans.append(plan_for(member.at, epoch + 1))
         commit(member, plans[-1])
         if epoch + 1 == checkpoint_at:
-            member.checkpoints = (member.at,)
+            member.handle(ev.CheckpointsKept((member.at,)), 0.0)
     return member, plans
 
 
@@ -88,7 +88,7 @@ def test_a_plan_that_cannot_be_followed_is_refused_twice() -> None:
     back = plan_for(member.checkpoints[0], 9)
     assert isinstance(member.handle(ev.PlanArrived(back), 0.0)[0], ev.GoTo)
     assert member.handle(ev.PlanArrived(back), 0.0) == [], "told twice"
-    member.stand(Version(0), (), 0)  # it could not be read
+    member.handle(ev.VersionPlaced(Version(0), (), 0), 0.0)  # it could not be read
     (refused,) = member.handle(ev.PlanArrived(back), 0.0)
     assert isinstance(refused, ev.RefuseCaller)
 
@@ -98,9 +98,8 @@ def test_a_plan_with_another_digest_of_the_version_is_refused() -> None:
     former one."""
     member, _ = trained(2)
     here = replace(plan_for(member.at, 3), digests={1: "d"})
-    member.digest = "of another cell"
-    (refused,) = member.handle(ev.PlanArrived(here), 0.0)
+    (refused,) = member.handle(ev.PlanArrived(here, "of another cell"), 0.0)
     assert isinstance(refused, ev.RefuseCaller)
     assert member.term == 2, "what is refused changes nothing"
-    member.digest = "d"
-    assert any(isinstance(a, ev.BeginEpoch) for a in member.handle(ev.PlanArrived(here), 0.0))
+    begun = member.handle(ev.PlanArrived(here, "d"), 0.0)
+    assert any(isinstance(a, ev.BeginEpoch) for a in begun)

@@ -50,7 +50,7 @@ def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ..
         cursor=(SampleClass(0, 0, 0),),
     )
     made = makes(plan, dropped)
-    memory = Memory(lambda version: None, None, ())
+    memory = Memory(None, ())
     assert memory.asking(made, 0.0, 5.0) == "ask"
     assert memory.recalled(made, plan, dropped) is False
     assert made in memory.forgotten

@@ -41,9 +41,14 @@ def tell(leader: Leader, notes: Iterable[ev.Heartbeat], now: float) -> list[Any]
 
 
 def led(facts: RunFacts, notes: Iterable[ev.Heartbeat]) -> Leader:
-    """A leader that has heard these notes at the time 0."""
+    """A leader that has heard these notes at the time 0. Its checkpoints have the versions in them
+    that `facts` recalls."""
     leader = Leader(E, facts)
-    tell(leader, notes, 0.0)
+    heard_first = list(notes)
+    known = sorted({v for n in heard_first for v in (n.at, *n.reachable)})
+    kept = [(v, context) for v in known if (context := facts.make.recall(v)) is not None]
+    leader.handle(ev.ContextsKept(tuple(kept)), 0.0)
+    tell(leader, heard_first, 0.0)
     return leader
 
 
@@ -385,7 +390,7 @@ def test_who_lacks_parts_copies_from_those_who_agree() -> None:
 
 def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
     leader, plan = begun()
-    leader.resigning = True
+    leader.handle(ev.Resigning(True), 2.0)
     assert not leader.idle
     assert the_plan(commits(leader, plan, 3.0)) is None
     assert leader.idle

@@ -273,7 +273,7 @@ async def test_a_stop_goes_on_when_the_state_cannot_be_read(
 async def test_a_message_under_way_is_carried_out_before_a_stop(rig: Any, monkeypatch: Any) -> None:
     a, plan = await rig.trained("a", 2, every=RARELY)
     t = taking_part(a)
-    t.member.stand(a.work.stage.version, (), 0)
+    t.member.handle(ev.VersionPlaced(a.work.stage.version, (), 0), 0.0)
     begins = asyncio.Event()
     goes_on = asyncio.Event()
     begin = a.work.begin

@@ -12,6 +12,7 @@ from node.training.leader.leader import PROOF_AGAIN_S, Leader
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.votes import FORGET_S, Ballot, Certificate, Trust
+from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds, tell, the_plan
 from tests.training.test_votes import RUN, certificate, checks
@@ -32,17 +33,17 @@ def told(
     others: tuple[PeerId, ...] = OTHERS,
     ours: tuple[PeerId, ...] = (E, S1, S2),
     saved: tuple[Version, ...] = (OURS, THEIRS),
-) -> Leader:
+) -> BriefedLeader:
     """A leader that knows a quorum certificate of OURS, and hears from `others` that they hold
     THEIRS, with more tokens. `saved`: versions that its checkpoints know."""
     trust = Trust(RUN, checks)
     assert trust.shown(proof((E, S1, S2), of=OURS, term=20), NO_CELL, 0.0)
     here = PlanContext((SampleClass(0, 0, 96),), {}, 1000)
-    known = facts(late_s=1e9, recall=lambda v: here if v in saved else None)
     followed = Plan(
         12, 20, E, (), (), {}, lineage=OURS.lineage, electorate=Electorate(VOTERS), tokens=1000
     )
-    leader = Leader(E, known, term=20, history=followed, trust=trust)
+    machine = Leader(E, facts(late_s=1e9), term=20, history=followed)
+    leader = BriefedLeader(machine, trust, dict.fromkeys(saved, here))
     tell(leader, [heard(peer, OURS, 1000, term=20) for peer in ours], 0.0)
     tell(leader, [heard(peer, THEIRS, 1100, term=20) for peer in others], 0.0)
     return leader
@@ -117,9 +118,9 @@ def test_claims_hold_the_next_plan_up_once_a_minute() -> None:
 def test_a_version_once_unproven_is_asked_for_again() -> None:
     leader = told(saved=(OURS,))
     leader.handle(ev.ClockTick(), 2.0)
-    leader.resigning = True  # so that it plans nothing meanwhile
+    leader.handle(ev.Resigning(True), 2.0)  # so that it plans nothing meanwhile
     leader.handle(ev.Recalled(THEIRS), 2.5)
-    leader.resigning = False
+    leader.handle(ev.Resigning(False), 2.5)
     assert leader.handle(ev.ClockTick(), 3.0 + FORGET_S) == [ev.Recall(THEIRS, OTHERS)]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from node.core.ids import PeerId
 from node.training import service
+from node.training.protocol import events as ev
 from node.training.vitals import Life, Vitals
 from protos import training_pb2 as pb
 from tests.training.test_damaged import taking_part
@@ -106,9 +107,11 @@ async def test_only_peers_in_sight_are_lost_because_another_one_says_so(
     a, b, plan = await rig.trained("ab", 1)
     t = taking_part(a)
     strange = PeerId("x" * 100_000)
-    t.member.plan = plan
+    following = rig.plan((a, b), dict.fromkeys(rig.shapes, a), plan)
+    t.member.handle(ev.VersionPlaced(following.base, (), 0), 0.0)
+    t.member.handle(ev.PlanArrived(following), 0.0)
     monkeypatch.setattr(a.work, "lost", lambda dead: None)
-    note = pb.DeadNote(plan_hash=plan.hash, dead=[strange, a.me, b.me])
+    note = pb.DeadNote(plan_hash=following.hash, dead=[strange, a.me, b.me])
     assert t.hear_of_dead(plan.leader, note) is None
     assert t.vitals.lost() == [b.me]
 

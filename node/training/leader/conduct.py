@@ -8,8 +8,8 @@ peer on probation listens: it owns no part, gets no micro-batch, and nobody wait
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from node.core.ids import PeerId
 from node.core.newest import Newest
@@ -43,10 +43,18 @@ class Record:
 
 
 class Conduct:
-    """The records of the peers that this leader has worked with lately."""
+    """The records of the peers that this leader has worked with lately. ``before``: records of an
+    earlier leader at the same peer; they are copied."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Mapping[PeerId, Record] | None = None) -> None:
         self._records: Newest[PeerId, Record] = Newest(PEERS_KEPT)
+        for peer, record in (before or {}).items():
+            self._records[peer] = replace(record)
+
+    @property
+    def records(self) -> Mapping[PeerId, Record]:
+        """The records by peer, the newest last."""
+        return self._records
 
     def on_probation(self, now: float) -> frozenset[PeerId]:
         """Peers on probation at ``now``: they listen."""

@@ -37,7 +37,7 @@ from node.scheduler.proven import NoWay
 from node.training.leader import reports
 from node.training.leader.attempt import COPIES, EpochAttempt
 from node.training.leader.balance import Balance
-from node.training.leader.conduct import Conduct
+from node.training.leader.conduct import Conduct, Record
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.planning import Planning
 from node.training.leader.roster import Roster
@@ -50,7 +50,7 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import ASK_AFTER, RECALL_FROM, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
-from node.training.protocol.votes import Certificate, Trust, Vote
+from node.training.protocol.votes import Certificate, Quorum, Vote
 from node.training.protocol.waiting import Lack, Wait
 
 PROOF_AGAIN_S = 60.0
@@ -75,6 +75,20 @@ RECOUNTS = 2
 parameters and no majority agrees."""
 
 
+AFTER_THE_END = (
+    ev.Heartbeat
+    | ev.Recalled
+    | ev.Unreachable
+    | ev.Declined
+    | ev.ClockTick
+    | ev.QuorumChanged
+    | ev.Equivocated
+    | ev.ContextsKept
+    | ev.Resigning
+)
+"""Events that count after the last plan of the run."""
+
+
 class Phase(Enum):
     """The phase of the epoch."""
 
@@ -89,8 +103,8 @@ class Leader:
     """The state machine of one leader. ``history``: the newest plan this peer took part in, if any;
     ``dropped``: its micro-batches that did not count. Both give the cursor and the owners of the
     next plan. ``rules``: the owner's newest change that this peer knows; ``known``: its colleagues;
-    ``cell``: the cell it leads, if the run has several; ``trust``: the certificates this peer has
-    seen; ``conduct``: conduct of the members, whenever this peer led."""
+    ``cell``: the cell it leads, if the run has several; ``conduct``: records of the members from
+    when this peer led before."""
 
     def __init__(
         self,
@@ -103,16 +117,17 @@ class Leader:
         rules: Rules | None = None,
         known: frozenset[PeerId] = frozenset(),
         cell: CellId = NO_CELL,
-        trust: Trust | None = None,
-        conduct: Conduct | None = None,
+        conduct: Mapping[PeerId, Record] | None = None,
     ) -> None:
         self.me = me
         self.facts = facts
         self.term = term
-        self.conduct = Conduct() if conduct is None else conduct
-        self._cell = cell
+        self.conduct = Conduct(conduct)
         self._no_proof_until = float("-inf")
-        self.trust = trust or Trust(facts.run_id, lambda *_: False)
+        self._quorum = Quorum()
+        """The newest certificate that this peer believes."""
+        self._void: frozenset[PeerId] = frozenset()
+        """Peers that voted twice."""
         self._terms = Terms(term)
         self.phase = Phase.GATHER
         self.roster = Roster(facts.stages, me, facts.prove, known)
@@ -134,7 +149,7 @@ class Leader:
         self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
-        self.memory = Memory(facts.make.recall, history, dropped)
+        self.memory = Memory(history, dropped)
         self.routing = Routing(facts, history, dropped)
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
@@ -171,7 +186,7 @@ class Leader:
         times."""
         self._asked: dict[PeerId, float] = {}
         """Silent peers that are being probed, and the time since when."""
-        self.resigning = False
+        self._resigning = False
         """True to finish the epoch under way and plan no other: another peer is to lead."""
 
     @property
@@ -205,11 +220,17 @@ class Leader:
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """Handle one event and return the actions. Unknown or stale events change nothing."""
-        if self.phase is Phase.FINISHED and not isinstance(
-            event, ev.Heartbeat | ev.Recalled | ev.Unreachable | ev.Declined | ev.ClockTick
-        ):
+        if self.phase is Phase.FINISHED and not isinstance(event, AFTER_THE_END):
             return []
         match event:
+            case ev.QuorumChanged(quorum):
+                self._quorum = quorum
+            case ev.Equivocated(peers):
+                self._void = peers
+            case ev.ContextsKept(contexts):
+                self.memory.kept(contexts)
+            case ev.Resigning(resigns):
+                self._resigning = resigns
             case ev.Heartbeat(peer) if not self.planning.has_left(peer, now):
                 return self._heard(event, now)
             case ev.Unreachable(peer, since):
@@ -414,7 +435,7 @@ class Leader:
 
     def _try_plan(self, now: float) -> list[Any]:
         facts = self.facts
-        if self.resigning:
+        if self._resigning:
             self.waiting = Wait(Lack.NEXT_LEADER)
             return []
         self.roster.probation = self.conduct.on_probation(now) - {self.me}
@@ -541,9 +562,9 @@ class Leader:
 
     def _doubts(self, version: Version, now: float) -> bool:
         """Return True if this version was made elsewhere, and too few of the last voters can have
-        committed it (:meth:`Trust.doubts`)."""
+        committed it (:meth:`Quorum.doubts`)."""
         r = self.roster
-        return not r.is_own(version) and self.trust.doubts(
+        return not r.is_own(version) and self._quorum.doubts(
             version, r.holders(version), r.candidates, now
         )
 
@@ -558,9 +579,8 @@ class Leader:
         return []
 
     def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
-        c = e.certificate
-        if c is not None and self.trust.shown(c, self._cell, now):
-            self._certificate = c
+        if e.certificate is not None:
+            self._certificate = e.certificate
         if self._doubts(e.version, now):
             self.memory.ask_again(e.version)
             self.roster.unproven.add(e.version)
@@ -592,8 +612,8 @@ class Leader:
         current: list[PeerId] = []
         for stage, peers in r.replicas().items():
             if stage not in bare:
-                members += [p for p in peers if p not in self.trust.doubles]
-                current += [p for p in r.workers(stage, base) if p not in self.trust.doubles]
+                members += [p for p in peers if p not in self._void]
+                current += [p for p in r.workers(stage, base) if p not in self._void]
         there = {p for p in members if p == self.me or r.heard.get(p, now) >= self._heard_from}
         self._left = self._left.difference(r.candidates) | {
             p for p, c in r.candidates.items() if c.leaving
@@ -922,7 +942,7 @@ class Leader:
         # The owners that stepped the parts in the end; in an outer round nobody steps.
         owners = epoch.plan.owners | ({} if epoch.plan.outer else epoch.owners)
         self.memory.committed(base, epoch.plan, owners, epoch.dropped, self.tokens)
-        void = self.trust.doubles
+        void = self._void
         if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
             # The version exists but is not committed; it may be, once enough voters are back.
             self.phase = Phase.GATHER

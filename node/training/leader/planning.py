@@ -244,7 +244,8 @@ class Planning:
         if not away:
             return None
         ends = [p for p in roster.replicas()[ENDS] if roster.can_start(p, base)]
-        away = self._with_a_leader(away, ends)
+        able = [p for p in ends if roster.candidates[p].may_lead]
+        away = self._with_a_leader(away, ends, able)
         halves = [_half(roster, base, away, leaves) for leaves in (True, False)]
         if not away or not all(self._hold_the_state(roster, half) for half in halves):
             self.postpone(now)
@@ -290,16 +291,18 @@ class Planning:
         costs = believe(roster.measured(), able[ENDS], roster.doubts(), self._facts.sizes.tensor)
         return leavers(rows, self._me, most, costs.delay)
 
-    def _with_a_leader(self, away: dict[PeerId, int], ends: Sequence[PeerId]) -> dict[PeerId, int]:
-        """The leavers, changed if necessary so that one of their ends peers may lead; empty if
-        there is none."""
+    def _with_a_leader(
+        self, away: dict[PeerId, int], ends: Sequence[PeerId], able: Sequence[PeerId]
+    ) -> dict[PeerId, int]:
+        """The leavers, changed if necessary so that one of their ends peers is ``able`` to lead;
+        empty if there is none."""
         leave = [p for p in ends if p in away]
-        if any(map(self._facts.may_lead, leave)):
+        if any(p in able for p in leave):
             return away
-        able = [p for p in ends if p != self._me and p not in away and self._facts.may_lead(p)]
-        if not leave or not able:
+        others = [p for p in able if p != self._me and p not in away]
+        if not leave or not others:
             return {}
-        return {p: s for p, s in away.items() if p != leave[0]} | {able[0]: ENDS}
+        return {p: s for p, s in away.items() if p != leave[0]} | {others[0]: ENDS}
 
     def _hold_the_state(self, roster: Roster, half: Mapping[int, Sequence[PeerId]]) -> bool:
         """Return True if these peers have the memory for the optimizer's state of every stage."""

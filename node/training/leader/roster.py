@@ -97,7 +97,8 @@ class Roster:
         """64 hex digits for the anchors of all stages, each as most replicas have it; empty if a
         stage has none."""
         said = []
-        for stage, peers in sorted(self.replicas().items()):
+        # On a copy: to be asked from outside must not change the choice of replicas.
+        for stage, peers in sorted(self.without(()).replicas().items()):
             votes = Counter(c for p in peers if (c := self.candidates[p].anchor))
             if not votes:
                 return ""

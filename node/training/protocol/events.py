@@ -9,8 +9,9 @@ from node.core.journey import Plan, Version, Window
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
+from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules
-from node.training.protocol.votes import Certificate, DoubleVote, Supporter
+from node.training.protocol.votes import Certificate, DoubleVote, Quorum, Supporter
 
 # ------------------------------------------------------------ events of the leader
 
@@ -30,6 +31,7 @@ class Heartbeat:
     ``mean``        the newest window for which it has the mean, and the mean's digest
     ``anchor``      digest of anchor and momentum, if they must be equal in all cells
     ``orphan``      ``at`` is of a lineage that went on without a majority of its voters
+    ``may_lead``    the run lets the peer lead, by the receiver's knowledge
 
     For the service that receives it, not for the leader's state machine: ``change``, the owner's
     newest change, not checked yet; ``support`` for the receiver as leader; ``doubles``: proofs that
@@ -55,6 +57,7 @@ class Heartbeat:
     support: Supporter | None = None
     doubles: tuple[DoubleVote, ...] = ()
     cell: CellId = NO_CELL
+    may_lead: bool = True
 
     def stands(self) -> "Heartbeat":
         """The heartbeat without its measurements, which differ from one to the next, and without
@@ -75,8 +78,8 @@ class Grouped:
 @dataclass(frozen=True)
 class Recalled:
     """A peer's memory of the plan behind a version, and of the micro-batches that did not count in
-    it; None if nobody remembers it. ``certificate``: the newest that this peer has, of any
-    version."""
+    it; None if nobody remembers it. ``certificate``: the newest that this peer has, of any version;
+    it reaches the leader only if its own peer believes it."""
 
     version: Version
     plan: Plan | None = None
@@ -90,6 +93,35 @@ class Changed:
     it is newer than the change in force."""
 
     rules: Rules
+
+
+@dataclass(frozen=True)
+class QuorumChanged:
+    """The newest certificate that this peer believes is another one, or was shown again."""
+
+    quorum: Quorum
+
+
+@dataclass(frozen=True)
+class Equivocated:
+    """All peers that are proven to have voted twice: their votes do not count."""
+
+    peers: frozenset[PeerId]
+
+
+@dataclass(frozen=True)
+class ContextsKept:
+    """The versions on the disk of this peer, with the context that each checkpoint has."""
+
+    contexts: tuple[tuple[Version, PlanContext], ...]
+
+
+@dataclass(frozen=True)
+class Resigning:
+    """``resigns``: finish the epoch under way and plan no other, because another peer is to lead;
+    False takes that back."""
+
+    resigns: bool
 
 
 @dataclass(frozen=True)
@@ -298,9 +330,31 @@ class RecordFact:
 
 @dataclass(frozen=True)
 class PlanArrived:
-    """The leader's signed plan, signature already checked."""
+    """The leader's signed plan, signature already checked. ``digest``: digest of the parameters in
+    place here; empty if it is not known."""
 
     plan: Plan
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class VersionPlaced:
+    """The version in place did not come from the epoch under way: it was read from the disk or
+    fetched, or the version of the plan in force could not be put in place. This peer takes no part
+    in that plan. ``checkpoints``: versions on the disk that can be put in place; ``tokens``: counted
+    in the history of ``at``; ``term``: the highest term in which this peer has voted, 0 for none."""
+
+    at: Version
+    checkpoints: tuple[Version, ...]
+    tokens: int
+    term: int = 0
+
+
+@dataclass(frozen=True)
+class CheckpointsKept:
+    """The versions on the disk that can be put in place have changed."""
+
+    versions: tuple[Version, ...]
 
 
 @dataclass(frozen=True)

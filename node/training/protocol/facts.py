@@ -68,8 +68,8 @@ class PlanFunctions:
     ``assign(stage, ((peer, speed), …), previous owners, room) -> owners`` places the parts of one
     stage. ``room[peer]``: bytes of optimizer state that the peer can hold; absent if unknown.
     Raises OutOfResources if the state does not fit. ``router()`` makes the object that lays the
-    paths. ``recall(version)`` is the context in a checkpoint of the version, None without one.
-    ``read(change)``: the settings of the owner's change, or of the manifest.
+    paths. ``recall(version)`` is the context in a checkpoint of the version, None without one; it
+    reads the disk, so a leader gets its answers as events. ``read(change)``: the settings of the owner's change, or of the manifest.
     """
 
     assign: Assign
@@ -84,7 +84,8 @@ class RunFacts:
 
     ``spare``: number of block stages that a plan may leave out when nobody holds them. ``prove``:
     only peers that say they reach each other share a path or a cell. ``may_lead(peer)``: returns
-    True if the run lets that peer lead, by this peer's knowledge. ``reference``: plans carry the
+    True if the run lets that peer lead, by this peer's knowledge; it changes with time, so a leader
+    finds it in heartbeats. ``reference``: plans carry the
     losses before the first step. ``warmup``: epochs over which the learning rate rises. ``advice``:
     text for the owner of a run, if the held-out loss is above that reference after the warmup.
     """

@@ -6,7 +6,7 @@ another peer that remembers the plan behind the version. If nobody remembers tha
 goes on from a guess, and says so.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -70,16 +70,20 @@ class Memory:
 
     def __init__(
         self,
-        from_checkpoint: Callable[[Version], PlanContext | None],
         history: Plan | None,
         dropped: Sequence[int],
     ) -> None:
-        self._from_checkpoint = from_checkpoint
+        self._kept: dict[Version, PlanContext] = {}
+        """Contexts in the checkpoints of this peer."""
         self.history = history
         self._dropped = tuple(dropped)
         self._next: tuple[Version, PlanContext] | None = None
         self._asked: tuple[Version, float] | None = None
         self.forgotten: set[Version] = set()
+
+    def kept(self, contexts: Sequence[tuple[Version, PlanContext]]) -> None:
+        """These are the contexts in the checkpoints of this peer."""
+        self._kept = dict(contexts)
 
     def planned(self, plan: Plan) -> None:
         """This plan was made; nothing of it has been committed yet."""
@@ -114,7 +118,7 @@ class Memory:
             return PlanContext.after(h, self._dropped, h.owners, max(tokens, h.tokens))
         if base == GENESIS:
             return PlanContext(WHOLE, {}, 0)
-        found = self._from_checkpoint(base)
+        found = self._kept.get(base)
         if found is None and base in self.forgotten:
             guess = SampleClass(0, 0, base.epoch * batch)
             return PlanContext((guess,), {}, max(0, tokens))
@@ -122,7 +126,7 @@ class Memory:
 
     def knows(self, version: Version) -> bool:
         """True if a checkpoint of this peer has the context of ``version``."""
-        return self._from_checkpoint(version) is not None
+        return version in self._kept
 
     def stood(self, version: Version) -> dict[int, Version]:
         """Stages that have an older version's parameters at ``version``, with that older version,

@@ -14,6 +14,7 @@ support of a majority of the last voters.
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -193,6 +194,11 @@ class DoubleVotes:
         """Return True if this peer is proven to have voted twice; its votes do not count then."""
         return peer in self._proofs
 
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """Peers that are proven to have voted twice."""
+        return frozenset(self._proofs)
+
     def told(self) -> tuple[DoubleVote, ...]:
         """The newest proofs, for other peers."""
         return tuple(self._proofs.values())[-MOST_TOLD:]
@@ -246,6 +252,35 @@ class Warrant:
 NO_WARRANT = Warrant()
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """The newest certificate that a peer believes, as its leader needs it. ``at``: seconds of the
+    own clock when the certificate was shown last."""
+
+    voters: tuple[PeerId, ...] = ()
+    version: Version = Version(0)
+    at: float = -math.inf
+
+    def holds(self, now: float) -> bool:
+        """Return True if plans need these voters now: the certificate is recent, and its history is
+        past the first :data:`RIPE` epochs."""
+        return self.version.epoch >= RIPE and now - self.at <= FORGET_S
+
+    def doubts(
+        self, version: Version, holders: Collection[PeerId], here: Collection[PeerId], now: float
+    ) -> bool:
+        """Return True if too few of the voters can have committed ``version``, and the certificate
+        is of another one. A voter in ``here`` that is no holder has not committed it; an absent one
+        may have."""
+        return (
+            version != self.version
+            and self.holds(now)
+            and not is_majority(
+                self.voters, {p for p in self.voters if p in holders or p not in here}
+            )
+        )
+
+
 class Trust:
     """The voters of the newest certificate that this peer has seen, and the checks that follow from
     them. The first certificate is accepted without earlier voters to check it against."""
@@ -272,10 +307,14 @@ class Trust:
         """Return True if ``peer`` has signed this vote."""
         return self._check(peer, vote.said(), signature, signing_domain("vote", self._run))
 
+    @property
+    def quorum(self) -> Quorum:
+        """The newest certificate, for the leader of this peer."""
+        return Quorum(self.voters, self.version, self._at)
+
     def holds(self, now: float) -> bool:
-        """Return True if plans need the voters of the last certificate now: it is recent, and its
-        history is past the first :data:`RIPE` epochs."""
-        return self.version.epoch >= RIPE and now - self._at <= FORGET_S
+        """Return True if plans need the voters of the last certificate now (:class:`Quorum`)."""
+        return self.quorum.holds(now)
 
     def learns(self, c: Certificate, now: float) -> None:
         """Take over a certificate that was made here, or after its votes were checked."""
@@ -293,20 +332,6 @@ class Trust:
         if believed:
             self.learns(certificate, now)
         return believed
-
-    def doubts(
-        self, version: Version, holders: Collection[PeerId], here: Collection[PeerId], now: float
-    ) -> bool:
-        """Return True if too few of the last voters can have committed ``version``, and there is no
-        certificate of it here. A voter in ``here`` that is no holder has not committed it; an
-        absent one may have."""
-        return (
-            version != self.version
-            and self.holds(now)
-            and not is_majority(
-                self.voters, {p for p in self.voters if p in holders or p not in here}
-            )
-        )
 
     def objection(
         self,

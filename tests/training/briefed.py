@@ -1,0 +1,38 @@
+"""A test leader that is told the news of its peer, as the service tells it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from node.core.ids import NO_CELL
+from node.core.journey import Plan, Version
+from node.training.leader.briefing import Briefing
+from node.training.leader.leader import Leader
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.plan_context import PlanContext
+from node.training.protocol.votes import Trust
+
+
+class BriefedLeader:
+    """A leader and its briefing. ``saved``: contexts in the checkpoints of its peer."""
+
+    def __init__(
+        self, leader: Leader, trust: Trust, saved: Mapping[Version, PlanContext] | None = None
+    ) -> None:
+        contexts = saved or {}
+        self._leader = leader
+        self._briefing = Briefing(
+            trust, NO_CELL, lambda: tuple(contexts), contexts.get, lambda peer: True
+        )
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._leader.plan
+
+    @property
+    def facts(self) -> RunFacts:
+        return self._leader.facts
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """Handle the news and the event; returns the actions of all."""
+        events = self._briefing.before(event, now)
+        return [action for each in events for action in self._leader.handle(each, now)]
