@@ -84,6 +84,7 @@ from node.training.presence import Presence
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read
+from node.training.recording.recorder import Recorder
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.engines import Engines, PipelineMeter
@@ -378,7 +379,7 @@ class Ports:
     that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory;
     ``weights`` reads any stage of the model that the run begins from, None where it is not here;
     ``files`` reads a file of the run by its sha256. ``places``: of the pipeline, 0 for its own
-    number."""
+    number. ``recorder`` records the machines that it has made; None records nothing."""
 
     identity: Signer
     transport: TransportPort
@@ -407,6 +408,7 @@ class Ports:
     weights: Given | None = None
     files: Callable[[str], bytes | None] | None = None
     places: int = 0
+    recorder: Recorder | None = None
 
 
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
@@ -484,10 +486,15 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         parameters=sum(part.bytes for part in o.parts[state.stage]),
         established=lambda peer: training.is_established(peer),
     )
+    facts = o.facts(run_facts(manifest, work, o.parts))
+    if o.recorder is not None:
+        o.recorder.begin(o.transport.peer_id, facts, manifest.scheduler, o.parts)
+        make = replace(facts.make, read=o.recorder.reads(facts.make.read))
+        facts = replace(facts, make=make)
     training = Training(
         o.identity,
         state.stage,
-        o.facts(run_facts(manifest, work, o.parts)),
+        facts,
         o.transport,
         work,
         lambda: o.presence.view,

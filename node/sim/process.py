@@ -269,6 +269,7 @@ class SimPeer(Peer[Services]):
         def math(module: Any, wire: str, autocast: Any) -> ValueMath:
             return ValueMath(module, wire, device, setup.work.forward_s, setup.work.ends_s)
 
+        recorder = make.recorder(self)
         ports = Ports(
             self.identity,
             self.transport,
@@ -290,10 +291,11 @@ class SimPeer(Peer[Services]):
             machines=Deciding(
                 self._watched(make.pipeline, watch.pipeline),
                 self._watched(make.round, watch.round),
-                self._watched(make.member, watch.member),
-                self._watched(make.leader, watch.leader),
+                self._watched(make.member if recorder is None else recorder.member, watch.member),
+                self._watched(make.leader if recorder is None else recorder.leader, watch.leader),
                 self._search,
             ),
+            recorder=recorder,
             read=swarm.read,
             facts=swarm.facts,
             colleagues=Colleagues(self.name, RIPE_S),

@@ -10,14 +10,17 @@ from node.core.ids import ENDS, PeerId
 from node.sim.process import SimPeer, Swarm
 from node.sim.setup import Setup
 from node.sim.watch import HistoryRecorder
+from node.training.recording.recorder import Recorder
 
 
 @dataclass(frozen=True)
 class MachineFactory(Machines):
     """Factories of a peer's machines. ``services``: called with a peer before its services start. A
-    test plants a bug in one of them."""
+    test plants a bug in one of them. ``recorder``: makes the recorder of each process; None records
+    nothing."""
 
     services: Callable[[SimPeer], object] = lambda peer: None
+    recorder: Callable[[SimPeer], Recorder | None] = lambda peer: None
 
 
 class SimSwarm(Swarm):

@@ -1,0 +1,186 @@
+"""Plays a recording into fresh machines and compares their actions with the recorded ones. Pure.
+Enters: the lines of a recording. Leaves: what was played, and the first difference. Never: an
+effect; what the actions ask for was done when they were recorded."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from node.core.errors import TuttiError, WireError
+from node.core.newest import Newest
+from node.scheduler.router import SearchJob
+from node.training.leader.leader import Leader
+from node.training.member import Member
+from node.training.protocol import events
+from node.training.protocol.rules import Rules
+from node.training.recording.chain import RecordingDamaged, documents, text_of
+from node.training.recording.recorder import LEADER, MEMBER
+from node.training.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
+from node.training.recording.values import Reader, Writer
+
+Machine = Leader | Member
+SEARCHES = 64
+"""Searches of which a result may still come."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An event to which a fresh machine answers otherwise. ``record``: its number in the recording;
+    ``number``: its number among the events of that machine, from 1; ``expected`` and ``found``: the
+    recorded actions and those of the fresh machine, as in a recording."""
+
+    record: int
+    machine: str
+    number: int
+    now: float
+    event: list[Any]
+    expected: list[Any]
+    found: list[Any]
+
+    @property
+    def at(self) -> int:
+        """Number of the first action that differs, from 0."""
+        pairs = zip(self.expected, self.found, strict=False)
+        same = [a == b for a, b in pairs]
+        return same.index(False) if False in same else len(same)
+
+
+@dataclass
+class Played:
+    """Result of playing a recording. ``records`` were read; ``machines`` and ``events`` were played,
+    counted by machine, and none after ``difference``. ``end``: why the recording ended, empty for
+    one that did not end in order."""
+
+    setup: Setup | None = None
+    records: int = 0
+    machines: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    actions: int = 0
+    difference: Difference | None = None
+    end: str = ""
+
+
+def event_kinds(module: ModuleType = events) -> Mapping[str, type[Any]]:
+    """The classes of events, by name."""
+    return {
+        name: kind
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+    }
+
+
+class Player:
+    """Plays one recording, record after record."""
+
+    def __init__(self) -> None:
+        self.played = Played()
+        self._kinds = event_kinds()
+        self._shared: dict[str, Any] = {}
+        self._rules: dict[str, Rules] = {}
+        self._searches: Newest[str, SearchJob] = Newest(SEARCHES)
+        self._reader = Reader(self._shared, self._searches)
+        self._found: dict[str, Any] = {}
+        """Plans and sets that fresh machines named and the recording has not."""
+        self._writer = Writer(self._name)
+        self._machines: dict[str, Machine] = {}
+
+    def play(self, lines: Iterable[bytes]) -> Played:
+        """Play all up to the first difference; the lines after it are only checked for damage.
+        Raises RecordingDamaged for the first record that is cut, changed, or none that a recorder
+        writes; :attr:`played` has the ones before it."""
+        for document in documents(lines):
+            try:
+                self._record(document)
+            except (TuttiError, LookupError, TypeError, ValueError, AttributeError) as e:
+                said = f"{type(e).__name__}: {e}"
+                raise RecordingDamaged(self.played.records, f"is none that is known: {said}") from e
+            self.played.records += 1
+        if self.played.setup is None:
+            raise RecordingDamaged(0, "is missing: the file is empty")
+        return self.played
+
+    def _record(self, document: Any) -> None:
+        if self.played.end:
+            raise WireError("it comes after the end")
+        match document:
+            case {"recording": number, "setup": setup} if self.played.setup is None:
+                if number != FORMAT:
+                    raise WireError(f"format {number}, and this tutti reads format {FORMAT}")
+                self.played.setup = self._reader.fields(setup, Setup)
+            case _ if self.played.setup is None:
+                raise WireError("a recording begins with its setup")
+            case {"end": str(why)}:
+                self.played.end = why or "stopped"
+            case _ if self.played.difference is not None:
+                pass
+            case {"name": str(name), "is": shared}:
+                self._shared[name] = shared
+            case {"change": str(change), "rules": rules}:
+                self._rules[change] = self._reader.fields(rules, Rules)
+            case {"start": str(machine), "with": start}:
+                self._start(machine, start, self.played.setup)
+            case {"to": str(machine), "now": int() | float() as now, "event": event}:
+                self._event(machine, now, event, document)
+            case _:
+                raise WireError("unknown")
+
+    def _start(self, machine: str, start: Any, setup: Setup) -> None:
+        self.played.machines[machine] += 1
+        if machine == MEMBER:
+            m = self._reader.fields(start, MemberStart)
+            self._machines[MEMBER] = Member(m.me, m.at, m.checkpoints, m.tokens)
+        elif machine == LEADER:
+            s = self._reader.fields(start, LeaderStart)
+            self._machines[LEADER] = Leader(
+                s.me,
+                setup.facts(self._rules),
+                term=s.term,
+                history=s.history,
+                dropped=s.dropped,
+                rules=s.rules,
+                known=s.known,
+                cell=s.cell,
+                conduct=s.conduct,
+            )
+        else:
+            raise WireError(f"there is no machine {machine[:64]}")
+
+    def _event(self, name: str, now: float, event: Any, document: Mapping[str, Any]) -> None:
+        machine = self._machines.get(name)
+        if machine is None:
+            raise WireError("the machine of this event has not started")
+        arrived = self._reader.event(event, self._kinds)
+        self.played.events[name] += 1
+        found = self._decided(machine, arrived, now)
+        raised = document.get("raised")
+        expected = [["raised", {"kind": raised}]] if raised else document["actions"]
+        self.played.actions += len(found)
+        if text_of(found) != text_of(expected):
+            number = self.played.events[name]
+            self.played.difference = Difference(
+                self.played.records, name, number, now, event, expected, found
+            )
+
+    def _decided(self, machine: Machine, event: Any, now: float) -> list[Any]:
+        """The actions of a fresh machine as a recording has them."""
+        try:
+            actions = machine.handle(event, now)
+        except Exception as e:  # noqa: BLE001 - it is what the recorded machine did too, or differs
+            return [["raised", {"kind": type(e).__name__}]]
+        found: list[Any] = []
+        for action in actions:
+            written = self._writer.event(action)
+            if isinstance(action, events.SearchPaths):
+                self._searches[written[1]["job"]] = action.job
+            found.append(written)
+        return found
+
+    def _name(self, name: str, document: Callable[[], Any]) -> None:
+        if name not in self._shared and name not in self._found:
+            self._found = {name: document()}
+
+    def shared(self, name: str) -> Any:
+        """The plan or set of this name, recorded or found last; None if there is none."""
+        return self._shared.get(name, self._found.get(name))

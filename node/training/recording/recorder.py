@@ -1,0 +1,190 @@
+"""Records the machines of one peer: what they start from, each event with its time, and the actions
+that they gave. Enters: calls of the machines. Leaves: lines of a recording. Never: a tensor; a
+decision: a recorded machine decides like any other."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.journey import Plan, Version
+from node.core.version import VERSION
+from node.optim.parts import ParameterPart
+from node.scheduler.settings import SchedulerSettings
+from node.training.leader.conduct import Record
+from node.training.leader.leader import Leader
+from node.training.member import Member
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.rules import Read, Rules
+from node.training.recording.chain import Chain
+from node.training.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
+from node.training.recording.values import Writer
+
+MOST_BYTES = 256 << 20
+"""Bytes of a recording. A peer of a swarm of eight writes some 20 MiB an hour."""
+LEADER = "leader"
+MEMBER = "member"
+
+
+class Recorder:
+    """The recording of one process. ``write`` takes whole lines, in order; after ``most`` bytes the
+    recording ends, which its last line says and ``on_full()`` is told."""
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        most: int = MOST_BYTES,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._write = write
+        self._most = most
+        self._on_full = on_full
+        self._chain = Chain()
+        self._written = 0
+        self._shared: set[str] = set()
+        self._read: set[str] = set()
+        self._writer = Writer(self._share)
+        self.ended = False
+
+    def begin(
+        self,
+        peer: PeerId,
+        facts: RunFacts,
+        scheduler: SchedulerSettings,
+        parts: Mapping[int, tuple[ParameterPart, ...]],
+    ) -> None:
+        """Write the setup, before any machine starts. ``peer``: the peer that is recorded."""
+        setup = Setup.of(VERSION, peer, facts, scheduler, parts)
+        self._line({"recording": FORMAT, "setup": self._writer.fields(setup)})
+
+    def reads(self, read: Read) -> Read:
+        """A reader of the owner's changes that records what it reads. A change that is refused is
+        not recorded, and refused when it is played."""
+
+        def recorded(change: str) -> Rules:
+            rules = read(change)
+            if change not in self._read:
+                self._read.add(change)
+                self._line({"change": change, "rules": self._writer.fields(rules)})
+            return rules
+
+        return recorded
+
+    def member(
+        self, me: PeerId, at: Version, checkpoints: tuple[Version, ...] = (), tokens: int = 0
+    ) -> Member:
+        """A member that is recorded; the arguments of :class:`Member`."""
+        self._start(MEMBER, MemberStart(me, at, checkpoints, tokens))
+        return RecordedMember(self, me, at, checkpoints, tokens)
+
+    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
+        """A leader that is recorded; the arguments of :class:`Leader`."""
+        return RecordedLeader(self, me, facts, **history)
+
+    def leads(self, start: LeaderStart) -> None:
+        """A leader begins."""
+        self._start(LEADER, start)
+
+    def took(
+        self, machine: str, event: Any, now: float, decide: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Let a machine decide on an event, record both, and return the actions."""
+        if self.ended:
+            return decide()
+        # Before the machine decides: it may change what the event holds.
+        document = self._writer.event(event)
+        try:
+            actions = decide()
+        except Exception as e:
+            self._line({"to": machine, "now": now, "event": document, "raised": type(e).__name__})
+            raise
+        given = [self._writer.event(action) for action in actions]
+        self._line({"to": machine, "now": now, "event": document, "actions": given})
+        return actions
+
+    def close(self, why: str) -> None:
+        """End the recording."""
+        if not self.ended:
+            self._line({"end": why})
+            self.ended = True
+
+    def _start(self, machine: str, start: Any) -> None:
+        if not self.ended:
+            self._line({"start": machine, "with": self._writer.fields(start)})
+
+    def _share(self, name: str, document: Callable[[], Any]) -> None:
+        if name not in self._shared:
+            self._shared.add(name)
+            self._line({"name": name, "is": document()})
+
+    def _line(self, document: Any) -> None:
+        if self.ended:
+            return
+        line = self._chain.line(document)
+        self._written += len(line)
+        self._write(line)
+        if self._written >= self._most:
+            self.ended = True
+            self._write(self._chain.line({"end": "full"}))
+            self._on_full()
+
+
+class RecordedMember(Member):
+    """A member of which each event and its actions are recorded."""
+
+    def __init__(self, recorder: Recorder, *about: Any) -> None:
+        super().__init__(*about)
+        self._recorder = recorder
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """As :meth:`Member.handle`."""
+        decide = super().handle
+        return self._recorder.took(MEMBER, event, now, lambda: decide(event, now))
+
+
+class RecordedLeader(Leader):
+    """A leader of which each event and its actions are recorded."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        me: PeerId,
+        facts: RunFacts,
+        *,
+        term: int = 0,
+        history: Plan | None = None,
+        dropped: Sequence[int] = (),
+        rules: Rules | None = None,
+        known: frozenset[PeerId] = frozenset(),
+        cell: CellId = NO_CELL,
+        conduct: Mapping[PeerId, Record] | None = None,
+    ) -> None:
+        records = {peer: copy.copy(record) for peer, record in (conduct or {}).items()}
+        recorder.leads(
+            LeaderStart(me, term, history, tuple(dropped), rules, known, cell, records)
+        )
+        super().__init__(
+            me,
+            facts,
+            term=term,
+            history=history,
+            dropped=dropped,
+            rules=rules,
+            known=known,
+            cell=cell,
+            conduct=conduct,
+        )
+        self._recorder = recorder
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """As :meth:`Leader.handle`."""
+        decide = super().handle
+        return self._recorder.took(LEADER, event, now, lambda: decide(event, now))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Leader:
+        """A copy that decides alike, and is not recorded."""
+        twin = Leader.__new__(Leader)
+        for name, value in vars(self).items():
+            if value is not self._recorder:
+                setattr(twin, name, copy.deepcopy(value, memo))
+        return twin

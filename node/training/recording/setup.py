@@ -1,0 +1,107 @@
+"""Facts of a run in a recording: everything that a fresh machine needs beside its events. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from node.core.errors import Refused
+from node.core.ids import CellId, PeerId
+from node.core.journey import Plan, Version
+from node.optim.ownership import assign
+from node.optim.parts import ParameterPart
+from node.scheduler.router import Router
+from node.scheduler.settings import SchedulerSettings
+from node.training.leader.conduct import Record
+from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
+from node.training.protocol.rules import Rules
+
+FORMAT = 1
+"""Number of the format. A reader refuses any other."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first record of a recording. ``version``: the tutti that wrote it; ``peer``: the peer
+    that recorded itself. ``scheduler`` and ``parts`` (by stage) are what paths and owners are made
+    from; all other fields are those of :class:`~node.training.protocol.facts.RunFacts`."""
+
+    version: str
+    peer: PeerId
+    stages: int
+    epochs: int
+    target_batch: int
+    micro_batch: int
+    min_replicas: int
+    eval_every: int
+    waits: Waits
+    sizes: WorkSizes
+    run_id: str
+    spare: int
+    prove: bool
+    reference: bool
+    warmup: int
+    advice: str
+    scheduler: SchedulerSettings
+    parts: dict[int, tuple[ParameterPart, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        version: str,
+        peer: PeerId,
+        facts: RunFacts,
+        scheduler: SchedulerSettings,
+        parts: Mapping[int, tuple[ParameterPart, ...]],
+    ) -> "Setup":
+        """The setup of a peer that plans with these facts."""
+        own = {f.name for f in fields(cls)}
+        numbers = {f.name: getattr(facts, f.name) for f in fields(facts) if f.name in own}
+        return cls(version, peer, scheduler=scheduler, parts=dict(parts), **numbers)
+
+    def facts(self, rules: Mapping[str, Rules]) -> RunFacts:
+        """The facts of a fresh leader. ``rules``: settings by the owner's change, "" for those of
+        the manifest."""
+        names = {f.name for f in fields(RunFacts)}
+        numbers: dict[str, Any] = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name in names
+        }
+
+        def read(change: str) -> Rules:
+            if change not in rules:
+                raise Refused("not a change that was read when this was recorded", "")
+            return rules[change]
+
+        make = PlanFunctions(
+            assign=lambda stage, cell, previous, room: assign(
+                self.parts[stage], cell, previous, room
+            ),
+            router=lambda: Router(self.scheduler, self.stages),
+            read=read,
+        )
+        return RunFacts(make=make, **numbers)
+
+
+@dataclass(frozen=True)
+class MemberStart:
+    """A member machine begins: the arguments of :class:`~node.training.member.Member`."""
+
+    me: PeerId
+    at: Version
+    checkpoints: tuple[Version, ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class LeaderStart:
+    """A leader machine begins: the arguments of :class:`~node.training.leader.leader.Leader`."""
+
+    me: PeerId
+    term: int
+    history: Plan | None
+    dropped: tuple[int, ...]
+    rules: Rules | None
+    known: frozenset[PeerId]
+    cell: CellId
+    conduct: dict[PeerId, Record]
+
+
