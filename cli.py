@@ -119,6 +119,14 @@ LogFormat = Annotated[
         "--log-format", click_type=OneOf(LOG_FORMATS), metavar="FORMAT", help="auto, text, json."
     ),
 ]
+RecordFile = Annotated[
+    str | None,
+    Option(
+        "--record",
+        metavar="FILE",
+        help="Record the state machines, for a bug report: tutti replay.",
+    ),
+]
 Background = Annotated[
     bool,
     Option("--background", "-d", help="Return as soon as the daemon answers; it goes on."),
@@ -247,6 +255,7 @@ def start(
     weights: WeightsPath = None,
     metrics_port: MetricsPort = None,
     log_format: LogFormat = None,
+    record: RecordFile = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
@@ -275,6 +284,7 @@ def start(
         join=join,
         metrics_port=metrics_port,
         log_format=log_format,
+        record=record,
         config=config,
     ) | _assignments(settings)
     ours = _config(flags)
@@ -329,6 +339,7 @@ def join(
     weights: WeightsPath = None,
     metrics_port: MetricsPort = None,
     log_format: LogFormat = None,
+    record: RecordFile = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
@@ -356,6 +367,7 @@ def join(
         max_down=max_down,
         metrics_port=metrics_port,
         log_format=log_format,
+        record=record,
         config=config,
     ) | _assignments(settings)
     ours = _config(flags)
@@ -802,6 +814,21 @@ def logs(
         return commands.logs(
             client, ours.events_path, follow=follow, last=last, level=level, as_json=as_json
         )
+
+
+@app.command(rich_help_panel=WATCH)
+def replay(
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="A recording by  tutti start --record FILE.")
+    ],
+    as_json: Json = False,
+) -> int:
+    """Play a daemon's recording into fresh state machines, and show the first other action."""
+    if not file.is_file():
+        raise UsageFault(f"there is no {file}", "name a file of  tutti start --record")
+    from node.training.recording.command import run_command
+
+    return run_command(file, as_json=as_json)
 
 
 @app.command(rich_help_panel=WATCH)

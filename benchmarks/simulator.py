@@ -2,10 +2,15 @@
 simulating a big swarm.
 
     python -m benchmarks.simulator [--schedules 10000] [--sizes 10,100,1000] [--json -]
+    python -m benchmarks.simulator --replay [--schedules 1000]
 
 Schedules come from ``tutti simulate --small --epochs 6 --scenario random --seed N``, N from 0. A
 schedule that breaks an invariant is shrunk and printed. Cost is processor time for one epoch and
 one peer under churn, of one process.
+
+With ``--replay`` nothing else is measured: every process of each schedule records its leader and
+member machines, and another process plays the recordings into fresh machines. The two processes
+iterate over sets in different orders, as two runs of a daemon do.
 """
 
 import argparse
@@ -14,10 +19,13 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +34,9 @@ from node.sim.command import setup_of
 from node.sim.faults import lay
 from node.sim.run import run, shrink
 from node.sim.setup import Setup
+from node.sim.tapes import Tapes
+from node.training.recording.player import Player
+from node.training.recording.show import difference_lines
 
 BATCH = 50
 EPOCHS = 4
@@ -45,9 +56,15 @@ def main() -> int:
     parser.add_argument(
         "--sizes", default="10,100,1000", help="peers of the swarms whose cost is measured"
     )
+    parser.add_argument(
+        "--replay", action="store_true", help="record the machines, play them again, and end"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
+    if args.replay:
+        _replays(report, args.schedules, args.first, args.workers)
+        return report.end(args.json)
     _schedules(report, args.schedules, args.first, args.workers)
     _planted(report)
     _cost(report, [int(n) for n in args.sizes.split(",") if n])
@@ -136,6 +153,80 @@ def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int,
         if outcome.violation is not None:
             broken.append((seed, str(outcome.violation)))
     return time.process_time() - began, epochs, faults, events, broken, lost
+
+
+@dataclass
+class _Replayed:
+    """Recordings of some schedules that were played. ``other``: seed, peer and first difference of
+    each recording with other actions."""
+
+    recordings: int = 0
+    bytes: int = 0
+    events: int = 0
+    actions: int = 0
+    other: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def add(self, more: "_Replayed") -> None:
+        self.recordings += more.recordings
+        self.bytes += more.bytes
+        self.events += more.events
+        self.actions += more.actions
+        self.other += more.other
+
+
+def _replays(report: Report, count: int, first: int, workers: int) -> None:
+    began = time.perf_counter()
+    found = _Replayed()
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="tutti-replay-") as home,
+        context.Pool(workers, gc.freeze) as records,
+        context.Pool(workers, gc.freeze) as plays,
+    ):
+        seeds = ((home, seed) for seed in range(first, first + count))
+        recorded = records.imap_unordered(_record, seeds)
+        for replayed in plays.imap_unordered(_replay, recorded):
+            found.add(replayed)
+    for seed, peer, what in sorted(found.other)[:10]:
+        print(f"seed {seed}, {peer}: {what}", file=sys.stderr)
+    report.add("4 schedules recorded and replayed", count, "schedules", f"seeds from {first}")
+    beside = f"{found.bytes / max(1, found.recordings) / 1024:.0f} KiB each"
+    report.add("4 recordings", found.recordings, "processes", beside)
+    report.add("4 events played", found.events, "events", f"{found.actions} actions")
+    report.add("4 other actions", len(found.other), "recordings", "", "0", not found.other)
+    report.add("4 replays, wall", round(time.perf_counter() - began, 1), "s", f"{workers} workers")
+
+
+def _record(job: tuple[str, int]) -> tuple[str, int]:
+    """Play a schedule and write the recordings of its processes. Returns their directory, and the
+    seed."""
+    home, seed = job
+    tapes = Tapes()
+    run(SMALL, lay(("random",), SMALL, seed), tapes.factory())
+    place = Path(home) / str(seed)
+    place.mkdir()
+    for number, (peer, lines) in enumerate(tapes.tapes):
+        (place / f"{number:04}-{peer}").write_bytes(b"".join(lines))
+    return str(place), seed
+
+
+def _replay(job: tuple[str, int]) -> _Replayed:
+    """Play the recordings of a directory, and remove it."""
+    place, seed = job
+    found = _Replayed()
+    for path in sorted(Path(place).iterdir()):
+        player = Player()
+        with path.open("rb") as lines:
+            played = player.play(lines)
+        found.recordings += 1
+        found.bytes += path.stat().st_size
+        found.events += sum(played.events.values())
+        found.actions += played.actions
+        if played.difference is not None:
+            said = " ".join(difference_lines(played.difference, player.shared))
+            found.other.append((seed, path.name, said))
+    shutil.rmtree(place)
+    return found
 
 
 def _planted(report: Report) -> None:

@@ -202,6 +202,9 @@ class NodeSettings:
     """text | json: one format for all that a daemon prints. auto: text."""
     log_level: str = "info"
     """Least level shown on stderr; the event file has everything."""
+    record: str = ""
+    """File in which the daemon records the events of its state machines, for  tutti replay; empty:
+    none. An existing file is kept, and a number added to the name."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from node.config import NodeConfig
 from node.control.pledges import Pledges
 from node.core.clock import Clock
 from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
+from node.core.home import expanded
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder
@@ -84,6 +85,7 @@ from node.training.presence import Presence
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read
+from node.training.recording.file import RecordingFile
 from node.training.recording.recorder import Recorder
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
@@ -147,6 +149,8 @@ class Assembled(Services):
     """Reads the files of the model and its tokenizer; files that are missing here are fetched."""
     texts: asyncio.Semaphore
     """Places of the texts that are generated at once."""
+    recording: RecordingFile | None
+    """The recording of the machines; None if nobody asked for one."""
 
 
 async def assemble(
@@ -235,6 +239,7 @@ async def assemble(
         module.logits_at_once = at_once
     text_bytes = text_limit(config, manifest, stage, verdict, device.is_cuda)
     run_files = RunFiles(config, manifest, tokenizer)
+    recording = _recording(config, journal)
     services = compose(
         manifest,
         Ports(
@@ -270,6 +275,10 @@ async def assemble(
             weights=given,
             files=run_files.read,
             places=share_places(config, manifest, stage, verdict, device.is_cuda),
+            machines=Machines()
+            if recording is None
+            else Machines(member=recording.recorder.member, leader=recording.recorder.leader),
+            recorder=None if recording is None else recording.recorder,
         ),
         state,
     )
@@ -293,7 +302,25 @@ async def assemble(
         local=local,
         files=ModelFiles(lambda: run_files.fetched(transport, [*presence.view.ends])),
         texts=asyncio.Semaphore(AT_ONCE),
+        recording=recording,
     )
+
+
+def _recording(config: NodeConfig, journal: Journal) -> RecordingFile | None:
+    """The file in which this peer records its machines; None if it does not. Raises LocalFault if
+    it cannot be made."""
+    if not config.node.record:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def ended(why: str) -> None:
+        text = f"the recording of the machines ends: {why}"
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            loop.call_soon_threadsafe(journal.emit, "daemon", "recording-ended", text, "warning")
+
+    recording = RecordingFile(expanded(config.node.record), ended)
+    journal.emit("daemon", "recording", f"records its machines in {recording.path}")
+    return recording
 
 
 def _plan_memory(

@@ -444,6 +444,8 @@ class Daemon(Node):
         if a is not None:
             # Nothing is committed from here on, so no further write is needed.
             await a.training.close()
+            if a.recording is not None:
+                await asyncio.to_thread(a.recording.close, self._why or "stopping")
         ask_to_end(self.children)
         if self.lan is not None:
             await self.lan.close()

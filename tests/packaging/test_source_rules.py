@@ -102,6 +102,23 @@ def reads_as_the_locale_says(node: ast.AST) -> Iterator[str]:
         yield f"calls {word} without an encoding"
 
 
+def changes_a_machine(node: ast.AST) -> Iterator[str]:
+    """Every input of a leader or a member is an event: nobody assigns its attributes."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return
+    each = [one for target in targets for one in getattr(target, "elts", [target])]
+    for target in each:
+        if isinstance(target, ast.Attribute):
+            on = target.value
+            kept = on.attr if isinstance(on, ast.Attribute) else name_of(on)
+            if kept in ("leader", "member"):
+                yield f"assigns {kept}.{target.attr}"
+
+
 MODES = {mode + kind for mode in ("r", "w", "a", "x", "r+", "w+") for kind in ("", "b")} | {"rb+"}
 RULES: dict[Rule, list[str]] = {
     spawns: [
@@ -133,6 +150,11 @@ RULES: dict[Rule, list[str]] = {
         "StateStub(channel).Describe(r)",
         "pb.XStub(c).Y(r, wait=1)",
     ],
+    changes_a_machine: [
+        "self.leader.resigning = True",
+        "t.member.term += 1",
+        "leader.waiting, n = None, 0",
+    ],
 }
 FINE = [
     "tasks.spawn(f(), 'name')",
@@ -149,6 +171,8 @@ FINE = [
     "open(path, 'rb')",
     "os.fdopen(fd, 'wb')",
     "self.open(request)",
+    "self.leader = None",
+    "term = self.member.term",
 ]
 
 

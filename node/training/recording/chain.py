@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from node.core.errors import LocalFault
+from node.core.errors import Refused
 
 HASH = 32
 """Hex digits of a hash."""
@@ -21,7 +21,7 @@ MOST_LINE = 64 << 20
 a few thousand peers."""
 
 
-class RecordingDamaged(LocalFault):
+class RecordingDamaged(Refused):
     """A recording that cannot be read on. ``record``: number of the record that is damaged, the
     first is 0."""
 

@@ -160,9 +160,7 @@ class RecordedLeader(Leader):
         conduct: Mapping[PeerId, Record] | None = None,
     ) -> None:
         records = {peer: copy.copy(record) for peer, record in (conduct or {}).items()}
-        recorder.leads(
-            LeaderStart(me, term, history, tuple(dropped), rules, known, cell, records)
-        )
+        recorder.leads(LeaderStart(me, term, history, tuple(dropped), rules, known, cell, records))
         super().__init__(
             me,
             facts,

@@ -103,5 +103,3 @@ class LeaderStart:
     known: frozenset[PeerId]
     cell: CellId
     conduct: dict[PeerId, Record]
-
-

@@ -1,0 +1,35 @@
+"""The command ``tutti replay``: plays the recording of a daemon into fresh machines."""
+
+import json
+from pathlib import Path
+
+from node.core.errors import ExitCode, UsageFault
+from node.telemetry.sinks import say
+from node.training.recording import show
+from node.training.recording.chain import RecordingDamaged
+from node.training.recording.player import Player
+
+
+def run_command(path: Path, *, as_json: bool) -> int:
+    """Play a recording and print what was found. Returns DEGRADED if the actions differ. Raises
+    RecordingDamaged for a file that is cut or changed, after the records before that were played;
+    UsageFault for one that cannot be read."""
+    player = Player()
+    damage: RecordingDamaged | None = None
+    try:
+        with path.open("rb") as lines:
+            player.play(lines)
+    except OSError as e:
+        raise UsageFault(
+            f"{path} cannot be read: {e.strerror or e}", "name a file of  tutti start --record"
+        ) from e
+    except RecordingDamaged as e:
+        damage = e
+    if as_json:
+        text = show.document(player) | {"damage": str(damage) if damage else ""}
+        say(json.dumps(text))
+    elif player.played.records:
+        say("\n".join(show.lines(player, damaged=damage is not None)))
+    if damage is not None:
+        raise damage
+    return ExitCode.OK if player.played.difference is None else ExitCode.DEGRADED
