@@ -103,13 +103,13 @@ class Sighting:
 
 
 class Election:
-    """Election as one peer sees it. ``started``: the clock when this peer began to take part;
-    ``colleagues``: the peers it has worked with."""
+    """Election as one peer sees it. ``started``: the clock when this peer began to take part."""
 
-    def __init__(self, me: PeerId, started: float, colleagues: Colleagues | None = None) -> None:
+    def __init__(self, me: PeerId, started: float) -> None:
         self._me = me
         self._started = started
-        self._colleagues = colleagues if colleagues is not None else Colleagues(me)
+        self._known: frozenset[PeerId] = frozenset()
+        """The colleagues: peers that this one has worked with."""
         self._seen: Mapping[PeerId, Sighting] = {}
         self._follows: Mapping[PeerId, PeerId] | None = None
         self._behind: dict[PeerId, set[PeerId]] = {}
@@ -122,10 +122,10 @@ class Election:
         self._told: dict[PeerId, float] = {}
         self._claims: dict[PeerId, float] = {}
         """Last time that each other peer took this one for the leader while it did not lead."""
-        self.order: Sequence[PeerId] = ()
+        self._order: Sequence[PeerId] = ()
         """Voters of the newest plan followed here, in the order in which they take over the
         lead."""
-        self.following: PeerId | None = None
+        self._following: PeerId | None = None
         """The leader of the plan in force here."""
         self._answered: tuple[PeerId, float] | None = None
 
@@ -135,13 +135,15 @@ class Election:
         follows: Mapping[PeerId, PeerId] | None = None,
         following: PeerId | None = None,
         order: Sequence[PeerId] = (),
+        known: frozenset[PeerId] = frozenset(),
     ) -> None:
         """Take a reading of the directory. ``ends``: other ends peers; ``follows``: for each peer,
         the leader that it says it follows; ``following``: the leader of the plan in force here;
-        ``order``: the voters in the order in which they take over."""
+        ``order``: the voters in the order in which they take over; ``known``: the colleagues."""
         self._seen = ends
-        self.following = following
-        self.order = order
+        self._following = following
+        self._order = order
+        self._known = known
         if follows is not self._follows:
             self._follows = follows
             self._behind = {}
@@ -185,10 +187,10 @@ class Election:
         included: their leader is gone, and nothing can be committed without them.
         """
         self._claims = {p: at for p, at in self._claims.items() if now - at < CLAIM_S}
-        if peer in self.order:
+        if peer in self._order:
             self._claims[peer] = now
         claim = {*self._claims, self._me}
-        return 2 * sum(p in claim for p in self.order) > len(self.order)
+        return 2 * sum(p in claim for p in self._order) > len(self._order)
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """``peer`` answered that it does not lead (it has just stopped, or not yet begun): prefer
@@ -251,19 +253,19 @@ class Election:
         """The peer of ``able`` that takes over when nobody leads: the first in the newest plan's
         order of voters. Peers outside that order come last, colleagues first and then by PeerId. A
         peer without colleagues treats all alike, itself too."""
-        mine = {*self._colleagues.all, self._me} if self._colleagues.all else set[PeerId]()
-        place = {p: i for i, p in enumerate(self.order)}
+        mine = {*self._known, self._me} if self._known else set[PeerId]()
+        place = {p: i for i, p in enumerate(self._order)}
         return min(able, key=lambda p: (place.get(p, len(place)), p not in mine, p), default=None)
 
     def _support(self, leader: PeerId) -> int:
         """Number of followers that ``leader`` has, itself included. Strangers never count for more
         than the colleagues among them."""
         followers = {*self._behind.get(leader, ()), leader}
-        if self.following == leader:
+        if self._following == leader:
             followers.add(self._me)
-        if not self._colleagues.all:
+        if not self._known:
             return len(followers)
-        known = len(followers & (self._colleagues.all | {self._me}))
+        known = len(followers & (self._known | {self._me}))
         return known + min(known, len(followers) - known)
 
     def _is_doubted(self, peer: PeerId, seen: Sighting, now: float) -> bool:

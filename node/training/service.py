@@ -156,7 +156,7 @@ class Training(rpc.TrainingServicer):
         """Records of the members from when this peer led last."""
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
-        self._election = Election(self.me, clock.now(), work.colleagues)
+        self._election = Election(self.me, clock.now())
         self.leader: Leader | None = None
         self.leaving = False
         self.started = False
@@ -209,7 +209,7 @@ class Training(rpc.TrainingServicer):
         """Begin to take part: the state in place is what this peer offers."""
         self.started = True
         self._place(self._ledger.term(self.cell))
-        self._election = Election(self.me, self.clock.now(), self.work.colleagues)
+        self._election = Election(self.me, self.clock.now())
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
         if self.facts.waits.probe_every_s:
@@ -371,7 +371,8 @@ class Training(rpc.TrainingServicer):
         ends = {p: s for p, s in view.ends.items() if self._may_lead(p)}
         plan = self.member.plan
         order = plan.electorate.voters if plan is not None else ()
-        self._election.see(ends, view.follows, self.following, order)
+        known = self.work.colleagues.all
+        self._election.see(ends, view.follows, self.following, order, known)
         leads = self.leader is not None
         return self._election.leader(self.clock.now(), able=self._able, leads=leads)
 
@@ -1155,7 +1156,7 @@ class Training(rpc.TrainingServicer):
         self.cell = plan.cell_id
         self._stop_leading()
         self.trust.forget()
-        self._election = Election(self.me, now - LOOK_S, self.work.colleagues)
+        self._election = Election(self.me, now - LOOK_S)
         if first != self.me:
             self._election.answered(first, now)
         self.journal.emit(

@@ -23,12 +23,11 @@ def election(
     follows: dict[PeerId, PeerId],
     *leads: PeerId,
     others: tuple[PeerId, ...] = (),
+    following: PeerId = LEADER,
 ) -> Election:
-    e = Election(ME, 0.0, colleagues)
-    e.see(
-        {**{p: Sighting(1) for p in others}, **{p: Sighting(1, leads=True) for p in leads}}, follows
-    )
-    e.following = LEADER
+    e = Election(ME, 0.0)
+    ends = {**{p: Sighting(1) for p in others}, **{p: Sighting(1, leads=True) for p in leads}}
+    e.see(ends, follows, following, known=colleagues.all)
     return e
 
 
@@ -90,8 +89,7 @@ def test_a_ground_key_that_claims_to_lead_does_not_lead(
 
 
 def test_nobody_who_leads_gives_way_to_a_stranger() -> None:
-    e = election(worked(STAGE), CROWD, GROUND)
-    e.following = ME
+    e = election(worked(STAGE), CROWD, GROUND, following=ME)
     assert e.leader(LATE, able=True, leads=True) == ME
 
 
@@ -114,12 +112,13 @@ def test_after_a_partition_the_side_with_more_followers_goes_on() -> None:
     for me in names[:8]:
         known = Colleagues(me)
         known.recall(names[:8] if me in of_a else names)
-        e = Election(me, 0.0, known)
+        e = Election(me, 0.0)
         e.see(
             {p: Sighting(1, True) for p in (a, b) if p != me},
             {p: who for p, who in follows.items() if p != me},
+            follows[me],
+            known=known.all,
         )
-        e.following = follows[me]
         assert e.leader(LATE, able=me in (a, b), leads=me in (a, b)) == b
 
 

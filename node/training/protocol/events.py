@@ -341,8 +341,9 @@ class PlanArrived:
 class VersionPlaced:
     """The version in place did not come from the epoch under way: it was read from the disk or
     fetched, or the version of the plan in force could not be put in place. This peer takes no part
-    in that plan. ``checkpoints``: versions on the disk that can be put in place; ``tokens``: counted
-    in the history of ``at``; ``term``: the highest term in which this peer has voted, 0 for none."""
+    in that plan. ``checkpoints``: versions on the disk that can be put in place; ``tokens``:
+    counted in the history of ``at``; ``term``: the highest term in which this peer has voted, 0 for
+    none."""
 
     at: Version
     checkpoints: tuple[Version, ...]

@@ -69,7 +69,8 @@ class PlanFunctions:
     stage. ``room[peer]``: bytes of optimizer state that the peer can hold; absent if unknown.
     Raises OutOfResources if the state does not fit. ``router()`` makes the object that lays the
     paths. ``recall(version)`` is the context in a checkpoint of the version, None without one; it
-    reads the disk, so a leader gets its answers as events. ``read(change)``: the settings of the owner's change, or of the manifest.
+    reads the disk, so a leader gets its answers as events. ``read(change)``: the settings of the
+    owner's change, or of the manifest.
     """
 
     assign: Assign

@@ -1,5 +1,5 @@
-"""Lines of a recording, each with a hash over itself and all lines before it. Pure. Enters: records,
-or the bytes of a file. Leaves: the other. Never: the meaning of a record.
+"""Lines of a recording, each with a hash over itself and all lines before it. Pure. Enters:
+documents, or the lines of a file. Leaves: the other. Never: the meaning of a document.
 
     sha256 of (hash of the line before, document), 32 hex digits, a space, the document as JSON
 
