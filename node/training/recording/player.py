@@ -50,8 +50,8 @@ class Difference:
 @dataclass
 class Played:
     """Result of playing a recording. ``records`` were read. ``machines`` started and took
-    ``events``, counted by machine; none after ``difference``. ``end``: why the recording ended, empty for
-    one that did not end in order."""
+    ``events``, counted by machine; none after ``difference``. ``end``: why the recording ended,
+    empty for one that did not end in order."""
 
     setup: Setup | None = None
     records: int = 0
