@@ -244,10 +244,15 @@ def test_a_record_that_no_recorder_writes_is_named(tape: list[bytes], row: Any) 
     assert found.value.record == begins + 1
 
 
-def test_another_format_is_refused(tape: list[bytes]) -> None:
-    newer = changed(tape, lambda n, row: row | {"recording": 2} if n == 0 else row)
-    with pytest.raises(RecordingDamaged, match="format 2"):
-        played(newer)
+def test_another_format_is_refused_with_the_version_that_wrote_it(tape: list[bytes]) -> None:
+    def newer(number: int, row: Any) -> Any:
+        if number:
+            return row
+        return {"recording": 2, "setup": {**row["setup"], "version": "9.9.9"}}
+
+    with pytest.raises(RecordingDamaged, match="format 2") as found:
+        played(changed(tape, newer))
+    assert "9.9.9" in found.value.next_step
 
 
 # ------------------------------------------------------------ the recording end

@@ -21,13 +21,15 @@ MOST_LINE = 64 << 20
 a few thousand peers."""
 
 
+GET_AGAIN = "the records before it are whole; get the file again from where it was written"
+
+
 class RecordingDamaged(Refused):
     """A recording that cannot be read on. ``record``: number of the record that is damaged, the
     first is 0."""
 
-    def __init__(self, record: int, what: str) -> None:
-        step = "the records before it are whole; get the file again from where it was written"
-        super().__init__(f"record {record} of the recording {what}", step)
+    def __init__(self, record: int, what: str, next_step: str = GET_AGAIN) -> None:
+        super().__init__(f"record {record} of the recording {what}", next_step)
         self.record = record
 
 

@@ -11,7 +11,7 @@ from node.training.recording.player import Player
 
 
 def run_command(path: Path, *, as_json: bool) -> int:
-    """Play a recording and print what was found. Returns DEGRADED if the actions differ. Raises
+    """Play a recording and print the result. Returns DEGRADED if the actions differ. Raises
     RecordingDamaged for a file that is cut or changed, after the records before that were played;
     UsageFault for one that cannot be read."""
     player = Player()

@@ -35,7 +35,7 @@ class RecordingFile:
         self._thread.start()
 
     def close(self, why: str) -> None:
-        """Write what is left, for at most :data:`CLOSE_S`, and the reason for the end."""
+        """Write the last lines and the reason for the end, for at most :data:`CLOSE_S`."""
         self.recorder.close(why)
         self._lines.put(None)
         self._thread.join(CLOSE_S)

@@ -1,6 +1,6 @@
 """Plays a recording into fresh machines and compares their actions with the recorded ones. Pure.
-Enters: the lines of a recording. Leaves: what was played, and the first difference. Never: an
-effect; what the actions ask for was done when they were recorded."""
+Enters: the lines of a recording. Leaves: counts, and the first difference. Never: an effect; the
+actions were carried out when they were recorded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +10,18 @@ from typing import Any
 
 from node.core.errors import TuttiError, WireError
 from node.core.newest import Newest
+from node.core.version import VERSION
 from node.scheduler.router import SearchJob
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events
 from node.training.protocol.rules import Rules
-from node.training.recording.chain import RecordingDamaged, documents, text_of
+from node.training.recording.chain import (
+    GET_AGAIN,
+    RecordingDamaged,
+    documents,
+    text_of,
+)
 from node.training.recording.recorder import LEADER, MEMBER
 from node.training.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
 from node.training.recording.values import Reader, Writer
@@ -28,8 +34,8 @@ SEARCHES = 64
 @dataclass(frozen=True)
 class Difference:
     """An event to which a fresh machine answers otherwise. ``record``: its number in the recording;
-    ``number``: its number among the events of that machine, from 1; ``expected`` and ``found``: the
-    recorded actions and those of the fresh machine, as in a recording."""
+    ``number``: its number among the events of that machine, from 1; ``expected``: the recorded
+    actions; ``found``: the actions of the fresh machine, written alike."""
 
     record: int
     machine: str
@@ -94,12 +100,22 @@ class Player:
             try:
                 self._record(document)
             except (TuttiError, LookupError, TypeError, ValueError, AttributeError) as e:
-                said = f"{type(e).__name__}: {e}"
-                raise RecordingDamaged(self.played.records, f"is none that is known: {said}") from e
+                raise self._unknown(document, e) from e
             self.played.records += 1
         if self.played.setup is None:
             raise RecordingDamaged(0, "is missing: the file is empty")
         return self.played
+
+    def _unknown(self, document: Any, error: Exception) -> RecordingDamaged:
+        """The fault that names a record which is whole, and none that this tutti writes."""
+        version = self.played.setup.version if self.played.setup is not None else ""
+        if isinstance(document, dict) and isinstance(document.get("setup"), dict):
+            version = str(document["setup"].get("version", ""))[:32]
+        step = GET_AGAIN
+        if version not in ("", VERSION):
+            step = f"it was written by tutti {version}, and this is {VERSION}: use that version"
+        what = f"is none that is known: {type(error).__name__}: {error}"
+        return RecordingDamaged(self.played.records, what, step)
 
     def _record(self, document: Any) -> None:
         if self.played.end:

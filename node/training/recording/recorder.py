@@ -1,6 +1,6 @@
-"""Records the machines of one peer: what they start from, each event with its time, and the actions
-that they gave. Enters: calls of the machines. Leaves: lines of a recording. Never: a tensor; a
-decision: a recorded machine decides like any other."""
+"""Records the machines of one peer: the arguments they start from, each event with its time, and
+the actions that they gave. Enters: calls of the machines. Leaves: lines of a recording. Never: a
+tensor; a decision: a recorded machine decides like any other."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -58,8 +58,8 @@ class Recorder:
         self._line({"recording": FORMAT, "setup": self._writer.fields(setup)})
 
     def reads(self, read: Read) -> Read:
-        """A reader of the owner's changes that records what it reads. A change that is refused is
-        not recorded, and refused when it is played."""
+        """A reader of the owner's changes that records the settings in each. A change that is
+        refused is not recorded, and is refused again by a replay."""
 
         def recorded(change: str) -> Rules:
             rules = read(change)

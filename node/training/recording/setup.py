@@ -23,7 +23,7 @@ FORMAT = 1
 class Setup:
     """The first record of a recording. ``version``: the tutti that wrote it; ``peer``: the peer
     that recorded itself. ``scheduler`` and ``parts`` (by stage) are what paths and owners are made
-    from; all other fields are those of :class:`~node.training.protocol.facts.RunFacts`."""
+    from; the other fields are as in :class:`~node.training.protocol.facts.RunFacts`."""
 
     version: str
     peer: PeerId
@@ -59,8 +59,8 @@ class Setup:
         return cls(version, peer, scheduler=scheduler, parts=dict(parts), **numbers)
 
     def facts(self, rules: Mapping[str, Rules]) -> RunFacts:
-        """The facts of a fresh leader. ``rules``: settings by the owner's change, "" for those of
-        the manifest."""
+        """The facts of a fresh leader. ``rules``: settings by the owner's change, "" for the
+        manifest's own."""
         names = {f.name for f in fields(RunFacts)}
         numbers: dict[str, Any] = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name in names

@@ -1,4 +1,4 @@
-"""What a replay has found, for people and as JSON. Pure."""
+"""The result of a replay, for people and as JSON. Pure."""
 
 import json
 from collections.abc import Callable, Iterator
