@@ -158,7 +158,7 @@ class Player:
                 rules=s.rules,
                 known=s.known,
                 cell=s.cell,
-                conduct=s.conduct,
+                conduct=dict(s.conduct),
             )
         else:
             raise WireError(f"there is no machine {machine[:64]}")

@@ -159,7 +159,7 @@ class RecordedLeader(Leader):
         cell: CellId = NO_CELL,
         conduct: Mapping[PeerId, Record] | None = None,
     ) -> None:
-        records = {peer: copy.copy(record) for peer, record in (conduct or {}).items()}
+        records = tuple((conduct or {}).items())
         recorder.leads(LeaderStart(me, term, history, tuple(dropped), rules, known, cell, records))
         super().__init__(
             me,

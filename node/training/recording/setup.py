@@ -93,7 +93,8 @@ class MemberStart:
 
 @dataclass(frozen=True)
 class LeaderStart:
-    """A leader machine begins: the arguments of :class:`~node.training.leader.leader.Leader`."""
+    """A leader machine begins: the arguments of :class:`~node.training.leader.leader.Leader`.
+    ``conduct`` has the newest record last."""
 
     me: PeerId
     term: int
@@ -102,4 +103,4 @@ class LeaderStart:
     rules: Rules | None
     known: frozenset[PeerId]
     cell: CellId
-    conduct: dict[PeerId, Record]
+    conduct: tuple[tuple[PeerId, Record], ...]
