@@ -3,7 +3,9 @@ docker-compose.yml: a rendezvous, ends, three block stages with two replicas."""
 
 import dataclasses
 import json
+from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from benchmarks.lab.told import read_told
 from node.app import demo
 from node.app.demo import DemoOptions, run
 from node.manifest import Manifest
+from node.training.recording.player import Player
 
 pytestmark = pytest.mark.swarm
 
@@ -43,6 +46,7 @@ def test_the_compose_topology_trains_and_survives_a_kill(
 ):
     monkeypatch.setattr(demo, "Child", partial(ForkedChild, forks=forks))
     monkeypatch.setattr(demo, "SAMPLE_TOKENS", 64)
+    monkeypatch.setenv("TUTTI_RECORD", str(tmp_path / "machines.rec"))
     services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())[
         "services"
     ]
@@ -77,3 +81,20 @@ def test_the_compose_topology_trains_and_survives_a_kill(
     measured = [t for t in read_told("ends", log) if t.kind == "evaluated"]
     assert [int(t.get("epoch")) for t in measured[:2]] == [0, 2], "before the first step too"
     assert float(measured[0].get("loss_val")) > said["loss_val"]
+    replayed(sorted(tmp_path.glob("machines.rec*")))
+
+
+def replayed(paths: list[Path]) -> None:
+    """The recordings of eight daemons, of which one was killed and one replaced it, replay."""
+    assert len(paths) == 8, "the rendezvous has no such machines"
+    ends = []
+    events: Counter[str] = Counter()
+    for path in paths:
+        with path.open("rb") as lines:
+            played = Player().play(lines)
+        assert played.difference is None, (path, played.difference)
+        ends.append(bool(played.end))
+        events += played.events
+    assert ends.count(False) == 1, "the killed one ends without an end"
+    assert events["leader"] > 100
+    assert events["member"] > 100
