@@ -93,7 +93,7 @@ class Member:
                 kept[plan.term] = (plan, dropped)
         self._older = [kept[term] for term in sorted(kept, reverse=True)]
 
-    def handle(self, event: Any, now: float) -> list[Any]:
+    def handle(self, event: ev.MemberEvent, now: float) -> list[ev.MemberAction]:
         """Handle one event and return the actions. An event that is stale or of the wrong term is
         refused or ignored."""
         match event:

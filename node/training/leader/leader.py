@@ -218,7 +218,7 @@ class Leader:
         is not of the epoch under way."""
         return self._epoch.vote(e) if self._epoch is not None else None
 
-    def handle(self, event: Any, now: float) -> list[Any]:
+    def handle(self, event: ev.LeaderEvent, now: float) -> list[ev.LeaderAction]:
         """Handle one event and return the actions. Unknown or stale events change nothing."""
         if self.phase is Phase.FINISHED and not isinstance(event, AFTER_THE_END):
             return []

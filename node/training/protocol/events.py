@@ -481,3 +481,53 @@ class Finish:
     """The run is complete at ``plan.epoch``: keep serving, train no more."""
 
     plan: Plan
+
+
+# ------------------------------------------------------------ what each machine takes and gives
+
+LeaderEvent = (
+    Heartbeat
+    | Grouped
+    | Recalled
+    | Changed
+    | QuorumChanged
+    | Equivocated
+    | ContextsKept
+    | Resigning
+    | MoveRefused
+    | Unreachable
+    | ProbeAnswered
+    | Declined
+    | Accused
+    | MicroBatchesReported
+    | Committed
+    | Incomplete
+    | Evaluated
+    | Searched
+    | ClockTick
+)
+LeaderAction = (
+    SendPlan
+    | SendRound
+    | SendLost
+    | Recall
+    | RequestMove
+    | ProbePeer
+    | Evaluate
+    | SearchPaths
+    | CountFault
+    | RecordFact
+)
+MemberEvent = PlanArrived | RoundArrived | RoundEnded | Adopted | VersionPlaced | CheckpointsKept
+MemberAction = (
+    RefuseCaller
+    | GoTo
+    | Settle
+    | BeginEpoch
+    | EnterCell
+    | StartRound
+    | AdoptParts
+    | TellCommitted
+    | TellIncomplete
+    | Finish
+)

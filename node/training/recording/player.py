@@ -5,8 +5,7 @@ actions were carried out when they were recorded."""
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from node.core.errors import TuttiError, WireError
 from node.core.newest import Newest
@@ -68,13 +67,11 @@ class Played:
     end: str = ""
 
 
-def event_kinds(module: ModuleType = events) -> Mapping[str, type[Any]]:
-    """The classes of events, by name."""
-    return {
-        name: kind
-        for name, kind in vars(module).items()
-        if isinstance(kind, type) and kind.__module__ == module.__name__
-    }
+KINDS: Mapping[str, Mapping[str, type[Any]]] = {
+    LEADER: {kind.__name__: kind for kind in get_args(events.LeaderEvent)},
+    MEMBER: {kind.__name__: kind for kind in get_args(events.MemberEvent)},
+}
+"""The events of each machine, by name."""
 
 
 class Player:
@@ -82,7 +79,6 @@ class Player:
 
     def __init__(self) -> None:
         self.played = Played()
-        self._kinds = event_kinds()
         self._shared: dict[str, Any] = {}
         self._rules: dict[str, Rules] = {}
         self._searches: Newest[str, SearchJob] = Newest(SEARCHES)
@@ -167,7 +163,7 @@ class Player:
         machine = self._machines.get(name)
         if machine is None:
             raise WireError("the machine of this event has not started")
-        arrived = self._reader.event(event, self._kinds)
+        arrived = self._reader.event(event, KINDS[name])
         self.played.events[name] += 1
         found = self._decided(machine, arrived, now)
         raised = document.get("raised")

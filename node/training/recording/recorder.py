@@ -14,6 +14,7 @@ from node.scheduler.settings import SchedulerSettings
 from node.training.leader.conduct import Record
 from node.training.leader.leader import Leader
 from node.training.member import Member
+from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.rules import Read, Rules
 from node.training.recording.chain import Chain
@@ -136,7 +137,7 @@ class RecordedMember(Member):
         super().__init__(*about)
         self._recorder = recorder
 
-    def handle(self, event: Any, now: float) -> list[Any]:
+    def handle(self, event: ev.MemberEvent, now: float) -> list[ev.MemberAction]:
         """As :meth:`Member.handle`."""
         decide = super().handle
         return self._recorder.took(MEMBER, event, now, lambda: decide(event, now))
@@ -174,7 +175,7 @@ class RecordedLeader(Leader):
         )
         self._recorder = recorder
 
-    def handle(self, event: Any, now: float) -> list[Any]:
+    def handle(self, event: ev.LeaderEvent, now: float) -> list[ev.LeaderAction]:
         """As :meth:`Leader.handle`."""
         decide = super().handle
         return self._recorder.took(LEADER, event, now, lambda: decide(event, now))
