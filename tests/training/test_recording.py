@@ -223,6 +223,7 @@ STRANGE: list[Any] = [
     {"to": "leader", "now": 1.0, "event": ["ClockTick", {"known": "f" * 32}], "actions": []},
     {"to": "leader", "now": 1.0, "event": ["Searched", {"job": "f" * 32}], "actions": []},
     {"to": "leader", "now": 1.0, "event": ["ClockTick", {}]},
+    {"to": "leader", "now": 1.0, "event": ["ClockTick", {}], "actions": [7]},
     {"to": "leader", "now": "soon", "event": ["ClockTick", {}], "actions": []},
     {"to": "member", "now": 1.0, "event": ["PlanArrived", {"plan": "f" * 64}], "actions": []},
     {"to": "pipeline", "now": 1.0, "event": ["ClockTick", {}], "actions": []},

@@ -8,7 +8,8 @@ The hashes find damage; they are no signature, so anybody can write a whole reco
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
 
 from node.core.errors import Refused
 
@@ -51,13 +52,17 @@ def text_of(document: Any) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file. A longer one than is read comes in pieces, of which the first has no
+    end."""
+    return iter(partial(file.readline, MOST_LINE), b"")
+
+
 def documents(lines: Iterable[bytes]) -> Iterator[Any]:
     """The documents of a recording, each once its hash was found to be right. Raises
     RecordingDamaged for the first line that is cut or changed."""
     before = BEGINS
     for number, line in enumerate(lines):
-        if len(line) > MOST_LINE:
-            raise RecordingDamaged(number, f"is longer than {MOST_LINE >> 20} MiB")
         if not line.endswith(b"\n"):
             raise RecordingDamaged(number, "is cut: the line has no end")
         written, _, text = line[:-1].partition(b" ")

@@ -6,7 +6,7 @@ from pathlib import Path
 from node.core.errors import ExitCode, UsageFault
 from node.telemetry.sinks import say
 from node.training.recording import show
-from node.training.recording.chain import RecordingDamaged
+from node.training.recording.chain import RecordingDamaged, lines_of
 from node.training.recording.player import Player
 
 
@@ -17,8 +17,8 @@ def run_command(path: Path, *, as_json: bool) -> int:
     player = Player()
     damage: RecordingDamaged | None = None
     try:
-        with path.open("rb") as lines:
-            player.play(lines)
+        with path.open("rb") as file:
+            player.play(lines_of(file))
     except OSError as e:
         raise UsageFault(
             f"{path} cannot be read: {e.strerror or e}", "name a file of  tutti start --record"

@@ -74,6 +74,13 @@ KINDS: Mapping[str, Mapping[str, type[Any]]] = {
 """The events of each machine, by name."""
 
 
+def _is_action(document: Any) -> bool:
+    match document:
+        case [str(), dict()]:
+            return True
+    return False
+
+
 class Player:
     """Plays one recording, record after record."""
 
@@ -84,7 +91,7 @@ class Player:
         self._searches: Newest[str, SearchJob] = Newest(SEARCHES)
         self._reader = Reader(self._shared, self._searches)
         self._found: dict[str, Any] = {}
-        """Plans and sets that fresh machines named and the recording has not."""
+        """Plans and sets of the newest actions of a fresh machine, which the recording lacks."""
         self._writer = Writer(self._name)
         self._machines: dict[str, Machine] = {}
 
@@ -168,6 +175,8 @@ class Player:
         found = self._decided(machine, arrived, now)
         raised = document.get("raised")
         expected = [["raised", {"kind": raised}]] if raised else document["actions"]
+        if not isinstance(expected, list) or not all(map(_is_action, expected)):
+            raise WireError("the actions of an event are names of classes and their fields")
         self.played.actions += len(found)
         if text_of(found) != text_of(expected):
             number = self.played.events[name]
@@ -177,6 +186,7 @@ class Player:
 
     def _decided(self, machine: Machine, event: Any, now: float) -> list[Any]:
         """The actions of a fresh machine as a recording has them."""
+        self._found.clear()
         try:
             actions = machine.handle(event, now)
         except Exception as e:  # noqa: BLE001 - it is what the recorded machine did too, or differs
@@ -190,9 +200,10 @@ class Player:
         return found
 
     def _name(self, name: str, document: Callable[[], Any]) -> None:
-        if name not in self._shared and name not in self._found:
-            self._found = {name: document()}
+        if name not in self._shared:
+            self._found[name] = document()
 
     def shared(self, name: str) -> Any:
-        """The plan or set of this name, recorded or found last; None if there is none."""
+        """The plan or set of this name, recorded or of the newest actions; None if there is
+        none."""
         return self._shared.get(name, self._found.get(name))
