@@ -185,8 +185,11 @@ def _replays(report: Report, count: int, first: int, workers: int) -> None:
     ):
         seeds = ((home, seed) for seed in range(first, first + count))
         recorded = records.imap_unordered(_record, seeds)
-        for replayed in plays.imap_unordered(_replay, recorded):
+        for done, replayed in enumerate(plays.imap_unordered(_replay, recorded), 1):
             found.add(replayed)
+            if done % BATCH == 0:
+                other = f"{len(found.other)} of {found.recordings} recordings"
+                print(f"{done} schedules: {other} with other actions", file=sys.stderr, flush=True)
     for seed, peer, what in sorted(found.other)[:10]:
         print(f"seed {seed}, {peer}: {what}", file=sys.stderr)
     report.add("4 schedules recorded and replayed", count, "schedules", f"seeds from {first}")
