@@ -70,13 +70,13 @@ def missing(page: str, folder: Path) -> list[str]:
         for link, test in named:
             file = folder / link
             if file not in known:
-                known[file] = tests_of(file)
+                known[file] = functions_of(file)
             if test not in known[file]:
                 found.append(f"{label}: {link} {test}")
     return found
 
 
-def tests_of(file: Path) -> set[str]:
+def functions_of(file: Path) -> set[str]:
     if not file.is_file():
         return set()
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
