@@ -29,7 +29,9 @@ def main() -> None:
     manifest.verify()
     print(f"file        {len(file)} bytes, format {manifest.format}")
     print(f"its owner   {manifest.swarm.owner == owner.peer_id}")
-    print(f"model       {manifest.parameter_count():,} parameters in {manifest.model.layers} layers")
+    print(
+        f"model       {manifest.parameter_count():,} parameters in {manifest.model.layers} layers"
+    )
     print(f"same run    {Manifest.parse(manifest.to_toml()).run_id == manifest.run_id}")
     wider = amended(manifest, {"model.d_model": 320})
     print(f"another run {wider.run_id != manifest.run_id}")

@@ -1,8 +1,8 @@
 """The paths of one epoch, planned for a swarm on two sites.
 
-Two ends peers and four peers of two block stages stand in Oslo and in Lisbon, 40 ms apart. Peer 5 is
-three times as slow as the others. The planner that a leader uses chooses a path for each of eight
-micro-batches. With a number of moves in place of a time limit, the plan is the same on every
+Two ends peers and four peers of two block stages stand in Oslo and in Lisbon, 40 ms apart. Peer 5
+is three times as slow as the others. The planner that a leader uses chooses a path for each of
+eight micro-batches. With a number of moves in place of a time limit, the plan is the same on every
 machine.
 
     python examples/paths.py

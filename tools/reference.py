@@ -202,8 +202,8 @@ def settings() -> str:
             rows.append([*row, ", ".join(code(one) for one in variables[name])])
         body += table(["setting", "default", "allowed", "meaning", "environment"], rows)
     about = (
-        "Settings of one peer: flags first, then `TUTTI_*`, then the file that `--config` names, then "
-        "`config.toml`, then the defaults. No manifest changes them."
+        "Settings of one peer: flags first, then `TUTTI_*`, then the file that `--config` names, "
+        "then `config.toml`, then the defaults. No manifest changes them."
     )
     return page("Settings of a peer", about, body)
 

@@ -1,5 +1,5 @@
-"""Hooks of mkdocs for the site of docs/: pages that stand beside docs/, links between all of them, and
-an end to a build whose pages would load anything from another host.
+"""Hooks of mkdocs for the site of docs/: pages that stand beside docs/, links between all of them,
+and an end to a build whose pages would load anything from another host.
 
 mkdocs is installed in .venv-docs alone, so only the functions that it calls import it.
 """
@@ -56,7 +56,8 @@ def _relinked(text: str, page: str) -> str:
             there = _PAGES[file]
         else:
             return link[1]
-        return f"[{link[1]}]({posixpath.relpath(there, posixpath.dirname(page) or '.')}{mark}{place})"
+        path = posixpath.relpath(there, posixpath.dirname(page) or ".")
+        return f"[{link[1]}]({path}{mark}{place})"
 
     return _LINK.sub(moved, text)
 

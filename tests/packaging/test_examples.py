@@ -57,7 +57,8 @@ def test_planned_paths_pass_the_slow_peer_by(root: Path) -> None:
         "its owner   True",
         "same run    True",
         "another run True",
-        "forged      the manifest's signature does not fit its content: it was changed after signing",
+        "forged      the manifest's signature does not fit its content: it was changed after "
+        "signing",
         'unknown     averaging.reducer = "average": allowed: one of mean, clipped-mean, median, '
         "trimmed-mean, centered-clip",
     ],

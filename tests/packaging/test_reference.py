@@ -45,7 +45,9 @@ def test_pages_name_only_settings_and_metrics_that_there_are(root: Path) -> None
             section, _, key = name.partition(".")
             if section in {*SECTIONS, *NODE_SECTIONS} and key not in FILES:
                 unknown += [f"{file.name}: {name}"] if name not in settings else []
-        unknown += [f"{file.name}: {m}" for m in re.findall(r"`(tutti_\w+)`", text) if m not in metrics]
+        unknown += [
+            f"{file.name}: {m}" for m in re.findall(r"`(tutti_\w+)`", text) if m not in metrics
+        ]
     assert unknown == []
 
 

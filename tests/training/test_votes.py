@@ -193,20 +193,20 @@ def test_what_was_made_here_is_checked_once_in_a_while() -> None:
 
 
 def test_a_plan_that_is_not_followed_is_said_once_a_minute() -> None:
-    now = 0.0
+    at = SimpleNamespace(now=0.0)
     journal = Journal()
     member: Any = object.__new__(Training)
     member.__dict__ |= {
         "member": SimpleNamespace(plan=plan(A, HERE), at=HERE),
         "trust": trusting(),
-        "clock": SimpleNamespace(now=lambda: now, wall=lambda: 1000.0),
+        "clock": SimpleNamespace(now=lambda: at.now, wall=lambda: 1000.0),
         "journal": journal,
         "_learn": lambda doubles: None,
         "_bar": lambda: None,
         "_said_refused": -SAY_AGAIN_S,
     }
     note = pb.PlanNote(plan=plan(B, NEXT).canonical())
-    for now in (0.0, SAY_AGAIN_S - 1, SAY_AGAIN_S):
+    for at.now in (0.0, SAY_AGAIN_S - 1, SAY_AGAIN_S):
         assert member._distrusts(plan(B, NEXT), note)
     said = [event for event in journal.recent() if event.kind == "plan-refused"]
     assert len(said) == 2
