@@ -91,11 +91,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """End the build if a page or a style sheet would load anything from another host."""
+    """End the build if a page, style sheet or picture would load anything from another host."""
     from mkdocs.exceptions import Abort  # pyright: ignore[reportMissingImports]
 
     site = Path(config.site_dir)
-    for file in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
+    for file in sorted(f for f in site.rglob("*") if f.suffix in (".html", ".css", ".svg")):
         found = loaded_from_elsewhere(file.read_text(encoding="utf-8"))
         if found:
             raise Abort(f"{file.relative_to(site)} loads {found[0]} from another host")
