@@ -6,6 +6,7 @@ uses too.
 """
 
 import dataclasses
+import html
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -50,8 +51,11 @@ def prose(text: str) -> str:
 
 def code(text: str) -> str:
     """Text of the program as it is typed."""
-    escaped = text.replace("|", "\\|")
-    return f"`{escaped}`"
+    if "|" not in text:
+        return f"`{text}`"
+    # In the cell of a table, not every renderer takes the backslash out of a code span.
+    escaped = html.escape(text, quote=False).replace("|", "&#124;")
+    return f"<code>{escaped}</code>"
 
 
 def page(title: str, about: str, body: list[str]) -> str:
@@ -123,7 +127,7 @@ def command_line() -> str:
             body += paragraphs(command.help or "")
             rows = option_rows(command, inner)
             if rows:
-                body += table(["", ""], rows)
+                body += table(["argument or option", "meaning"], rows)
     about = f"{prose(root.help or '')} {prose(root.epilog or '')}"
     return page("Command line", about, body)
 

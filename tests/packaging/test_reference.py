@@ -61,3 +61,8 @@ def test_pages_name_only_settings_and_metrics_that_there_are(root: Path) -> None
 )
 def test_text_of_the_program_is_no_markup(text: str, written: str) -> None:
     assert reference.prose(text) == written
+
+
+def test_what_is_typed_shows_its_bars_in_a_table() -> None:
+    assert reference.code("[INVITE|<DIR>]") == "<code>[INVITE&#124;&lt;DIR&gt;]</code>"
+    assert reference.code("--name TEXT") == "`--name TEXT`"
