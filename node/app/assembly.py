@@ -138,7 +138,7 @@ class Assembled(Services):
     """Bytes beside the device's own; 0 where they are the same."""
     layers: str
     parameter_bytes: int
-    """Bytes of the parameters that were loaded."""
+    """Bytes of the parameters, and of weights beside adapters, that are in memory."""
     thread: DeviceThread
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
@@ -287,7 +287,8 @@ async def assemble(
         memory_limit=limit,
         main_memory=main,
         layers=layers_said(m, p.stages, stage),
-        parameter_bytes=sum(p.nbytes for p in module.parameters()),
+        # Memory of weights that are still to come is taken when they are written there.
+        parameter_bytes=0 if state.empty else sum(t.nbytes for t in base_of(module).values()),
         thread=thread,
         local=local,
         files=ModelFiles(lambda: run_files.fetched(transport, [*presence.view.ends])),
