@@ -164,6 +164,9 @@ def _memory(report: Report, name: str, box: Box, solo: Peer) -> None:
         f"at most {SHARE * MEMORY / GIB:g}",
         holds=most <= SHARE * MEMORY,
     )
+    # Weights are read through a map of their file, which ends a minute after a peer has them.
+    box.wait("the file of the weights to be closed", lambda: not _maps_weights(solo), WAIT_S)
+    found = {what: _status(box, home) for what, home in homes.items()}
     for what, s in found.items():
         family = _family(solo, homes[what])
         resident = sum(p.memory_info().rss for p in family)
@@ -179,6 +182,12 @@ def _memory(report: Report, name: str, box: Box, solo: Peer) -> None:
             f"within {CLOSE:g} of 1, and no more resident than planned",
             holds=abs(ratio - 1) <= CLOSE and resident <= planned * (1 + CLOSE),
         )
+
+
+def _maps_weights(solo: Peer) -> bool:
+    """True while the daemon of the ends maps a file of weights into its memory."""
+    maps = Path(f"/proc/{solo.pid}/maps").read_text(encoding="utf-8")
+    return ".safetensors" in maps
 
 
 def _bridges(report: Report, root: Path) -> None:

@@ -45,13 +45,17 @@ class _ComputedAgain(torch.autograd.Function):
             return part(x)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         node = cast(Any, ctx)
         (saved,) = node.saved_tensors
         needs_x, *needs_trained = node.needs_input_grad[1:]
         x = saved.detach().requires_grad_(needs_x)
         with torch.enable_grad(), torch.autocast(saved.device.type, node.format, node.casts):
             y = node.part(x)
+            if not y.dim():
+                # torch loads a library of 30 MiB to compare a gradient's shape with an output's.
+                y = y * cast(Tensor, gradients[0])
+                gradients = (None,)
         wanted = [t for t, needs in zip(node.trained, needs_trained, strict=True) if needs]
         wanted = [x, *wanted] if needs_x else wanted
         found = iter(torch.autograd.grad(y, wanted, gradients, allow_unused=True))
