@@ -44,7 +44,10 @@ from node.training.rounds.memory import outer_bytes
 if TYPE_CHECKING:
     from node.model.device import Device
 
-PROCESS = 400 << 20
+KERNELS = 48 << 20
+"""Bytes of main memory of the kernels that libraries of torch compile for the shapes they meet, and
+keep: 42 MiB after the trials by which a machine's kernels are chosen."""
+PROCESS = 416 << 20
 """Bytes of main memory of a daemon and its p2pd without a stage, where they cannot be measured."""
 AMPLE = 1 << 60
 """Bytes of a main memory that takes anything."""
