@@ -11,13 +11,15 @@ TESTS ?= tests
 # libp2p and hivemind cannot be loaded by one process, so the observer's tests have one of their own.
 APART := tests/control/test_observer.py
 BENCH ?=
+# The site's tools have an environment of their own: no test needs them.
+DOCS := .venv-docs
 # Tests start some hundred processes of the same program: what one has compiled is there for the next.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test apart check format protos bench clean
+.PHONY: help setup demo test apart check format protos reference docs bench clean
 
 help:  ## show this list
-	@awk -F':.*## *' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## *' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv and install everything (fast when nothing changed)
 
@@ -67,11 +69,24 @@ format: setup  ## repair style
 protos: setup  ## generate Python from protos/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --pyi_out=. protos/*.proto
 
+reference: setup  ## write docs/reference/ from the code
+	$(BIN)/python -m tools.reference
+
+# With --quiet, mkdocs would not count warnings either. The theme's banner about its successor is no
+# warning about these pages.
+docs: $(DOCS)/.ready  ## build the site of docs/ into build/site
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
+
+$(DOCS)/.ready: docs/requirements.txt
+	@test -x $(DOCS)/bin/python || "$(PYTHON)" -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r docs/requirements.txt
+	@touch $@
+
 bench: setup  ## run the benchmarks (one: make bench BENCH=pipeline)
 	@shopt -s nullglob; found=(benchmarks/$(if $(BENCH),$(BENCH),[a-z]*).py); \
 	test -f "$${found[0]}" || { echo "no benchmark $(BENCH)" >&2; exit 1; }; \
 	for file in "$${found[@]}"; do name=$$(basename $$file .py); test $$name != report || continue; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 clean:  ## remove .venv and everything generated that git does not keep
-	rm -rf $(VENV) build dist ./*.egg-info .demo .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) build dist ./*.egg-info .demo .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,6 +40,7 @@ from node.sim.names import AVERAGING, SCENARIOS
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from node.app.capacity import Cut
     from node.config import NodeConfig
     from node.control.client import ControlClient
     from node.data.sources import Corpus
@@ -882,6 +883,14 @@ def swarm_init(
     ] = None,
     name: Annotated[str | None, Option(help="Name of the swarm.")] = None,
     stages: Annotated[int | None, Option(help="Block stages.")] = None,
+    machines: Annotated[
+        str | None,
+        Option(
+            metavar="SIZE,SIZE",
+            help="Memory of the machines that will train, such as 8GB,8GB,24GB: the block stages "
+            "follow from it.",
+        ),
+    ] = None,
     ends_layers: Annotated[
         int | None,
         Option(
@@ -936,6 +945,7 @@ def swarm_init(
 
     from node import fine_tuning
     from node.app import joining
+    from node.app.capacity import cut_lines
     from node.config import write_atomically
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest, typed
@@ -987,6 +997,11 @@ def swarm_init(
             "give one: --from repeats a run, --continue goes on from its last epoch",
         )
     base = read_manifest(file) if (file := source or go_on) else Manifest.default_demo()
+    if machines is not None and "pipeline.stages" in changes:
+        raise UsageFault(
+            "--machines and a number of block stages",
+            "give one: the number follows from the machines",
+        )
     usual = {} if file else fine_tuning.usual(typed(of_model), typed(changes))
     changes = {
         **of_model,
@@ -996,6 +1011,10 @@ def swarm_init(
         **changes,
     }
     made = amended(base.owned_by(identity.peer_id), content | changes)
+    cut: Cut | None = None
+    if machines is not None:
+        fixed = changes.get("model.ends_layers", base.model.ends_layers or None)
+        made, cut = joining.cut_to(ours, made, machines, fixed)
     if go_on:
         made.check_continues(base)
     if model is not None:
@@ -1025,17 +1044,21 @@ def swarm_init(
     ours.keep_places(manifest.run_id, places)
     ours.keep_files(manifest.run_id, beside)
     if as_json:
-        document = {
+        document: dict[str, Any] = {
             "file": str(out),
             "run_id": manifest.run_id,
             "owner": manifest.swarm.owner,
             "invite": invite or None,
         }
+        if cut is not None:
+            document["machines"] = joining.cut_document(cut)
         _json(document | joining.content_document(manifest, corpus))
         return ExitCode.OK
     print(f"wrote    {out}   run {manifest.run_id[:12]}, signed by {identity.name}")
     if model is not None:
         print(f"model    {manifest.model_said()}")
+    for line in cut_lines(cut) if cut else ():
+        print(line)
     if model is not None and file is None:
         for line in fine_tuning.explained(manifest):
             print(line)

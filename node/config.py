@@ -642,6 +642,19 @@ def size_of(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " "))
 
 
+def sizes_of(text: str) -> list[int]:
+    """Bytes of each size in "8GB,8GB,24GB". Raises UsageFault for anything else; a number without a
+    unit is refused, because nobody means bytes."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if re.fullmatch(_SIZE, word) is None or word[-1].isdigit():
+            raise UsageFault(
+                f"{word!r} is not the memory of a machine",
+                "write sizes with commas between them, such as  8GB,8GB,24GB",
+            )
+    return [size_of(word) for word in words]
+
+
 def rate_of(text: str) -> float | None:
     """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none.
     Without a unit it is bytes, as those who limit rates are used to (curl, wget, rsync); k, M and G

@@ -35,16 +35,24 @@ class Note(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[PlanNote, _Mapping]] = ..., finished: _Optional[_Union[FinishedNote, _Mapping]] = ..., round: _Optional[_Union[RoundNote, _Mapping]] = ..., committed: _Optional[_Union[CommittedNote, _Mapping]] = ..., incomplete: _Optional[_Union[IncompleteNote, _Mapping]] = ..., fault: _Optional[_Union[FaultNote, _Mapping]] = ..., ready: _Optional[_Union[ReadyNote, _Mapping]] = ..., dead: _Optional[_Union[DeadNote, _Mapping]] = ..., move: _Optional[_Union[MoveNote, _Mapping]] = ..., lead: _Optional[_Union[LeadNote, _Mapping]] = ...) -> None: ...
 
 class NoteReply(_message.Message):
-    __slots__ = ("accepted", "reason", "waits_for", "lost")
+    __slots__ = ("accepted", "reason", "waits_for", "lost", "lacking")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     waits_for: str
     lost: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., waits_for: _Optional[str] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+    lacking: LackingNote
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., waits_for: _Optional[str] = ..., lost: _Optional[_Iterable[str]] = ..., lacking: _Optional[_Union[LackingNote, _Mapping]] = ...) -> None: ...
+
+class LackingNote(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanNote(_message.Message):
     __slots__ = ("plan", "signature", "certificate", "supporters", "doubles")

@@ -1,8 +1,9 @@
 """A solo start within a limit: a control group with 2 GiB, a quota of processor time, an affinity.
-The numbers of its status are compared with the system's. Machines with the same nine bridges.
+The numbers of its status are compared with the system's. Two machines with the same nine bridges.
 
 The limit is in force before the daemon's first instruction: its process stops itself, is put into
-the group, and goes on. If no group can be made, the row says so and does not hold.
+the group, and goes on. If no group or no network namespace can be made, the row says so and does
+not hold.
 """
 
 import itertools
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ import psutil
 
 from benchmarks.lab.faults import Limits, Unavailable
 from benchmarks.lab.fleet import WORKING, Box, Hang, Host, Peer
-from benchmarks.lab.points import Point, add
+from benchmarks.lab.internet import Internet, why_not
+from benchmarks.lab.real import smollm2
+from benchmarks.reach import boxed, daemon, printed, to_it
 from benchmarks.report import Report
+from node.identity.invites import Invite
 
 GIB = 1 << 30
 MEMORY = 2 * GIB
@@ -41,59 +46,83 @@ SETTINGS = {
     "training.eval_every": 0,
     "training.target_batch": 32,
 }
-BRIDGES = (
-    Point(
-        "nine bridges",
-        "trains over reversed ways; the banner names a bridge",
-        "direct on the LAN's address",
-        ("swarm/test_routers:test_machines_with_the_same_nine_bridges_meet_on_the_lan",),
-    ),
-)
+"""Of a small model with drawn weights."""
+REAL = {
+    "model.adapter": 8,
+    "model.seq_len": 128,
+    "pipeline.micro_batch": 4,
+    "training.min_replicas": 1,
+    "training.eval_every": 0,
+    "training.target_batch": 8,
+    "training.epoch_timeout_s": 600,
+}
+"""Of adapters for SmolLM2."""
+EPOCHS = 4
+"""Epochs after which the memory is compared: the first ones load what a forward, a backward and a
+step need."""
+BRIDGES = 9
 
 
 def rows(report: Report, root: Path) -> None:
     """Rows of each limit, then of the bridges."""
     there = len(os.sched_getaffinity(0))
     few = 2 if there > 2 else 1
-    quota = f"a quota of {few} of {there} cores"
-    affinity = f"an affinity of {few} of {there} cores"
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:few]))
-    _limited(report, root / "memory", "a group of 2 GiB", _memory, lambda g, p: g.memory(p, MEMORY))
-    threads = _threads(few)
-    _limited(report, root / "quota", quota, threads, lambda g, p: g.processor(p, few))
-    _limited(report, root / "affinity", affinity, threads, None, ("taskset", "-c", cores))
-    add(report, root, "8", BRIDGES)
+
+    def in_two_gib(limits: Limits, pid: int) -> None:
+        limits.memory(pid, MEMORY)
+
+    def by_quota(limits: Limits, pid: int) -> None:
+        limits.processor(pid, few)
+
+    small = Case("a group of 2 GiB", _memory, in_two_gib)
+    real = Case("SmolLM2 in a group of 2 GiB", _memory, in_two_gib, of_smollm2=True)
+    quota = Case(f"a quota of {few} of {there} cores", _threads(few), by_quota)
+    affinity = Case(
+        f"an affinity of {few} of {there} cores", _threads(few), through=("taskset", "-c", cores)
+    )
+    for number, case in enumerate((small, real, quota, affinity)):
+        _limited(report, root / f"case-{number}", case)
+    _bridges(report, root / "bridges")
 
 
-def _limited(
-    report: Report,
-    root: Path,
-    name: str,
-    judge: Callable[[Report, str, Box, Peer], None],
-    limit: Callable[[Limits, int], None] | None,
-    through: tuple[str, ...] = (),
-) -> None:
-    """Rows of a solo start within one limit. ``judge`` adds them."""
+@dataclass(frozen=True)
+class Case:
+    """A solo start within one limit. ``judge`` adds its rows; ``limit`` puts a process into its
+    control group; ``through``: the command that starts it."""
+
+    name: str
+    judge: Callable[[Report, str, Box, Peer], None]
+    limit: Callable[[Limits, int], None] | None = None
+    through: tuple[str, ...] = ()
+    of_smollm2: bool = False
+
+
+def _limited(report: Report, root: Path, case: Case) -> None:
+    """Rows of one case."""
     root.mkdir(parents=True)
-    box, limits = Box(root, (Host(through=(*STOPPED, *through)),)), Limits()
+    box = Box(root, (Host(through=(*STOPPED, *case.through)),))
+    limits = Limits()
     box.place(["solo"])
     try:
-        judge(report, name, box, _started(box, limits, limit))
+        case.judge(report, case.name, box, _started(box, limits, case))
     except Unavailable as e:
-        report.add(f"8 {name}", str(e), "", holds=False)
+        report.add(f"8 {case.name}", str(e), "", holds=False)
     except Hang as e:
         print(box.story(), file=sys.stderr)
-        report.add(f"8 {name}: {e}"[:300], 0, "", holds=False)
+        report.add(f"8 {case.name}: {e}"[:300], 0, "", holds=False)
     finally:
         box.clean_up()
         limits.close()
 
 
-def _started(box: Box, limits: Limits, limit: Callable[[Limits, int], None] | None) -> Peer:
+def _started(box: Box, limits: Limits, case: Case) -> Peer:
     """The daemon of the ends, in training. Its child hosts the only block stage."""
     file = box.root / "swarm.toml"
     words = ["swarm", "init", str(file)]
-    for key, value in SETTINGS.items():
+    if case.of_smollm2:
+        words += ["--from", str(smollm2()), "--stages", "1"]
+    for key, value in (REAL if case.of_smollm2 else SETTINGS).items():
         words += ["--set", f"{key}={value}"]
     done = box.tutti(*words, home="solo", timeout=WAIT_S)
     if done.returncode:
@@ -102,13 +131,13 @@ def _started(box: Box, limits: Limits, limit: Callable[[Limits, int], None] | No
     process = psutil.Process(solo.pid)
     box.wait("the stop", lambda: process.status() == psutil.STATUS_STOPPED, 60.0, (solo,))
     try:
-        if limit is not None:
-            limit(limits, solo.pid)
+        if case.limit is not None:
+            case.limit(limits, solo.pid)
     finally:
         process.send_signal(signal.SIGCONT)
     box.wait(
-        "two epochs",
-        lambda: solo.status().state in WORKING and solo.status().epoch >= 2,
+        f"{EPOCHS} epochs",
+        lambda: solo.status().state in WORKING and solo.status().epoch >= EPOCHS,
         WAIT_S,
         (solo,),
     )
@@ -135,6 +164,9 @@ def _memory(report: Report, name: str, box: Box, solo: Peer) -> None:
         f"at most {SHARE * MEMORY / GIB:g}",
         holds=most <= SHARE * MEMORY,
     )
+    # Weights are read through a map of their file, which ends a minute after a peer has them.
+    box.wait("the file of the weights to be closed", lambda: not _maps_weights(solo), WAIT_S)
+    found = {what: _status(box, home) for what, home in homes.items()}
     for what, s in found.items():
         family = _family(solo, homes[what])
         resident = sum(p.memory_info().rss for p in family)
@@ -149,6 +181,51 @@ def _memory(report: Report, name: str, box: Box, solo: Peer) -> None:
             "psutil",
             f"within {CLOSE:g} of 1, and no more resident than planned",
             holds=abs(ratio - 1) <= CLOSE and resident <= planned * (1 + CLOSE),
+        )
+
+
+def _maps_weights(solo: Peer) -> bool:
+    """True while the daemon of the ends maps a file of weights into its memory."""
+    maps = Path(f"/proc/{solo.pid}/maps").read_text(encoding="utf-8")
+    return ".safetensors" in maps
+
+
+def _bridges(report: Report, root: Path) -> None:
+    """Rows of two machines of one LAN with the same bridges, of which one joins the other."""
+    name = f"8 {BRIDGES} bridges on each machine"
+    if reason := why_not("lan"):
+        report.add(name, reason, "", holds=False)
+        return
+    with Internet({"one": "lan", "two": "lan"}) as net, boxed(root) as box:
+        for host in ("one", "two"):
+            net.add_bridges(host, BRIDGES)
+        founder = daemon(box, net, "one", "start")
+        box.wait("the founder", lambda: founder.status().epoch >= 1, WAIT_S, (founder,))
+        invite = printed(founder)
+        addresses = Invite.decode(invite).addresses
+        foreign = [at for at in addresses if f"/ip4/{net['one'].address}/" not in at]
+        report.add(
+            f"{name}: addresses of the printed invite that are not the LAN's",
+            len(foreign),
+            f"of {len(addresses)}: {', '.join(at.partition('/p2p/')[0] for at in addresses)}",
+            f"the address on the LAN is {net['one'].address}",
+            "0",
+            holds=not foreign and len(addresses) > 0,
+        )
+        joiner = daemon(box, net, "two", "join", invite, "--yes")
+        box.wait("the joiner", lambda: joiner.status().state in WORKING, WAIT_S, (joiner,))
+        ends_s = time.monotonic() + WAIT_S
+        ways = ("", "")
+        while ways != ("direct", "direct") and time.monotonic() < ends_s:
+            time.sleep(0.5)
+            ways = (to_it(joiner, founder.key), to_it(founder, joiner.key))
+        report.add(
+            f"{name}: direct ways between the two",
+            ways.count("direct"),
+            f"of 2: {' and '.join(ways)}, while both train",
+            "before: reversed ways",
+            "2",
+            holds=ways == ("direct", "direct"),
         )
 
 

@@ -116,6 +116,25 @@ class Internet:
     def __getitem__(self, name: str) -> Place:
         return self.places[name]
 
+    def add_bridges(self, name: str, count: int) -> None:
+        """Give a host as many bridges as Docker would: 172.17.0.1, 172.18.0.1, and so on, the same
+        on every host. Each has a cable to a container but for the last one, whose cable has no
+        other end that is up. Raises OSError."""
+        for number in range(17, 17 + count):
+            bridge = f"br-{number}"
+            port = f"v{number}"
+            far_end = f"w{number}"
+            last = number == 16 + count
+            for words in (
+                ("link", "add", "name", bridge, "type", "bridge"),
+                ("link", "add", port, "type", "veth", "peer", "name", far_end),
+                ("link", "set", far_end, "down" if last else "up"),
+                ("link", "set", port, "up", "master", bridge),
+                ("addr", "add", f"172.{number}.0.1/16", "dev", bridge),
+                ("link", "set", bridge, "up"),
+            ):
+                self._sh("ip", *words, ns=self.places[name].namespace)
+
     def popen(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Run a command on a host; it is killed when the network is taken down, if it still runs
         then."""

@@ -31,7 +31,7 @@ from node.app.capacity import (
 )
 from node.app.change import read, under
 from node.app.run_files import ModelFiles, RunFiles
-from node.app.tuning import precision_of
+from node.app.tuning import first_work, precision_of
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -141,7 +141,7 @@ class Assembled(Services):
     """Bytes beside the device's own; 0 where they are the same."""
     layers: str
     parameter_bytes: int
-    """Bytes of the parameters that were loaded."""
+    """Bytes of the parameters, and of weights beside adapters, that are in memory."""
     thread: DeviceThread
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
@@ -220,6 +220,8 @@ async def assemble(
     precision = Precision(device, parameters)
     if local is None:
         precision = await asyncio.to_thread(precision_of, manifest, device)
+    if local is None and not device.is_cuda:
+        await asyncio.to_thread(first_work, device, bool(module.layers))
     thread = DeviceThread(
         backward_first=config.limits.backward_first,
         failed=tells_of_lost(device, on_error),
@@ -297,7 +299,8 @@ async def assemble(
         memory_limit=limit,
         main_memory=main,
         layers=layers_said(m, p.stages, stage),
-        parameter_bytes=sum(p.nbytes for p in module.parameters()),
+        # Memory of weights that are still to come is taken when they are written there.
+        parameter_bytes=0 if state.empty else sum(t.nbytes for t in base_of(module).values()),
         thread=thread,
         local=local,
         files=ModelFiles(lambda: run_files.fetched(transport, [*presence.view.ends])),

@@ -1,5 +1,6 @@
 """Demands of a run's stage on a machine, before anything is loaded: the memory it may take here,
-the verdict on the fit, and the traffic over the line. Arithmetic only.
+the verdict on the fit, the cut that fits into machines, and the traffic over the line. Arithmetic
+only.
 
 The traffic is reckoned from a manifest and the number of peers that host each stage;
 ``benchmarks.hour.caps`` checks it against the counters of interfaces.
@@ -8,13 +9,16 @@ The traffic is reckoned from a manifest and the number of peers that host each s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from node.averaging.coding.formats import nbytes_of
 from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig, size_of
+from node.core.errors import OutOfResources
 from node.core.ids import ENDS, stage_name
 from node.core.numbers import human
 from node.manifest import Manifest
@@ -31,7 +35,7 @@ from node.model.cost import (
     stash_bytes,
     uncounted_shares,
 )
-from node.model.shapes import count, parameter_shapes
+from node.model.shapes import count, layers_said, parameter_shapes
 from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
 from node.pipeline.settings import STASH, TEXTS
 from node.telemetry.resources import bf16_units
@@ -40,6 +44,11 @@ from node.training.rounds.memory import outer_bytes
 if TYPE_CHECKING:
     from node.model.device import Device
 
+KERNELS = 48 << 20
+"""Bytes of main memory of the kernels that libraries of torch compile for the shapes they meet, and
+keep: 42 MiB after the trials by which a machine's kernels are chosen."""
+PROCESS = 416 << 20
+"""Bytes of main memory of a daemon and its p2pd without a stage, where they cannot be measured."""
 AMPLE = 1 << 60
 """Bytes of a main memory that takes anything."""
 OVERHEAD = 1.05
@@ -373,6 +382,222 @@ def _planned_stash(
 def _free(verdict: Verdict) -> int:
     """Bytes that the plan of memory leaves."""
     return max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
+
+
+# ------------------------------------------------------------ a cut for machines
+
+
+class Place(NamedTuple):
+    """A stage and the machine that can hold it: ``memory`` of the machine, and ``needed`` of it for
+    the stage and its daemon, in bytes."""
+
+    stage: int
+    layers: str
+    memory: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut of the model that fits into named machines. ``places``: the machine of each stage, the
+    ends first; ``more``: machines that can hold a block stage beside these, and ``small``: machines
+    that cannot, in bytes. ``again``: some activations are computed again in a backward. ``alone``:
+    the machine of the ends can hold all stages, before others come."""
+
+    stages: int
+    ends_layers: int
+    places: tuple[Place, ...]
+    more: tuple[int, ...] = ()
+    small: tuple[int, ...] = ()
+    again: bool = False
+    alone: bool = True
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """Settings of the manifest, by name."""
+        return {"pipeline.stages": self.stages, "model.ends_layers": self.ends_layers}
+
+
+def cut_for(
+    config: NodeConfig, manifest: Manifest, machines: Sequence[int], ends_layers: int | None = None
+) -> Cut:
+    """Cut the model of ``manifest`` so that it fits into ``machines`` (bytes of memory of each),
+    one stage on each; a single machine holds all stages.
+
+    The cut has the fewest block stages with which every machine beside the ends' can hold one, or
+    if there is none, with which the model fits; a stage may compute activations again in a
+    backward. Layers stay at the ends only if nothing else fits; ``ends_layers``: exactly that
+    number stays there. Raises OutOfResources if no cut fits.
+    """
+    # The data decide later if documents are kept apart, which takes more memory.
+    manifest = replace(manifest, data=replace(manifest.data, document_mask=True))
+    first = ends_layers or 0
+    most = max(1, min(len(machines) - 1, manifest.model.layers - first))
+    fitting: Cut | None = None
+    for stages in range(1, most + 1):
+        cut = _placed(config, _with_cut(manifest, stages, first), machines)
+        if cut is not None and not cut.small:
+            return cut
+        fitting = fitting or cut
+    if fitting is None and ends_layers is None and len(machines) > 1:
+        fitting = _with_layers_at_the_ends(config, manifest, machines)
+    if fitting is None:
+        raise _no_cut(config, _with_cut(manifest, most, first), machines)
+    return fitting
+
+
+def cut_lines(cut: Cut) -> list[str]:
+    """Describe a cut, and the reasons for it, in lines for people."""
+    why = "with which each of these machines can hold a part"
+    if cut.small:
+        why = "that fit"
+    lines = [f"stages   {_counted(cut.stages, 'block stage')}, the fewest {why}"]
+    for place in cut.places:
+        what = stage_name(place.stage)
+        layers = place.layers if place.stage == ENDS else f"layers {place.layers}"
+        size = f"{human(place.needed)} of {_size(place.memory)}"
+        lines.append(f"         {what} ({layers}): {size}")
+    if cut.ends_layers:
+        layers = _counted(cut.ends_layers, "layer")
+        lines.append(f"         {layers} of the ends, whose machine is the largest")
+    if cut.again:
+        lines.append("         activations are computed again where memory is short")
+    if cut.more:
+        lines.append(f"         another peer of a block stage: {_sizes(cut.more)}")
+    if cut.small:
+        lines.append(f"         too small for a block stage: {_sizes(cut.small)}")
+    if not cut.alone:
+        lines.append("         the ends' machine cannot hold all: start it with  --role ends")
+    return lines
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _size(memory: int) -> str:
+    """Memory of a machine, in the unit in which people name it."""
+    gigabytes, rest = divmod(memory, 10**9)
+    return human(memory) if rest else f"{gigabytes} GB"
+
+
+def _sizes(machines: Sequence[int]) -> str:
+    """Memory of several machines: "2 of 8 GB, 1 of 24 GB"."""
+    counts = Counter(machines)
+    return ", ".join(f"{count} of {_size(memory)}" for memory, count in sorted(counts.items()))
+
+
+def _with_cut(manifest: Manifest, stages: int, ends_layers: int) -> Manifest:
+    """The manifest with another cut, unchecked."""
+    return replace(
+        manifest,
+        model=replace(manifest.model, ends_layers=ends_layers),
+        pipeline=replace(manifest.pipeline, stages=stages),
+    )
+
+
+def _placed(config: NodeConfig, manifest: Manifest, machines: Sequence[int]) -> Cut | None:
+    """The cut of ``manifest`` on these machines, None where it does not fit."""
+    demands = _demands(config, manifest)
+    largest = sorted(machines, reverse=True)
+    heaviest = sorted(demands, key=lambda stage: (-demands[stage], stage))
+    if len(machines) == 1:
+        holders = dict.fromkeys(demands, largest[0])
+        fit = _holds(config, largest[0], demands.values())
+    else:
+        holders = dict(zip(heaviest, largest, strict=False))
+        fit = all(_holds(config, holders[stage], [demands[stage]]) for stage in heaviest)
+    if not fit:
+        return None
+    least = min(demands[stage] for stage in demands if stage != ENDS)
+    left = largest[len(heaviest) :] if len(machines) > 1 else []
+    small = [memory for memory in left if not _holds(config, memory, [least])]
+    stages = range(manifest.pipeline.stages + 1)
+    if len(machines) == 1:
+        limits = shares(config, manifest, config.memory_limit(largest[0]) - PROCESS * len(stages))
+    else:
+        limits = {stage: config.memory_limit(holders[stage]) - PROCESS for stage in stages}
+    verdicts = [check_memory(config, manifest, stage, limits[stage]) for stage in stages]
+    return Cut(
+        manifest.pipeline.stages,
+        manifest.model.ends_layers,
+        tuple(
+            Place(
+                stage,
+                layers_said(manifest.model, manifest.pipeline.stages, stage),
+                holders[stage],
+                verdict.needed + PROCESS,
+            )
+            for stage, verdict in enumerate(verdicts)
+        ),
+        more=tuple(left[: len(left) - len(small)]),
+        small=tuple(small),
+        again=any(verdict.recompute != "off" for verdict in verdicts),
+        alone=_holds(config, holders[ENDS], demands.values()),
+    )
+
+
+def _with_layers_at_the_ends(
+    config: NodeConfig, manifest: Manifest, machines: Sequence[int]
+) -> Cut | None:
+    """The cut with the fewest block stages, and then the fewest layers at the ends, whose machine
+    is the largest. None where no cut fits."""
+    largest, *others = sorted(machines, reverse=True)
+    layers = manifest.model.layers
+
+    def blocks_fit(stages: int, ends_layers: int) -> bool:
+        cut = _with_cut(manifest, stages, ends_layers)
+        needed = sorted(
+            (_needed(config, cut, stage) for stage in range(1, stages + 1)), reverse=True
+        )
+        pairs = zip(others, needed, strict=False)
+        return all(_holds(config, memory, [nbytes]) for memory, nbytes in pairs)
+
+    for stages in range(1, min(len(others), layers - 1) + 1):
+        # The more layers are at the ends, the less the block stages take.
+        choices = range(1, layers - stages + 1)
+        chosen = bisect_left(choices, True, key=lambda count, n=stages: blocks_fit(n, count))
+        if chosen == len(choices):
+            continue
+        cut = _with_cut(manifest, stages, choices[chosen])
+        if _holds(config, largest, [_needed(config, cut, ENDS)]):
+            return _placed(config, cut, machines)
+    return None
+
+
+def _demands(config: NodeConfig, manifest: Manifest) -> dict[int, int]:
+    """Fewest bytes that each stage takes."""
+    stages = range(manifest.pipeline.stages + 1)
+    return {stage: _needed(config, manifest, stage) for stage in stages}
+
+
+def _needed(config: NodeConfig, manifest: Manifest, stage: int) -> int:
+    """Fewest bytes that a stage takes."""
+    limits = (replace(config.limits, recompute=mode) for mode in RECOMPUTE)
+    configs = (replace(config, limits=limit) for limit in limits)
+    return min(check_memory(each, manifest, stage, AMPLE).needed for each in configs)
+
+
+def _holds(config: NodeConfig, memory: int, needed: Collection[int]) -> bool:
+    """True if a machine with ``memory`` bytes can hold stages that take ``needed`` bytes each, and
+    a daemon for each of them."""
+    room = config.memory_limit(memory) - PROCESS * len(needed)
+    return sum(needed) <= room * (1 - RESERVE)
+
+
+def _no_cut(config: NodeConfig, manifest: Manifest, machines: Sequence[int]) -> OutOfResources:
+    """The error for machines into which not even this cut fits."""
+    ends, *blocks = (nbytes + PROCESS for nbytes in _demands(config, manifest).values())
+    block = f"each of {len(blocks)} block stages takes up to"
+    if len(blocks) == 1:
+        block = "the block stage takes"
+    return OutOfResources(
+        f"the model does not fit into machines of this memory: {_sizes(machines)}. The ends take "
+        f"{human(ends)}, {block} {human(max(blocks))}, and a part of each machine stays free",
+        "name more machines or larger ones, train adapters (--set model.adapter=16), keep "
+        "parameters in half the memory (--set optimizer.parameters=bf16), or take smaller "
+        "micro-batches (--set pipeline.micro_batch=1)",
+    )
 
 
 # ------------------------------------------------------------ over the line

@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
-from node.app.capacity import MainMemory, main_memory
+from node.app.capacity import KERNELS, MainMemory, main_memory
 from node.app.catchup import catch_up, keep_base
 from node.app.last import STARTED, STOPPING
 from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
@@ -225,7 +225,7 @@ class Daemon(Node):
             kept=self.config.cell(self.manifest.run_id),
             company=bool(bootstrap),
         )
-        process = resident(os.getpid()) + self.memory_beside()[0]
+        process = resident(os.getpid()) + self.memory_beside()[0] + KERNELS
         split: dict[int, str] = {}
         if solo:
             taken = MainMemory(await asyncio.to_thread(self.pledges.others), process)
@@ -257,7 +257,7 @@ class Daemon(Node):
         self.role = "ends" if stage == ENDS else "stage"
         # Torch and the libraries have done their first work, which takes memory beside any stage's.
         built = resident(os.getpid()) + self.memory_beside()[0]
-        self.memory_process = max(0, built - a.parameter_bytes)
+        self.memory_process = max(0, built - a.parameter_bytes) + KERNELS
         takes = main_memory(self.manifest, stage, a.memory, a.device.is_cuda)
         self.pledges.pledge(self.memory_process + takes)
         self.tasks.spawn(self._keep_pledge(), "pledge", eternal=True)

@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from node.app.capacity import Forecast, forecast, planned_memory
-from node.config import NodeConfig
+from node.app.capacity import Cut, Forecast, cut_for, forecast, planned_memory
+from node.config import NodeConfig, sizes_of
 from node.control.diagnose import Unreachable, fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.retries import ATTEMPT_S, Busy, GiveUp, Retries, busy_s
@@ -301,6 +301,30 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
         )
     weights.check(m)
     return amended(manifest, {"model.weights": list(weights.digests(m, manifest.pipeline.stages))})
+
+
+def cut_to(
+    ours: NodeConfig, manifest: Manifest, machines: str, ends_layers: Any = None
+) -> tuple[Manifest, Cut]:
+    """The manifest, unsigned, with the block stages that fit into ``machines`` (sizes of memory in
+    words), and the cut. ``ends_layers``: layers that stay at the ends, if their number is given.
+    The machines are other people's as well, so their settings are the defaults.
+
+    Raises UsageFault for words that are no sizes, OutOfResources if no cut fits.
+    """
+    given = None if ends_layers is None else int(ends_layers)
+    cut = cut_for(NodeConfig(ours.home), manifest, sizes_of(machines), given)
+    return amended(manifest, cut.settings), cut
+
+
+def cut_document(cut: Cut) -> dict[str, Any]:
+    """A cut for programs; sizes in bytes."""
+    return {
+        "stages": [place._asdict() for place in cut.places],
+        "more": list(cut.more),
+        "too_small": list(cut.small),
+        "holds_all": cut.alone,
+    }
 
 
 def with_files(

@@ -514,40 +514,8 @@ class SnapshotBuilder:
         """Look at every number of the metrics page that the screen shows as well. ``snapshot``: a
         recent one, where there is one: beside many peers they cost milliseconds each."""
         s = self.snapshot() if snapshot is None else snapshot
-        tasks = GaugeMetricFamily(
-            "tutti_tasks", "Tasks of the event loop, by what they do", labels=["kind"]
-        )
-        for kind, number in kinds_of_tasks().items():
-            tasks.add_metric([kind], number)
-        page = [*_gauges(s), tasks]
-        for name, text, totals in (
-            (
-                "tokens_total",
-                "Tokens counted by the swarm since this daemon started",
-                {"": max(0, s.tokens - self.tally.tokens_before)},
-            ),
-            (
-                "micro_batches_total",
-                "Micro-batches that ended here (counted)",
-                {"counted": s.micro_batches},
-            ),
-            (
-                "rounds_total",
-                "Averaging rounds (done, repaired, failed)",
-                {"done": s.round.done, "failed": s.round.failed, "repaired": s.round.repaired},
-            ),
-            (
-                "digest_mismatches_total",
-                "Epochs after which replicas differed",
-                {"": s.digest_mismatches},
-            ),
-            (
-                "windows_total",
-                "Windows for which a mean with other cells came into place here, or in which the "
-                "cell found no other (averaged, alone)",
-                {"averaged": s.cell.averaged_windows, "alone": s.cell.alone_windows},
-            ),
-        ):
+        page = [*gauges(s), tasks_gauge(kinds_of_tasks())]
+        for name, text, totals in totals_of(s, self.tally.tokens_before):
             page.append(family := CounterMetricFamily(f"tutti_{name}", text, labels=["result"]))
             for result, total in totals.items():
                 # A total that went back (a leader that was replaced counts anew) adds nothing: a
@@ -668,7 +636,50 @@ def change_line(training: Training) -> pb.ChangeLine:
     )
 
 
-def _gauges(s: pb.Snapshot) -> list[Metric]:
+def tasks_gauge(kinds: Mapping[str, int]) -> Metric:
+    """Numbers of tasks in the event loop by their kind, for the metrics page."""
+    tasks = GaugeMetricFamily(
+        "tutti_tasks", "Tasks of the event loop, by what they do", labels=["kind"]
+    )
+    for kind, number in kinds.items():
+        tasks.add_metric([kind], number)
+    return tasks
+
+
+def totals_of(s: pb.Snapshot, tokens_before: int) -> list[tuple[str, str, dict[str, int]]]:
+    """Name, text and totals by result of the counters that the screen shows as well.
+    ``tokens_before``: tokens that the swarm had counted when this daemon started."""
+    return [
+        (
+            "tokens_total",
+            "Tokens counted by the swarm since this daemon started",
+            {"": max(0, s.tokens - tokens_before)},
+        ),
+        (
+            "micro_batches_total",
+            "Micro-batches that ended here (counted)",
+            {"counted": s.micro_batches},
+        ),
+        (
+            "rounds_total",
+            "Averaging rounds (done, repaired, failed)",
+            {"done": s.round.done, "failed": s.round.failed, "repaired": s.round.repaired},
+        ),
+        (
+            "digest_mismatches_total",
+            "Epochs after which replicas differed",
+            {"": s.digest_mismatches},
+        ),
+        (
+            "windows_total",
+            "Windows for which a mean with other cells came into place here, or in which the "
+            "cell found no other (averaged, alone)",
+            {"averaged": s.cell.averaged_windows, "alone": s.cell.alone_windows},
+        ),
+    ]
+
+
+def gauges(s: pb.Snapshot) -> list[Metric]:
     """The numbers of the metrics page that may go up and down, but the tasks."""
     return [
         GaugeMetricFamily(f"tutti_{name}", text, value)

@@ -23,6 +23,7 @@ import torch
 
 from node.config import write_atomically
 from node.core.home import user_dir
+from node.core.memory import give_freed_back
 from node.manifest import Manifest
 from node.model.device import Device, Format
 from node.model.precision import Precision
@@ -51,6 +52,8 @@ MOST_BYTES = 1 << 16
 CARD_WIDTH = 1024
 """Largest width of the layer by which a GPU is measured."""
 CARD_PASSES = 3
+FIRST_TOKENS = 16
+"""Tokens of the layer that is computed before the memory of the process is measured."""
 FP16: Format = "fp16"
 WAIT_S = 60.0
 """Seconds to wait for another process that is measuring. After that, this one measures too."""
@@ -100,6 +103,18 @@ def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
         if method_of(name, shape, manifest.optimizer) == "muon"
     )
     return max(ours, default=0) >= MEASURED_FROM
+
+
+def first_work(device: Device, layers: bool) -> None:
+    """Do a small forward and backward on the processor. The libraries load what they need for the
+    first one, which counts as memory of the process when that is measured. ``layers``: the stage
+    has layers, so its backward begins with a gradient that it is given."""
+    formats: tuple[Format, ...] = ("fp32", "bf16") if bf16_units() else ("fp32",)
+    for kind in formats:
+        layer_pass(device, HEAD, FIRST_TOKENS, kind)()
+    if layers:
+        x = torch.ones(1, requires_grad=True)
+        torch.autograd.grad(2 * x, x, torch.ones(1))
 
 
 def precision_of(manifest: Manifest, device: Device) -> Precision:
@@ -191,6 +206,8 @@ def tune(
                 began = time.thread_time()
                 times = measured(stop)
                 seconds = time.thread_time() - began
+                # Layers of many widths were built and are gone: 100 MiB that nobody takes again.
+                give_freed_back()
                 if not following(times):
                     problem = write_times(path, machine, times)
     rule = rule_from(times)

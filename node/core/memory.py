@@ -41,6 +41,16 @@ def keep_freed(below: int = LARGEST) -> bool:
     )
 
 
+def give_freed_back() -> bool:
+    """Give freed memory back to the system, after work that does not come again. Return True if
+    there was any; False too where the C library cannot (musl, macOS)."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return False
+    return bool(trim(0))
+
+
 def resident(pid: int) -> int:
     """Bytes of a process that are in main memory, 0 where the system does not tell."""
     return _of_status(pid, "VmRSS")

@@ -99,7 +99,7 @@ def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str
     if value is None:
         raise UsageFault(
             f"{name} = {show(raw)}{_where(source)}",
-            f"expected {_type_sentence(hint)}" + (f", {rule.sentence}" if rule else ""),
+            f"expected {type_sentence(hint)}" + (f", {rule.sentence}" if rule else ""),
         )
     if rule is not None and value in rule.removed:
         raise Removed(f"{name} = {show(raw)} was removed{_where(source)}", rule.removed[value])
@@ -210,13 +210,13 @@ def _typed(raw: Any, hint: Any) -> Any:
     return str(raw) if isinstance(raw, str) else None
 
 
-def _type_sentence(hint: Any) -> str:
+def type_sentence(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         kinds = {str: "texts", int: "whole numbers", float: "numbers"}
         return f"a list of {kinds[typing.get_args(hint)[0]]}"
     if typing.get_origin(hint) is types.UnionType:
         return " or ".join(
-            _type_sentence(kind) for kind in typing.get_args(hint) if kind is not types.NoneType
+            type_sentence(kind) for kind in typing.get_args(hint) if kind is not types.NoneType
         )
     return {bool: "true or false", int: "a whole number", float: "a number"}.get(
         hint, "text in quotes"

@@ -68,7 +68,7 @@ class ModelSettings:
     """Seed of the initial weights; each parameter is drawn from (seed, name), so every cut gives
     the same model."""
     weights: tuple[str, ...] = ()
-    """Digests of the stages of a given model, the ends first, each after :data:`DIGEST`: the run
+    """Digests of the stages of a given model, the ends first, each after "blake3:": the run
     begins from it. Empty: from drawn weights."""
     base: str = ""
     """Name on the Hugging Face hub of the model that the run begins from; empty: unknown. Exported

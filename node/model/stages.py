@@ -12,15 +12,16 @@ V vocab.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from node.core.ids import ENDS
+from node.model.again import computed_again
 from node.model.cost import LOGITS_AT_ONCE
 from node.model.documents import NO_TARGET, for_loss, lengths_of
 from node.model.rope import frequencies, regime
@@ -306,12 +307,8 @@ class _Stage(nn.Module):
             self.pause()
             if h_BTD.requires_grad:
                 h_BTD.register_hook(self._pause_backward)
-            beside = self.rope, lengths
-            h_BTD = (
-                checkpoint(layer, h_BTD, *beside, use_reentrant=False, preserve_rng_state=False)
-                if again
-                else layer(h_BTD, *beside)
-            )
+            part = partial(layer, rope=self.rope, lengths=lengths)
+            h_BTD = computed_again(part, h_BTD, layer.parameters()) if again else part(h_BTD)
         return h_BTD
 
     def _pause_backward(self, gradient: Tensor) -> None:
@@ -383,11 +380,14 @@ class Ends(_Stage):
             self.pause()
             if h.requires_grad:
                 h.register_hook(self._pause_backward)
-            loss = checkpoint(
-                self._piece, h, targets, use_reentrant=False, preserve_rng_state=False
-            )
-            total = total + cast(Tensor, loss)
+            part = partial(self._piece, targets_N=targets)
+            total = total + computed_again(part, h, self._head_parameters())
         return total, tokens
+
+    def _head_parameters(self) -> list[Tensor]:
+        """Parameters that :meth:`logits` reads."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return [*self.model.norm.parameters(), *head.parameters()]
 
     def _piece(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
         logits_NV = self.logits(h_ND)

@@ -81,7 +81,7 @@ def layer_pass(device: Device, width: int, tokens: int, kind: Format) -> Callabl
         with torch.enable_grad():
             with device.computing_in(kind):
                 y = layer(inputs[0])
-            torch.autograd.grad(y, inputs, torch.ones_like(y))
+            torch.autograd.grad(y.sum(), inputs)
         device.synchronise()
 
     return act

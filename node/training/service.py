@@ -16,6 +16,7 @@ from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
+from node.identity.faults import TokenBucket
 from node.identity.keys import Signer, is_signed
 from node.pipeline.events import MicroBatchDone
 from node.telemetry.events import Journal
@@ -33,13 +34,16 @@ from node.training.protocol.pace import (
     BEAT_AT_MOST_S,
     CALM_AFTER_S,
     COMPANY,
+    FACING,
     FEW_STRANGERS,
     HEARTBEAT_S,
+    LARGE_STAGE,
     PROBE_AGAIN_S,
     PROBE_FAILED_S,
     PROBE_TIMEOUT_S,
     REDIAL_MOST_S,
     REDIAL_TIMEOUT_S,
+    SPARE_WAY_S,
     STANDS_S,
     TELL_TRIES,
     TICK_S,
@@ -47,6 +51,7 @@ from node.training.protocol.pace import (
     WAYS_AT_ONCE,
     StrangerTurns,
     beat_s,
+    facing,
     whom_to_measure,
 )
 from node.training.protocol.rules import ChangeStatus, Rules
@@ -184,6 +189,9 @@ class Training(rpc.TrainingServicer):
         self._unanswered: tuple[PeerId, float] | None = None
         """Leader to which a heartbeat is on its way, and the time at which it was sent."""
         self.leader_waits: tuple[PeerId | None, str] = None, ""
+        self._lacking: frozenset[PeerId] | None = None
+        """The peers of the own stage to which the leader that answered last waits for ways from
+        here; None if it does not say."""
         """The peer that answered the last heartbeat, and its reason for planning no epoch."""
         self.standing = ChangeStatus(facts.make.read(""))
         self.lead: Callable[[Any], None] = lambda event: None
@@ -222,6 +230,7 @@ class Training(rpc.TrainingServicer):
         timing = self.work.engines.pipeline.timing
         measuring: set[PeerId] = set()
         turns = StrangerTurns()
+        spare = TokenBucket(1.0 / SPARE_WAY_S, 1.0)
         strangers: set[PeerId] = set()
         chosen: list[PeerId] = []
         seen: tuple[Mapping[PeerId, int], PeerId | None] | None = None
@@ -257,13 +266,39 @@ class Training(rpc.TrainingServicer):
                 chosen = whom_to_measure(self.me, self.stage, company, self.leader_id())
             timing.keep({*chosen, *measuring})
             free = [peer for peer in chosen if peer not in measuring]
+            known = timing.ways(now).keys()
+            waits = self._spare_ways() - known
             due = timing.due(free, now, PROBE_AGAIN_S, PROBE_FAILED_S)
+            due = [p for p in due if p not in waits or spare.allow(self.me, now)]
             due = due[: WAYS_AT_ONCE - len(measuring)]
             slots = WAYS_AT_ONCE - len(measuring) - len(due)
-            due += turns.next(strangers, measuring, slots, now)
+            due += turns.next(strangers - waits, measuring, slots, now)
             for peer in due:
                 measuring.add(peer)
                 self.tasks.spawn(measure(peer), f"way {short(peer)}")
+
+    def _spare_ways(self) -> set[PeerId]:
+        """Peers of large stages to which a way can be found later: the leader does not wait for
+        it, and the peer is none of those of another stage that this one faces."""
+        leader = self.leader_id()
+        if leader == self.me:
+            return set()
+        stages: dict[int, list[PeerId]] = {}
+        for peer, stage in sorted({**self._view().hosts, self.me: self.stage}.items()):
+            stages.setdefault(stage, []).append(peer)
+        mates = stages[self.stage]
+        spare = set[PeerId]()
+        for stage, peers in stages.items():
+            if len(peers) > LARGE_STAGE:
+                spare |= set(peers)
+                if stage != self.stage:
+                    spare -= set(facing(self.me, mates, peers, FACING))
+        # Until a leader has answered, nobody knows which ways it waits for.
+        if leader is not None and self.leader_waits[0] == leader:
+            if self._lacking is None:
+                return set()
+            spare -= self._lacking
+        return spare - {leader}
 
     async def close(self) -> None:
         """Stop taking part at once: afterwards nothing changes the state of the stage.
@@ -719,6 +754,8 @@ class Training(rpc.TrainingServicer):
         if request.WhichOneof("say") == "ready" and reason is None and self.leader is not None:
             reply.waits_for = self.waiting_for()
             reply.lost.extend(self.vitals.lost())
+            if self.facts.prove:
+                reply.lacking.peers.extend(self.leader.roster.lacking(peer))
         return reply
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
@@ -965,6 +1002,9 @@ class Training(rpc.TrainingServicer):
         self.vitals.alive(peer, self.clock.now())
         if note.WhichOneof("say") == "ready":
             self.leader_waits = peer, printable(reply.waits_for)
+            self._lacking = None
+            if reply.HasField("lacking"):
+                self._lacking = frozenset(map(PeerId, reply.lacking.peers))
             lost = [PeerId(p) for p in reply.lost[:MOST_LOST]]
             self._count_dead(lost, self.clock.now() - HEARD_S)
         # Answers to other notes take as long as the work that they ask for.

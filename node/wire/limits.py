@@ -126,6 +126,7 @@ LIMITS: Mapping[str, Limit] = {
     "v1.Note.move": Limit(nbytes=KIB),
     "v1.Note.lead": Limit(nbytes=KIB),
     "v1.NoteReply.lost": Limit(16, NAME),
+    "v1.LackingNote.peers": Limit(64, NAME),
     "v1.PlanNote.plan": Limit(nbytes=PLAN),
     "v1.PlanNote.supporters": Limit(PEERS, NAME),
     "v1.PlanNote.doubles": _PROOFS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.between.rounds import Trial, Window, cell_id, play, rounds_to, standings
-from node.averaging.strategies.keys import EVERYBODY, meeting_keys
+from node.averaging.strategies.keys import EVERYBODY, meeting_keys, server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
 from node.dht.topics import WRITERS, kind_of
@@ -117,3 +117,22 @@ def test_a_cell_whose_line_is_absent_finds_another_in_its_plane() -> None:
     looking = {cell: keys_of(GRID, cell, cells(64), 1) for cell in there}
     found = Window(looking, 1, random.Random(0)).run()
     assert {frozenset(g) for g in found.values()} == {frozenset(there)}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_another_cell_serves_when_the_server_is_gone(shards: int) -> None:
+    here = cells(6)
+    for stage in range(1, 5):
+        server = server_of(stage, here, shards)
+        left = [cell for cell in here if cell != server]
+        successor = server_of(stage, left, shards)
+        assert successor in left
+        assert server_of(stage, left[::-1], shards) == successor, "in whatever order they are seen"
+
+
+def test_the_server_stays_when_another_cell_goes() -> None:
+    here = cells(6)
+    server = server_of(1, here, 1)
+    for gone in here:
+        left = [cell for cell in here if cell != gone]
+        assert (server_of(1, left, 1) == server) is (gone != server)

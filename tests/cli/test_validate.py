@@ -287,6 +287,35 @@ def test_a_token_beyond_the_vocabulary_is_named_with_a_step_that_works(
     tutti(*words, arguments[1]).good()
 
 
+def test_stages_follow_the_memory_of_the_machines_named(tutti, home, tmp_path):
+    model = directories.made("qwen3", tmp_path / "model")
+    words = ["swarm", "init", "--from", str(model), "--data", "synthetic:7", "--tokenizer", "bytes"]
+    shown = tutti(*words, "--machines", "8GB,8GB,24GB").good()
+    made = read_manifest(home.parent / "swarm.toml")
+    assert made.pipeline.stages == 1
+    assert len(made.model.weights) == 2
+    for line in (
+        "stages   1 block stage, the fewest with which each of these machines can hold a part",
+        f"stage 1 (layers 0-{made.model.layers - 1}): ",
+        "another peer of a block stage: 1 of 8 GB",
+    ):
+        assert line in shown
+    said = json.loads(
+        tutti(*words, "--force", "--machines", "8GB,24GB", "--ends-layers", "1", "--json").good()
+    )
+    assert read_manifest(home.parent / "swarm.toml").model.ends_layers == 1
+    ends, block = said["machines"]["stages"]
+    assert (ends["stage"], block["stage"]) == (0, 1)
+    assert {ends["memory"], block["memory"]} == {8 * 10**9, 24 * 10**9}
+    assert said["machines"]["holds_all"] is True
+    small = tutti(*words, "--force", "--machines", "450MB,450MB")
+    refused(small, 7, "does not fit into machines of this memory: 2 of ", "larger ones")
+    refused(tutti(*words, "--force", "--machines", "8"), 2, "'8' is not the memory", "8GB,24GB")
+    for given in (("--stages", "2"), ("--set", "pipeline.stages=2")):
+        twice = tutti(*words, "--force", "--machines", "8GB", *given)
+        refused(twice, 2, "--machines and a number of block stages")
+
+
 def test_init_begins_from_the_model_in_a_directory(tutti, home, ours, tmp_path):
     model = directories.made("qwen3", tmp_path / "model")
     words = ["swarm", "init", "--from", str(model), "--data", "synthetic:7", "--stages", "2"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from node.app.export.model_card import Result, Source, model_card, source_in
-from node.core.journey import Version
+from node.core.journey import Losses, Version
 from node.manifest import Manifest, amended
 
 RESULT = Result(Version(120, "ab" * 16), 41_200_000, 1.5, 1.75)
@@ -67,6 +67,20 @@ def test_the_body_names_run_version_tokens_losses_and_data() -> None:
     assert "| Held-out loss | not measured |" in card(loss_val=0.0)
     assert "perplexity" not in card(loss=30.0, loss_val=0.0)
     assert "lineage" not in card(version=Version(0))
+
+
+def test_losses_stand_beside_those_before_the_first_step() -> None:
+    text = card(before=Losses(4.0, 3.5))
+    assert (
+        "| Training loss | 1.5000 nats per token, perplexity 4.48; before the first step "
+        "4.0000 nats per token, perplexity 54.60 |"
+    ) in text
+    assert "perplexity 5.75; before the first step 3.5000 nats per token" in text
+    assert "not measured; before the first step 3.5000" in card(
+        before=Losses(4.0, 3.5), loss_val=0.0
+    )
+    assert "before the first step" not in card()
+    assert card(before=Losses(4.0, 0.0)).count("before the first step") == 1
 
 
 def test_only_names_on_the_hub_are_named_as_data_sets() -> None:

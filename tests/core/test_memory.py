@@ -37,3 +37,29 @@ def test_a_second_round_takes_no_new_pages():
     )
     assert kept < PAGES / 50
     assert given_back > PAGES / 50, "else the allocator needs no telling"
+
+
+HOLES = """
+from node.core.memory import give_freed_back, keep_freed, resident
+import os
+keep_freed()
+kept = []
+blocks = []
+for number in range(64 << 4):
+    blocks.append(bytearray(64 << 10))
+    kept.append(bytearray(100))
+del blocks
+before = resident(os.getpid())
+assert give_freed_back()
+print(before - resident(os.getpid()))
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries have no such knobs"
+)
+def test_freed_memory_between_blocks_in_use_is_given_back():
+    done = subprocess.run(
+        [sys.executable, "-c", HOLES], check=True, capture_output=True, timeout=60
+    )
+    assert int(done.stdout) > 32 << 20

@@ -1,5 +1,7 @@
 """Recomputation for a backward in place of storage: the same gradients, a smaller stash."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -223,3 +225,30 @@ def test_a_step_out_of_memory_takes_one_matrix_at_a_time(
         assert all(torch.allclose(whole[n], singly[n], atol=1e-5) for n in whole)
         assert owners[0].commit(epoch) == owners[1].commit(epoch) == frozenset(parameters)
     assert (owners[0].singly, owners[1].singly) == (0, 2)
+
+
+def test_nothing_is_loaded_to_compute_again() -> None:
+    """A compiler that nobody uses would take 70 MiB in the first epoch."""
+    program = """
+import sys
+import torch
+from node.model.settings import ModelSettings
+from node.model.stages import build
+settings = ModelSettings(layers=2, d_model=32, d_ff=48, seq_len=16)
+ends = build(settings, 1, 0)
+blocks = build(settings, 1, 1)
+ends.logits_at_once = 4 * settings.vocab
+blocks.recompute = True
+tokens = torch.randint(0, settings.vocab, (2, 16))
+hidden = ends.embed(tokens).detach().requires_grad_()
+loss, _ = ends.loss(hidden, tokens)
+torch.autograd.grad(loss, [hidden])
+assert "sympy" not in sys.modules
+loss, _ = ends.loss(blocks(ends.embed(tokens)), tokens)
+found = torch.autograd.grad(loss, [*ends.parameters(), *blocks.parameters()])
+assert all(gradient.abs().sum() > 0 for gradient in found)
+loaded = [name for name in sys.modules if name.startswith("torch._dynamo")]
+sys.exit(f"loaded {loaded[:3]}" if loaded else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -226,7 +226,7 @@ class Bug:
 
 
 BUGS = (
-    Bug("no latch", MachineFactory(round=NoLatch), ("broken-step",), frozenset({"I8"}), first=18),
+    Bug("no latch", MachineFactory(round=NoLatch), ("broken-step",), frozenset({"I8"}), first=78),
     Bug(
         "no plan hash",
         MachineFactory(pipeline=AnyPlanPipeline, round=AnyPlanRound),

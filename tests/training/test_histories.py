@@ -103,3 +103,13 @@ def test_a_plan_with_another_digest_of_the_version_is_refused() -> None:
     assert member.term == 2, "what is refused changes nothing"
     begun = member.handle(ev.PlanArrived(here, "d"), 0.0)
     assert any(isinstance(a, ev.BeginEpoch) for a in begun)
+
+
+def test_a_plan_of_a_term_that_is_over_is_refused() -> None:
+    member, plans = trained(2)
+    for term in (1, 2):
+        (refused,) = member.handle(ev.PlanArrived(plan_for(member.at, term)), 0.0)
+        assert refused == ev.RefuseCaller(f"term {term} is over, this is term 2")
+    assert member.plan == plans[-1]
+    member.handle(ev.PlanArrived(plan_for(member.at, 3)), 0.0)
+    assert member.term == 3

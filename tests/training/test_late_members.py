@@ -342,31 +342,62 @@ def done_of(paths: Sequence[Path]) -> tuple[MicroBatchDone, ...]:
     return tuple(MicroBatchDone(path.index, True, 1.0, 64) for path in paths)
 
 
-def test_an_epoch_is_closed_without_an_ends_peer_that_starts_nothing() -> None:
-    second = PeerId("ends2")
-    everybody = (E, second, S1, S2)
-    leader, plan = begun(map(heard, everybody), epoch_s=60.0, late_s=4.0, epochs=10_000)
+SECOND = PeerId("ends2")
+
+
+def half_done() -> tuple[Leader, Plan, float]:
+    """A leader of two ends peers, three epochs after the start: it has reported all micro-batches
+    of its own in this plan, at this time. An epoch may take 60 s."""
+    everybody = (E, SECOND, S1, S2)
+    leader, plan = begun(
+        map(heard, everybody), epoch_s=60.0, late_s=4.0, epochs=10_000, target_batch=16
+    )
     now = 3.0
     for _ in range(3):
-        for origin in (E, second):
+        for origin in (E, SECOND):
             results = done_of([path for path in plan.paths if path.origin == origin])
             leader.handle(ev.MicroBatchesReported(origin, plan.hash, results), now)
         plan = next_plan(commits(leader, plan, now))
         now += 1.0
     mine = [path for path in plan.paths if path.origin == E]
     assert 0 < len(mine) < len(plan.paths)
-    began = now
     leader.handle(ev.MicroBatchesReported(E, plan.hash, done_of(mine)), now)
+    return leader, plan, now
+
+
+def ticks(leader: Leader, now: float, until: float) -> tuple[list[Any], float]:
+    """Actions of the leader while it hears everybody and the micro-batches go on, at most until
+    then, and the time."""
     done: list[Any] = []
-    while leader.phase is Phase.RUN:
+    while leader.phase is Phase.RUN and now < until:
         now += STEP_S
-        here(leader, now, *everybody)
+        here(leader, now, E, SECOND, S1, S2)
         done += leader.handle(ev.ClockTick(), now)
+    return done, now
+
+
+def test_an_epoch_is_closed_without_an_ends_peer_that_starts_nothing() -> None:
+    leader, plan, began = half_done()
+    done, now = ticks(leader, began, began + 60.0)
     assert now - began < 8.0, "the epoch may take 60 s"
     assert kinds(done)[0] == "peer-on-probation"
-    assert leader.conduct.on_probation(now) == {second}
-    late = ev.MicroBatchesReported(second, plan.hash, done_of(plan.paths))
+    assert leader.conduct.on_probation(now) == {SECOND}
+    late = ev.MicroBatchesReported(SECOND, plan.hash, done_of(plan.paths))
     assert kinds(leader.handle(late, now)) == ["peer-excused"], "it was only slow"
+
+
+def test_an_ends_peer_that_reports_some_micro_batches_is_not_late() -> None:
+    leader, plan, began = half_done()
+    first, *rest = (path for path in plan.paths if path.origin == SECOND)
+    assert rest
+    leader.handle(ev.MicroBatchesReported(SECOND, plan.hash, done_of([first])), began)
+    done, now = ticks(leader, began, began + 50.0)
+    assert leader.phase is Phase.RUN, "a peer on the way may hold the others up"
+    assert "peer-on-probation" not in kinds(done)
+    assert not leader.conduct.on_probation(now)
+    _, now = ticks(leader, now, began + 90.0)
+    assert leader.phase is not Phase.RUN, "the deadline of the epoch"
+    assert not leader.conduct.on_probation(now)
 
 
 # ------------------------------------------------------------ impossible parameters

@@ -1,11 +1,15 @@
 """The leader's estimates of speeds, and the versions that it finds."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.scheduler.costs import LinkCost, Measured
 from node.training.leader.roster import CEILING, Roster, majority
 from node.training.protocol import events as ev
+from node.training.protocol.pace import ALL_OWN
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 
@@ -90,3 +94,76 @@ def test_an_orphan_side_does_not_go_back_to_the_beginning() -> None:
         for s, p in enumerate("GHI")
     ]
     assert roster(*far, *fresh, *voted).startable()[0] == Version(4, "b" * 32)
+
+
+LEADER = PeerId("L")
+
+
+def ready(peer: str, ways: Iterable[str]) -> ev.Heartbeat:
+    """A heartbeat of a replica of stage 1 that reaches the leader and ``ways``."""
+    costs = Measured(ways=tuple((PeerId(p), LinkCost(0.01)) for p in (LEADER, *ways) if p != peer))
+    return ev.Heartbeat(PeerId(peer), 1, Version(0), "d", 1.0, costs=costs)
+
+
+def proving(*notes: ev.Heartbeat) -> Roster:
+    r = Roster(1, LEADER, prove=True)
+    everybody = Measured(ways=tuple((n.peer, LinkCost(0.01)) for n in notes))
+    r.hear(ev.Heartbeat(LEADER, 0, Version(0), "d", 1.0, costs=everybody), 0.0)
+    for note in notes:
+        r.hear(note, 0.0)
+    return r
+
+
+CROWD = [f"p{n:02}" for n in range(3 * ALL_OWN)]
+
+
+def test_all_replicas_that_reach_each_other_own_parts() -> None:
+    r = proving(*(ready(p, CROWD) for p in CROWD))
+    assert r.replicas()[1] == CROWD
+    assert r.may_own(1, ()) == set(CROWD)
+    assert not any(r.lacking(PeerId(p)) for p in CROWD)
+
+
+def test_a_large_stage_takes_in_whoever_reaches_its_owners() -> None:
+    owners = CROWD[-ALL_OWN:]
+    others = CROWD[:-ALL_OWN]
+    r = proving(*(ready(p, CROWD) for p in owners), *(ready(p, owners) for p in others))
+    assert r.replicas()[1] == CROWD
+    assert r.may_own(1, ()) == set(owners)
+    assert r.apart() == []
+    assert not any(r.lacking(PeerId(p)) for p in CROWD), "nothing waits for other ways"
+    newcomer = PeerId("new")
+    r.hear(ready(newcomer, owners[1:]), 1.0)
+    r.hear(
+        ev.Heartbeat(
+            LEADER,
+            0,
+            Version(0),
+            "d",
+            1.0,
+            costs=Measured(ways=tuple((PeerId(p), LinkCost(0.01)) for p in (*CROWD, newcomer))),
+        ),
+        1.0,
+    )
+    assert newcomer not in r.replicas()[1]
+    assert r.lacking(newcomer) == [owners[0]], "it has found the ways to the others"
+    assert r.lacking(PeerId(owners[0])) == [newcomer]
+    for owner in owners:
+        r.hear(ready(owner, [*CROWD, newcomer]), 2.0)
+    assert r.lacking(newcomer) == [owners[0]]
+    r.hear(ready(newcomer, owners), 3.0)
+    assert newcomer in r.replicas()[1]
+    assert r.may_own(1, ()) == set(owners), "owners stay"
+
+
+def test_an_owner_of_the_last_plan_stays_one_where_all_reach_it() -> None:
+    owners = CROWD[-ALL_OWN:]
+    others = CROWD[:-ALL_OWN]
+    last = PeerId(others[0])
+    reached = [*owners, last]
+    r = proving(
+        *(ready(p, CROWD) for p in owners),
+        *(ready(p, CROWD if p == last else reached) for p in others),
+    )
+    assert last in r.may_own(1, {last})
+    assert PeerId(others[1]) not in r.may_own(1, {PeerId(others[1])})

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.identity.keys import is_signed
 from node.sim.process import SimSigner
+from node.telemetry.events import Journal
 from node.training.protocol import notes
 from node.training.protocol.votes import (
     ALONE_S,
@@ -29,6 +32,7 @@ from node.training.protocol.votes import (
     signing_domain,
     support_said,
 )
+from node.training.service import SAY_AGAIN_S, Training
 from node.training.state.ledger import VoteLedger
 from protos import training_pb2 as pb
 
@@ -186,6 +190,27 @@ def test_what_was_made_here_is_checked_once_in_a_while() -> None:
     assert asks(trust, plan(A, NEXT), Warrant(new_voters), at=NEXT), "they are checked at once"
     assert not asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S - 1)
     assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S + 1)
+
+
+def test_a_plan_that_is_not_followed_is_said_once_a_minute() -> None:
+    at = SimpleNamespace(now=0.0)
+    journal = Journal()
+    member: Any = object.__new__(Training)
+    member.__dict__ |= {
+        "member": SimpleNamespace(plan=plan(A, HERE), at=HERE),
+        "trust": trusting(),
+        "clock": SimpleNamespace(now=lambda: at.now, wall=lambda: 1000.0),
+        "journal": journal,
+        "_learn": lambda doubles: None,
+        "_bar": lambda: None,
+        "_said_refused": -SAY_AGAIN_S,
+    }
+    note = pb.PlanNote(plan=plan(B, NEXT).canonical())
+    for at.now in (0.0, SAY_AGAIN_S - 1, SAY_AGAIN_S):
+        assert member._distrusts(plan(B, NEXT), note)
+    said = [event for event in journal.recent() if event.kind == "plan-refused"]
+    assert len(said) == 2
+    assert said[0].text.startswith(f"a plan of {B} is not followed: ")
 
 
 def test_an_old_certificate_is_not_shown_a_second_time() -> None:

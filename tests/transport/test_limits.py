@@ -12,6 +12,7 @@ import pytest
 from hivemind.dht.protocol import DHTProtocol
 
 from node.core.errors import WireError
+from node.dht.settings import DirectorySettings
 from node.dht.topics import WRITERS as topics_of_the_directory
 from node.transport import ask, handshake
 from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of, short
@@ -95,6 +96,18 @@ def test_the_documentation_has_every_stream_every_request_and_every_topic() -> N
     topics = {"peers", *topics_of_the_directory}
     assert not [name for name in streams | requests if name not in rows]
     assert not [topic for topic in topics if f"topic `{topic}" not in rows]
+
+
+def test_the_documentation_says_how_many_strangers_a_topic_takes() -> None:
+    most = {"peers": DirectorySettings().max_peers, **topics_of_the_directory}
+    told = [(re.match(r"\w+", topic), row[-1]) for topic, row in written("topics").items()]
+    assert {(kind[0], places) for kind, places in told if kind} == {
+        (kind, str(places)) for kind, places in most.items()
+    }
+    kept = written("stream-limits")
+    for kind, places in most.items():
+        at_once = kept[f"topic `{kind}"][2]
+        assert at_once.split(",")[0].split()[0] == str(places)
 
 
 @pytest.mark.parametrize(("number", "kind"), [(n, kind) for n, (kind, _) in NOTES.items()])

@@ -25,12 +25,14 @@ from node.transport import handshake, p2p
 from node.transport.addresses import AddressBook, grpc_target, ip_of, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Tokens
+from node.transport.service import PUNCHES_AT_ONCE, PUNCHES_PER_S, Transport
 from node.transport.settings import TransportSettings
 from node.transport.traffic import Seats
 from node.transport.ways import reachable
 from node.transport.ways.punch import candidates
 from node.transport.ways.reachable import Known, Reachable
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
+from protos.reach_pb2 import PunchAsk
 
 A = PeerId("12D3KooWKPc4n25PiHREWBqubMEm5SbamK9PQJ7fzEaQV4RxqXrZ")
 B = PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
@@ -109,6 +111,29 @@ def test_only_public_addresses_are_punched():
         f"/dns/{'ä' * 70}/tcp/4001",
     ):
         assert candidates([other, public[0], public[0]]) == [("11.0.0.5", 4001)]
+
+
+async def test_a_peer_gets_few_punches_at_once():
+    spawned = []
+    asked = object.__new__(Transport)
+    asked.__dict__ |= {
+        "caller": lambda context: A,
+        "reachable": SimpleNamespace(
+            seen=lambda: ["/ip4/11.0.0.9/tcp/4001"], local=False, moving_ports=lambda: False
+        ),
+        "reach_settings": ReachSettings(),
+        "peer_id": B,
+        "_punching": set(),
+        "_punches": TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE),
+        "_tasks": SimpleNamespace(spawn=lambda work, name: spawned.append(work)),
+    }
+    ask = PunchAsk(addresses=["/ip4/11.0.0.5/tcp/4001"])
+    answers = [await asked._punch_asked(ask, None) for _ in range(int(PUNCHES_AT_ONCE) + 1)]
+    assert [answer.accepted for answer in answers] == [True, True, True, False]
+    assert answers[-1].reason == "too soon after the last attempt"
+    assert len(spawned) == PUNCHES_AT_ONCE
+    for work in spawned:
+        work.close()
 
 
 def certificate(key, *, ca=False, usage=True, name=None, many=False) -> bytes:

@@ -227,7 +227,7 @@ class Exporter:
         self._progress.doing = f"writing {out.directory}"
         source = await self._blocking(source_in, self._config.places(m.run_id).weights)
         source = replace(source, repository=m.model.base or source.repository)
-        result = Result(version, plan.tokens, plan.loss, plan.loss_val)
+        result = Result(version, plan.tokens, plan.loss, plan.loss_val, plan.reference)
         adapters = m.model.adapter > 0 and not self._merged
         tokenizer = files.tokenizer_json is not None
         base = await self._blocking(self._base_name, source.repository) if adapters else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.core.journey import Version
+from node.core.journey import UNKNOWN, Losses, Version
 from node.core.version import VERSION
 from node.manifest import Manifest
 from node.model.export import CARD, config_of
@@ -45,6 +45,8 @@ class Result:
     """Training loss of the epoch before, in nats per token; 0 for unknown."""
     loss_val: float
     """Held-out loss measured last, in nats per token; 0 for unknown."""
+    before: Losses = UNKNOWN
+    """Losses before the first step, where the run keeps them."""
 
 
 def source_in(directory: str) -> Source:
@@ -150,8 +152,8 @@ def _rows(manifest: Manifest, result: Result, source: Source) -> list[tuple[str,
         ("Owner", _code(manifest.swarm.owner)),
         ("Version", version),
         ("Tokens", f"{result.tokens:,}"),
-        ("Training loss", _loss(result.loss)),
-        ("Held-out loss", _loss(result.loss_val)),
+        ("Training loss", _loss(result.loss, result.before.training)),
+        ("Held-out loss", _loss(result.loss_val, result.before.held_out)),
         ("Data", _code(d.source) + (f", sha256 {_code(d.sha256)}" if d.sha256 else "")),
         ("Sequence", f"{m.seq_len:,} tokens"),
         ("Optimizer", _code(manifest.optimizer.name)),
@@ -166,9 +168,13 @@ def _rows(manifest: Manifest, result: Result, source: Source) -> list[tuple[str,
     return rows
 
 
-def _loss(loss: float) -> str:
-    if loss <= 0:
-        return "not measured"
+def _loss(loss: float, before: float) -> str:
+    """A loss, beside the loss before the first step if that is known (above 0)."""
+    said = _nats(loss) if loss > 0 else "not measured"
+    return f"{said}; before the first step {_nats(before)}" if before > 0 else said
+
+
+def _nats(loss: float) -> str:
     perplexity = f", perplexity {math.exp(loss):,.2f}" if loss < 20 else ""
     return f"{loss:.4f} nats per token{perplexity}"
 

@@ -12,6 +12,7 @@ from node.pipeline.events import MicroBatchDone
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.facts import Assign
+from node.training.protocol.pace import ALL_OWN
 from node.training.protocol.plan_context import makes
 from node.training.protocol.votes import Ballot, Certificate, Vote, decide, names
 
@@ -211,6 +212,10 @@ class EpochAttempt:
         able_here = [(m.peer, m.speed) for m in self.living(stage) if m.current]
         if not able_here:
             return {}
+        if len(peers) > ALL_OWN:
+            # Only of the owners it is known that every other replica reaches them.
+            owning = set(current.values())
+            able_here = [(p, speed) for p, speed in able_here if p in owning] or able_here
         hung = {p for p, rounds in self.stuck.items() if rounds >= STUCK_ROUNDS}
         able = [(p, speed) for p, speed in able_here if p not in hung]
         useless, able = (self.dead | hung, able) if able else (self.dead, able_here)

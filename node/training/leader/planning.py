@@ -174,7 +174,10 @@ class Planning:
             current = {p for p, _ in able}
             members += [PlanMember(p, stage, roster.speed(p), p in current) for p in peers]
             room = {p: r for p in current if (r := roster.candidates[p].room)}
-            owners |= self._facts.make.assign(stage, able, past.owners, room)
+            may_own = roster.may_own(stage, frozenset(past.owners.values()))
+            # Where none of them could start, those that can have to reach each other now.
+            owning = [(p, speed) for p, speed in able if p in may_own] or able
+            owners |= self._facts.make.assign(stage, owning, past.owners, room)
         return tuple(sorted(members, key=lambda m: m.peer)), owners
 
     def _leave_out(self, roster: Roster, base: Version) -> list[RecordFact]:

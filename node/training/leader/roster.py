@@ -17,6 +17,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.scheduler.costs import NOTHING, Measured, quantise
 from node.training.protocol import events as ev
+from node.training.protocol.pace import ALL_OWN, MOST_LACKING
 
 FORGIVE_AFTER = 8
 """Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
@@ -38,7 +39,7 @@ NO_LEADER = PeerId("")
 class Roster:
     """The roster of one leader. ``base``: the version the swarm last agreed on; ``agreed``: the
     digest of each stage at it. ``prove``: only peers take part that are proven to reach the
-    ``leader`` and each other; ``known``: peers that the leader has worked with."""
+    ``leader`` and every owner of their stage; ``known``: peers that the leader has worked with."""
 
     def __init__(
         self,
@@ -52,6 +53,9 @@ class Roster:
         self._prove = prove
         self.known = known
         self._together: dict[int, set[PeerId]] = {}
+        self._owning: dict[int, set[PeerId]] = {}
+        self._wanted: dict[int, list[PeerId]] = {}
+        """The owners of each stage, and those that would be the next."""
         self._reach: dict[PeerId, frozenset[PeerId]] = {}
         self.candidates: dict[PeerId, ev.Heartbeat] = {}
         """The last heartbeat of each peer, updated with its commits since."""
@@ -119,6 +123,8 @@ class Roster:
         rest = copy(self)
         rest.candidates = {p: c for p, c in self.candidates.items() if p not in away}
         rest._together = dict(self._together)
+        rest._owning = dict(self._owning)
+        rest._wanted = dict(self._wanted)
         rest._here = rest._taking = rest._table = None
         return rest
 
@@ -163,31 +169,67 @@ class Roster:
 
     def apart(self) -> list[tuple[PeerId, PeerId]]:
         """Pairs of peers without proof that they reach each other. Each pair keeps its first peer
-        out; the second is the leader, if it is heard itself, or a replica of the same stage."""
+        out; the second is the leader, if it is heard itself, or an owner of the same stage."""
         taking = self.replicas()
         return [
             (peer, other)
             for stage, peers in self.present().items()
             for peer in peers
             if peer not in taking[stage]
-            for other in dict.fromkeys([self._leader, *taking[stage]])
+            for other in dict.fromkeys([self._leader, *sorted(self._owning[stage])])
             if other in self.candidates and not self.proven(peer, other)
         ]
 
     def _joined(self, stage: int, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Replicas that reach the leader and each other, so that every one can give to every owner.
-        Peers chosen before stay as long as that holds, before others come in."""
+        """Replicas that reach the leader and every owner of the stage, so that each can give to
+        every owner. Peers chosen before stay as long as that holds, before others come in.
+
+        The owners reach each other. They are all replicas while those are few, and in a large stage
+        also every one that reaches all others that are here; who was an owner stays one.
+        """
         before = self._together.get(stage, set())
-        chosen: set[PeerId] = set()
-        for peer in sorted(peers, key=lambda p: (p != self._leader, p not in before, p)):
-            if (
-                self.proven(peer, self._leader)
-                and chosen <= self._reach[peer]
-                and all(peer in self._reach[p] for p in chosen)
-            ):
-                chosen.add(peer)
+        owned = self._owning.get(stage, set())
+        here = [p for p in peers if self.proven(p, self._leader)]
+        reached = {p: sum(self.proven(p, other) for other in here) for p in here}
+        order = sorted(
+            here, key=lambda p: (p != self._leader, p not in owned, p not in before, -reached[p], p)
+        )
+        owners: set[PeerId] = set()
+        for peer in order:
+            may_own = len(owners) < ALL_OWN or peer in owned or reached[peer] == len(here)
+            if may_own and self._reaches(peer, owners):
+                owners.add(peer)
+        next_ones = [p for p in order if p not in owners]
+        self._wanted[stage] = [*sorted(owners), *next_ones[: max(0, ALL_OWN - len(owners))]]
+        self._owning[stage] = owners
+        chosen = {p for p in here if p in owners or self._reaches(p, owners)}
         self._together[stage] = chosen
         return sorted(chosen)
+
+    def lacking(self, peer: PeerId) -> list[PeerId]:
+        """Peers to which ``peer`` should find a way. Those of any stage that found one to it; for
+        an owner all replicas of its stage; for others the owners, and while these are few those
+        that would be the next."""
+        stage = self.candidates[peer].stage if peer in self.candidates else -1
+        if not self._prove or stage not in self.replicas():
+            return []
+        wanted = dict.fromkeys(self._wanted[stage])
+        if peer in wanted:
+            wanted = dict.fromkeys(p for p in self.present()[stage] if self.proven(p, self._leader))
+        wanted |= dict.fromkeys(p for p, reach in self._reach.items() if peer in reach)
+        return [p for p in wanted if p != peer and p not in self._reach[peer]][:MOST_LACKING]
+
+    def _reaches(self, peer: PeerId, others: Collection[PeerId]) -> bool:
+        return all(self.proven(peer, other) for other in others)
+
+    def may_own(self, stage: int, before: Collection[PeerId]) -> set[PeerId]:
+        """Replicas of a stage that may own parts of it: every other replica reaches them.
+        ``before``: owners in the last plan, which remain so where they can."""
+        taking = self.replicas()[stage]
+        if not self._prove:
+            return set(taking)
+        kept = {p for p in taking if p in before and self._reaches(p, taking)}
+        return self._owning[stage] | kept
 
     def can_start(self, peer: PeerId, version: Version) -> bool:
         """Return True if a peer could be current: it holds the version, with the digest on which

@@ -6,7 +6,7 @@ Measurements make a wait longer: :mod:`node.core.patience` for answers,
 """
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from node.core.ids import PeerId
 from node.identity.faults import TokenBucket
@@ -62,6 +62,19 @@ WAYS_AT_ONCE = 4
 """Connections measured at the same time."""
 MOST_WAYS = 64
 """Peers to which connections are measured and reported."""
+ALL_OWN = 8
+"""Replicas of a stage up to which all own parts of it. In a larger stage those do that every other
+replica reaches: a new replica takes part as soon as it reaches the owners, and ways between all
+pairs are found meanwhile."""
+MOST_LACKING = 64
+"""Peers that a leader names to one that does not reach them."""
+LARGE_STAGE = 16
+"""Peers of a stage up to which a way to each is found at once."""
+FACING = 8
+"""Peers of another, large stage to which ways are found at once."""
+SPARE_WAY_S = 20.0
+"""Seconds between two measurements of new ways that are spare: nothing waits for them. In a crowd
+of newcomers, connections between all pairs would take most of their machines' time."""
 STRANGERS_PER_S = 2.0
 STRANGERS_AT_ONCE = 64.0
 """Sustained rate and burst of the strangers to which a way is measured. A record of the directory
@@ -140,10 +153,18 @@ def whom_to_measure(
     most = MOST_WAYS * 3 // 4
     first = here // most * most
     found |= dict.fromkeys(p for p in mates[first : first + most] if p != me)
-    place = (here + 0.5) / len(mates)
     each = (MOST_WAYS - len(found)) // max(1, len(stages))
     for peers in stages.values():
-        begin = round(place * len(peers) - each / 2)
-        begin = max(0, min(begin, len(peers) - each))
-        found |= dict.fromkeys(peers[begin : begin + each])
+        found |= dict.fromkeys(facing(me, mates, peers, each))
     return list(found)[:MOST_WAYS]
+
+
+def facing(
+    me: PeerId, mates: Sequence[PeerId], peers: Sequence[PeerId], count: int
+) -> Sequence[PeerId]:
+    """At most ``count`` of the ``peers`` of another stage: those at about the same relative place
+    in their order as ``me`` among its ``mates``, so that most pairs choose each other."""
+    place = (mates.index(me) + 0.5) / len(mates)
+    begin = round(place * len(peers) - count / 2)
+    begin = max(0, min(begin, len(peers) - count))
+    return peers[begin : begin + count]
