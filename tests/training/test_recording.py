@@ -1,6 +1,8 @@
 """Recordings of machines: written by simulated daemons, played, cut, changed, and full."""
 
+import dataclasses
 import errno
+import inspect
 import json
 import os
 import random
@@ -22,8 +24,10 @@ from node.sim.faults import Schedule
 from node.sim.run import run
 from node.sim.setup import Setup
 from node.sim.tapes import Tapes
+from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules
 from node.training.protocol.votes import (
@@ -39,6 +43,8 @@ from node.training.recording.chain import Chain, RecordingDamaged, documents, te
 from node.training.recording.file import RecordingFile
 from node.training.recording.player import KINDS, Played, Player
 from node.training.recording.recorder import Recorder
+from node.training.recording.setup import LeaderStart, MemberStart
+from node.training.recording.setup import Setup as RecordedSetup
 from node.training.recording.show import lines
 from node.training.recording.values import Reader, Writer
 
@@ -366,3 +372,14 @@ def test_a_full_disk_ends_a_recording_after_a_whole_line(
     assert "no space left" in ended[0]
     with kept.path.open("rb") as file:
         assert len(list(documents(file))) > 2, "all lines are whole"
+
+
+def test_a_recording_has_every_fact_and_every_argument_of_its_machines() -> None:
+    facts = {f.name for f in dataclasses.fields(RunFacts)} - {"make", "may_lead"}
+    assert facts <= {f.name for f in dataclasses.fields(RecordedSetup)}
+    for start, machine, beside in (
+        (LeaderStart, Leader, {"self", "facts"}),
+        (MemberStart, Member, {"self"}),
+    ):
+        arguments = set(inspect.signature(machine.__init__).parameters) - beside
+        assert {f.name for f in dataclasses.fields(start)} == arguments
