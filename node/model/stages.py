@@ -307,11 +307,12 @@ class _Stage(nn.Module):
             if h_BTD.requires_grad:
                 h_BTD.register_hook(self._pause_backward)
             beside = self.rope, lengths
-            h_BTD = (
-                checkpoint(layer, h_BTD, *beside, use_reentrant=False, preserve_rng_state=False)
-                if again
-                else layer(h_BTD, *beside)
-            )
+            if again:
+                h_BTD = checkpoint(
+                    layer, h_BTD, *beside, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                h_BTD = layer(h_BTD, *beside)
         return h_BTD
 
     def _pause_backward(self, gradient: Tensor) -> None:
@@ -349,7 +350,9 @@ class Ends(_Stage):
         id outside the vocabulary raises IndexError on CPU. ``document_ends`` as for
         :meth:`through`."""
         h_BTD = self.rows(tokens_BT)
-        return self.through(h_BTD, document_ends) if self.layers else h_BTD
+        if self.layers:
+            return self.through(h_BTD, document_ends)
+        return h_BTD
 
     def rows(self, tokens_BT: Tensor) -> Tensor:
         """Token ids to their rows of the embedding, fp32."""
