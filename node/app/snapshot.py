@@ -483,7 +483,7 @@ class SnapshotBuilder:
         if a is None or d.presence is None or a.training.leader is not None:
             return
         view = d.presence.view
-        here = a.training.believed(view.hosts)
+        here = (p for p in view.hosts if a.training.has_met(p))
         hosts = {p for p in here if view.others[p].body.state not in LEAVING}
         silent = {p: s for p in hosts if (s := a.training.standing_of(p))[0] is Life.SILENT}
         for peer, (_, seconds) in silent.items():
