@@ -3,15 +3,20 @@ FROM python:3.11-slim AS build
 RUN python -m venv /opt/tutti
 ENV PATH=/opt/tutti/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-# torch first and alone, from its own layer: it is large and changes least. A CPU build is enough for this image;
+# The same steps as `make setup`, for the same reasons: setuptools and the other packages by their digests, then torch
+# alone. Its layer is large and is made anew only when hashes.txt changes. A CPU build is enough for this image;
 # `--build-arg TORCH_INDEX=` with an index of CPU builds keeps it small.
+COPY hashes.txt ./
+RUN sed -n '/^setuptools==/,/[^\\]$/p' hashes.txt > setuptools.txt \
+    && pip install --no-deps --require-hashes -r setuptools.txt \
+    && pip install --no-deps --require-hashes --no-build-isolation -r hashes.txt
 ARG TORCH_INDEX=
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY cli.py tutti.py ./
 COPY node ./node
 COPY protos ./protos
-RUN pip install --no-deps -r constraints.txt && pip install --no-deps .
+RUN pip install --no-deps --no-build-isolation .
 
 FROM python:3.11-slim
 RUN groupadd --gid 10001 tutti \

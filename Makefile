@@ -6,6 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 DEMO ?=
 TESTS ?= tests
 # libp2p and hivemind cannot be loaded by one process, so the observer's tests have one of their own.
@@ -16,22 +17,27 @@ DOCS := .venv-docs
 # Tests start some hundred processes of the same program: what one has compiled is there for the next.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test apart check format protos reference docs bench clean
+.PHONY: help setup demo test apart check format protos hashes reference docs bench clean
 
 help:  ## show this list
 	@awk -F':.*## *' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv and install everything (fast when nothing changed)
 
-# torch goes first and alone: pip then takes the build this machine is meant to have, and nothing later replaces it.
-# The rest is constraints.txt to the letter, without the resolver; the reason stands there. pip compiles nothing: most of
-# these packages' files are never read. What a daemon and a join read is compiled by reading it once.
-$(STAMP): pyproject.toml constraints.txt
+# Everything but torch comes from hashes.txt: the versions of constraints.txt, without the resolver (the reason stands
+# there), and only files whose SHA-256 is listed. setuptools goes first, because it builds the packages that have no
+# wheel and this one; pip would fetch another one for that, unchecked. torch comes alone and unchecked: its build depends
+# on the machine (CPU, or the index's CUDA build, which brings more packages along), and one that is provided locally is
+# on no index. Its other dependencies are there by then. pip compiles nothing: most of these packages' files are never
+# read. What a daemon and a join read is compiled by reading it once.
+$(STAMP): pyproject.toml hashes.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with  make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	sed -n '/^setuptools==/,/[^\\]$$/p' hashes.txt > $(VENV)/setuptools.txt
+	$(INSTALL) --no-deps --require-hashes -r $(VENV)/setuptools.txt
+	$(INSTALL) --no-deps --require-hashes --no-build-isolation -r hashes.txt
+	$(INSTALL) "torch==2.13.0"
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	$(BIN)/python -c "import cli, node.app.daemon"
 	$(BIN)/python -c "import node.control.observer"
 	@touch $@
@@ -81,6 +87,13 @@ $(DOCS)/.ready: docs/requirements.txt
 	@test -x $(DOCS)/bin/python || "$(PYTHON)" -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r docs/requirements.txt
 	@touch $@
+
+# uv asks the index for the files of each release; pip can write down only the one that it would take here.
+hashes: setup  ## write hashes.txt anew after a change of constraints.txt
+	$(INSTALL) --upgrade --target $(VENV)/uv "uv==0.13.9"
+	{ sed -n '/^#/p' hashes.txt; $(VENV)/uv/bin/uv pip compile --quiet --no-deps --universal --generate-hashes \
+		--no-header --no-annotate --no-emit-package torch constraints.txt; } > $(VENV)/hashes.txt
+	mv $(VENV)/hashes.txt hashes.txt
 
 bench: setup  ## run the benchmarks (one: make bench BENCH=pipeline)
 	@shopt -s nullglob; found=(benchmarks/$(if $(BENCH),$(BENCH),[a-z]*).py); \

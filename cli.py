@@ -291,7 +291,8 @@ def start(
     ours = _config(flags)
     clear_stale(ours.control_socket)  # refuses a second daemon
     if background:
-        return _in_background(ours, ["start", *([what] if what else [])], flags)
+        command = ["start", what] if what else ["start"]
+        return _in_background(ours, command, flags)
     from node.app import joining
 
     manifest, invite = joining.choose(ours, what)
@@ -980,9 +981,9 @@ def swarm_init(
         "model.ends_layers": ends_layers,
         "training.epochs": epochs,
     }
-    changes |= {k: v for k, v in named.items() if v is not None} | (
-        {"swarm.admission": "invite"} if private else {}
-    )
+    changes |= {k: v for k, v in named.items() if v is not None}
+    if private:
+        changes["swarm.admission"] = "invite"
     data, tokenizer = (
         data or changes.pop("data.source", None),
         tokenizer or changes.pop("data.tokenizer", None),
@@ -1002,7 +1003,9 @@ def swarm_init(
             "--machines and a number of block stages",
             "give one: the number follows from the machines",
         )
-    usual = {} if file else fine_tuning.usual(typed(of_model), typed(changes))
+    usual = {}
+    if not file:
+        usual = fine_tuning.usual(typed(of_model), typed(changes))
     changes = {
         **of_model,
         **usual,
@@ -1035,10 +1038,14 @@ def swarm_init(
         made, corpus, words = joining.with_hashes(
             ours, made, places, files=joining.files_beside(beside), said=changes
         )
-        shown = [] if as_json else _samples(corpus, made, words, [0, 1], short=True)
+        shown = []
+        if not as_json:
+            shown = _samples(corpus, made, words, [0, 1], short=True)
     raw = made.sign(identity)
     manifest = Manifest.parse(raw)
-    invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
+    invite = ""
+    if address:
+        invite = joining.invite_text(manifest, tuple(address or ()), identity)
     with writing(out, "choose another place"):
         write_atomically(out, raw)
     ours.keep_places(manifest.run_id, places)
@@ -1066,11 +1073,10 @@ def swarm_init(
     for line in shown:
         print(line)
     print(f"start    tutti start {quote(str(out))}")
-    print(
-        f"join     tutti join {invite}"
-        if invite
-        else "join     when it runs:  tutti swarm invite   prints the line for others"
-    )
+    if invite:
+        print(f"join     tutti join {invite}")
+    else:
+        print("join     when it runs:  tutti swarm invite   prints the line for others")
     return ExitCode.OK
 
 
@@ -1157,18 +1163,19 @@ def swarm_validate(
     signed = manifest.signature is not None
     if signed:
         manifest.verify(me=joining.who(ours))
-    corpus = None if no_open else joining.opened(ours, manifest, ours.places_of(manifest))[0]
+    corpus = None
+    if not no_open:
+        corpus = joining.opened(ours, manifest, ours.places_of(manifest))[0]
     if as_json:
         document = {"valid": True, "signed": signed, "run_id": manifest.run_id}
         _json(document | joining.content_document(manifest, corpus))
         return ExitCode.OK
-    note = "" if signed else f"   not signed yet:  tutti swarm init --from {quote(str(file))}"
-    print(
-        f"ok   {file}   run {manifest.run_id[:12]}   "
-        f"{'signature good' if signed else ''}{note}".rstrip()
-    )
+    note = f"   not signed yet:  tutti swarm init --from {quote(str(file))}"
+    if signed:
+        note = "signature good"
+    print(f"ok   {file}   run {manifest.run_id[:12]}   {note}")
     print(f"data {joining.content_line(manifest, corpus)}")
-    if missing := [] if signed else left_out(file.read_bytes()):
+    if not signed and (missing := left_out(file.read_bytes())):
         print(
             "not in the file, so built-in values hold:  "
             f"{', '.join(f'[{name}]' for name in missing)}"
@@ -1306,8 +1313,9 @@ def swarm_revoke(
         revoked, known = _meant(client, peers)
     if Identity.load(ours.identity_path).peer_id in revoked:
         raise UsageFault("that is this node itself", "an owner cannot revoke the own key")
+    verb = "lets in" if back else "revokes"
     for peer in revoked:
-        _say(f"{'lets in' if back else 'revokes'}  {called(peer, known)}")
+        _say(f"{verb}  {called(peer, known)}")
     marks = frozenset(map(mark, revoked))
     return _sign_change(
         as_json,
@@ -1329,7 +1337,9 @@ def _sign_change(
     ours = _config({})
     with _client(ours) as client:
         snapshot = client.status()
-        known = ours.remembered(snapshot.swarm.run_id) if snapshot.swarm.run_id else None
+        known = None
+        if snapshot.swarm.run_id:
+            known = ours.remembered(snapshot.swarm.run_id)
         if known is None:
             raise UsageFault(
                 "the daemon takes no part in a run that is known here", "see  tutti status"
@@ -1650,7 +1660,9 @@ def config(file: ConfigFile = None, settings: Sets = None, as_json: Json = False
 @id_app.callback()
 def _id(ctx: typer.Context) -> int:
     """Show it when no verb is given."""
-    return ExitCode.OK if ctx.invoked_subcommand else id_show()
+    if ctx.invoked_subcommand:
+        return ExitCode.OK
+    return id_show()
 
 
 @id_app.command("new")

@@ -286,7 +286,9 @@ class NodeConfig:
     def stage(self) -> int | None:
         """The stage to host, asked for by the user or by the swarm since; None: choose one."""
         named = self.node.stage if self.moved in ("", "-") else self.moved
-        return None if named == "auto" else int(named)
+        if named == "auto":
+            return None
+        return int(named)
 
     @property
     def open_to(self) -> str:
@@ -300,7 +302,9 @@ class NodeConfig:
 
     @property
     def swarm(self) -> Path | None:
-        return expanded(self.node.swarm) if self.node.swarm else None
+        if not self.node.swarm:
+            return None
+        return expanded(self.node.swarm)
 
     @property
     def admission(self) -> bytes:
@@ -316,7 +320,9 @@ class NodeConfig:
     @property
     def home_flag(self) -> str:
         """What a command about this home has to say: " --home DIR", "" for the default one."""
-        return "" if self.home == user_dir("data") else f" --home {shlex.quote(str(self.home))}"
+        if self.home == user_dir("data"):
+            return ""
+        return f" --home {shlex.quote(str(self.home))}"
 
     @property
     def identity_path(self) -> Path:
@@ -440,7 +446,9 @@ class NodeConfig:
             return ""
 
         hosts = kept.get("hosts")
-        told = [h for h in hosts if isinstance(h, str)] if isinstance(hosts, list) else []
+        told = []
+        if isinstance(hosts, list):
+            told = [h for h in hosts if isinstance(h, str)]
         for_all_runs = [
             name
             for name in ("data", "tokenizer")
@@ -723,11 +731,9 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
         raise UsageFault(f"{path} is not TOML: {e}", f"write it as in\n{EXAMPLE}") from e
     found: dict[str, tuple[Any, str]] = {}
     for key, value in table.items():
-        entries = (
-            {f"{key}.{k}": v for k, v in value.items()}
-            if key in SECTIONS and isinstance(value, dict)
-            else {key: value}
-        )
+        entries = {key: value}
+        if key in SECTIONS and isinstance(value, dict):
+            entries = {f"{key}.{k}": v for k, v in value.items()}
         for name, entry in entries.items():
             if name not in KNOWN:
                 raise unknown(name, [*KNOWN, *SECTIONS], str(path))

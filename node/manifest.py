@@ -489,11 +489,14 @@ class Manifest:
     def model_said(self) -> str:
         """The shape of the model in one line, for people."""
         m = self.model
-        return (
+        said = (
             f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
-            + (f", the first {m.ends_layers} at the ends" if m.ends_layers else "")
-            + (f", begins from weights {m.weights[0][len(DIGEST) :][:12]}" if m.weights else "")
         )
+        if m.ends_layers:
+            said += f", the first {m.ends_layers} at the ends"
+        if m.weights:
+            said += f", begins from weights {m.weights[0][len(DIGEST) :][:12]}"
+        return said
 
     def owned_by(self, owner: PeerId) -> "Manifest":
         """The same swarm in another's name, unsigned: another run."""
@@ -729,4 +732,5 @@ def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]
         plain.multiline(True)  # a line has MAX_DOTS at most
     item = plain.as_string()
     comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]
-    return [*comment, f"{'# ' if behind else ''}{key} = {item}"]
+    mark = "# " if behind else ""
+    return [*comment, f"{mark}{key} = {item}"]

@@ -1,13 +1,14 @@
 """Packages that a daemon loads beside torch and numpy, and their wheels for a machine without a
 package index.
 
-Enters: the versions of constraints.txt. Leaves: a folder of wheels, of one version each. Never: a
-compiler: a package without a wheel is plain Python.
+Enters: the versions of constraints.txt, the digests of hashes.txt. Leaves: a folder of wheels, of
+one version each. Never: a compiler: a package without a wheel is plain Python.
 """
 
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks.report import ROOT
@@ -79,20 +80,27 @@ def pins(names: tuple[str, ...] = tuple(MODULES)) -> dict[str, str]:
     return {name: known[name] for name in names}
 
 
+def digests(names: tuple[str, ...]) -> str:
+    """Requirements file with the versions of these packages and the digests of their files, as
+    hashes.txt has them. Raises UsageFault for a package that is not in it."""
+    entries = re.findall(r"^[^#].*(?:\n +--hash=.*)+\n", (ROOT / "hashes.txt").read_text(), re.M)
+    known = {_canonical(entry.partition("==")[0]): entry for entry in entries}
+    if missing := [name for name in names if _canonical(name) not in known]:
+        raise UsageFault(f"hashes.txt has no {missing[0]}", "run  make hashes")
+    return "".join(known[_canonical(name)] for name in names)
+
+
 def fetch(folder: Path, python: str = PYTHON) -> list[Path]:
     """Download the wheels for Linux on x86-64 into ``folder`` and return them, largest first. A
-    package in ``SOURCE`` is built. Raises LocalFault where a package has no such wheel, and where
-    the folder has other files."""
+    package in ``SOURCE`` is built. Raises LocalFault where a package has no such wheel, where a
+    file is not one of hashes.txt, and where the folder has other files."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {name: f"{name}=={version}" for name, version in pins().items()}
+    wheels = tuple(name for name in MODULES if name not in SOURCE)
     platforms = [word for n in GLIBC for word in ("--platform", f"manylinux_2_{n}_x86_64")]
     platforms += [word for n in OLD for word in ("--platform", f"manylinux{n}_x86_64")]
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
-    _pip(
-        ["download", *target, *platforms, "--dest", str(folder)],
-        [asked for name, asked in wanted.items() if name not in SOURCE],
-    )
-    _pip(["wheel", "--wheel-dir", str(folder)], [wanted[name] for name in SOURCE])
+    _pip(["download", *target, *platforms, "--dest", str(folder)], wheels)
+    _pip(["wheel", "--no-build-isolation", "--wheel-dir", str(folder)], SOURCE)
     found = sorted(folder.iterdir(), key=lambda path: -path.stat().st_size)
     here = {_canonical(path.name.partition("-")[0]) for path in found}
     others = here ^ {_canonical(name) for name in MODULES}
@@ -104,9 +112,13 @@ def fetch(folder: Path, python: str = PYTHON) -> list[Path]:
     return found
 
 
-def _pip(words: list[str], wanted: list[str]) -> None:
-    command = [sys.executable, "-m", "pip", words[0], "--quiet", "--no-deps", *words[1:], *wanted]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+def _pip(words: list[str], names: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pip", words[0], "--quiet", "--no-deps", *words[1:]]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
+        wanted.write(digests(names))
+        wanted.flush()
+        command += ["--require-hashes", "-r", wanted.name]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["pip failed"]
         raise LocalFault(f"the wheels cannot be had: {said[-1]}", "see what pip says of it")

@@ -185,7 +185,9 @@ async def assemble(
     set_threads(threads)
     device = Device.pick(devices[0])
     # Processes on the CPU share its memory.
-    together = [*map(Device.pick, devices)] if device.is_cuda else [device]
+    together = [device]
+    if device.is_cuda:
+        together = [*map(Device.pick, devices)]
     plan = partial(_plan_memory, config, manifest, stage, together, pledges=pledges)
     verdict, limit, main = await asyncio.to_thread(plan, process=process)
     if len(devices) == 1:
@@ -242,6 +244,13 @@ async def assemble(
     text_bytes = text_limit(config, manifest, stage, verdict, device.is_cuda)
     run_files = RunFiles(config, manifest, tokenizer)
     recording = _recording(config, journal)
+    math = partial(StageMath, recompute=verdict.recompute, gradients=precision.gradients)
+    gradients = None
+    orthogonalise = None
+    if local:
+        math = local.math
+        gradients = local.gradients
+        orthogonalise = local.orthogonalise
     services = compose(
         manifest,
         Ports(
@@ -256,9 +265,7 @@ async def assemble(
             ThreadPoolExecutor(1, "heavy"),
             meter,
             store,
-            Owner(
-                manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
-            ),
+            Owner(manifest.optimizer, t.epochs, orthogonalise=orthogonalise),
             parts_of_stages(manifest),
             replace(
                 config.limits,
@@ -267,10 +274,8 @@ async def assemble(
             ),
             text,
             precision.autocast,
-            local.math
-            if local
-            else partial(StageMath, recompute=verdict.recompute, gradients=precision.gradients),
-            local.gradients if local else None,
+            math,
+            gradients,
             facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
@@ -342,7 +347,9 @@ def _plan_memory(
     with pledges.alone() if pledges else nullcontext():
         others = pledges.others() if pledges else 0
         limit, said = room_on(config, devices, taken=MainMemory(others, process))
-        main = max(1, resources.memory_total() - others - process) if gpu else 0
+        main = 0
+        if gpu:
+            main = max(1, resources.memory_total() - others - process)
         verdict = check_memory(config, manifest, stage, limit, main, said)
         verdict.require()
         if pledges:
@@ -543,7 +550,9 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     o.transport.on_lost(cell.gone)
     training.cell = o.presence.cell
     training.on_cell = o.presence.enter
-    meetings = _meetings(manifest, o, training) if manifest.outer.windows else None
+    meetings = None
+    if manifest.outer.windows:
+        meetings = _meetings(manifest, o, training)
     training.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
     return Services(state, o.meter, pipeline, cell, work, training, meetings)
@@ -638,11 +647,9 @@ def inherit(
                 epoch=epoch,
             )
     here = store.epochs(stage)
-    text = (
-        f"epochs {', '.join(map(str, here))} of it are here"
-        if here
-        else "nothing of it is here, so the others' state is fetched"
-    )
+    text = "nothing of it is here, so the others' state is fetched"
+    if here:
+        text = f"epochs {', '.join(map(str, here))} of it are here"
     journal.emit(
         "checkpoint", "inherited", f"this run continues run {before[:12]}: {text}", run=before
     )

@@ -67,14 +67,16 @@ def signed(
         )
     if not 0 < revision < MAX_REVISION:
         raise UsageFault(f"revision {revision}", "changes are numbered from 1 on")
+    document: dict[str, Any] = {
+        "run": manifest.run_id,
+        "revision": revision,
+        "cell": changed.averaging.cell,
+        "outer": _differing(changed.outer),
+    }
+    if revoked:
+        document["revoked"] = sorted(revoked)
     body = json.dumps(
-        {
-            "run": manifest.run_id,
-            "revision": revision,
-            "cell": changed.averaging.cell,
-            "outer": _differing(changed.outer),
-            **({"revoked": sorted(revoked)} if revoked else {}),
-        },
+        document,
         sort_keys=True,
         separators=(",", ":"),
         allow_nan=False,

@@ -146,14 +146,13 @@ def run(
 def versions(ours: NodeConfig) -> list[DoctorCheck]:
     """Python and libraries as the project asks for them, the p2p daemon, the daemon that runs here,
     the run's protocol."""
-    found = [
-        fault(
-            "versions",
-            f"{wanted} is needed, {f'{there} is here' if there else 'it is not installed'}",
-            f'pip install "{wanted}"',
-        )
-        for wanted, there in unfit_packages()
-    ]
+    found: list[DoctorCheck] = []
+    for wanted, there in unfit_packages():
+        state = "it is not installed"
+        if there:
+            state = f"{there} is here"
+        what = f"{wanted} is needed, {state}"
+        found.append(fault("versions", what, f'pip install "{wanted}"'))
     binary = p2p_daemon()
     if binary is None:
         found.append(
@@ -200,7 +199,9 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             found.append(fault("versions", cause, PROTOCOLS.advice(theirs), warning=not alone))
     torch = _installed("torch") or "?"
     said = f"tutti {VERSION}, {PROTOCOLS}, python {sys.version.split()[0]}, torch {torch}"
-    return found if any(not one.finding.ok for one in found) else [passed("versions", said), *found]
+    if any(not one.finding.ok for one in found):
+        return found
+    return [passed("versions", said), *found]
 
 
 def unfit_packages() -> Iterator[tuple[str, str]]:
@@ -268,7 +269,9 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     # This program has loaded torch, as a daemon has.
     taken = MainMemory(Pledges(ours.home).others(), resident(os.getpid()))
     limit, words = room_on(ours, devices, _held(ours), taken=taken)
-    main = max(1, memory_total() - taken.others - taken.process) if chosen.is_cuda else 0
+    main = 0
+    if chosen.is_cuda:
+        main = max(1, memory_total() - taken.others - taken.process)
     verdicts = [
         check_memory(ours, manifest, stage, limit, main, words)
         for stage in hosted(ours, manifest, limit)
@@ -304,7 +307,9 @@ def disk(ours: NodeConfig) -> list[DoctorCheck]:
         return [_unwritable(home, trouble)]
     found = [*_key(ours), *_room_on_disk(ours, full), *_checkpoints(ours)]
     said = f"{home}: {human(shutil.disk_usage(_existing(home)).free)} free"
-    return found if any(not one.finding.ok for one in found) else [passed("disk", said), *found]
+    if any(not one.finding.ok for one in found):
+        return found
+    return [passed("disk", said), *found]
 
 
 def _writing_fails(home: Path) -> OSError | None:
@@ -408,7 +413,10 @@ def _room_on_disk(ours: NodeConfig, full: bool) -> list[DoctorCheck]:
 
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _bytes(place: Path) -> int:
@@ -535,14 +543,23 @@ def lines(checks: Sequence[DoctorCheck], width: int = 80, verbose: bool = False)
     found = []
     for one in checks:
         f = one.finding
-        mark = "fault" if not f.ok else "warn" if f.code is not ExitCode.OK else "ok"
-        found += wrapped(f"{mark:6}{f.layer:10}{f.cause}", width, 16)
+        found += wrapped(f"{_mark(f):6}{f.layer:10}{f.cause}", width, 16)
         for label, text in (("effect", f.effect), ("fix", f.fix), ("mended", one.mended)):
             if text:
                 found += wrapped(f"{'':6}{label:10}{text}", width, 16)
-        for text in one.details if verbose else ():
-            found += wrapped(f"{'':16}{text}", width, 18)
+        if verbose:
+            for text in one.details:
+                found += wrapped(f"{'':16}{text}", width, 18)
     return found
+
+
+def _mark(finding: Diagnosis) -> str:
+    """The first word of a check's line."""
+    if not finding.ok:
+        return "fault"
+    if finding.code is not ExitCode.OK:
+        return "warn"
+    return "ok"
 
 
 def _manifest(ours: NodeConfig) -> Manifest | None:

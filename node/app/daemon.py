@@ -410,7 +410,9 @@ class Daemon(Node):
 
     def loading(self) -> Mapping[int, float]:
         """Stages of a solo swarm that have no daemon in training yet."""
-        others = self.presence.view.others.values() if self.presence else ()
+        others = ()
+        if self.presence:
+            others = self.presence.view.others.values()
         there = {e.body.stage for e in others if e.body.state not in COMING}
         return {stage: since for stage, since in self._loading.items() if stage not in there}
 
@@ -492,7 +494,9 @@ class Daemon(Node):
             return
         a = self.assembled
         writes = a is not None and a.work.local_checkpoints.writes and a.work.plan is not None
-        held = f"epoch {a.stage.version.epoch} is on disk: " if a is not None and writes else ""
+        held = ""
+        if a is not None and writes:
+            held = f"epoch {a.stage.version.epoch} is on disk: "
         self.journal.emit("daemon", "stopped", f"stopped: {held}it is safe to switch off")
 
     def signalled(self, number: int) -> None:
@@ -597,7 +601,9 @@ class Daemon(Node):
             return min(busy, key=lambda b: b.again_s)
         links = self.transport.p2p.links
         silent = [why for p, why in said.items() if p in links and isinstance(why, str)]
-        return Unanswered(True, silent[0]) if silent else Nobody()
+        if silent:
+            return Unanswered(True, silent[0])
+        return Nobody()
 
     async def _ask_manifest(
         self, peer: PeerId, invite: Invite
@@ -639,7 +645,9 @@ class Daemon(Node):
             return True
         if standing is Standing.UNKNOWN:
             return not company
-        others = self.presence.view.everybody.values() if self.presence else ()
+        others = ()
+        if self.presence:
+            others = self.presence.view.everybody.values()
         return not any(e.body.reach == Standing.OPEN.value for e in others)
 
     async def _keep_pledge(self) -> None:
@@ -658,7 +666,17 @@ class Daemon(Node):
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
-        invite = only_on = ""
+        swarm = ""
+        run_id = ""
+        model = ""
+        parameters = 0
+        invite = ""
+        only_on = ""
+        if m:
+            swarm = m.swarm.name
+            run_id = m.run_id
+            model = m.model_said()
+            parameters = m.parameter_count()
         if m and m.swarm.admission == "open":
             reply = self.view.invite()
             invite = reply.invite
@@ -672,8 +690,8 @@ class Daemon(Node):
             version=VERSION,
             peer=self.identity.peer_id,
             home=str(self.config.home),
-            swarm=m.swarm.name if m else "",
-            run_id=m.run_id if m else "",
+            swarm=swarm,
+            run_id=run_id,
             addresses=self.transport.reachable.multiaddrs(),
             metrics_url=self.metrics_url,
             invite=invite,
@@ -690,10 +708,10 @@ class Daemon(Node):
             home=str(self.config.home),
             home_flag=self.config.home_flag,
             new_key=self._new_key,
-            model=m.model_said() if m else "",
-            parameters=m.parameter_count() if m else 0,
-            swarm=m.swarm.name if m else "",
-            run_id=m.run_id if m else "",
+            model=model,
+            parameters=parameters,
+            swarm=swarm,
+            run_id=run_id,
             listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
             invite=invite,

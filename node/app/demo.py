@@ -124,11 +124,9 @@ class DemoSwarm:
         self.swarm_toml = home / "swarm.toml"
         self.swarm_toml.write_bytes(self.manifest.to_toml())
         self._port = free_port(["127.0.0.1"])
-        host = (
-            Identity.load_or_create(home / "rendezvous" / "identity.key")
-            if options.rendezvous
-            else chief
-        )
+        host = chief
+        if options.rendezvous:
+            host = Identity.load_or_create(home / "rendezvous" / "identity.key")
         self.join = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{host.peer_id}"
         self.children: list[Child] = []
         self.snapshots: dict[str, Snapshot] = {}
@@ -149,7 +147,9 @@ class DemoSwarm:
     def add(self, stage: int, number: int) -> Child:
         """One more daemon, not started yet."""
         label = f"ends-{number}" if stage == ENDS else f"stage-{stage}-{number}"
-        role = ("--role", "ends") if stage == ENDS else ("--role", "stage", "--stage", str(stage))
+        role = ("--role", "ends")
+        if stage != ENDS:
+            role = ("--role", "stage", "--stage", str(stage))
         first = stage == ENDS and number == 0 and not self.options.rendezvous
         where = {"transport.p2p_port": self._port} if first else {"join": self.join}
         arguments = (
@@ -302,10 +302,10 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
                 f"{s.name} fetched its state and is in a plan again, "
                 f"{outcome.replaced_in_s} s after the kill"
             )
-        show(
-            snapshots,
-            f"{now - began:.0f} s" + (f"   killed {outcome.killed}" if outcome.killed else ""),
-        )
+        note = f"{now - began:.0f} s"
+        if outcome.killed:
+            note += f"   killed {outcome.killed}"
+        show(snapshots, note)
         finished = ends and all(s.state == "finished" for s in ends)
         over = 0 < options.seconds < now - began
         # The end waits for the replacement, so that a slow machine gives the same outcome.
@@ -360,22 +360,27 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
         for piece in client.generate(request):
             outcome.sample += piece.text
             # The model may say anything, terminal commands included.
-            sys.stderr.write(
-                "".join(c if c.isprintable() else "\n  " if c == "\n" else " " for c in piece.text)
-            )
+            sys.stderr.write("".join(map(_shown, piece.text)))
             sys.stderr.flush()
     _say("\n")
     return outcome
 
 
+def _shown(character: str) -> str:
+    """A character of a sample on the terminal: lines are indented, and nothing controls it."""
+    if character == "\n":
+        return "\n  "
+    if character.isprintable():
+        return character
+    return " "
+
+
 def _summary(o: DemoOutcome) -> None:
-    equal = (
-        "equal"
-        if o.digests_equal
-        else "NOT equal"
-        if o.compared
-        else "not compared: no two are of one cell and epoch"
-    )
+    equal = "not compared: no two are of one cell and epoch"
+    if o.digests_equal:
+        equal = "equal"
+    elif o.compared:
+        equal = "NOT equal"
     _say(
         f"{o.nodes} daemons trained {o.epochs} epochs, {o.tokens / 1e6:.2f} M tokens in "
         f"{o.seconds:.0f} s: {o.tokens_per_s:,.0f} tokens/s"
@@ -385,7 +390,9 @@ def _summary(o: DemoOutcome) -> None:
         f"{o.failures} failures"
     )
     if o.killed:
-        back = f"in a plan {o.replaced_in_s:.0f} s later" if o.replaced_in_s else "in no plan yet"
+        back = "in no plan yet"
+        if o.replaced_in_s:
+            back = f"in a plan {o.replaced_in_s:.0f} s later"
         _say(f"{o.killed} was killed; its replacement was {back}")
 
 
@@ -405,10 +412,14 @@ class _Lines:
 
     def __call__(self, snapshots: list[Snapshot], note: str) -> None:
         ahead = max(snapshots, key=lambda s: s.epoch, default=None)
-        tenth = 10 * ahead.epoch // max(1, self._epochs) if ahead else -1
+        tenth = -1
+        if ahead:
+            tenth = 10 * ahead.epoch // max(1, self._epochs)
         if ahead is not None and tenth > self._said and ahead.loss:
             self._said = tenth
-            val = f", held-out {ahead.loss_val:.3f}" if ahead.loss_val else ""
+            val = ""
+            if ahead.loss_val:
+                val = f", held-out {ahead.loss_val:.3f}"
             _say(
                 f"epoch {ahead.epoch}/{self._epochs}  loss {ahead.loss:.3f}{val}  "
                 f"{ahead.tokens_per_s:,.0f} tok/s  {note}"

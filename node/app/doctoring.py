@@ -55,8 +55,12 @@ class Report:
 
     def net_document(self) -> dict[str, Any]:
         """The network's part as JSON-ready values."""
-        document = net.checkup_document(self.checkup) if self.checkup is not None else {}
-        return document | ({"daemon": net.daemon_document(self.reach)} if self.reach else {})
+        document = {}
+        if self.checkup is not None:
+            document = net.checkup_document(self.checkup)
+        if self.reach:
+            document["daemon"] = net.daemon_document(self.reach)
+        return document
 
 
 def run(
@@ -112,8 +116,12 @@ def _check(
 
 
 def _net_lines(report: Report) -> list[str]:
-    checkup = net.checkup_lines(report.checkup) if report.checkup is not None else []
-    return checkup + (net.daemon_lines(report.reach) if report.reach else [])
+    checkup = []
+    if report.checkup is not None:
+        checkup = net.checkup_lines(report.checkup)
+    if report.reach:
+        checkup += net.daemon_lines(report.reach)
+    return checkup
 
 
 def _say_document(report: Report, wanted: Sequence[str], code: ExitCode) -> None:

@@ -72,7 +72,9 @@ class PeerBusy(LocalFault):
     code = ExitCode.RESOURCES
 
     def __init__(self, place: str, outcome: Busy) -> None:
-        ahead = f"; this is number {outcome.place} in its queue" if outcome.place else ""
+        ahead = ""
+        if outcome.place:
+            ahead = f"; this is number {outcome.place} in its queue"
         super().__init__(
             f"{place} is busy{ahead}", f"ask again in {max(1.0, outcome.again_s):.0f} s"
         )
@@ -103,12 +105,13 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     else:
         manifest, invite = last_or_solo(ours)
     if manifest is not None and addresses:
-        invite = Invite(
-            manifest.run_id,
-            manifest.swarm.owner,
-            within_limits((*addresses, *(invite.addresses if invite else ()))),
-            invite.admission if invite else ours.admission,
-        )
+        known: tuple[str, ...] = ()
+        admission = ours.admission
+        if invite:
+            known = invite.addresses
+            admission = invite.admission
+        reachable = within_limits((*addresses, *known))
+        invite = Invite(manifest.run_id, manifest.swarm.owner, reachable, admission)
     return manifest, invite
 
 
@@ -412,7 +415,9 @@ def files_beside(beside: Mapping[str, bytes]) -> Files | None:
     are none."""
     from node.data.tokenizer_files import TokenizerFiles
 
-    return partial(TokenizerFiles, beside) if beside else None
+    if not beside:
+        return None
+    return partial(TokenizerFiles, beside)
 
 
 def samples_shown(
@@ -548,13 +553,14 @@ def chosen(found: Sequence[Found], named: str | None) -> str:
         if named is None or r.startswith(named) or peers[0].swarm == named
     }
     if len(runs) != 1:
-        what = f"{len(runs)} swarms on this LAN" + (f" are called {named!r}" if named else "")
-        step = (
-            "tutti join --lan RUN"
-            if runs
-            else "ask for an invite; is the other machine on this LAN, and its run an open one?"
+        what = f"{len(runs)} swarms on this LAN"
+        if named:
+            what += f" are called {named!r}"
+        if runs:
+            raise UsageFault(what, "tutti join --lan RUN")
+        raise NetworkFault(
+            what, "ask for an invite; is the other machine on this LAN, and its run an open one?"
         )
-        raise NetworkFault(what, step) if not runs else UsageFault(what, step)
     run_id, peers = next(iter(runs.items()))
     addresses = fitting_addresses(a for p in peers for a in p.addresses)
     return Invite(RunId(run_id), PeerId(peers[0].owner), addresses).encode()
@@ -662,7 +668,8 @@ def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
                 "give what  tutti swarm invite  printed",
             )
     invites = [Invite.decode(text) for text in places if is_invite(text)]
-    invites += [known[1]] if known and known[1] else []
+    if known and known[1]:
+        invites.append(known[1])
     token, seed = introduced(ours, invites[0]) if invites else (b"", None)
     addresses = [
         *(a for invite in invites for a in invite.addresses),
@@ -673,12 +680,16 @@ def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
 
 def who(ours: NodeConfig) -> PeerId | None:
     """The PeerId of this home, if it has a key."""
-    return Identity.load(ours.identity_path).peer_id if ours.identity_path.exists() else None
+    if not ours.identity_path.exists():
+        return None
+    return Identity.load(ours.identity_path).peer_id
 
 
 def _resting(ours: NodeConfig) -> PeerId | None:
     """The PeerId of this home if it has one and no daemon runs in it."""
-    return who(ours) if listener(ours.control_socket) is None else None
+    if listener(ours.control_socket) is not None:
+        return None
+    return who(ours)
 
 
 def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes]:
@@ -881,7 +892,9 @@ def _host(source: str) -> str:
     if kind == "hf":
         return "the Hugging Face hub"
     try:
-        return urlsplit(source).netloc if kind in ("http", "https") else ""
+        if kind not in ("http", "https"):
+            return ""
+        return urlsplit(source).netloc
     except ValueError:
         return source
 
@@ -893,10 +906,10 @@ def content_line(manifest: Manifest, corpus: Corpus | Stream | None) -> str:
     if corpus is None:
         return f"{d.source}, {_hash(d.sha256)}; not opened"
     said = f"{d.source}, {corpus.said}, sha256 {corpus.sha256[:12]}"
+    if d.sha256:
+        return said
     return (
-        said
-        if d.sha256
-        else f"{said}; the manifest has no hash of it, so peers cannot tell whether they train on "
+        f"{said}; the manifest has no hash of it, so peers cannot tell whether they train on "
         "the same"
     )
 
@@ -917,7 +930,9 @@ def content_document(manifest: Manifest, corpus: Corpus | Stream | None) -> dict
 
 
 def _hash(sha256: str) -> str:
-    return f"sha256 {sha256[:12]}" if sha256 else "no hash"
+    if sha256:
+        return f"sha256 {sha256[:12]}"
+    return "no hash"
 
 
 def traffic_lines(manifest: Manifest) -> list[str]:
@@ -928,7 +943,9 @@ def traffic_lines(manifest: Manifest) -> list[str]:
     ends = forecast(manifest, ENDS)
 
     def each(f: Forecast) -> str:
-        averaging = f", {human(f.averaging)} of averaging" if f.averaging else ""
+        averaging = ""
+        if f.averaging:
+            averaging = f", {human(f.averaging)} of averaging"
         return f"{human(f.activations)} of activations and their gradients{averaging}"
 
     minute = max(ends.over(1, 60, leads=True)[0], alone.over(1, 60)[0]) / 60

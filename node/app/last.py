@@ -47,7 +47,9 @@ class LastKnown:
         """The same for people, at Unix time ``now``. Nothing where nothing is known."""
         found: list[str] = []
         if self.run_id:
-            cell = f", cell {short_cell(self.cell)}" if self.cell else ""
+            cell = ""
+            if self.cell:
+                cell = f", cell {short_cell(self.cell)}"
             found.append(f"last run   {clean(self.swarm, 16)} {self.run_id[:6]}{cell}")
         for stage, epoch in self.epochs:
             found.append(f"on disk    {stage_name(stage)}, epoch {epoch}/{self.of}")
@@ -56,12 +58,13 @@ class LastKnown:
         if self.at:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
             ago = span(now - self.at)
-            found.append(
-                f"ended      {when}, {ago} ago: {clean(self.why, 300)}"
-                if self.why
-                else f"last seen  {when}, {ago} ago; it did not say why it ended: killed, or the "
-                "machine went off"
-            )
+            if self.why:
+                found.append(f"ended      {when}, {ago} ago: {clean(self.why, 300)}")
+            else:
+                found.append(
+                    f"last seen  {when}, {ago} ago; it did not say why it ended: killed, or the "
+                    "machine went off"
+                )
         return found
 
 

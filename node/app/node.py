@@ -143,7 +143,9 @@ class Node(Peer[Assembled]):
     # ----------------------------------------------------------- admission
 
     def _serves(self) -> str:
-        return str(self.manifest.run_id) if self.manifest is not None else ""
+        if self.manifest is None:
+            return ""
+        return str(self.manifest.run_id)
 
     def _facts(self) -> Facts:
         run_id = self._serves() if self.role != "rendezvous" else ""

@@ -114,7 +114,9 @@ class OperatorService(SnapshotBuilder, Window):
         tried."""
         d = self._d
         found = self._resolve(peer)
-        entry = d.presence.view.everybody.get(found) if d.presence else None
+        entry = None
+        if d.presence:
+            entry = d.presence.view.everybody.get(found)
         report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
         try:
             if improve:
@@ -228,7 +230,9 @@ class OperatorService(SnapshotBuilder, Window):
 
     def _hosts(self, stage: int) -> list[PeerId]:
         """Other peers that host a stage, as the directory shows them."""
-        return list(self._d.presence.view.replicas(stage)) if self._d.presence else []
+        if not self._d.presence:
+            return []
+        return list(self._d.presence.view.replicas(stage))
 
     def switch(self, change: str) -> pb.SwitchReply:
         """A change to how cells average, to everybody. Raises Refused when the owner did not sign

@@ -154,9 +154,12 @@ class Peer(ABC, Generic[S]):
         state = self.state
         stage = self.place
         to = self.to_cell
+        role = self.role
+        if stage is not None:
+            role = "stage" if stage else "ends"
         return PeerBody(
             stage=stage or ENDS,
-            role=self.role if stage is None else "stage" if stage else "ends",
+            role=role,
             state="choosing" if to is not None else _POSTED.get(state, state),
             open_to=self.open_to,
             settled=self.settled,
@@ -440,7 +443,9 @@ async def find_cell(
     stages = manifest.pipeline.stages
     first = first_cell(manifest.run_id)
     if kept or not company:
-        return CellId(kept) if kept else first
+        if kept:
+            return CellId(kept)
+        return first
     for attempt in range(round(LOOK_S / HASTE_S)):
         text = f"{presence.me}/{attempt}"
         seen, working = await cells_in_sight(presence.directory, text, first, stages)

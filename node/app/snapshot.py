@@ -200,6 +200,16 @@ class SnapshotBuilder:
         to = d.to_stage
         plan = work.plan
         beside, beside_peak = (0, 0) if a.device.is_cuda else d.memory_beside()
+        paths = None
+        if plan is not None and plan.paths:
+            paths = pb.PathsLine(
+                how=m.scheduler.paths,
+                run_s=plan.forecast[0],
+                round_s=plan.forecast[1],
+                last_said_s=self.tally.last_said_s,
+                last_took_s=self.tally.last_took_s,
+                why=self._reasons(plan, m, leader.routing.costs if leader else None),
+            )
         s = pb.Snapshot(
             stage=here,
             layers=a.layers,
@@ -243,16 +253,7 @@ class SnapshotBuilder:
             momentum_lost=work.state_export.taking.lost,
             momentum_age=work.state_export.taking.age,
             optimizer_bytes=work.engines.owner.nbytes,
-            paths=pb.PathsLine(
-                how=m.scheduler.paths,
-                run_s=plan.forecast[0],
-                round_s=plan.forecast[1],
-                last_said_s=self.tally.last_said_s,
-                last_took_s=self.tally.last_took_s,
-                why=self._reasons(plan, m, leader.routing.costs if leader else None),
-            )
-            if plan is not None and plan.paths
-            else None,
+            paths=paths,
             cell=self._cell_line(a, a.meetings, m) if a.meetings is not None else None,
             change=change_line(training) if training.standing.known.revision else None,
         )
@@ -270,7 +271,9 @@ class SnapshotBuilder:
         if times := work.engines.owner.singly:
             s.warnings.append(f"memory ran out in {times} steps, which took one matrix at a time")
         if s.replicas == 1 and m.training.epochs > s.epoch:
-            what = "the ends have" if here == ENDS else f"stage {here} has"
+            what = "the ends have"
+            if here != ENDS:
+                what = f"stage {here} has"
             alone = ""
             waits = "training"
             if a.meetings is not None:
@@ -340,7 +343,9 @@ class SnapshotBuilder:
         voters = plan.electorate.voters if plan is not None else ()
         believed = training.believed(view.hosts)
         hosts = {peer: at for peer, at in view.hosts.items() if peer in believed}
-        about = {*hosts, *voters, *([leader] if leader is not None else ())}
+        about = {*hosts, *voters}
+        if leader is not None:
+            about.add(leader)
         standing = {peer: training.standing_of(peer) for peer in about - {training.me}}
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         busy = 0.0 < a.thread.busy_for < JOB_S
@@ -619,7 +624,9 @@ def full_disk(home: Path) -> str:
         free = shutil.disk_usage(home).free
     except OSError as e:
         return f"the disk of {home} does not answer: {e.strerror or e}"
-    return f"the disk of {home} is full: {human(free)} are free" if free < FULL else ""
+    if free < FULL:
+        return f"the disk of {home} is full: {human(free)} are free"
+    return ""
 
 
 def change_line(training: Training) -> pb.ChangeLine:
@@ -725,9 +732,10 @@ def gauges(s: pb.Snapshot) -> list[Metric]:
 def kinds_of_tasks() -> Counter[str]:
     """Number of tasks of the running event loop, by the first word of their name; a library's task
     counts by its function."""
-    return Counter(
-        getattr(t.get_coro(), "__qualname__", "")
-        if t.get_name().startswith("Task-")
-        else t.get_name().split(" ")[0]
-        for t in asyncio.all_tasks()
-    )
+    return Counter(map(_kind, asyncio.all_tasks()))
+
+
+def _kind(task: asyncio.Task[Any]) -> str:
+    if task.get_name().startswith("Task-"):
+        return getattr(task.get_coro(), "__qualname__", "")
+    return task.get_name().split(" ")[0]

@@ -163,12 +163,12 @@ async def tune_meanwhile(journal: Journal) -> None:
         found = await asyncio.get_running_loop().run_in_executor(None, tune, None, stop)
     finally:
         stop.set()
-    how = (
-        f"measured in {found.seconds:.1f} s of processor time"
-        if found.seconds
-        else "as measured before"
-    )
-    kind = f"bf16 from {found.rule.bf16_from} numbers on" if found.rule.bf16_from else "fp32"
+    how = "as measured before"
+    if found.seconds:
+        how = f"measured in {found.seconds:.1f} s of processor time"
+    kind = "fp32"
+    if found.rule.bf16_from:
+        kind = f"bf16 from {found.rule.bf16_from} numbers on"
     journal.emit(
         "optim", "kernels-tuned", f"matrices are stepped in {kind}, {how}", **asdict(found.rule)
     )

@@ -43,4 +43,6 @@ class AveragingSettings:
     @property
     def peers(self) -> int:
         """Most members of a cell; 0 for all replicas of a stage."""
-        return 0 if self.cell == "all" else int(self.cell)
+        if self.cell == "all":
+            return 0
+        return int(self.cell)

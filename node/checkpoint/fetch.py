@@ -302,7 +302,9 @@ class _Fetch:
                     return StateSnapshot(offer.version, tensors, dict(self.sources))
         finally:
             await self.asks.close()
-        at = "" if self.version is None else f" at epoch {self.version.epoch}"
+        at = ""
+        if self.version is not None:
+            at = f" at epoch {self.version.epoch}"
         what = f"{self.kind} of stage {self.stage}{at}"
         raise NoDonor(what, self.reasons)
 
@@ -323,7 +325,9 @@ class _Fetch:
             seconds = self.now() - began
             if wait.over(most_alike, seconds):
                 break
-            left = max(0.0, wait.until_s() - seconds) if groups else None
+            left = None
+            if groups:
+                left = max(0.0, wait.until_s() - seconds)
             done, _ = await asyncio.wait(
                 self.asked, timeout=left, return_when=asyncio.FIRST_COMPLETED
             )
@@ -341,7 +345,9 @@ class _Fetch:
         limit = min(self.patience.describe_s, alone_s(self.total))
         try:
             async with answers(peer, limit):
-                offer = None if begun is None else await self._described(peer, begun)
+                offer = None
+                if begun is not None:
+                    offer = await self._described(peer, begun)
                 if offer is None or expected not in (None, offer.digest):
                     offer = await self._described(peer, self.version, must=True)
             if offer is None or expected is None or offer.digest == expected:
@@ -361,7 +367,9 @@ class _Fetch:
     ) -> _Offer | None:
         """One donor's offer; None when it has no such state and ``must`` is false. Raises
         AioRpcError, PeerFault, WireError."""
-        names = [] if self.kind is StateKind.PARAMETERS else sorted(self.shapes)
+        names = []
+        if self.kind is not StateKind.PARAMETERS:
+            names = sorted(self.shapes)
         request = state_pb2.DescribeRequest(
             stage=self.stage,
             kind=self.kind.code,

@@ -41,7 +41,9 @@ class CheckpointSchedule:
     def epoch_s(self) -> float:
         """Seconds of an epoch, by the last few and no less than the last one; 0 before the
         first."""
-        return max(median(self._epochs), self._epochs[-1]) if self._epochs else 0.0
+        if not self._epochs:
+            return 0.0
+        return max(median(self._epochs), self._epochs[-1])
 
     @property
     def write_s(self) -> float:

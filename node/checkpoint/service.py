@@ -333,7 +333,9 @@ class StateService(state_pb2_grpc.StateServicer):
         stage = request.stage
         lineage = request.lineage
         epoch = None if request.any_epoch else request.epoch
-        pin = None if epoch is None else self.pins.find(stage, kind, epoch, lineage, now)
+        pin = None
+        if epoch is not None:
+            pin = self.pins.find(stage, kind, epoch, lineage, now)
         # Spares of one version come one after the other, so an older snapshot of them may lack
         # some.
         if pin is not None and kind is not StateKind.SPARE:

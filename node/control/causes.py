@@ -127,7 +127,9 @@ def cause(s: Situation) -> Cause:
 
 def _fault(s: Situation) -> Cause | None:
     what, step = s.fault
-    return Cause("fault", what, step) if what else None
+    if not what:
+        return None
+    return Cause("fault", what, step)
 
 
 def _leaves(s: Situation) -> Cause | None:
@@ -165,9 +167,9 @@ def _woke(s: Situation) -> Cause | None:
 def _starting(s: Situation) -> Cause | None:
     if not s.starting:
         return None
-    late = s.up_s >= START_S
-    what = f"still starting after {lasting(s.up_s)}: {s.starting}" if late else s.starting
-    return Cause("starting", what, LOGS if late else "", usual=not late)
+    if s.up_s < START_S:
+        return Cause("starting", s.starting, "", usual=True)
+    return Cause("starting", f"still starting after {lasting(s.up_s)}: {s.starting}", LOGS)
 
 
 def _disk(s: Situation) -> Cause | None:
@@ -208,11 +210,11 @@ def _children(s: Situation) -> Cause | None:
         return None
     if s.child_trouble:
         return Cause("child-ended", s.child_trouble[0], f"it is started again; {LOGS}")
-    what = f"{stage_names(own)} {'load' if len(own) > 1 else 'loads'} on this machine"
-    late = s.children_s >= START_S
-    return Cause(
-        "children", f"{what}, for {lasting(s.children_s)} so far", LOGS if late else "", not late
-    )
+    load = "load" if len(own) > 1 else "loads"
+    what = f"{stage_names(own)} {load} on this machine, for {lasting(s.children_s)} so far"
+    if s.children_s < START_S:
+        return Cause("children", what, "", usual=True)
+    return Cause("children", what, LOGS)
 
 
 def _text(s: Situation) -> Cause | None:
@@ -241,8 +243,10 @@ def _voters(s: Situation) -> Cause | None:
     reach = [p for p in w.peers if s.lives(p)]
     parts = [f"{w.here} of {w.of} voters report to this leader, and more than half must"]
     parts += [f"{w.of - len(silent)} of {w.of} live"]
-    parts += [f"no sign of life: {_some(s, silent)}"] if silent else []
-    parts += [f"not heard here yet: {_some(s, reach)}"] if reach else []
+    if silent:
+        parts.append(f"no sign of life: {_some(s, silent)}")
+    if reach:
+        parts.append(f"not heard here yet: {_some(s, reach)}")
     step = "start the others again; without them those who are here go on after a minute"
     if 2 * (w.of - len(silent)) > w.of:
         step = "nothing to do: those that live report within seconds"
@@ -259,7 +263,8 @@ def _stages(s: Situation) -> Cause | None:
     gone = [p for p, stage in s.hosts.items() if stage in lacking and not s.lives(p)]
     what = f"waiting for {s.wait}"
     if coming:
-        what += f"; {_some(s, coming)} {'is' if len(coming) == 1 else 'are'} joining"
+        are = "is" if len(coming) == 1 else "are"
+        what += f"; {_some(s, coming)} {are} joining"
     if gone:
         what += f"; no sign of life: {_some(s, gone)}"
     if filled >= set(lacking):
@@ -386,7 +391,9 @@ def _joining(s: Situation) -> list[PeerId]:
 
 
 def _no_way(s: Situation) -> str:
-    return f"; no way to {_some(s, s.unreached)}" if s.unreached else ""
+    if not s.unreached:
+        return ""
+    return f"; no way to {_some(s, s.unreached)}"
 
 
 def _some(s: Situation, peers: Sequence[PeerId]) -> str:
@@ -406,7 +413,9 @@ def _silent(s: Situation, peer: PeerId) -> str:
 
 def _placed(s: Situation, peer: PeerId) -> str:
     stage = s.hosts.get(peer)
-    return short(peer) if stage is None else f"{short(peer)} of {stage_name(stage)}"
+    if stage is None:
+        return short(peer)
+    return f"{short(peer)} of {stage_name(stage)}"
 
 
 def _names(peers: Sequence[PeerId]) -> str:
@@ -415,4 +424,6 @@ def _names(peers: Sequence[PeerId]) -> str:
 
 def _more(peers: Sequence[PeerId]) -> str:
     more = len(peers) - SHOWN
-    return f" and {several(more, 'other')}" if more > 0 else ""
+    if more > 0:
+        return f" and {several(more, 'other')}"
+    return ""

@@ -66,7 +66,9 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         return self._ask(self._stub.Cells, control_pb2.CellsRequest(), CELLS_S)
 
     def ping(self, peer: str, count: int = 3, *, improve: bool = False) -> control_pb2.PingReport:
-        patience = self.timeout_s + 10.0 * count + (60.0 if improve else 0.0)
+        patience = self.timeout_s + 10.0 * count
+        if improve:
+            patience += 60.0
         return self._ask(
             self._stub.Ping, control_pb2.PingPeer(peer=peer, count=count, improve=improve), patience
         )

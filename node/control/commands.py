@@ -217,7 +217,10 @@ def _wait_gone(client: ControlClient) -> None:
     while time.monotonic() < end:
         does = _newest(client)
         if does != said:
-            say(f"waiting for {who} to end" + (f": {does}" if does else ""))
+            line = f"waiting for {who} to end"
+            if does:
+                line += f": {does}"
+            say(line)
             said = does
         if client.wait_gone(AGAIN_S):
             return
@@ -273,7 +276,10 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
     else:
         print()
         if speed:
-            say(f"{speed:.1f} tok/s" + (f": {clean(slow, 300)}" if slow else ""))
+            line = f"{speed:.1f} tok/s"
+            if slow:
+                line += f": {clean(slow, 300)}"
+            say(line)
     return ExitCode.OK
 
 
@@ -294,7 +300,9 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     first = found[0]
     others = found[1:]
     loss = mean_loss(others or found)
-    ratio = {"perplexity_ratio": math.exp(loss - first.loss)} if others else {}
+    ratio = {}
+    if others:
+        ratio = {"perplexity_ratio": math.exp(loss - first.loss)}
     say_json(
         {
             "epoch": first.epoch,
@@ -380,11 +388,10 @@ def logs(
 ) -> ExitCode:
     """Print the daemon's events, or those of its event file if no daemon runs."""
     console = _console()
-    events = (
-        client.events(follow=follow, last=last, level=level)
-        if client
-        else read_events(file, last, level)
-    )
+    if client:
+        events = client.events(follow=follow, last=last, level=level)
+    else:
+        events = read_events(file, last, level)
     try:
         for event in events:
             if as_json:
@@ -455,7 +462,9 @@ def _progress(events: Iterable[Event], as_json: bool) -> Event | None:
 
 
 def _console(bare: bool = False) -> Console:
-    return Console(no_color=True, highlight=False, width=200) if bare else Console(highlight=False)
+    if bare:
+        return Console(no_color=True, highlight=False, width=200)
+    return Console(highlight=False)
 
 
 def _finite(value: Any) -> Any:

@@ -272,7 +272,9 @@ def verdict(findings: Sequence[Diagnosis]) -> Diagnosis:
     answered = [f for f in of_addresses if f.ok]
     faults = [f for f in findings if not f.address and not f.ok]
     if not of_addresses:
-        return faults[0] if faults else Diagnosis("", "machine", True, "there is no address to try")
+        if faults:
+            return faults[0]
+        return Diagnosis("", "machine", True, "there is no address to try")
     if not answered:
         tried = [f for f in of_addresses if f.layer != LAYERS[0]] or of_addresses
         widest = min(scope_of(f.address) for f in tried)
@@ -387,7 +389,9 @@ def watch_identity(
 def wrong_clock(ahead: float, peers: int) -> Diagnosis:
     """This clock is ``ahead`` seconds ahead of the median clock of ``peers`` peers."""
     way = "ahead of" if ahead > 0 else "behind"
-    whose = f"the middle one of {peers} peers" if peers > 1 else "the peer"
+    whose = "the peer"
+    if peers > 1:
+        whose = f"the middle one of {peers} peers"
     cause = f"the clock of this machine is {span(abs(ahead))} {way} that of {whose} that answered"
     return replace(failed("", "clock", ExitCode.CLOCK_WRONG, cause), clock_s=ahead)
 

@@ -90,10 +90,13 @@ def examine(
 
             def peers() -> PeersAnswer:
                 # The first answer was not held up by a call, which takes its time where nobody is.
-                return known.pop() if known else ask_first([place], calling, left(3.0), seed).peers
+                if known:
+                    return known.pop()
+                return ask_first([place], calling, left(3.0), seed).peers
 
             in_use = watch_identity(me, peers, left(WATCH_S + ASKING_S) - ASKING_S)
-            findings += [in_use] if in_use is not None else []
+            if in_use is not None:
+                findings.append(in_use)
     elif not any(machine.routes.values()):
         findings = [stranded()]
     return Checkup(machine, tuple(findings), verdict(findings), time.monotonic() - begin)
@@ -167,10 +170,9 @@ def checkup_lines(checkup: Checkup) -> list[str]:
     chosen = checkup.verdict
     lines = ["this machine"]
     lines += [f"  {name:10} {address:28} {scope}" for name, address, scope in machine.addresses]
-    lines += [
-        f"  {f'IPv{version}':10} {f'leaves from {way}' if way else 'no way out'}"
-        for version, way in machine.routes.items()
-    ]
+    for version, way in machine.routes.items():
+        leaves = f"leaves from {way}" if way else "no way out"
+        lines.append(f"  IPv{version:<7} {leaves}")
     if checkup.clock_s is not None:
         way = "ahead of" if checkup.clock_s > 0 else "behind"
         lines.append(f"  {'clock':10} {span(abs(checkup.clock_s))} {way} those that answered")
@@ -178,11 +180,10 @@ def checkup_lines(checkup: Checkup) -> list[str]:
     if of_addresses:
         lines.append("addresses of the swarm")
     for finding in of_addresses:
-        lines += [
-            f"  {'ok' if finding.ok else finding.layer:10} {finding.address}",
-            f"  {'':10} {finding.cause}",
-        ]
-    lines.append(f"{'ok' if chosen.ok else 'fault':12} {chosen.cause}")
+        mark = "ok" if finding.ok else finding.layer
+        lines += [f"  {mark:10} {finding.address}", f"  {'':10} {finding.cause}"]
+    mark = "ok" if chosen.ok else "fault"
+    lines.append(f"{mark:12} {chosen.cause}")
     advice = {"effect": chosen.effect, "fix": chosen.fix}
     lines += [f"  {label:10} {text}" for label, text in advice.items() if text]
     return lines

@@ -38,7 +38,9 @@ def resolve(text: str, known: Mapping[PeerId, str]) -> PeerId:
 def called(peer: PeerId, known: Mapping[PeerId, str]) -> str:
     """A peer for a person who named it: its name, if it has one here, and the whole PeerId."""
     name = clean(known.get(peer, ""), 40)
-    return f"{name} ({peer})" if name else peer
+    if name:
+        return f"{name} ({peer})"
+    return peer
 
 
 def _is_peer_id(text: str) -> bool:

@@ -365,7 +365,9 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagno
     for answer in answers:
         if answer.WhichOneof("answer") == "ping":
             who = f" by {clean(answer.ping.name, 40)}, version {clean(answer.ping.version, 20)}"
-            clock = time.time() - answer.ping.time if answer.ping.time else None
+            clock = None
+            if answer.ping.time:
+                clock = time.time() - answer.ping.time
     theirs = protocols_of(answers[0])
     if not PROTOCOLS.common(theirs):
         return incompatible(address, theirs, answers[0].version, clock)

@@ -36,7 +36,9 @@ def lines(text: str, width: int, *, halves: bool, colour: bool) -> list[str]:
         )
     rows = [[1 - bool(dark) for dark in row] for row in code.matrix_iter(border=border)]
     drawn = _halves(rows) if halves else ["".join(map(WHOLE.__getitem__, row)) for row in rows]
-    return [f"{LIGHT_ON_DARK}{row}{PLAIN}" for row in drawn] if colour else drawn
+    if colour:
+        return [f"{LIGHT_ON_DARK}{row}{PLAIN}" for row in drawn]
+    return drawn
 
 
 def _halves(rows: Sequence[Sequence[int]]) -> list[str]:

@@ -44,7 +44,9 @@ SAY_S = 10.0
 def busy_s(answer: Answer) -> float:
     """Seconds after which a busy peer wants to be asked again; 0 for any other answer."""
     again_s = answer.refusal.again_s
-    return min(again_s, MOST_BUSY_S) if again_s > 0 else 0.0
+    if again_s > 0:
+        return min(again_s, MOST_BUSY_S)
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,9 @@ class Retries:
             if final or now - self._began >= most_s:
                 return GiveUp()
             # The few seconds for a daemon that is being started are waited for without a word.
-            says = "" if refused else f"nobody answers yet; trying for {span(most_s)}"
+            says = ""
+            if not refused:
+                says = f"nobody answers yet; trying for {span(most_s)}"
         return self._again(outcome, self._next_pause(), now, roll, says)
 
     def _again(self, outcome: Outcome, pause_s: float, now: float, roll: float, says: str) -> Again:
@@ -169,5 +173,7 @@ def _in_queue(place: int, again_s: float) -> str:
 
 def ordinal(number: int) -> str:
     """1 -> "1st", 17 -> "17th", 22 -> "22nd"."""
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+    return f"{number}{ending}"

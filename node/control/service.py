@@ -224,7 +224,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def _answer(self, context: Any, ask: Any, *args: Any) -> Any:
         try:
             value = ask(*args)
-            return await value if inspect.isawaitable(value) else value
+            if inspect.isawaitable(value):
+                return await value
+            return value
         except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault, self._window.journal.names.within(str(fault)))
 
@@ -240,12 +242,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
 async def refuse(context: Any, fault: Exception, text: str = "") -> NoReturn:
     """End the call with a fault the client can rebuild: sentence, next step, exit code. ``text``
     stands for the words of the fault where it is given."""
-    code = fault.code if isinstance(fault, LocalFault) else ExitCode.NETWORK
-    next_step = (
-        fault.next_step
-        if isinstance(fault, LocalFault)
-        else "try again; the swarm routes around a failing peer"
-    )
+    code = ExitCode.NETWORK
+    next_step = "try again; the swarm routes around a failing peer"
+    if isinstance(fault, LocalFault):
+        code = fault.code
+        next_step = fault.next_step
     metadata = ((CODE_KEY, str(int(code))), (NEXT_KEY, next_step.encode()))
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text or str(fault), metadata)
     raise AssertionError("abort raises")

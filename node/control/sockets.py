@@ -21,7 +21,9 @@ def carried(error: Any, otherwise: ExitCode) -> tuple[str, ExitCode] | None:
     extra: dict[str, Any] = {str(key): value for key, value in error.trailing_metadata() or ()}
     codes = {str(int(code)): code for code in ExitCode}
     step = bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace")
-    return (step, codes.get(extra[CODE_KEY], otherwise)) if CODE_KEY in extra else None
+    if CODE_KEY not in extra:
+        return None
+    return (step, codes.get(extra[CODE_KEY], otherwise))
 
 
 def clear_stale(path: Path) -> None:

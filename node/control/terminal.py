@@ -79,8 +79,12 @@ def _line(name: str) -> str:
     flat = any(word in name for word in ("HORIZONTAL", "LEFT", "RIGHT"))
     upright = any(word in name for word in ("VERTICAL", "UP", "DOWN"))
     if "DIAGONAL" in name:
-        return "X" if "CROSS" in name else "/" if "UPPER RIGHT TO LOWER LEFT" in name else "\\"
-    return "+" if flat and upright else "-" if flat else "|"
+        if "CROSS" in name:
+            return "X"
+        return "/" if "UPPER RIGHT TO LOWER LEFT" in name else "\\"
+    if flat and upright:
+        return "+"
+    return "-" if flat else "|"
 
 
 def _encode(error: UnicodeError) -> tuple[str, int]:

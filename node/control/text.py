@@ -114,25 +114,29 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         lines.append(_line("  now", clean(s.reason, 400), "cyan"))
     run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
     leader = named(PeerId(clean(s.leader, 64)), clean(s.leader_name, 24))
-    leader += ", this node" if s.leader == s.peer else ""
+    if s.leader == s.peer:
+        leader += ", this node"
+    parts: list[tuple[str, str]] = []
+    if verbose:
+        parts = [("", line) for line in _memory_parts(s)]
     facts = [
         ("  fix", clean(s.next_step)),
         ("swarm", run if s.swarm.run_id else ""),
         ("done", done_words(s)),
         ("warm-up", warmup_words(s)),
         ("my work", _my_work(s)),
-        ("counted", _counted(s) if s.tokens or s.micro_batches else ""),
-        ("rounds", _rounds(s.round) if s.round.done or s.round.failed else ""),
+        ("counted", _counted(s)),
+        ("rounds", _rounds(s.round)),
         *_paths(s),
-        *(_cell(s.cell) if s.HasField("cell") else ()),
-        *(_change(s.change) if s.change.revision else ()),
+        *_cell(s),
+        *_change(s.change),
         ("time", _shares(s.time_s)),
         ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
         ("", _caps(s)),
         ("reachable", clean(s.reachable, 100)),
         ("device", _device(s)),
-        ("memory", _memory(s) if s.device else ""),
-        *(("", line) for line in (_memory_parts(s) if verbose else ())),
+        ("memory", _memory(s)),
+        *parts,
         ("metrics", clean(s.metrics_url)),
         ("leader", leader if s.leader else ""),
     ]
@@ -156,23 +160,33 @@ def _my_work(s: Snapshot) -> str:
         return "chooses the stage that most needs a peer"
     if not (s.placed or s.layers):
         return ""
-    place = stage_name(s.stage) + (f" of {s.swarm.stages}" if s.stage != ENDS else "")
+    place = stage_name(s.stage)
+    if s.stage != ENDS:
+        place += f" of {s.swarm.stages}"
     if not s.layers:
         return f"{place}, which it builds"
     last = (
         f"last useful work {span(s.last_work_s)} ago" if s.micro_batches else "no micro-batch yet"
     )
-    replicas = f", {s.replicas} replica{'s' * (s.replicas != 1)}" if s.replicas else ""
+    replicas = ""
+    if s.replicas:
+        replicas = f", {s.replicas} replica{'s' * (s.replicas != 1)}"
     return f"{place} ({clean(s.layers, 24)}){replicas}   {last}"
 
 
 def _counted(s: Snapshot) -> str:
-    speed = f"   {count(s.tokens_per_s)} tok/s" if s.tokens_per_s else ""
+    if not (s.tokens or s.micro_batches):
+        return ""
     here = f"{count(s.micro_batches)} micro-batches here"
-    return f"{here}, {count(s.tokens)} tokens by the swarm{speed}"
+    said = f"{here}, {count(s.tokens)} tokens by the swarm"
+    if s.tokens_per_s:
+        said += f"   {count(s.tokens_per_s)} tok/s"
+    return said
 
 
 def _rounds(r: RoundLine) -> str:
+    if not (r.done or r.failed):
+        return ""
     last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {human(r.bytes)}"
     return f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"
 
@@ -270,9 +284,13 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
     p = s.paths
     if not p.how:
         return []
-    said = f"   should take {p.run_s:.2f} s + round {p.round_s:.2f} s" if p.run_s else ""
+    said = ""
+    if p.run_s:
+        said = f"   should take {p.run_s:.2f} s + round {p.round_s:.2f} s"
     of = f" of {p.last_said_s:.2f}" if p.last_said_s else ""
-    took = f"   last took {p.last_took_s:.2f}{of} s" if p.last_took_s else ""
+    took = ""
+    if p.last_took_s:
+        took = f"   last took {p.last_took_s:.2f}{of} s"
     return [
         ("paths", f"{clean(p.how, 16)}{said}{took}"),
         *(("", clean(why, 100)) for why in p.why),
@@ -291,7 +309,9 @@ def peers_table(
     terminal the columns of :data:`SPARE` are left out, the first ones first. ``whole``: with
     PeerIds that are not shortened."""
     cells = has_cells(answer)
-    titles = ["PEER", "NAME", *(["CELL"] if cells else []), *TITLES]
+    titles = ["PEER", "NAME", *TITLES]
+    if cells:
+        titles.insert(2, "CELL")
     stages = answer.swarm.stages
     rows = [
         dict(zip(titles, peer_cells(p, stages, cells=cells, whole=whole), strict=True))
@@ -309,8 +329,12 @@ def peers_table(
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
     total = Text(f"{several(len(answer.peers), 'peer')}: {seen}.   ")
     total.append("* this node  + leader", "dim")
-    why = [Text(f"This peer: {clean(answer.reason, 400)}", "yellow")] if answer.reason else []
-    fix = [Text(f"  → {clean(answer.next_step)}")] if answer.reason and answer.next_step else []
+    why = []
+    if answer.reason:
+        why = [Text(f"This peer: {clean(answer.reason, 400)}", "yellow")]
+    fix = []
+    if answer.reason and answer.next_step:
+        fix = [Text(f"  → {clean(answer.next_step)}")]
     return Group(table, total, *why, *fix, holes, *others, *apart)
 
 
@@ -347,7 +371,9 @@ def cells_table(answer: CellsAnswer) -> Group:
     table = _table(("CELL", {}), ("STATE", {}), ("EPOCH", RIGHT), ("TOK/S", RIGHT), ("PEERS", {}))
     for c in answer.seen:
         lacks = min(c.replicas, default=0) == 0
-        state = "training" if c.works else "lacks a stage" if lacks else "waiting"
+        state = "lacks a stage" if lacks else "waiting"
+        if c.works:
+            state = "training"
         peers = "-".join(map(str, c.replicas))
         table.add_row(
             Text(short_cell(clean(c.cell, 16)), "bold" if c.own else ""),
@@ -412,13 +438,12 @@ def present(peers: Iterable[PeerLine]) -> list[PeerLine]:
 
 def cover_words(answer: PeersAnswer) -> Text:
     """Working replicas of every stage: "ends:1 1:2"; red for nobody, yellow for only one."""
-    return Text(" ").join(
-        Text(
-            f"{'ends' if stage == ENDS else stage}:{n}",
-            "bold red" if n == 0 else "yellow" if n == 1 else "",
-        )
-        for stage, n in cover(answer).items()
-    )
+    words: list[Text] = []
+    for stage, n in cover(answer).items():
+        place = "ends" if stage == ENDS else stage
+        style = {0: "bold red", 1: "yellow"}.get(n, "")
+        words.append(Text(f"{place}:{n}", style))
+    return Text(" ").join(words)
 
 
 def other_cells_words(answer: PeersAnswer) -> str:
@@ -426,7 +451,9 @@ def other_cells_words(answer: PeersAnswer) -> str:
     number, lack = other_cells(answer)
     if not number:
         return ""
-    lacking = f"{lack} lack{'s' * (lack == 1)} a stage" if lack else "each has every stage"
+    lacking = "each has every stage"
+    if lack:
+        lacking = f"{lack} lack{'s' * (lack == 1)} a stage"
     if number == 1:
         lacking = "it lacks a stage" if lack else "it has every stage"
     return f"{several(number, 'other cell')}, {lacking}"
@@ -448,7 +475,8 @@ def protocol_lines(answer: PeersAnswer) -> list[str]:
     lines = []
     for theirs, peers in incompatible_peers(answer).items():
         who = ", ".join(named(PeerId(clean(p.peer, 64)), clean(p.name, 16)) for p in peers[:4])
-        who += f" and {len(peers) - 4} more" if len(peers) > 4 else ""
+        if len(peers) > 4:
+            who += f" and {len(peers) - 4} more"
         says = "speaks" if len(peers) == 1 else "speak"
         lines.append(f"{who} {says} {theirs}, this tutti {PROTOCOLS}: {PROTOCOLS.advice(theirs)}")
     return lines
@@ -465,17 +493,17 @@ def peer_cells(
         state += f" {p.progress:.0%}"
     if p.state in AGED:
         state += f" {span(p.silent_s if p.state == 'silent' else p.seen_s)}"
-    place = "ends" if p.stage == ENDS else f"{p.stage}/{stages}" if stages else str(p.stage)
-    if p.role == "rendezvous" or p.state == "choosing":
-        place = "-"
     path = "" if p.path == "self" else clean(p.path, 8)
-    mark = ("*" if p.path == "self" else "") + ("+" if p.leads and p.state not in AGED else "")
+    mark = "*" if p.path == "self" else ""
+    if p.leads and p.state not in AGED:
+        mark += "+"
+    name = peer if whole else short(peer)
     return (
-        Text(f"{mark:<2}{peer if whole else short(peer)}"),
+        Text(f"{mark:<2}{name}"),
         Text(clean(p.name, 16)),
         *([Text(short_cell(clean(p.cell, 16)) or "-")] if cells else ()),
         Text(state, STATE_STYLE.get(p.state, "")),
-        Text(place),
+        Text(_place(p, stages)),
         Text(path or "-"),
         Text(milliseconds(p.rtt_s)),
         Text(count(p.tokens_per_s) if p.tokens_per_s else "-"),
@@ -483,6 +511,17 @@ def peer_cells(
         Text(span(p.up_s) if p.up_s else "-"),
         Text(clean(p.version, 8)),
     )
+
+
+def _place(p: PeerLine, stages: int) -> str:
+    """The stage of a peer, beside the number of stages where that is known."""
+    if p.role == "rendezvous" or p.state == "choosing":
+        return "-"
+    if p.stage == ENDS:
+        return "ends"
+    if stages:
+        return f"{p.stage}/{stages}"
+    return str(p.stage)
 
 
 def peer_ids(answer: PeersAnswer, sort: str = "stage", stage: int | None = None) -> list[str]:
@@ -540,12 +579,10 @@ def missing_words(m: Missing) -> str:
         for stages, why in ((m.asked, "as asked"), (m.dead, "nobody answers"))
         if stages
     ]
-    count = len(m.asked) + len(m.dead)
-    return (
-        f"without block stage{'s' if count > 1 else ''} {' and '.join(parts)}, of {m.stages}"
-        if parts
-        else "all block stages"
-    )
+    if not parts:
+        return "all block stages"
+    noun = "stage" if len(m.asked) + len(m.dead) == 1 else "stages"
+    return f"without block {noun} {' and '.join(parts)}, of {m.stages}"
 
 
 def mean_loss(found: Sequence[Evaluated]) -> float:
@@ -642,12 +679,17 @@ def banner(
     """Lines that a daemon prints when it starts; empty values leave their line out. ``home_flag``
     is " --home DIR" when not the default; ``everywhere``: it listens on all addresses; ``only_on``:
     as for :func:`invite_note`."""
-    solo_note = "   a solo swarm: every stage runs on this machine until others join"
+    title = f"tutti {version}"
+    if solo:
+        title += "   a solo swarm: every stage runs on this machine until others join"
     heard = "listening on one address only, as --listen says" if listening else ""
     if everywhere:
         heard = "listening on all addresses; tutti status says how others reach this peer"
+    who = f"{name}  {short(PeerId(peer))}"
+    if new_key:
+        who += "   a new key"
     rows = (
-        ("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else "")),
+        ("identity", who),
         ("key", f"{key_path}   keep a backup: without it this PeerId is lost"),
         ("home", home),
         ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""),
@@ -656,13 +698,16 @@ def banner(
         ("", heard),
         ("metrics", metrics_url),
     )
-    return [
-        f"tutti {version}" + (solo_note if solo else ""),
+    lines = [
+        title,
         *(_plain(label, value) for label, value in rows if value),
         f"Watch it:                tutti monitor{home_flag}",
-        *([f"Invite another machine:  tutti join {invite}"] if invite else []),
-        *([f"  {note}"] if invite and (note := invite_note(only_on)) else []),
     ]
+    if invite:
+        lines.append(f"Invite another machine:  tutti join {invite}")
+        if note := invite_note(only_on):
+            lines.append(f"  {note}")
+    return lines
 
 
 def _readers(ends_layers: int) -> str:
@@ -698,13 +743,12 @@ def consent_lines(
     """Terms that a person accepts by joining: the swarm's owner, the model and its data, the
     traffic over the line, the facts that others see. No line is wider than ``width``, unless a word
     is."""
-    signature = f"signed by its owner {owner}" if signed else "NOT SIGNED"
+    signature = "NOT SIGNED"
+    if signed:
+        signature = f"signed by its owner {owner}"
+    kind = "private" if admission == "invite" else "open"
     lines = [
-        _plain(
-            "swarm",
-            f"{clean(name, 64)}   run {run_id[:12]}   "
-            f"{'private' if admission == 'invite' else 'open'}",
-        ),
+        _plain("swarm", f"{clean(name, 64)}   run {run_id[:12]}   {kind}"),
         _plain("", signature),
         _plain("model", f"{count(parameters)} parameters: {clean(model)}"),
         *(_plain("" if i else "memory", text) for i, text in enumerate(memory)),
@@ -794,12 +838,16 @@ def _activity(s: Snapshot) -> str:
     state = clean(s.state, 9)
     if s.state == "joining" and s.progress:
         return f"{state} {s.progress:.0%}"
-    return PHASES.get(s.phase, state) if s.state == "training" else state
+    if s.state == "training":
+        return PHASES.get(s.phase, state)
+    return state
 
 
 def state_words(s: Snapshot) -> Text:
     """The state of a peer, with its progress or its phase of the epoch."""
-    text = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
+    text = s.state.upper()
+    if s.state == "joining" and s.progress:
+        text += f" {s.progress:.0%}"
     words = Text(text, STATE_STYLE.get(s.state, ""))
     if s.state == "moving" and s.phase:
         words.append(f" {clean(s.phase, 16)}", "")
@@ -842,21 +890,26 @@ def _agreement(snapshots: Sequence[Snapshot]) -> Text:
     if compared:
         line.append("replicas bit-identical ✓", "green")
     tokens = max((s.tokens for s in snapshots), default=0)
-    return line.append(f"   {count(tokens)} tokens" if tokens else "")
+    if tokens:
+        line.append(f"   {count(tokens)} tokens")
+    return line
 
 
 def _headline(s: Snapshot) -> Text:
     who = named(PeerId(clean(s.peer, 64)), clean(s.name, 24))
     head = Text(f"{who}   ", "bold").append_text(state_words(s))
-    head.append(
-        "   healthy" if s.healthy else "   degraded", "green" if s.healthy else "bold yellow"
-    )
+    if s.healthy:
+        head.append("   healthy", "green")
+    else:
+        head.append("   degraded", "bold yellow")
     right = f"up {span(s.up_s)}   tutti {clean(s.version, 16)}"
     return head.append(" " * max(3, 80 - head.cell_len - len(right))).append(right, "dim")
 
 
 def _progress(s: Snapshot) -> str:
-    text = f"epoch {s.epoch}" + (f"/{s.swarm.epochs}" if s.swarm.epochs else "")
+    text = f"epoch {s.epoch}"
+    if s.swarm.epochs:
+        text += f"/{s.swarm.epochs}"
     return text + "".join(f"  {words}" for words in loss_words(s))
 
 
@@ -867,7 +920,8 @@ def loss_words(s: Snapshot) -> list[str]:
     if s.loss:
         arrow = ""
         if s.loss_first and s.loss_first != s.loss and not s.loss_before:
-            arrow = f" {'↓' if s.loss_first > s.loss else '↑'} {s.loss_first:.3f}"
+            sign = "↓" if s.loss_first > s.loss else "↑"
+            arrow = f" {sign} {s.loss_first:.3f}"
         found.append(f"loss {s.loss:.3f}{arrow}{_before(s.loss, s.loss_before)}")
     if s.loss_val:
         found.append(f"held out {s.loss_val:.3f}{_before(s.loss_val, s.loss_val_before)}")
@@ -875,7 +929,9 @@ def loss_words(s: Snapshot) -> list[str]:
 
 
 def _before(loss: float, before: float) -> str:
-    return f", {before:.3f} before training" if before not in (0.0, loss) else ""
+    if before in (0.0, loss):
+        return ""
+    return f", {before:.3f} before training"
 
 
 def done_words(s: Snapshot) -> str:
@@ -897,23 +953,31 @@ def warmup_words(s: Snapshot) -> str:
     return f"epoch {s.epoch} of {s.warmup}: the learning rate rises, and the loss may too"
 
 
-def _cell(c: CellLine) -> list[tuple[str, str]]:
+def _cell(s: Snapshot) -> list[tuple[str, str]]:
     """The cell that this peer belongs to, and the outcome of its windows."""
+    if not s.HasField("cell"):
+        return []
+    c = s.cell
     here = f"{short_cell(clean(c.cell, 16))}: {several(c.peers, 'peer')}"
-    seen = f"{c.cells} cells in sight" if c.cells > 1 else "no other cell in sight"
-    coming = f"   next window in {span(c.next_s)}" if c.next_s else ""
+    seen = "no other cell in sight"
+    if c.cells > 1:
+        seen = f"{c.cells} cells in sight"
+    found = [("cell", f"{here}, {seen}")]
+    if c.next_s:
+        found = [("cell", f"{here}, {seen}   next window in {span(c.next_s)}")]
     met, mean = (several(n - 1, "other cell") for n in (c.met_cells, c.cells_averaged))
-    newest = f"{_window(c, c.met)}: met {met}, and no mean came into place"
-    if c.met == c.window:
-        newest = f"this window: averages with {met}"
-    last = f"averaged with {mean}, {human(c.bytes)} pulled, {c.last_s:.2f} s"
-    return [
-        ("cell", f"{here}, {seen}{coming}"),
-        ("", newest if c.met > c.last else ""),
-        ("", "alone in the last window" if c.alone else ""),
-        ("", f"{_window(c, c.last)}: {last}" if c.last else ""),
-        ("", f"its partners were {100 * c.apart:.3g}% away" if c.last and c.apart else ""),
-    ]
+    if c.met == c.window and c.met > c.last:
+        found.append(("", f"this window: averages with {met}"))
+    elif c.met > c.last:
+        found.append(("", f"{_window(c, c.met)}: met {met}, and no mean came into place"))
+    if c.alone:
+        found.append(("", "alone in the last window"))
+    if c.last:
+        last = f"averaged with {mean}, {human(c.bytes)} pulled, {c.last_s:.2f} s"
+        found.append(("", f"{_window(c, c.last)}: {last}"))
+        if c.apart:
+            found.append(("", f"its partners were {100 * c.apart:.3g}% away"))
+    return found
 
 
 def _window(c: CellLine, number: int) -> str:
@@ -923,45 +987,58 @@ def _window(c: CellLine, number: int) -> str:
 
 def _change(c: ChangeLine) -> list[tuple[str, str]]:
     """Rules that cells go by, and the owner's newer change if no plan is under it yet."""
-    by = f"the owner's change {c.in_force}" if c.in_force else "the manifest"
-    coming = f"change {c.revision} comes into force with the next plan"
-    return [
-        ("averaging", f"by {by}"),
-        ("", clean(c.says, 68)),
-        ("", "" if c.in_force == c.revision else coming),
-    ]
+    if not c.revision:
+        return []
+    by = "the manifest"
+    if c.in_force:
+        by = f"the owner's change {c.in_force}"
+    found = [("averaging", f"by {by}"), ("", clean(c.says, 68))]
+    if c.in_force != c.revision:
+        found.append(("", f"change {c.revision} comes into force with the next plan"))
+    return found
 
 
 def _shares(time_s: Mapping[str, float]) -> str:
     total = sum(time_s.get(k, 0.0) for k in TIME_KINDS)
-    return (
-        "  ".join(f"{k} {time_s.get(k, 0.0) / total:.0%}" for k in TIME_KINDS) if total > 0 else ""
-    )
+    if total > 0:
+        return "  ".join(f"{k} {time_s.get(k, 0.0) / total:.0%}" for k in TIME_KINDS)
+    return ""
 
 
 def _traffic(s: Snapshot) -> str:
     """All that went over the wire, and how fast it does now."""
-    now = f" ({bits(s.up_rate)} up, {bits(s.down_rate)} down)" if s.up_rate or s.down_rate else ""
+    now = ""
+    if s.up_rate or s.down_rate:
+        now = f" ({bits(s.up_rate)} up, {bits(s.down_rate)} down)"
     return f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}{now}"
 
 
 def _caps(s: Snapshot) -> str:
     caps = (("up", s.max_up), ("down", s.max_down))
     said = ", ".join(f"{bits(cap)} {way}" for way, cap in caps if cap)
-    return f"capped at {said}" if said else ""
+    if not said:
+        return ""
+    return f"capped at {said}"
 
 
 def _device(s: Snapshot) -> str:
     """The device, and the number format of forward and backward."""
-    computes = f", computes in {clean(s.precision, 8)}" if s.precision else ""
+    computes = ""
+    if s.precision:
+        computes = f", computes in {clean(s.precision, 8)}"
     return clean(s.device, 66) + computes
 
 
 def _memory(s: Snapshot) -> str:
+    if not s.device:
+        return ""
     # The limit is the stage's: the process was subtracted. The memory in use counts the process.
     limit = s.memory_limit + s.memory_process
-    used = human(s.memory_used) + (f" of {human(limit)}" if s.memory_limit else "")
-    used += f", at most {human(s.memory_peak)}" if s.memory_peak else ""
+    used = human(s.memory_used)
+    if s.memory_limit:
+        used += f" of {human(limit)}"
+    if s.memory_peak:
+        used += f", at most {human(s.memory_peak)}"
     if not s.memory_planned:
         return used
     return f"{used}, planned {human(s.memory_process + s.memory_planned)}"
@@ -969,15 +1046,24 @@ def _memory(s: Snapshot) -> str:
 
 def _memory_parts(s: Snapshot) -> list[str]:
     """The parts of the memory: the plan by its items, and the bytes kept now."""
-    process = f"this process and p2pd without the stage {human(s.memory_process)}"
-    stash = f"   stash {human(s.stash_bytes)} of {human(s.stash_limit)}" if s.stash_limit else ""
-    again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""
-    owned = f"   optimizer state {human(s.optimizer_bytes)}" if s.optimizer_bytes else ""
+    lines: list[str] = []
+    if s.memory_process:
+        lines.append(f"this process and p2pd without the stage {human(s.memory_process)}")
     rows = in_words((clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
-    stage = [f"planned for the stage {human(s.memory_planned)}:", *rows] if rows else []
-    texts = f"   {several(s.texts, 'text')} {human(s.text_bytes)}" if s.texts else ""
-    now = f"now{stash}{texts}{again}{owned}"
-    return [process] * bool(s.memory_process) + stage + [now] * (now != "now")
+    if rows:
+        lines += [f"planned for the stage {human(s.memory_planned)}:", *rows]
+    now: list[str] = []
+    if s.stash_limit:
+        now.append(f"stash {human(s.stash_bytes)} of {human(s.stash_limit)}")
+    if s.texts:
+        now.append(f"{several(s.texts, 'text')} {human(s.text_bytes)}")
+    if s.recompute not in ("", "off"):
+        now.append(f"recompute {s.recompute}")
+    if s.optimizer_bytes:
+        now.append(f"optimizer state {human(s.optimizer_bytes)}")
+    if now:
+        lines.append("   ".join(["now", *now]))
+    return lines
 
 
 def _line(label: str, value: str, style: str = "") -> Text:

@@ -132,11 +132,9 @@ class App(typer.Typer):
 
 def what_was_wrong(error: click.ClickException) -> tuple[str, str]:
     """The sentence of a line that cannot be read, and where its verb is explained."""
-    where = (
-        error.ctx.command_path
-        if isinstance(error, click.UsageError) and error.ctx is not None
-        else _NAME
-    )
+    where = _NAME
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        where = error.ctx.command_path
     return error.format_message() or "no command given", f"see  {where} -h"
 
 

@@ -58,12 +58,12 @@ def span(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m"
     if whole < 86400:
-        return (
-            f"{whole // 3600}h{whole % 3600 // 60:02d}m" if whole < 36000 else f"{whole // 3600}h"
-        )
-    return (
-        f"{whole // 86400}d{whole % 86400 // 3600:02d}h" if whole < 864000 else f"{whole // 86400}d"
-    )
+        if whole < 36000:
+            return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+        return f"{whole // 3600}h"
+    if whole < 864000:
+        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    return f"{whole // 86400}d"
 
 
 def lasting(seconds: float) -> str:
@@ -84,7 +84,9 @@ def milliseconds(seconds: float) -> str:
     """A round trip, "-" for unknown."""
     if seconds <= 0:
         return "-"
-    return f"{seconds * 1000:.0f}ms" if seconds >= 0.0095 else f"{seconds * 1000:.1f}ms"
+    if seconds >= 0.0095:
+        return f"{seconds * 1000:.0f}ms"
+    return f"{seconds * 1000:.1f}ms"
 
 
 def resample(values: Sequence[float], width: int) -> list[float]:

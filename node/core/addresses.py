@@ -21,7 +21,9 @@ class Scope(IntEnum):
     @property
     def word(self) -> str:
         """Word for people."""
-        return "link-local" if self is Scope.LINK else self.name.lower()
+        if self is Scope.LINK:
+            return "link-local"
+        return self.name.lower()
 
 
 def scope(host: str) -> Scope:
@@ -43,4 +45,6 @@ def scope(host: str) -> Scope:
 
 def join_host(host: str, port: int) -> str:
     """ "host:port", with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"

@@ -20,7 +20,9 @@ def lay_bare(name: str, needed: Sequence[str] = ()) -> None:
     ``__init__``, the package is loaded whole, as without this function. Does nothing when the
     package is loaded already, or is not installed.
     """
-    spec = None if name in sys.modules else importlib.util.find_spec(name)
+    spec = None
+    if name not in sys.modules:
+        spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
         return
     package = importlib.util.module_from_spec(spec)

@@ -18,7 +18,9 @@ def home_named(given: str | None, env: Mapping[str, str] | None = None) -> Path 
     """The directory that ``--home`` or TUTTI_HOME names, absolute; None when neither does. Raises
     UsageFault."""
     named = given or (os.environ if env is None else env).get("TUTTI_HOME")
-    return expanded(named).absolute() if named else None
+    if not named:
+        return None
+    return expanded(named).absolute()
 
 
 def expanded(named: str | Path) -> Path:

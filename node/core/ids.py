@@ -24,16 +24,18 @@ ENDS = 0
 
 def stage_name(stage: int) -> str:
     """A stage, for people."""
-    return "the ends" if stage == ENDS else f"stage {stage}"
+    if stage == ENDS:
+        return "the ends"
+    return f"stage {stage}"
 
 
 def stage_names(stages: Collection[int]) -> str:
     """Several stages, for people: "the ends and stages 1, 2"."""
     blocks = [str(stage) for stage in stages if stage != ENDS]
-    ends = [stage_name(ENDS)] if ENDS in stages else []
-    return " and ".join(
-        ends + ([f"stage{'s' * (len(blocks) > 1)} {', '.join(blocks)}"] if blocks else [])
-    )
+    parts = [stage_name(ENDS)] if ENDS in stages else []
+    if blocks:
+        parts.append(f"stage{'s' * (len(blocks) > 1)} {', '.join(blocks)}")
+    return " and ".join(parts)
 
 
 class RoundId(NamedTuple):
@@ -72,4 +74,6 @@ def short(peer: PeerId) -> str:
 
 def named(peer: PeerId, name: str = "") -> str:
     """A peer for people: ``brisk-otter (kJ4m2a)``, or the short id alone without a name."""
-    return f"{name} ({short(peer)})" if name else short(peer)
+    if name:
+        return f"{name} ({short(peer)})"
+    return short(peer)

@@ -36,7 +36,9 @@ class Names:
 
     def known(self, peer: PeerId | None) -> str:
         """The name that a peer told, empty if none is known."""
-        return self._by_peer.get(peer, "") if peer is not None else ""
+        if peer is None:
+            return ""
+        return self._by_peer.get(peer, "")
 
     def of(self, peer: PeerId) -> str:
         """The name of a peer with its short id, or the short id alone while no name is known."""

@@ -36,7 +36,9 @@ def human(size: float) -> str:
             break
         value = value / 1024
         unit = bigger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    if unit == "B":
+        return f"{value:.0f} {unit}"
+    return f"{value:.1f} {unit}"
 
 
 def in_words(rows: Iterable[tuple[str, str, int]]) -> list[str]:
@@ -76,4 +78,6 @@ def whole_number(text: str) -> int | None:
     """A number of at most 18 decimal digits, ASCII alone; None for any other text. Unlike int(), it
     takes no sign, space, underscore or digit of another script, and unlike isdigit() no "\u00b2",
     which is no number to int()."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return int(text)
+    return None

@@ -134,7 +134,9 @@ def _joined(classes: Iterable[SampleClass]) -> tuple[SampleClass, ...]:
         if (one.bits, one.remainder) in found:
             raise ValueError("two classes of a cursor share positions")
         step = 1 << one.bits >> 1
-        other = found.get((one.bits, one.remainder ^ step)) if one.bits else None
+        other = None
+        if one.bits:
+            other = found.get((one.bits, one.remainder ^ step))
         if other is not None and abs(one.next - other.next) == step:
             del found[other.bits, other.remainder]
             back = tuple(sorted((*one.returned, *other.returned)))

@@ -97,10 +97,10 @@ def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str
     anything else."""
     value = _typed(raw, hint)
     if value is None:
-        raise UsageFault(
-            f"{name} = {show(raw)}{_where(source)}",
-            f"expected {type_sentence(hint)}" + (f", {rule.sentence}" if rule else ""),
-        )
+        step = f"expected {type_sentence(hint)}"
+        if rule:
+            step += f", {rule.sentence}"
+        raise UsageFault(f"{name} = {show(raw)}{_where(source)}", step)
     if rule is not None and value in rule.removed:
         raise Removed(f"{name} = {show(raw)} was removed{_where(source)}", rule.removed[value])
     if rule is not None and not rule.allows(value):
@@ -140,7 +140,9 @@ def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     """The complaint about a name nobody reads, with the nearest one that exists."""
     near = _meant(name, known)
     section, dot, _ = name.rpartition(".")
-    beside = sorted(k for k in known if k.rpartition(".")[0] == section) if dot else []
+    beside = []
+    if dot:
+        beside = sorted(k for k in known if k.rpartition(".")[0] == section)
     return UsageFault(
         f"{name} is not a setting{_where(source)}",
         f"did you mean  {near}  ?" if near else "known here: " + ", ".join(beside or sorted(known)),
@@ -174,7 +176,9 @@ def settings_of(sections: Mapping[str, type]) -> dict[str, Any]:
 
 
 def dotted(section: str, key: str) -> str:
-    return f"{section}.{key}" if section else key
+    if section:
+        return f"{section}.{key}"
+    return key
 
 
 def show(value: Any) -> str:
@@ -207,7 +211,9 @@ def _typed(raw: Any, hint: Any) -> Any:
             return None
         values = tuple(_typed(v, kind) for v in raw)
         return None if None in values else values
-    return str(raw) if isinstance(raw, str) else None
+    if not isinstance(raw, str):
+        return None
+    return str(raw)
 
 
 def type_sentence(hint: Any) -> str:
@@ -224,11 +230,15 @@ def type_sentence(hint: Any) -> str:
 
 
 def _where(source: str) -> str:
-    return f"  ({source})" if source else ""
+    if not source:
+        return ""
+    return f"  ({source})"
 
 
 def _plain(number: float) -> str:
-    return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"
+    if float(number).is_integer() and abs(number) < 1e15:
+        return str(int(number))
+    return f"{number:g}"
 
 
 @lru_cache

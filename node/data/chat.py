@@ -292,7 +292,9 @@ def _parsed(text: str, what: str) -> Any:
 
 def _fields(row: Mapping[str, Any]) -> str:
     names = ", ".join(str(name)[:40] for name in list(row)[:8])
-    return f"; its fields are {names}" if names else ""
+    if not names:
+        return ""
+    return f"; its fields are {names}"
 
 
 def _check_escaping(tree: nodes.Template) -> None:

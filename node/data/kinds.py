@@ -41,7 +41,9 @@ def known_kind(name: str) -> FileKind | None:
     path = Path(name.partition("?")[0] if remote else name)
     packed = _PACKED.get(path.suffix.lower(), "")
     form = _FORMS.get((path.with_suffix("") if packed else path).suffix.lower())
-    return None if form is None or (packed and form == "parquet") else FileKind(form, packed)
+    if form is None or (packed and form == "parquet"):
+        return None
+    return FileKind(form, packed)
 
 
 def kind_of(name: str) -> FileKind:

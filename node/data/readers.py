@@ -102,7 +102,9 @@ class RowFormat:
     @property
     def key(self) -> str:
         """Name of all settings that change the documents of a file; "" for the default."""
-        return "" if self == RowFormat() else json.dumps(astuple(self))
+        if self == RowFormat():
+            return ""
+        return json.dumps(astuple(self))
 
     @property
     def head(self) -> dict[str, Any]:
@@ -198,7 +200,10 @@ def documents_in(parts: Iterator[bytes], left: LeftOut) -> Iterator[Document]:
             left.add(content.decode("utf-8", "replace")[:200])
             continue
         left.given += 1
-        yield content if kind == b"+" else _conversation(content)
+        if kind == b"+":
+            yield content
+        else:
+            yield _conversation(content)
 
 
 def _conversation(content: bytes) -> Conversation:
@@ -257,7 +262,10 @@ def plain_text(
     with open_regular(path, _GET) as file:
         if not kind.packed:
             pieces = iter(lambda: file.read(PIECE), b"")
-            yield from pieces if encoding == "utf-8" else transcoded(pieces, encoding)
+            if encoding == "utf-8":
+                yield from pieces
+            else:
+                yield from transcoded(pieces, encoding)
             return
         check_installed("pyarrow", "reading .zst and .gz")
 

@@ -57,8 +57,11 @@ def _painted(bold: bool) -> Callable[[str, bool], str]:
         if not text:
             return ""
         if bold:
-            return f"{_BOLD if counts else _DIM}{text}{_PLAIN}"
-        return f"{BEGIN}{text}{STOP}" if counts else text
+            style = _BOLD if counts else _DIM
+            return f"{style}{text}{_PLAIN}"
+        if counts:
+            return f"{BEGIN}{text}{STOP}"
+        return text
 
     return paint
 

@@ -52,7 +52,9 @@ def samples_at(found: Corpus | Stream, positions: Sequence[int], seed: int) -> l
     Raises UsageFault for a position below 0."""
     if min(positions) < 0:
         raise UsageFault("samples are counted from 1", "give 1, 2, 3, …")
-    rows = _rows(found, positions) if isinstance(found, Stream) else None
+    rows = None
+    if isinstance(found, Stream):
+        rows = _rows(found, positions)
     if isinstance(found, Corpus):
         order = SampleOrder(found.windows, seed)
         length = found.seq_len

@@ -149,11 +149,10 @@ def open_data(
     else:
         refuse(_no_file(settings, places))
         row_format(settings).check("text", settings.source)
-        raw = (
-            readers.pydoc()
-            if kind == "builtin"
-            else MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
-        )
+        if kind == "builtin":
+            raw = readers.pydoc()
+        else:
+            raw = MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
         digest = hashlib.sha256(raw).hexdigest()
         ids = tokenizer.vocab
         _check_hash(digest, settings.sha256)
@@ -336,7 +335,9 @@ def _check_hash(digest: str, wanted: str) -> None:
 
 def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab: int) -> Corpus:
     window = seq_len + 1
-    held = max(int(len(tokens) * settings.holdout), window) if settings.holdout else 0
+    held = 0
+    if settings.holdout:
+        held = max(int(len(tokens) * settings.holdout), window)
     cut = len(tokens) - held
     refuse(
         (

@@ -74,7 +74,9 @@ def card_of(readme: str) -> dict[str, Any]:
 def configurations(card: Any) -> dict[str, Any]:
     """The configurations that a data set's card names, by their names."""
     named = card.get("configs") if isinstance(card, dict) else None
-    rows = [c for c in named or () if isinstance(c, dict)] if isinstance(named, list) else []
+    rows = []
+    if isinstance(named, list):
+        rows = [c for c in named or () if isinstance(c, dict)]
     return {str(c.get("config_name", "default")): c for c in rows}
 
 
@@ -87,7 +89,9 @@ def _default(configs: Mapping[str, Any]) -> Any:
 
 def _names(configs: Mapping[str, Any]) -> str:
     known = ", ".join(list(configs)[:16])
-    return f"the configurations are: {known}" if known else "leave the configuration away"
+    if known:
+        return f"the configurations are: {known}"
+    return "leave the configuration away"
 
 
 def _patterns(given: Any) -> dict[str, list[str]]:

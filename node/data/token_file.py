@@ -105,7 +105,9 @@ def cached(
 def id_type(tokenizer: Tokenizer, marked: bool = False) -> np.dtype:
     """Type of the ids in a file. An end mark of a byte tokenizer is the id 257, so that one byte is
     too narrow even there; marks need 32 bits."""
-    return np.dtype("<u2") if tokenizer.vocab <= 1 << 16 and not marked else np.dtype("<u4")
+    if tokenizer.vocab <= 1 << 16 and not marked:
+        return np.dtype("<u2")
+    return np.dtype("<u4")
 
 
 def with_sum(ids: bytes) -> bytes:

@@ -256,7 +256,9 @@ def document_ids(
     conversation are marked; it ends itself, or is followed by the end that the tokenizer has."""
     if isinstance(document, bytes):
         ids = tokenizer.encode(document)
-        return ids if end is None else np.append(ids, np.uint32(end))
+        if end is None:
+            return ids
+        return np.append(ids, np.uint32(end))
     ids = tokenizer.encode_marked(document)
     if document.open and tokenizer.eos is not None:
         ids = np.append(ids, np.uint32(tokenizer.eos))

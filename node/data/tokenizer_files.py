@@ -11,7 +11,7 @@ Without such files in the manifest the roles are found by the usual words of tok
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -193,7 +193,9 @@ class TokenizerFiles:
 
     def id_of(self, word: str) -> int | None:
         """Id of a token by its text, None for a word that is no token."""
-        return self._added.get(word, self._vocabulary.get(word)) if word else None
+        if not word:
+            return None
+        return self._added.get(word, self._vocabulary.get(word))
 
     def beyond(self, vocab: int) -> dict[str, int]:
         """Added tokens by text with ids from ``vocab`` on: a vocabulary of that size lacks them."""
@@ -243,7 +245,9 @@ class TokenizerFiles:
     def _vocabulary(self) -> Mapping[str, int]:
         """Ids by text of a vocabulary that is a table or a list; empty for others."""
         model = self._tokenizer.get("model")
-        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+        vocabulary = None
+        if isinstance(model, dict):
+            vocabulary = model.get("vocab")
         if isinstance(vocabulary, dict):
             return {word: i for word, i in vocabulary.items() if isinstance(i, int)}
         if isinstance(vocabulary, list):  # Unigram: pairs of a piece and its score
@@ -325,8 +329,11 @@ def _content(token: Any) -> str | None:
 
 def _id_list(name: str, key: str, value: Any) -> tuple[int, ...]:
     """Ids of a field that holds one, a list, or null. Negative ids mean none."""
-    ids: Iterable[Any] = value if isinstance(value, list) else [] if value is None else [value]
-    ids = list(ids)
+    ids = [value]
+    if value is None:
+        ids = []
+    elif isinstance(value, list):
+        ids = list(value)
     proper = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
     if not proper or len(ids) > _MOST_IDS:
         raise UsageFault(f"{name}: {key} = {str(value)[:80]}", "it must be an id or a list of ids")

@@ -125,9 +125,9 @@ class Directory:
     @property
     def neighbours(self) -> int:
         """Peers this node can ask; 0 means it is alone."""
-        return (
-            len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
-        )
+        if self._node is None:
+            return 0
+        return len(self._node.protocol.routing_table.uid_to_peer_id)
 
     async def attach(self, p2p: P2P, initial_peers: Sequence[str] = ()) -> None:
         """Use ``p2p`` from now on: at the start, and again after every restart of p2pd.

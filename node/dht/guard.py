@@ -332,7 +332,9 @@ class AdmissionFilter:
 
     def label(self, stub: Any) -> Any:
         """``stub`` with our token in every request."""
-        return _Labelled(stub, self._admission) if self._admission else stub
+        if self._admission:
+            return _Labelled(stub, self._admission)
+        return stub
 
 
 _ALL = PeerId("")
@@ -611,19 +613,14 @@ class SwarmProtocol(DHTProtocol):
         self._forget_evicted()
         if found is None:
             return None
-        return {
-            key: (
-                ValueWithExpiration(item.value, item.value.latest_expiration_time)
-                if item is not None and isinstance(item.value, DictionaryDHTValue)
-                else None,
-                {
-                    n: p
-                    for n, p in itertools.islice(nearest.items(), self.bucket_size)
-                    if n == node_id_of(p)
-                },
-            )
-            for key, (item, nearest) in found.items()
-        }
+        answers: dict[Any, Any] = {}
+        for key, (item, nearest) in found.items():
+            records = None
+            if item is not None and isinstance(item.value, DictionaryDHTValue):
+                records = ValueWithExpiration(item.value, item.value.latest_expiration_time)
+            closest = itertools.islice(nearest.items(), self.bucket_size)
+            answers[key] = (records, {n: p for n, p in closest if n == node_id_of(p)})
+        return answers
 
     async def update_routing_table(
         self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True

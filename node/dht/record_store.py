@@ -294,13 +294,17 @@ class TopicStore:
     def newest(self, topic: str, writer: PeerId) -> tuple[int, float]:
         """As :meth:`RecordStore.newest`."""
         records = self._topics.get(topic)
-        return records.newest(writer) if records is not None else (0, 0.0)
+        if records is not None:
+            return records.newest(writer)
+        return (0, 0.0)
 
     def entries(self, topic: str, now: float) -> dict[PeerId, Posting]:
         """Everybody's posting under a topic that holds at ``now``, in PeerId order."""
         self.forget_expired(now)
         records = self._topics.get(topic)
-        return records.entries(now) if records is not None else {}
+        if records is None:
+            return {}
+        return records.entries(now)
 
     def __len__(self) -> int:
         return sum(map(len, self._topics.values()))

@@ -140,4 +140,5 @@ class Room(Generic[H]):
 def _bearer(source: Source) -> PeerId:
     """The name under which a peer pays for records that it did not write: its own record does not
     count among them, and an established peer's place is not theirs."""
-    return PeerId(f"{'answer' if source.asked else 'store'} {source.peer}")
+    verb = "answer" if source.asked else "store"
+    return PeerId(f"{verb} {source.peer}")

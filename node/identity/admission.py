@@ -103,7 +103,9 @@ def check_admission(
     head = token[: _HEAD.size]
     signature = token[_HEAD.size : _HEAD.size + SIGNATURE_BYTES]
     _, until_ms, public = _HEAD.unpack(head)
-    vouched = head if kind == _FOR_PEER else _HEAD.pack(_GRANT, until_ms, public)
+    vouched = head
+    if kind != _FOR_PEER:
+        vouched = _HEAD.pack(_GRANT, until_ms, public)
     try:
         verify(owner, run_id.encode() + vouched, signature, _DOMAIN)
         bearer = public_key_of(peer)

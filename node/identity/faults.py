@@ -108,7 +108,9 @@ class FaultBook:
         if self.revoked(peer):
             return math.inf
         page = self._pages.get(peer)
-        return max(0.0, page.until - now) if page is not None else 0.0
+        if page is None:
+            return 0.0
+        return max(0.0, page.until - now)
 
 
 def until_heard(left_s: float) -> str:

@@ -206,7 +206,9 @@ def scope_of(address: str) -> Scope:
     counts as public."""
     found = re.match("/ip[46]/([^/]+)", address)
     wide = scope(found[1]) if found else Scope.PUBLIC
-    return max(wide, Scope.RELAYED) if "/p2p-circuit" in address else wide
+    if "/p2p-circuit" in address:
+        return max(wide, Scope.RELAYED)
+    return wide
 
 
 def only_on(addresses: Iterable[str], closed: PeerId | None = None) -> str:

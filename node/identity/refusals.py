@@ -68,7 +68,11 @@ class Refusals:
         kinds, peers = self.lately()
         if kinds.total() < MUCH:
             return ""
-        whom = f" of {peers} peers" if peers > 1 else " of 1 peer" if peers else ""
+        whom = ""
+        if peers == 1:
+            whom = " of 1 peer"
+        elif peers:
+            whom = f" of {peers} peers"
         why = ", ".join(WORDS[kind] for kind, _ in kinds.most_common(2))
         return f"{kinds.total()} calls{whom} refused in the last minute: {why}"
 

@@ -56,7 +56,10 @@ def named(stages: int, leave_out: Collection[int], after: int = 0) -> tuple[int,
     """The block stages the operator leaves out: these, and with ``after`` every one behind that
     one. Raises UsageFault."""
     last = max((after, *leave_out))
-    asked = sorted({*leave_out, *(range(after + 1, stages + 1) if after else ())})
+    without = set(leave_out)
+    if after:
+        without.update(range(after + 1, stages + 1))
+    asked = sorted(without)
     refuse(
         (
             last > stages,
@@ -90,7 +93,9 @@ def decide(
         what = (
             f"stage {dead[0]} has" if len(dead) == 1 else f"stages {', '.join(map(str, dead))} have"
         )
-        already = f", {len(asked)} are left out already" if asked else ""
+        already = ""
+        if asked:
+            already = f", {len(asked)} are left out already"
         force = ",".join(map(str, sorted((*asked, *dead))))
         raise NetworkFault(
             f"{what} no live peer, and by itself this run leaves out at most {most} of its "

@@ -149,7 +149,9 @@ class Program:
             return gradient.redistribute(
                 placements=[Replicate() if dim is None else Shard(dim)]
             ).to_local()
-        return self.here.total(gradient.contiguous()) if per_head(name) else gradient
+        if per_head(name):
+            return self.here.total(gradient.contiguous())
+        return gradient
 
     def _finite(self, share: list[Tensor]) -> bool:
         zero = torch.zeros((), device=self.here.device.device)
@@ -183,4 +185,6 @@ def _cut(module: Ends | Blocks, here: Rank) -> nn.Module:
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, cut or not."""
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if isinstance(tensor, DTensor):
+            return tensor.to_local()
+        return tensor

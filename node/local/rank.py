@@ -97,7 +97,9 @@ class Rank:
         None at the others."""
         dim = cut_of(name)
         if dim is None:
-            return part.cpu() if self.rank == 0 else None
+            if self.rank != 0:
+                return None
+            return part.cpu()
         if self.rank:
             dist.send(part.contiguous(), 0)
             return None

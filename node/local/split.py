@@ -24,7 +24,11 @@ def cut_of(name: str) -> int | None:
     """The dimension a parameter is cut along: 0 rows, 1 columns; None: every rank holds it
     whole."""
     module = name.split(".")[-2]
-    return 0 if module in BY_ROWS else 1 if module in BY_COLUMNS else None
+    if module in BY_ROWS:
+        return 0
+    if module in BY_COLUMNS:
+        return 1
+    return None
 
 
 def per_head(name: str) -> bool:
@@ -72,4 +76,6 @@ def check_devices(settings: ModelSettings, devices: int) -> None:
 
 def _either(numbers: list[int]) -> str:
     words = [str(n) for n in numbers]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} or {words[-1]}"

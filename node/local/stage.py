@@ -179,7 +179,9 @@ class CutMath(StageMath):
         handle = self.ranks.handle()
         shape = None if gradient is None else list(gradient.shape)
         with self.ranks.command("backward", graph=graph.number, keep=handle.number, shape=shape):
-            seed = None if gradient is None else self.program.here.share(gradient.contiguous())
+            seed = None
+            if gradient is not None:
+                seed = self.program.here.share(gradient.contiguous())
             found, share, finite = self.program.gradients(output, inputs, seed)
         if not finite:
             raise NotFinite("a parameter gradient is not finite")

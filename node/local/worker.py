@@ -93,7 +93,9 @@ class Worker:
 
     def _backward(self, graph: int, keep: int, shape: list[int] | None) -> None:
         inputs, output = self._kept.pop(graph)
-        gradient = None if shape is None else self._receive(shape, torch.float32)
+        gradient = None
+        if shape is not None:
+            gradient = self._receive(shape, torch.float32)
         _, share, _ = self._program.gradients(output, inputs, gradient)
         self._kept[keep] = share
 

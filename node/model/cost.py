@@ -183,7 +183,9 @@ def stash_bytes(
     beside = tokens * (2 * 4 * d + 2 * 8) if stage == ENDS else tokens * 4 * d
     layers = len(layers_of(settings, stages, stage))
     if recompute != "off":
-        return beside + (layers * tokens * 4 * d if recompute == "layers" else 0)
+        if recompute == "layers":
+            beside += layers * tokens * 4 * d
+        return beside
     copies = cast_bytes(settings, stages, stage) if cast else 0
     return beside + layers * graph_bytes(settings, tokens, masked, cast=cast) + copies
 
@@ -263,7 +265,8 @@ def work_bytes(
     if stage == ENDS:
         # logits, log-probabilities, gradient
         head = 3 * 4 * min(tokens * settings.vocab, max(LOGITS_AT_ONCE, settings.vocab))
-        head += 2 * settings.vocab * settings.d_model if cast else 0
+        if cast:
+            head += 2 * settings.vocab * settings.d_model
     if layers:
         again = {"off": 0, "layers": 1, "stage": layers}[recompute]
         through = (
@@ -296,7 +299,9 @@ def stage_bytes(
     """
     numbers = count(parameter_shapes(settings, stages, stage))
     trained = width * numbers
-    kept = width * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
+    kept = 0
+    if settings.adapter:
+        kept = width * count(base_shapes(settings, stages, stage))
     waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
     most = min(in_flight, uncounted_shares(stages if stage == ENDS else stage))
@@ -327,7 +332,9 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
         for name, shape in base_shapes(settings, stages, stage).items()
         if len(shape) == 2 and name != EMBEDDING
     )
-    trained = count(parameter_shapes(settings, stages, stage)) if settings.adapter else 0
+    trained = 0
+    if settings.adapter:
+        trained = count(parameter_shapes(settings, stages, stage))
     if stage == ENDS and settings.tied:
         weights += settings.vocab * settings.d_model
     heads = settings.heads * head_dim(settings)
@@ -381,14 +388,18 @@ def fits(
     limit = available * (1 - RESERVE)
     ok = need.total <= limit
     table = need.table
-    where = stage_name(stage) + (f" of {stages}" if stage != ENDS else "")
+    where = stage_name(stage)
+    if stage != ENDS:
+        where += f" of {stages}"
     verbs = (
         ("take", "do not fit: they take") if stage == ENDS else ("takes", "does not fit: it takes")
     )
     text = (
         f"{where} {verbs[not ok]} {human(need.total)} of {human(available)} "
-        f"({RESERVE:.0%} kept free)" + ("" if ok else f": {'; '.join(in_words(table))}")
+        f"({RESERVE:.0%} kept free)"
     )
+    if not ok:
+        text += f": {'; '.join(in_words(table))}"
     if recompute != "off":
         text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"
     free = int(limit) - (need.kept - rounds.optimizer)
@@ -414,7 +425,8 @@ def fits(
             "a block stage here (--role stage)",
             "a run with a smaller model.vocab or model.d_model",
         ]
-        steps += ["a run with a smaller model.ends_layers"] if settings.ends_layers else []
+        if settings.ends_layers:
+            steps.append("a run with a smaller model.ends_layers")
     else:
         cuts = (
             n
@@ -426,7 +438,9 @@ def fits(
 
 
 def _layers(settings: ModelSettings, stages: int, stage: int) -> int:
-    return 1 if stage == ENDS else len(layers_of(settings, stages, stage))
+    if stage == ENDS:
+        return 1
+    return len(layers_of(settings, stages, stage))
 
 
 _KEPT = {"layers": "every layer", "stage": "the stage"}
@@ -434,7 +448,9 @@ _KEPT = {"layers": "every layer", "stage": "the stage"}
 
 def _one_of(steps: Sequence[str]) -> str:
     *others, last = steps
-    return "take " + (f"{', '.join(others)}, or {last}" if others else last)
+    if not others:
+        return f"take {last}"
+    return f"take {', '.join(others)}, or {last}"
 
 
 def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict:
@@ -448,9 +464,8 @@ def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict
         f"{human(available)} main memory "
         f"({RESERVE:.0%} kept free), beside the device's"
     )
-    steps = [
-        "a machine with more memory",
-        *(["more stages"] if stage != ENDS else []),
-        'a run with outer.carries = "parameters"',
-    ]
+    steps = ["a machine with more memory"]
+    if stage != ENDS:
+        steps.append("more stages")
+    steps.append('a run with outer.carries = "parameters"')
     return Verdict(ok, needed, available, text, next_step=_one_of(steps))

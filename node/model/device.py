@@ -49,7 +49,9 @@ def device_lost(error: BaseException) -> bool:
 
 def gpus() -> int:
     """How many GPUs torch can use here."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.device_count()
 
 
 def free_cached() -> None:
@@ -124,21 +126,18 @@ class Device:
         """One line for people, such as "cpu, 8 threads, 15.5 GiB (9.1 free)"."""
         free = self.memory_free()
         total = self.memory_limit()
-        what = (
-            f"{self.device} {torch.cuda.get_device_name(self.device)}"
-            if self.is_cuda
-            else f"cpu, {torch.get_num_threads()} threads"
-        )
+        if self.is_cuda:
+            what = f"{self.device} {torch.cuda.get_device_name(self.device)}"
+        else:
+            what = f"cpu, {torch.get_num_threads()} threads"
         return f"{what}, {total / 2**30:.1f} GiB ({free / 2**30:.1f} free)"
 
     def memory_used(self) -> int:
         """Bytes this process holds on the device: torch's reservation on CUDA, the resident set on
         the CPU."""
-        return (
-            torch.cuda.memory_reserved(self.device)
-            if self.is_cuda
-            else psutil.Process().memory_info().rss
-        )
+        if self.is_cuda:
+            return torch.cuda.memory_reserved(self.device)
+        return psutil.Process().memory_info().rss
 
     def memory_peak(self) -> int:
         """Most bytes that tensors took on a CUDA device, or that were resident on the CPU, since
@@ -197,7 +196,9 @@ def set_threads(threads: int) -> None:
 def _absent(wanted: str, there: int) -> OutOfResources:
     """The fault for a CUDA device that this machine with ``there`` of them has not."""
     if there:
-        why = f"cuda:0 to cuda:{there - 1} are" if there > 1 else "only cuda:0 is"
+        why = "only cuda:0 is"
+        if there > 1:
+            why = f"cuda:0 to cuda:{there - 1} are"
         step = "choose one of these, or device auto"
     elif torch.version.cuda is None:
         why = "this torch is built without CUDA"

@@ -81,7 +81,11 @@ def config_of(
 ) -> dict[str, Any]:
     """config.json: Qwen3 with q/k norms, Qwen2 with biases, Llama without either. Old and new
     readers each find the rotary base where they look."""
-    kind = "qwen3" if settings.qk_norm else "qwen2" if settings.qkv_bias else "llama"
+    kind = "llama"
+    if settings.qk_norm:
+        kind = "qwen3"
+    elif settings.qkv_bias:
+        kind = "qwen2"
     scaling = rope_config(settings)
     llama = {"mlp_bias": False, "pretraining_tp": 1}
     qwen = {
@@ -155,7 +159,9 @@ def carried_config(
 
 
 def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    return value
 
 
 def _json_bytes(value: Mapping[str, Any]) -> bytes:
@@ -191,7 +197,9 @@ def objection(directory: Path) -> str:
     of nothing, of an empty directory, and of an earlier export that nobody has changed."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         return f"{directory} is not a directory"
-    names = sorted(file.name for file in directory.iterdir()) if directory.exists() else []
+    names = []
+    if directory.exists():
+        names = sorted(file.name for file in directory.iterdir())
     if not names:
         return ""
     mark = _mark(directory)
@@ -362,7 +370,9 @@ class Export:
 
     def _named(self, name: str) -> str:
         """The name of a tensor in the file."""
-        return f"base_model.model.{name}" if self._settings.adapter else name
+        if self._settings.adapter:
+            return f"base_model.model.{name}"
+        return name
 
     def _close(self) -> None:
         for file in self._files:

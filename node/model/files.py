@@ -40,7 +40,9 @@ _SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 
 def shard_name(number: int, count: int) -> str:
     """Name of file ``number``, from 1, of ``count`` files of tensors."""
-    return f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else WEIGHTS
+    if count > 1:
+        return f"model-{number:05}-of-{count:05}.safetensors"
+    return WEIGHTS
 
 
 def is_shard(name: str) -> bool:

@@ -196,7 +196,9 @@ def _describe(writer: Any, s: ModelSettings) -> None:
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(s.rope_factor)
     if s.rope_kind == "yarn":
-        usual = 0.1 * math.log(s.rope_factor) + 1.0 if s.rope_factor > 1.0 else 1.0
+        usual = 1.0
+        if s.rope_factor > 1.0:
+            usual = 0.1 * math.log(s.rope_factor) + 1.0
         if not s.rope_whole or abs(s.rope_scale - usual) > 1e-6:
             raise UsageFault(
                 "GGUF cannot say this YaRN: its attention factor, or truncate = false",
@@ -278,7 +280,9 @@ def _add_roles(writer: Any, extras: Extras, ids: Mapping[str, int], unknown: str
 
 def _split(pre: Any, merges: Sequence[str]) -> str:
     """llama.cpp's name for how a byte-level tokenizer splits text before it merges bytes."""
-    steps = pre.get("pretokenizers", [pre]) if isinstance(pre, dict) else []
+    steps = []
+    if isinstance(pre, dict):
+        steps = pre.get("pretokenizers", [pre])
     kinds = [step.get("type") for step in steps]
     last = steps[-1] if steps else {}
     by_words = last.get("use_regex", True)

@@ -42,7 +42,9 @@ class GradientScale:
         seed = torch.ones_like(output) if gradient is None else gradient
         largest = float(seed.abs().max())
         sound = math.isfinite(largest) and _finite((output,))
-        exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
+        exponent = 0
+        if math.isfinite(largest):
+            exponent = math.frexp(largest)[1]
         while True:
             factor = math.ldexp(self.size, -exponent)
             found = torch.autograd.grad(

@@ -94,14 +94,18 @@ def _yarn_scale(rope: Mapping[str, Any], factor: float) -> float:
 
 
 def _grown(factor: float, share: float) -> float:
-    return 0.1 * share * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+    if factor > 1.0:
+        return 0.1 * share * math.log(factor) + 1.0
+    return 1.0
 
 
 def _longrope_scale(rope: Mapping[str, Any], factor: float, before: int) -> float:
     given = rope.get("attention_factor")
     if given is not None:
         return given
-    return math.sqrt(1.0 + math.log(factor) / math.log(before)) if factor > 1.0 else 1.0
+    if factor > 1.0:
+        return math.sqrt(1.0 + math.log(factor) / math.log(before))
+    return 1.0
 
 
 # ------------------------------------------------------------ computed

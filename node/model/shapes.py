@@ -129,7 +129,9 @@ def layers_said(settings: ModelSettings, stages: int, stage: int) -> str:
     said = f"{layers.start}-{layers.stop - 1}"
     if stage != ENDS:
         return said
-    return f"embedding, {said}, head" if layers else "embedding, head"
+    if layers:
+        return f"embedding, {said}, head"
+    return "embedding, head"
 
 
 def ends_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:

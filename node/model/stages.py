@@ -308,7 +308,10 @@ class _Stage(nn.Module):
             if h_BTD.requires_grad:
                 h_BTD.register_hook(self._pause_backward)
             part = partial(layer, rope=self.rope, lengths=lengths)
-            h_BTD = computed_again(part, h_BTD, layer.parameters()) if again else part(h_BTD)
+            if again:
+                h_BTD = computed_again(part, h_BTD, layer.parameters())
+            else:
+                h_BTD = part(h_BTD)
         return h_BTD
 
     def _pause_backward(self, gradient: Tensor) -> None:
@@ -346,7 +349,9 @@ class Ends(_Stage):
         id outside the vocabulary raises IndexError on CPU. ``document_ends`` as for
         :meth:`through`."""
         h_BTD = self.rows(tokens_BT)
-        return self.through(h_BTD, document_ends) if self.layers else h_BTD
+        if self.layers:
+            return self.through(h_BTD, document_ends)
+        return h_BTD
 
     def rows(self, tokens_BT: Tensor) -> Tensor:
         """Token ids to their rows of the embedding, fp32."""

@@ -130,7 +130,9 @@ def _iterate(
     if tall:
         x = empty("wide", x.mT.shape, x).copy_(x.mT)
     x = (gram if use_gram else standard)(x, steps, panels)
-    return empty("tall", x.mT.shape, x).copy_(x.mT) if tall else x
+    if tall:
+        return empty("tall", x.mT.shape, x).copy_(x.mT)
+    return x
 
 
 _followed: list[KernelRule] = [CPU]
@@ -149,7 +151,9 @@ def followed() -> KernelRule:
 
 def rule_of(device: torch.device) -> KernelRule:
     """The rule for a device: CUDA's, or the one that is followed."""
-    return CUDA if device.type == "cuda" else followed()
+    if device.type == "cuda":
+        return CUDA
+    return followed()
 
 
 def newton_schulz_all(
@@ -163,11 +167,9 @@ def newton_schulz_all(
     :func:`in_jobs`."""
 
     def act(job: MatrixBatch) -> Sequence[torch.Tensor]:
-        x = (
-            torch.stack([matrices[i] for i in job.members])
-            if len(job.members) > 1
-            else matrices[job.members[0]]
-        )
+        x = matrices[job.members[0]]
+        if len(job.members) > 1:
+            x = torch.stack([matrices[i] for i in job.members])
         x = newton_schulz(
             x,
             steps,
@@ -175,7 +177,9 @@ def newton_schulz_all(
             use_gram=job.way.gram,
             panels=job.way.panels,
         )
-        return x.unbind() if len(job.members) > 1 else [x]
+        if len(job.members) > 1:
+            return x.unbind()
+        return [x]
 
     return in_jobs(matrices, act, stack, rule)
 
@@ -224,7 +228,9 @@ def _jobs(
         chosen = way(first.size(0), first.size(1), rule or rule_of(first.device))
         apart = stack and first.device.type == "cpu" and _work(first) >= APART
         share = -(-len(members) // threads) if apart else len(members)
-        many = max(1, min(share, STACKED // first.numel())) if stack and chosen.stacked else 1
+        many = 1
+        if stack and chosen.stacked:
+            many = max(1, min(share, STACKED // first.numel()))
         jobs += [
             MatrixBatch(members[start : start + many], chosen, apart)
             for start in range(0, len(members), many)

@@ -194,7 +194,9 @@ class Owner:
         if staged is not None:
             return staged
         here = epoch >= 0 and self.through(name) == epoch
-        return self._state.get(name, {}) if here else {}
+        if not here:
+            return {}
+        return self._state.get(name, {})
 
     def load_state(
         self, name: str, shape: tuple[int, ...], state: Mapping[str, Tensor], epoch: int = -1

@@ -40,7 +40,9 @@ def assign(
     if not parts:
         return {}
     living = {peer for peer, _ in members}
-    kept = {p.name: previous[p.name] for p in parts if p.name in previous} if previous else {}
+    kept = {}
+    if previous:
+        kept = {p.name: previous[p.name] for p in parts if p.name in previous}
     if not living.intersection(kept.values()):
         kept = {}
     return dict(

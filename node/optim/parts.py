@@ -84,7 +84,9 @@ def state_shapes(
     found = {"steps": (1,), **dict.fromkeys(moments, shape)}
     sides = [(i, a) for i, a in enumerate(shape) if a <= settings.precondition_side]
     found |= {f"{key}_{i}": (a, a) for i, a in sides for key in OF_A_SIDE.get(method, ())}
-    return found | ({LOW: shape} if settings.masters else {})
+    if settings.masters:
+        found[LOW] = shape
+    return found
 
 
 def state_bytes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> int:

@@ -38,7 +38,8 @@ class _Room:
     def take(self, size: int) -> bool:
         with self._lock:
             fits = size <= self.left
-            self.left -= size if fits else 0
+            if fits:
+                self.left -= size
             return fits
 
 

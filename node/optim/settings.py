@@ -83,7 +83,9 @@ def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
     ``epoch`` counts from 0; ``epochs`` 0 means that the end is not known and there is no decay.
     Where warm-up and decay overlap the smaller rules. Epochs past the end keep the last rate.
     """
-    warm = min(1.0, (epoch + 1) / settings.warmup) if settings.warmup > 0 else 1.0
+    warm = 1.0
+    if settings.warmup > 0:
+        warm = min(1.0, (epoch + 1) / settings.warmup)
     start = epochs * (1 - settings.decay)
     last = epochs - 1
     if settings.schedule == "constant" or min(epochs, settings.decay) <= 0 or epoch < start:

@@ -119,7 +119,9 @@ class StepLimits:
         happens with state of the optimizer that does not belong together, and with SOAP."""
         limit = self.of(name, tuple(before.shape), epoch).times(KEPT)
         excess = limit.excess(before, fresh)
-        return fresh if excess <= 1.0 else torch.lerp(before, fresh, 1.0 / excess)
+        if excess <= 1.0:
+            return fresh
+        return torch.lerp(before, fresh, 1.0 / excess)
 
 
 @lru_cache(64)

@@ -105,11 +105,9 @@ class Wrapped:
     def _read(self, state: Mapping[str, Any]) -> State:
         flat: State = {}
         for key, value in state.items():
-            lists = (
-                {key: value}
-                if key in self.sides
-                else {a: getattr(value, a) for a in self.objects.get(key, ())}
-            )
+            lists = {key: value}
+            if key not in self.sides:
+                lists = {a: getattr(value, a) for a in self.objects.get(key, ())}
             for name, kept in lists.items():
                 flat |= {
                     f"{name.lower()}_{i}": _own(t)

@@ -41,7 +41,9 @@ def lower_bound(
     fast = sorted(speeds, reverse=True)
     parts = zip(accumulate(order), accumulate(fast), strict=False)
     bound = max(ideal(order, fast), *(work / speed for work, speed in parts))
-    ceiling = reached if reached is not None else order[0] / fast[0] * len(order)
+    ceiling = reached
+    if ceiling is None:
+        ceiling = order[0] / fast[0] * len(order)
     if bound >= ceiling:
         return ceiling
     groups = sorted(Counter(speeds).items())

@@ -76,7 +76,9 @@ def make_plan(
     _check(units, speeds, room, tensor)
     ordered = in_order(units)
     problem = OwnershipProblem([u.cost for u in ordered], speeds, [u.bytes for u in ordered])
-    before = [_before(previous, u.name, len(speeds)) for u in ordered] if previous else None
+    before = None
+    if previous:
+        before = [_before(previous, u.name, len(speeds)) for u in ordered]
     done = _planned(problem, before, tensor, work)
     if room is not None and any(
         used > most for used, most in zip(SearchState(problem, done.owner).used, room, strict=True)
@@ -134,9 +136,13 @@ def assign_units(
     scale = -math.frexp(max(speeds, default=1.0))[1]
     speeds = [max(math.ldexp(speed, scale), SLOWEST) for speed in speeds]
     rank = {peer: i for i, peer in enumerate(peers)}
-    was = {name: rank.get(peer, -1) for name, peer in previous.items()} if previous else None
+    was = None
+    if previous:
+        was = {name: rank.get(peer, -1) for name, peer in previous.items()}
     most = sum(u.bytes for u in units)
-    limits = [min(most, room.get(peer, most)) for peer in peers] if room else None
+    limits = None
+    if room:
+        limits = [min(most, room.get(peer, most)) for peer in peers]
     plan = make_plan(units, speeds, "muon", was, limits, work=work)
     return {name: peers[r] for name, r in plan.owner.items()}
 

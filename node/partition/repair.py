@@ -82,7 +82,8 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
     tried: list[tuple[float, int, list[int]]] = []
     large = len(problem.costs) * len(problem.speeds) > LARGE
     spends = SPENDS[-1:] if large or work < WORK else SPENDS
-    work *= 4 if large else 1
+    if large:
+        work *= 4
     for taste, spend in product(range(1 if large else TASTES), spends):
         state = SearchState(problem, first)
         moves = _Moves(state, home, sizes, taste)
@@ -156,7 +157,9 @@ def _shed(problem: OwnershipProblem, home: Sequence[int], sizes: Sequence[int], 
 def _thinned(units: list[int]) -> list[int]:
     """At most ``MANY`` of them, evenly spaced in cost: among many, near costs do as well."""
     step = len(units) / MANY
-    return units if step <= 1 else [units[int(k * step)] for k in range(MANY)]
+    if step <= 1:
+        return units
+    return [units[int(k * step)] for k in range(MANY)]
 
 
 class _Moves:
@@ -188,7 +191,9 @@ class _Moves:
                 return
             if not self.work.spend(len(state.load)):
                 return
-            limit = None if budget is None else max(0, budget - self.spent)
+            limit = None
+            if budget is not None:
+                limit = max(0, budget - self.spent)
             others = sorted(
                 (p for p in range(len(state.load)) if p != slow), key=lambda p: (state.time(p), p)
             )

@@ -162,7 +162,9 @@ def _best(
         room = now * speeds[peer] - state.load[peer]
         if room <= 0 or not mine:
             continue
-        theirs = state.handfuls(peer, most) if most > 1 or state.held[peer] else [(0, ())]
+        theirs = [(0, ())]
+        if most > 1 or state.held[peer]:
+            theirs = state.handfuls(peer, most)
         sums = [cost for cost, _ in theirs]
         if not work.spend(len(mine) + len(theirs)):
             return best

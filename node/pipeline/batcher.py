@@ -58,7 +58,9 @@ class Batcher(Generic[In, Out]):
             found = list(self._compute(items))
         except Exception as error:  # noqa: BLE001 - the waiter gets it
             failed = error
-            found = [error] if len(items) == 1 else [self._alone(item) for item in items]
+            found = [error]
+            if len(items) != 1:
+                found = [self._alone(item) for item in items]
         for (_, result), value in zip(batch, found, strict=True):
             if isinstance(value, Exception):
                 result.set_exception(value)

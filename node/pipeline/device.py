@@ -70,7 +70,9 @@ class DeviceThread(Executor):
     def busy_for(self) -> float:
         """Seconds that the running job has been running; 0 while there is none."""
         since = self._running_since
-        return time.perf_counter() - since if since else 0.0
+        if not since:
+            return 0.0
+        return time.perf_counter() - since
 
     def now(self) -> float:
         """Seconds of the clock by which work on this device is timed."""
@@ -91,11 +93,9 @@ class DeviceThread(Executor):
                 self._waking = True
                 self._queue.put((int(Priority.OTHER), next(self._order), Future(), self._wake))
             return future
-        rank = (
-            int(priority)
-            if self.backward_first or priority is Priority.COMMIT
-            else int(Priority.BACKWARD)
-        )
+        rank = int(Priority.BACKWARD)
+        if self.backward_first or priority is Priority.COMMIT:
+            rank = int(priority)
         self._queue.put((rank, next(self._order), future, fn))
         return future
 

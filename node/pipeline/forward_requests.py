@@ -175,7 +175,9 @@ class ForwardRequests:
     def _number(self, purpose: int) -> int:
         """A number for forward work. Nobody can guess one for generation: a hop that loses a text
         names the number in its frame to the origin in its frame, and any peer can send a frame."""
-        return secrets.randbits(63) if purpose == pb.GENERATE else next(self._numbers)
+        if purpose == pb.GENERATE:
+            return secrets.randbits(63)
+        return next(self._numbers)
 
     @contextmanager
     def _awaiting(
@@ -321,7 +323,9 @@ class ForwardRequests:
         cache = self._take(key, head.text.past, length, guest=guest)
         # Tokens go before training, except the tokens of peers outside the plan.
         priority = Priority.FORWARD_ONLY if guest else Priority.TOKEN
-        return None if cache is None else _Turn(key, cache, head.text.past, length, priority)
+        if cache is None:
+            return None
+        return _Turn(key, cache, head.text.past, length, priority)
 
     async def _extend(self, turn: "_Turn", reader: FrameReader, last_only: bool) -> memoryview:
         """Compute a turn, and end it: the next one may come before the output has been passed
@@ -422,7 +426,9 @@ class ForwardRequests:
         delivery = Delivery(claim.index)
         target = claim.journey[claim.position]
         alone = target.stage == ENDS or text is not None
-        replicas = () if alone else pipeline.machine.replicas(target.stage)
+        replicas = ()
+        if not alone:
+            replicas = pipeline.machine.replicas(target.stage)
         until = pipeline.clock.now() + deadline_s
         while True:
             choice = delivery.choose(

@@ -80,7 +80,9 @@ class FrameReader(TensorReader):
         if self.document_ends and not all(a < b for a, b in pairwise(ends)):
             raise WireError(f"ends of documents that do not rise from 0 to below {most}")
         self.untrained = head.untrained
-        most = shape[0] * shape[1] - len(self.document_ends) if loss_mask else 0
+        most = 0
+        if loss_mask:
+            most = shape[0] * shape[1] - len(self.document_ends)
         if self.untrained > most:
             raise WireError(f"{self.untrained} tokens that are not trained on, at most {most}")
 
@@ -96,8 +98,9 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
     if not 3 <= len(head.journey) <= shape.stages + 2:
         raise WireError(f"a journey of {len(head.journey)} hops")
     train = head.purpose == pb.TRAIN  # only training work has a plan that says who may be left out
+    least = 0 if train else 1
     if any(
-        not (0 if train else 1) <= len(hop.peer) <= PEER_ID_LENGTH or hop.stage > shape.stages
+        not least <= len(hop.peer) <= PEER_ID_LENGTH or hop.stage > shape.stages
         for hop in head.journey
     ):
         raise WireError("a journey with an impossible hop")

@@ -86,10 +86,8 @@ class Guard:
             weight = ODD_WEIGHT
         else:
             return ""
-        text = (
-            f"{'a gradient' if way is Direction.BACKWARD else 'an activation'} whose root mean "
-            f"square is {what} ({size:.3g})"
-        )
+        tensor = "a gradient" if way is Direction.BACKWARD else "an activation"
+        text = f"{tensor} whose root mean square is {what} ({size:.3g})"
         self._transport.fault(sender, text, weight)
         self._emit(kind, text, "warning", peer=sender, index=index, way=way.value)
         return text

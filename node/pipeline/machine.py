@@ -211,7 +211,9 @@ class PipelineMachine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at clock time ``now``; the actions are to be carried out in order."""
         actions = self._handle(event, now)
-        return actions + self._let_in() if self._waiting else actions
+        if self._waiting:
+            return actions + self._let_in()
+        return actions
 
     def _handle(self, event: Event, now: float) -> list[Action]:
         if isinstance(event, Note) and (answer := self._in_force(event.epoch, event.plan_hash)):
@@ -242,7 +244,9 @@ class PipelineMachine:
             case Turned(trouble=Trouble.FAILED):
                 self.suspects.add(event.peer, now)
         visit = self.visits.get(event.key)
-        return [] if visit is None else self._of_visit(event, visit, now)
+        if visit is None:
+            return []
+        return self._of_visit(event, visit, now)
 
     def _of_visit(self, event: VisitEvent, visit: Visit, now: float) -> list[Action]:
         match event:
@@ -327,7 +331,9 @@ class PipelineMachine:
         return None
 
     def _allowed(self, path: Path, stage: int) -> tuple[PeerId, ...]:
-        return (path.origin,) if stage == ENDS else self.replicas(stage)
+        if stage == ENDS:
+            return (path.origin,)
+        return self.replicas(stage)
 
     # Frames
     # ------------------------------------------------------------
@@ -342,7 +348,9 @@ class PipelineMachine:
         reason = misfit(path, claim, event.way, self.me, event.caller, self.fewest, self.replicas)
         if claim.journey[0].peer == self.me and claim.key._replace(position=0) not in self.visits:
             reason = reason or "not under way here"
-        return Answer(Say.REFUSED, reason) if reason else None
+        if not reason:
+            return None
+        return Answer(Say.REFUSED, reason)
 
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
         if said := self._said(event, now):
@@ -426,12 +434,11 @@ class PipelineMachine:
         visit.leg(way).step = Step.COMPUTED
         if way is BACKWARD:
             if key.position > 0:
-                return [
-                    FreeGraph(key),
-                    *([Void(key)] if visit.committed else []),
-                    *self._count(key, visit),
-                    *self._send(key, visit, BACKWARD, now),
-                ]
+                actions: list[Action] = [FreeGraph(key)]
+                if visit.committed:
+                    actions.append(Void(key))
+                actions += self._count(key, visit)
+                return actions + self._send(key, visit, BACKWARD, now)
             visit.backward.step = Step.SETTLED
             visit.named = True
             return [
@@ -510,7 +517,9 @@ class PipelineMachine:
         if origin == self.me:
             return self._drop(key.index, event.reason)
         del self.visits[key]
-        tell = [TellOrigin(key, origin, event.reason)] if event.lost else []
+        tell = []
+        if event.lost:
+            tell = [TellOrigin(key, origin, event.reason)]
         return [*self._fail_open(key, visit, event.reason), *tell, Free(key)]
 
     def _count(self, key: Key, visit: Visit) -> list[Action]:
@@ -520,11 +529,9 @@ class PipelineMachine:
         if not visit.named or visit.committed or self.closed or back.step < Step.COMPUTED:
             return []
         visit.committed = True
-        return (
-            [Commit(key), Free(key)]
-            if back.step is Step.SETTLED and key.position
-            else [Commit(key)]
-        )
+        if back.step is Step.SETTLED and key.position:
+            return [Commit(key), Free(key)]
+        return [Commit(key)]
 
     @staticmethod
     def _tell(key: Key, visit: Visit, way: Direction) -> list[Action]:

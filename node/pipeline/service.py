@@ -127,7 +127,9 @@ class Origin:
                 pipeline.handle(ev.Drop(index, f"not finished in {left:.1f} s"))
             if self._results.get(index) is result:
                 del self._results[index]
-        return result.result() if result.done() else MicroBatchDone(index, False)
+        if result.done():
+            return result.result()
+        return MicroBatchDone(index, False)
 
     def forget(self) -> None:
         """Another plan is in force: its micro-batches may have the same numbers."""
@@ -146,11 +148,9 @@ class Origin:
     def at_last(self, key: Key) -> VisitBuffers | None:
         """Buffers that this origin holds at the end of the journey of ``key``, or None."""
         path = self._pipeline.machine.paths.get(key.index)
-        return (
-            None
-            if path is None
-            else self._pipeline.stash.get(key._replace(position=len(path.hops) + 1))
-        )
+        if path is None:
+            return None
+        return self._pipeline.stash.get(key._replace(position=len(path.hops) + 1))
 
     def _end(self, done: MicroBatchDone) -> bool:
         result = self._results.get(done.index)
@@ -275,12 +275,12 @@ class Pipeline(PipelineBase):
         plan = self.machine.plan
         if self.stage == ENDS:
             return self.limits.in_flight
-        shape = self.shape_of(plan.paths[0].index) if plan is not None and plan.paths else ()
-        return (
-            max(1, self.stash.limit // self.cost(plan.paths[0].index))
-            if plan and shape in self.math.graph_bytes
-            else 0
-        )
+        shape = ()
+        if plan is not None and plan.paths:
+            shape = self.shape_of(plan.paths[0].index)
+        if plan and shape in self.math.graph_bytes:
+            return max(1, self.stash.limit // self.cost(plan.paths[0].index))
+        return 0
 
     def gone(self, peer: PeerId) -> None:
         """The leader reports that this member of the plan in force is dead: stop waiting for it."""
@@ -474,18 +474,14 @@ class Pipeline(PipelineBase):
 
     def _job(self, key: Key, way: Direction) -> tuple[Callable[[VisitBuffers], None], Priority]:
         if not self.at_origin(key):
-            return (
-                (self.math.forward, Priority.FORWARD)
-                if way is Direction.FORWARD
-                else (self.math.backward, Priority.BACKWARD)
-            )
+            if way is Direction.FORWARD:
+                return self.math.forward, Priority.FORWARD
+            return self.math.backward, Priority.BACKWARD
         if way is Direction.BACKWARD:
             return self.math.embed_backward, Priority.BACKWARD
-        return (
-            (self.math.embed, Priority.FORWARD)
-            if key.position == 0
-            else (self.math.loss, Priority.LOSS)
-        )
+        if key.position == 0:
+            return self.math.embed, Priority.FORWARD
+        return self.math.loss, Priority.LOSS
 
     def _say_slices(self) -> None:
         if self.math.slice != self._sliced:

@@ -60,7 +60,9 @@ class RunningAverage:
 
     def steady(self, deviations: float) -> float:
         """The mean plus ``deviations`` standard deviations; 0 when nothing was measured."""
-        return self.mean + deviations * math.sqrt(self.variance) if self.count else 0.0
+        if not self.count:
+            return 0.0
+        return self.mean + deviations * math.sqrt(self.variance)
 
 
 class Timing:

@@ -401,7 +401,10 @@ class StageMath:
                 inputs.append(_some(dx, some))
             for i, g in enumerate(grads):
                 here = total[i]
-                total[i] = g if here is None else here if g is None else here.add_(g)
+                if here is None:
+                    total[i] = g
+                elif g is not None:
+                    here.add_(g)
         return [torch.cat(inputs) if inputs else None, *total]
 
     def _slices(
@@ -469,7 +472,9 @@ class StageMath:
 
 def _some(gradient: Tensor | None, like: Tensor) -> Tensor:
     """A loss that does not depend on its input has gradient zero."""
-    return torch.zeros_like(like) if gradient is None else gradient
+    if gradient is None:
+        return torch.zeros_like(like)
+    return gradient
 
 
 def _there(value: T | None) -> T:

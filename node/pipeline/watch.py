@@ -49,7 +49,9 @@ class Track:
     def deviations(self, x: float) -> float:
         """Distance of ``x`` from the mean, in mean absolute deviations; 0 while the track is
         young."""
-        return 0.0 if self.count < YOUNG else abs(x - self.mean) / max(self.spread, LEAST_DEVIATION)
+        if self.count < YOUNG:
+            return 0.0
+        return abs(x - self.mean) / max(self.spread, LEAST_DEVIATION)
 
 
 @dataclass(slots=True)

@@ -56,7 +56,9 @@ def default_gateway(routes: str) -> str | None:
         if default and interface != "lo" and 0 < via < 1 << 32:
             # The table shows addresses as numbers of this machine, not of the network.
             found.append((order, str(IPv4Address(socket.htonl(via)))))
-    return min(found, key=lambda route: route[0])[1] if found else None
+    if not found:
+        return None
+    return min(found, key=lambda route: route[0])[1]
 
 
 def find_gateway() -> Gateway | None:
@@ -67,7 +69,9 @@ def find_gateway() -> Gateway | None:
         local = leaves_from(address) if address else ""
     except OSError:
         return None
-    return Gateway(address, local) if address and not is_loopback(local) else None
+    if address and not is_loopback(local):
+        return Gateway(address, local)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ class Rung(IntEnum):
     @property
     def word(self) -> str:
         """Word for status, records and metrics; "" for NONE."""
-        return self.name.lower() if self else ""
+        if not self:
+            return ""
+        return self.name.lower()
 
 
 class ClimbAttempt(Enum):

@@ -369,7 +369,9 @@ def _interfaces() -> Interfaces:
     ours: list[tuple[InterfaceKind, str]] = []
     stats = psutil.net_if_stats()
     for name, entries in sorted(psutil.net_if_addrs().items()):
-        flags = stats[name].flags.split(",") if name in stats and stats[name].isup else []
+        flags = []
+        if name in stats and stats[name].isup:
+            flags = stats[name].flags.split(",")
         if "multicast" not in flags or "loopback" in flags:
             continue
         usable = [

@@ -93,7 +93,9 @@ class Shares:
 
     def wait(self) -> float | None:
         """Seconds until :meth:`grant` can grant again; None while nobody waits."""
-        return max(0.0, -self._tokens) / self.rate if self._first() is not None else None
+        if self._first() is None:
+            return None
+        return max(0.0, -self._tokens) / self.rate
 
     def drop(self, number: int) -> None:
         """The request will not be made."""

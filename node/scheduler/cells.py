@@ -38,7 +38,9 @@ def choose_cell(
     peer is in sight, the run begins with the cell ``first``.
     """
     if kept or not seen:
-        return CellId(kept) if kept else first
+        if kept:
+            return CellId(kept)
+        return first
     able = {cell: here for cell, here in seen.items() if cell in working} or seen
     return _neediest({cell: Counter(here) for cell, here in able.items()}, stages, me)
 

@@ -111,12 +111,18 @@ class Choosing:
         calm = now - max(self._since, self._claimed)
         age = now - self._began
         if choosing:
-            return self._claim(others, now, closed) if calm >= STABLE_S or age >= LOOK_S else None
+            if calm >= STABLE_S or age >= LOOK_S:
+                return self._claim(others, now, closed)
+            return None
         if self.settled:
-            return self._help(others, now) if waits and calm >= WITHOUT_ENDS_S else None
+            if waits and calm >= WITHOUT_ENDS_S:
+                return self._help(others, now)
+            return None
         self.may_build |= age >= 2 * LOOK_S
         patience = SETTLE_S if self.may_build else STABLE_S
-        return self._correct(others, now) if calm >= patience else None
+        if calm >= patience:
+            return self._correct(others, now)
+        return None
 
     def stays(self, stage: int) -> None:
         """This peer could not change its stage: it stays at ``stage`` and does not try again."""
@@ -127,9 +133,9 @@ class Choosing:
     def _claim(self, others: Mapping[PeerId, Placed], now: float, closed: bool) -> int:
         rivals = {p: placed.able for p, placed in others.items() if placed.stage is None}
         choosers = {p: able for p, able in rivals.items() if able} | {self.me: self.able}
-        hidden = {p for p, placed in others.items() if placed.closed} | (
-            {self.me} if closed else set()
-        )
+        hidden = {p for p, placed in others.items() if placed.closed}
+        if closed:
+            hidden.add(self.me)
         self.stage = spread(self._view(others), choosers, hidden)[self.me]
         self._claimed = now
         # If nobody else is about to settle, there is nothing to wait for.

@@ -125,7 +125,9 @@ def capped(speed: float, line: float, tensor: int) -> float:
     """Micro-batches a second of a peer that computes ``speed`` and moves ``line`` bytes a second
     each way: of every micro-batch it sends two tensors, one forward and one backward, and receives
     two. 0 for an unknown ``speed``; a ``line`` of 0 is no cap."""
-    return min(speed, line / (2 * tensor)) if line and tensor else speed
+    if line and tensor:
+        return min(speed, line / (2 * tensor))
+    return speed
 
 
 def code(seconds: float) -> int:
@@ -164,7 +166,9 @@ class Costs:
         """Seconds of a tensor from a to b. A connection that was measured in the other direction
         only counts as equally long; one that was not measured at all has the usual delay."""
         known = self.ways.get((a, b))
-        return known if known is not None else self.ways.get((b, a), self.delay_s)
+        if known is not None:
+            return known
+        return self.ways.get((b, a), self.delay_s)
 
 
 def believe(
@@ -236,4 +240,6 @@ def _within(claims: Mapping[K, float]) -> dict[K, float]:
 
 def _median(numbers: Iterable[float]) -> float:
     found = list(numbers)
-    return median(found) if found else 0.0
+    if not found:
+        return 0.0
+    return median(found)

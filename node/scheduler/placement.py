@@ -50,18 +50,17 @@ def choose_stage(
     def need(stage: int) -> tuple[bool, float, int, int, bytes]:
         replicas = others.get(stage, {})
         # The last block stage sends to the ends, and the ends to the first.
-        beside = (
-            [p for s in {(stage - 1) % ring, (stage + 1) % ring} for p in others.get(s, ())]
-            if me in closed
-            else []
-        )
+        closed_beside = 0
+        if me in closed:
+            for s in {(stage - 1) % ring, (stage + 1) % ring}:
+                closed_beside += sum(p in closed for p in others.get(s, ()))
         tie = hashlib.sha256(f"{stage}/{me}".encode()).digest()
         # fsum: the same in whatever order a reader has heard of the replicas.
         return (
             bool(replicas),
             math.fsum(replicas.values()),
             len(replicas),
-            sum(p in closed for p in beside),
+            closed_beside,
             tie,
         )
 

@@ -20,7 +20,9 @@ class NoWay(TuttiError):
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = tuple(pairs)
         more = len(self.pairs) - 1
-        others = f" (and {more} other pair{'s' * (more > 1)})" if more > 0 else ""
+        others = ""
+        if more > 0:
+            others = f" (and {more} other pair{'s' * (more > 1)})"
         first = " and ".join(map(_says, self.pairs[:1]))
         super().__init__(f"a connection between {first}{others}")
 
@@ -131,7 +133,9 @@ def _best(
                 here[peer] = cost, (*way, Hop(hop.stage, peer))
         reached = here
     ends = [(cost, way) for peer, (cost, way) in reached.items() if proven(peer, path.origin)]
-    return min(ends, key=lambda w: w[0])[1] if ends else None
+    if not ends:
+        return None
+    return min(ends, key=lambda w: w[0])[1]
 
 
 def _says(pair: Pair) -> str:

@@ -22,7 +22,9 @@ def stand_in(speeds: Iterable[float]) -> float:
     """The speed assumed for a peer that nobody has measured yet: the median of the measured speeds,
     so that it gets work too."""
     known = [speed for speed in speeds if 0 < speed < math.inf]
-    return median(known) if known else NOMINAL
+    if known:
+        return median(known)
+    return NOMINAL
 
 
 def working_speeds(speeds: Sequence[tuple[P, float]]) -> dict[P, float]:

@@ -49,18 +49,21 @@ def _numbers(indices: Sequence[int]) -> str:
 
 def _way(path: Path, stages: int, live: set[int]) -> str:
     hops = [hop.stage for hop in path.hops]
-    why = [
-        f"skips stage {stage} ({'its turn' if stage in live else 'nobody there'})"
-        for stage in range(1, stages + 1)
-        if stage not in hops
-    ]
+    why: list[str] = []
+    for stage in range(1, stages + 1):
+        if stage not in hops:
+            reason = "its turn" if stage in live else "nobody there"
+            why.append(f"skips stage {stage} ({reason})")
     why += [
         f"stage {stage} after {front} (shorter so)"
         for stage, front in zip(hops, accumulate(hops, max), strict=True)
         if stage < front
     ]
     way = " > ".join(f"{hop.stage}:{short(hop.peer)}" for hop in path.hops)
-    return f"from {short(path.origin)} > {way}" + (f"  {', '.join(why)}" if why else "")
+    line = f"from {short(path.origin)} > {way}"
+    if why:
+        line += f"  {', '.join(why)}"
+    return line
 
 
 def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) -> list[str]:

@@ -227,7 +227,9 @@ class Router:
         task, problem, sets = self._dealt(task, self.rotation, costs)
         planned = self.settings.paths == "planned"
         # The dealt sets go to the origins in one way; in several where that may pay debts.
-        shifts = min(len(problem.stages), problem.total) if task.owed else 1
+        shifts = 1
+        if task.owed:
+            shifts = min(len(problem.stages), problem.total)
         options: list[tuple[Routes, str]] = [
             (_in_turns(problem, sets, shift), "turns") for shift in range(shifts)
         ]
@@ -235,7 +237,8 @@ class Router:
             options += self._known.get(task.shape, [])
             if not self._known.get(task.shape) and _partial(problem, sets) <= AT_ONCE:
                 made = insertion(problem, sets)
-                options += [(tuple(made), "insertion")] if made is not None else []
+                if made is not None:
+                    options.append((tuple(made), "insertion"))
         routes, how, run_s = self._best(problem, task, options, planned)
         if planned:
             self._keep(task, routes, how)
@@ -404,10 +407,10 @@ def _compute(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> di
     everywhere = median(found.values()) if found else 1 / NOMINAL
     for stage, peers in ((ENDS, tuple(o for o, _ in task.counts)), *task.stages):
         # The ends do other work than a stage: unless they report a cost, it is taken to be small.
-        usual = (
-            median(here)
-            if (here := [found[p] for p in peers if p in found])
-            else everywhere / (10 if stage == ENDS else 1)
-        )
+        here = [found[p] for p in peers if p in found]
+        if here:
+            usual = median(here)
+        else:
+            usual = everywhere / 10 if stage == ENDS else everywhere
         found.update({p: usual for p in peers if p not in found})
     return found

@@ -34,7 +34,9 @@ class SchedulerSettings:
     def kept(self, live: Sequence[int], hops: int) -> list[int]:
         """The block stages kept on every path of ``hops`` hops, among the rising ``live`` stages,
         which have a peer; empty where every path visits all."""
-        return [s for s in live if s <= self.keep_first] if hops < len(live) else []
+        if hops < len(live):
+            return [s for s in live if s <= self.keep_first]
+        return []
 
     def check(self, stages: int, micro_batches: int, may_skip: float) -> None:
         """Check that the settings can hold for ``stages`` block stages and ``micro_batches``

@@ -98,8 +98,9 @@ class Answer:
         return self._document(self._chunk_kind, [choice])
 
     def _document(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.chat else "cmpl"
         return {
-            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.name}",
+            "id": f"{prefix}-{self.name}",
             "object": kind,
             "created": self.made,
             "model": self.model,

@@ -47,11 +47,9 @@ class Event:
             written = json.dumps(self.fields, allow_nan=False, default=str)
         except (ValueError, TypeError, RecursionError):
             written = json.dumps({str(k): _plain(v) for k, v in self.fields.items()})
-        return (
-            written
-            if len(written) <= MAX_LINE
-            else json.dumps({"omitted_characters": len(written)})
-        )
+        if len(written) <= MAX_LINE:
+            return written
+        return json.dumps({"omitted_characters": len(written)})
 
     def to_json(self) -> str:
         """One line: a JSON object of at, level, component, kind, text and fields."""
@@ -164,7 +162,9 @@ class Journal:
         floor = LEVELS.get(level, 0)
         with self._lock:
             chosen = [e for e in self._ring if LEVELS[e.level] >= floor]
-        return chosen if n is None else chosen[max(0, len(chosen) - n) :]
+        if n is None:
+            return chosen
+        return chosen[max(0, len(chosen) - n) :]
 
     def subscribe(self, size: int = 1_000, level: str = "debug", last: int = 0) -> Subscription:
         """Listen, from inside a running loop, starting with the ``last`` newest events: none
@@ -290,4 +290,6 @@ def _plain(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False, default=str))
     except (ValueError, TypeError, RecursionError):
-        return str(value) if isinstance(value, float) else f"<{type(value).__name__}>"
+        if isinstance(value, float):
+            return str(value)
+        return f"<{type(value).__name__}>"

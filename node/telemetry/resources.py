@@ -124,7 +124,9 @@ def _groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
         # In a container without a namespace for groups, the path is the host's and the mount point
         # is the container's own group.
         for mount in inside or [m for m in mounts if m.version == version]:
-            below = path.removeprefix(mount.top.rstrip("/")) if inside else ""
+            below = ""
+            if inside:
+                below = path.removeprefix(mount.top.rstrip("/"))
             group = mount.point / below.strip("/")
             while True:
                 yield version, group

@@ -72,7 +72,9 @@ def assign(
 
     def used() -> float:
         share = (clock() - began) / limit_s if limit_s else 0.0
-        return max(share, tried / moves) if moves else share
+        if moves:
+            return max(share, tried / moves)
+        return share
 
     movable = [n for n in problem.stage_of if len(problem.stages) > 1]
     while movable and (share := used()) < 1.0:

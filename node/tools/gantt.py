@@ -27,8 +27,11 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def label(problem: PathProblem, n: int) -> str:
     """Stage and peer, and the place if it has a name."""
-    stage = "ends" if problem.stage_of.get(n) == 0 else f"{problem.stage_of.get(n, '-')!s:>4}"
-    return f"{stage} {n:>4} {problem.labels[n][:10] if problem.labels else ''}".rstrip()
+    stage = "ends"
+    if problem.stage_of.get(n) != 0:
+        stage = f"{problem.stage_of.get(n, '-')!s:>4}"
+    place = problem.labels[n][:10] if problem.labels else ""
+    return f"{stage} {n:>4} {place}".rstrip()
 
 
 def terminal(problem: PathProblem, tasks: Sequence[ReplayTask], colour: bool = True) -> list[str]:
@@ -63,14 +66,11 @@ def terminal(problem: PathProblem, tasks: Sequence[ReplayTask], colour: bool = T
     lines.append(f"{'':<{width}} 0{end:>{COLUMNS - 1}}")
     if hidden := len(by) - len(shown):
         lines.append(f"  and {hidden} peers that are less busy")
-    ends = "  ".join(
-        f"{names[o]} {problem.labels[o] if problem.labels else o}" for o in problem.stages[0][:12]
-    )
-    marks = (
-        "blue forward, orange backward, violet loss"
-        if colour
-        else "a letter is a forward, ~ a backward, * a loss"
-    )
+    places = problem.labels or range(len(problem.compute))
+    ends = "  ".join(f"{names[o]} {places[o]}" for o in problem.stages[0][:12])
+    marks = "a letter is a forward, ~ a backward, * a loss"
+    if colour:
+        marks = "blue forward, orange backward, violet loss"
     lines.append(f"origins: {ends}   {marks}")
     return lines
 

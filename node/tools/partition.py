@@ -126,18 +126,16 @@ def picture(plan: OwnershipPlan, asked: Mapping[str, Any]) -> list[str]:
             f"  and {len(order) - LINES} ranks that are done no later than "
             f"{times[order[LINES]]:.3f}"
         )
+    moved = f"moved     {human(plan.moved)} of state"
+    if asked.get("previous"):
+        moved += f"; any plan at the floor moves about {human(plan.least)}"
     lines += [
         "",
         f"{len(plan.units)} units of {len(asked['matrices'])} matrices on "
         f"{len(plan.speeds)} ranks, {asked.get('method', 'muon')}",
         f"makespan  {plan.over_ideal:.4f} × ideal",
         f"floor     {plan.floor_over_ideal:.4f} × ideal: no plan of whole units is shorter",
-        f"moved     {human(plan.moved)} of state"
-        + (
-            f"; any plan at the floor moves about {human(plan.least)}"
-            if asked.get("previous")
-            else ""
-        ),
+        moved,
         f"hash      {plan.hash}",
     ]
     if idle := count.count(0):

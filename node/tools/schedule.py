@@ -54,7 +54,9 @@ def run_command(
     if slots_ends:
         problem = problem.with_slots(slots_ends)
     # 4 seconds when nothing is said, for many micro-batches more, up to 20.
-    limit_s = None if moves else limit or min(20.0, max(4.0, 0.005 * problem.total))
+    limit_s = None
+    if not moves:
+        limit_s = limit or min(20.0, max(4.0, 0.005 * problem.total))
     found = None
     if assign:
         # The same number of seconds as planning, or half of the moves.
@@ -138,7 +140,8 @@ def picture(plan: PathPlan) -> list[str]:
         alone = [estimator.solo(plan.routes[i]) for i in mine]
         visits = Counter(p.stage_of[n] for i in mine for n in plan.routes[i][1:])
         trained = " ".join(f"{s}:{visits[s]}" for s in range(1, len(p.stages)))
-        name = f"{o} {p.labels[o] if p.labels else ''}"
+        place = p.labels[o] if p.labels else ""
+        name = f"{o} {place}"
         last = max(done[i] for i in mine)
         lines.append(
             f"{name:<20} {len(mine):>9} {last:>8.3f} s {min(alone):>7.3f} s {max(alone):>10.3f} s  "

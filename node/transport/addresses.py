@@ -36,7 +36,9 @@ def part_of(multiaddr: str, protocol: str) -> str:
     """The value behind ``protocol``, as "7001" for "tcp" in "/ip4/1.2.3.4/tcp/7001"; empty when it
     is not there."""
     words = multiaddr.split("/")
-    return words[words.index(protocol) + 1] if protocol in words[:-1] else ""
+    if protocol not in words[:-1]:
+        return ""
+    return words[words.index(protocol) + 1]
 
 
 def grpc_target(address: str) -> str:
@@ -75,10 +77,14 @@ def host_of_target(target: str) -> str:
 
 def multiaddr(host: str, port: int, kind: str = "tcp") -> str:
     """ "/ip4/1.2.3.4/tcp/9"; ``kind`` "quic" gives "/ip4/1.2.3.4/udp/9/quic-v1"."""
-    family = "ip6" if ":" in host else "ip4" if host.replace(".", "").isdigit() else "dns"
-    return (
-        f"/{family}/{host}/tcp/{port}" if kind == "tcp" else f"/{family}/{host}/udp/{port}/quic-v1"
-    )
+    family = "dns"
+    if ":" in host:
+        family = "ip6"
+    elif host.replace(".", "").isdigit():
+        family = "ip4"
+    if kind == "tcp":
+        return f"/{family}/{host}/tcp/{port}"
+    return f"/{family}/{host}/udp/{port}/quic-v1"
 
 
 def is_quic(multiaddr: str) -> bool:
@@ -99,9 +105,11 @@ def ip_of(multiaddr: str) -> tuple[str, int] | None:
         host = str(ipaddress.ip_address(host_of(multiaddr)))
     except ValueError:
         return None
+    if "%" in host:
+        return None
     port = part_of(multiaddr, "tcp")
     good = re.fullmatch("[0-9]{1,5}", port) and int(port) < 1 << 16
-    return None if "%" in host else (host, int(port) if good else 0)
+    return host, int(port) if good else 0
 
 
 class AddressBook:

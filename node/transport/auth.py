@@ -257,7 +257,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             if len(raw) > row.size:
                 self._refusals.count("size", peer)
                 raise WireError(f"{name} of {len(raw)} bytes, at most {row.size} are read")
-            return parse(raw) if parse else raw
+            if parse:
+                return parse(raw)
+            return raw
 
         return checked
 
@@ -321,7 +323,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         a block."""
         self._on_call(where, peer)
         remote = remote_of(where)
-        return block_of(remote[0]) if remote is not None else where
+        if remote is not None:
+            return block_of(remote[0])
+        return where
 
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
         """The messages of a call; where a cap is set, each waits for its turn."""

@@ -169,7 +169,9 @@ class Tokens:
     def left(self, peer: PeerId) -> float:
         """Seconds until the peer's admission ends: infinity for never, 0 for a stranger."""
         until = self._accepted.get(peer, -math.inf)
-        return max(0.0, until - self._wall()) if until < math.inf else until
+        if until < math.inf:
+            return max(0.0, until - self._wall())
+        return until
 
     def proves(self, peer: PeerId, message: bytes, shown: bytes) -> bool:
         """Return True if ``shown`` is HMAC-SHA256 of ``message`` under the token of ``peer``, and

@@ -721,15 +721,12 @@ class Bootstrap:
     def _note(self, address: str, why: str) -> None:
         before = self.results[address]
         if before == NOT_TRIED or bool(why) != bool(before):
-            self._journal.emit(
-                "transport",
-                "bootstrap",
-                f"cannot reach initial peer {address}: {why}"
-                if why
-                else f"connected to initial peer {address}",
-                level="warning" if why else "info",
-                address=address,
-            )
+            text = f"connected to initial peer {address}"
+            level = "info"
+            if why:
+                text = f"cannot reach initial peer {address}: {why}"
+                level = "warning"
+            self._journal.emit("transport", "bootstrap", text, level=level, address=address)
         # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
         told = bool(before) and before != NOT_TRIED
         self.results[address] = before if "dial backoff" in why and told else why
@@ -842,7 +839,9 @@ def _watching_parent(
 def listen_addresses(hosts: Sequence[str], tcp: int, udp: int | None) -> list[str]:
     """Multiaddrs for p2pd to listen on. ``udp``: the port of QUIC; None: no QUIC. It gets through
     some firewalls that TCP does not. On one machine there is none, and TCP is twice as fast."""
-    quic = [] if udp is None else [multiaddr(host, udp, "quic") for host in hosts]
+    quic = []
+    if udp is not None:
+        quic = [multiaddr(host, udp, "quic") for host in hosts]
     return [*(multiaddr(host, tcp) for host in hosts), *quic]
 
 

@@ -177,10 +177,8 @@ def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:
     bad intent."""
     code = error.code()
     details = printable(error.details())
-    said = _SAID.get(
-        code,
-        f"answered {code.name}"
-        if isinstance(code, grpc.StatusCode)
-        else "answered an unknown status",
-    )
+    unusual = "answered an unknown status"
+    if isinstance(code, grpc.StatusCode):
+        unusual = f"answered {code.name}"
+    said = _SAID.get(code, unusual)
     return PeerFault(peer, f"{said}: {details}" if details else said)

@@ -428,7 +428,9 @@ class Transport:
     def rate_left(self, peer: PeerId) -> float:
         """See ``TransportPort.rate_left``."""
         line = self.lines.open.get(peer)
-        return self.reachable.known.get(line.via, Known()).rate if line else 0.0
+        if not line:
+            return 0.0
+        return self.reachable.known.get(line.via, Known()).rate
 
     def caps(self) -> tuple[float, float]:
         """See ``TransportPort.caps``."""
@@ -690,12 +692,13 @@ class Transport:
         self._incompatible[peer] = theirs, time.monotonic()
         if known is None or known[0] != theirs:
             ours = self._facts().protocols
+            software = f" (tutti {version})" if version else ""
             self._rate_limit.emit(
                 peer,
                 "transport",
                 "protocol-mismatch",
-                f"{short(peer)} speaks {theirs}{f' (tutti {version})' if version else ''}, this "
-                f"tutti {ours}: they do not work together; {ours.advice(theirs)}",
+                f"{short(peer)} speaks {theirs}{software}, this tutti {ours}: they do not work "
+                f"together; {ours.advice(theirs)}",
                 "warning",
                 oldest=theirs.oldest,
                 newest=theirs.newest,

@@ -190,7 +190,9 @@ class Traffic(Moved):
         def told(data: bytes) -> Any:
             waits = stream and len(data) >= BULK
             self._count(acknowledged(len(data)), on_wire(len(data)), down_paid=waits)
-            return deserialise(data) if deserialise else data
+            if deserialise:
+                return deserialise(data)
+            return data
 
         return told
 
@@ -233,7 +235,9 @@ def size_of(message: Any) -> int:
     """Bytes of a message that was not serialised yet; 0 for none."""
     if isinstance(message, bytes):
         return len(message)
-    return message.ByteSize() if hasattr(message, "ByteSize") else 0
+    if not hasattr(message, "ByteSize"):
+        return 0
+    return message.ByteSize()
 
 
 class Paced(AsyncIterator[Any]):

@@ -289,8 +289,12 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
         place = "rendezvous"
     elif not s.placed and not s.layers:
         place = "not chosen yet"
-    replicas = f"  {several(s.replicas, 'replica')}" if s.replicas else ""
-    last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
+    replicas = ""
+    if s.replicas:
+        replicas = f"  {several(s.replicas, 'replica')}"
+    last = ""
+    if s.micro_batches:
+        last = f", last {span(s.last_work_s)} ago"
     return [
         _row("state", "").append_text(state_words(s)).append(f"  up {span(s.up_s)}"),
         _row("stage", f"{place} {clean(s.layers, 18)}{replicas}"),
@@ -307,22 +311,29 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
 def why_lines(s: Snapshot) -> Text:
     """The reason for which this node does not train, and the next step."""
     text = Text().append(clean(s.reason, 400), "cyan" if s.healthy else "bold yellow")
-    return text.append(f"\n→ {clean(s.next_step)}") if s.next_step else text
+    if s.next_step:
+        return text.append(f"\n→ {clean(s.next_step)}")
+    return text
 
 
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
     """The swarm in five lines, or six where cells lead themselves."""
     loss = f"{s.loss:.3f}" if s.loss else "-"
     if s.loss and (first := s.loss_before or s.loss_first):
-        loss += f" {'↓' if s.loss < first else '↑'} {first:.3f}"
-    return [
+        arrow = "↓" if s.loss < first else "↑"
+        loss += f" {arrow} {first:.3f}"
+    if s.loss_val:
+        loss += f" held out {s.loss_val:.3f}"
+    lines = [
         _row("epoch", _done(s)),
-        _row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")),
+        _row("loss", loss),
         _row("speed", f"{count(s.tokens_per_s)} tok/s   {count(s.tokens)} tokens"),
         _row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed"),
         _row("cover", "").append_text(cover_words(answer)),
-        *([_row("cell", _cell(s.cell))] if s.HasField("cell") else ()),
     ]
+    if s.HasField("cell"):
+        lines.append(_row("cell", _cell(s.cell)))
+    return lines
 
 
 def _done(s: Snapshot) -> str:
@@ -333,7 +344,9 @@ def _done(s: Snapshot) -> str:
     said += f"  {100 * s.epoch // s.swarm.epochs} %"
     if s.epoch >= s.swarm.epochs:
         return said
-    return said + (f", {span(s.left_s)} left" if s.left_s else ", time left unknown")
+    if not s.left_s:
+        return f"{said}, time left unknown"
+    return f"{said}, {span(s.left_s)} left"
 
 
 def _cell(c: CellLine) -> str:
@@ -353,7 +366,9 @@ def warning(s: Snapshot) -> str:
     """What deserves the line below the peers most; "" for nothing."""
     if s.digest_mismatches:
         return f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
-    return clean(s.warnings[0]) if s.warnings else ""
+    if not s.warnings:
+        return ""
+    return clean(s.warnings[0])
 
 
 def loss_rows(s: Snapshot, width: int, height: int) -> Text:

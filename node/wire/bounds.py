@@ -81,7 +81,9 @@ def strict(deserialise: Deserialiser) -> Deserialiser:
     """``Kind.FromString`` within the bounds of ``Kind``: raises WireError. A deserialiser of other
     bytes, or of a message without a row in ``limits.SIZES``, is returned as it is."""
     kind = _kind_of(deserialise)
-    return deserialise if kind is None else partial(parse, kind)
+    if kind is None:
+        return deserialise
+    return partial(parse, kind)
 
 
 def lenient(deserialise: Deserialiser) -> Deserialiser:

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from benchmarks import gpu
 from benchmarks.card.bench import Bench, differs
 from benchmarks.card.imports import APART, EACH
-from benchmarks.card.wheels import MODULES, MOST, SOURCE, THERE, pins
+from benchmarks.card.wheels import MODULES, MOST, SOURCE, THERE, digests, pins
 from benchmarks.report import Report
 from node.core.errors import ExitCode, UsageFault
 
@@ -93,6 +93,15 @@ def test_what_is_carried_is_pinned_and_written_down(root: Path):
     assert set(SOURCE) <= MODULES.keys()
     with pytest.raises(UsageFault):
         pins(("no-such-package",))
+
+
+def test_what_is_carried_is_fetched_by_its_digests():
+    entries = re.findall(r"^(\S+)==(\S+) \\$", digests(tuple(MODULES)), re.M)
+    versions = {canonicalize_name(name): version for name, version in pins().items()}
+    assert {canonicalize_name(name): version for name, version in entries} == versions
+    assert re.fullmatch(r"varint==\S+ \\\n( {4}--hash=sha256:[0-9a-f]{64}\n)", digests(("varint",)))
+    with pytest.raises(UsageFault):
+        digests(("no-such-package",))
 
 
 def test_a_daemon_needs_nothing_but_torch_and_what_is_carried(root: Path):

@@ -101,10 +101,14 @@ class Coded(Numbers):
 
     def whole(self) -> Tensor:
         """All the numbers in their shape; for fp32 the memory of the bytes."""
-        return self.raw.view(torch.float32).view(self.shape) if self.lies else super().whole()
+        if self.lies:
+            return self.raw.view(torch.float32).view(self.shape)
+        return super().whole()
 
     def norm(self) -> float:
-        return float(torch.linalg.vector_norm(self.whole())) if self.lies else super().norm()
+        if self.lies:
+            return float(torch.linalg.vector_norm(self.whole()))
+        return super().norm()
 
 
 class Rounded(Numbers):
@@ -168,7 +172,9 @@ def decode(data: Tensor, numbers: int, codec: str) -> Tensor:
     """Decode ``numbers`` numbers from ``data``: fp32 on the CPU, [numbers]. Raises as
     :class:`Coded`."""
     found = Coded(data, (numbers,), codec).whole()
-    return found.clone() if codec == "fp32" else found
+    if codec == "fp32":
+        return found.clone()
+    return found
 
 
 def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
@@ -217,7 +223,9 @@ def settled(name: str, given: Numbers, codec: str) -> tuple[Tensor, Tensor]:
         fresh = torch.empty(given.numbers)
         fine = True
         sure = FORMATS[codec].finite
-        encoding = None if codec == "fp32" else Encoding(given.numbers, codec)
+        encoding = None
+        if codec != "fp32":
+            encoding = Encoding(given.numbers, codec)
         scratch = torch.empty(0 if encoding is None else min(PIECE, given.numbers))
         for start in range(0, given.numbers, PIECE):
             piece = fresh[start : start + PIECE]
@@ -244,4 +252,6 @@ def _flat(tensor: Tensor) -> Tensor:
 def _aligned(data: Tensor) -> Tensor:
     """The bytes as uint8 that may be seen as words; copied only when they lie at an odd address."""
     raw = data.view(torch.uint8).reshape(-1)
-    return raw.clone() if raw.data_ptr() % 4 or raw.storage_offset() % 4 else raw
+    if raw.data_ptr() % 4 or raw.storage_offset() % 4:
+        return raw.clone()
+    return raw

@@ -261,7 +261,9 @@ class RoundMachine:
         stream = self._streams[began.stream] = Stream(began)
         actions = self._judge(began.stream, stream)
         epoch = self._epochs.get(began.round.epoch)
-        return actions if epoch is None else actions + self._step_if_ready(epoch, now)
+        if epoch is None:
+            return actions
+        return actions + self._step_if_ready(epoch, now)
 
     def _judge(self, number: int, stream: Stream) -> list[Action]:
         """Read, put off, serve or refuse a stream with a known head."""
@@ -398,7 +400,9 @@ class RoundMachine:
         ):
             text = "too many exchanges wait for rounds that are not open here"
             return [self._refuse(number, Kind.BUSY, text)]
-        return [] if plan is None else [Wait(number)]
+        if plan is None:
+            return []
+        return [Wait(number)]
 
     def _plan_of(self, stream: Stream) -> frozenset[PeerId] | None:
         """Members of the plan that a stream names; None where that plan is not known here."""
@@ -419,7 +423,9 @@ class RoundMachine:
     def _in_epoch(self, number: int) -> tuple[Stream, EpochCounts] | None:
         """The stream and its epoch; None where one of them is not known here."""
         stream = self._streams.get(number)
-        epoch = self._epochs.get(stream.began.round.epoch) if stream else None
+        epoch = None
+        if stream:
+            epoch = self._epochs.get(stream.began.round.epoch)
         return (stream, epoch) if stream and epoch else None
 
     def _uploaded(self, number: int, now: float) -> list[Action]:

@@ -599,17 +599,18 @@ class ExchangeServer:
             self._settings.reducer == "mean" and not FORMATS[request.up].biased
         )
         known = [peer for peer in given if peer != me or near]
+        parts: dict[PeerId, list[Numbers]] = {}
+        for peer, g in given.items():
+            if peer == me:
+                parts[peer] = _travelled(request, action.names)
+            else:
+                parts[peer] = [g.named[n] for n in action.names]
         return self._reducer.reduce(
             Gathered(
                 action.round.epoch,
                 action.names,
                 {peer: g.tokens for peer, g in given.items()},
-                {
-                    peer: _travelled(request, action.names)
-                    if peer == me
-                    else [g.named[n] for n in action.names]
-                    for peer, g in given.items()
-                },
+                parts,
                 request.caps.allowed,
                 request.caps.total,
                 {peer: [given[peer].norms[n] for n in action.names] for peer in known},

@@ -159,11 +159,10 @@ class CellRound(ExchangeServer):
             if n in attempt.mine or owners.get(n) == h.source
         }
         if not attempt.mine <= parts.keys():
-            attempt.failed[self._transport.peer_id] = (
-                attempt.settled.result()
-                if attempt.settled.done()
-                else "own parts were not stepped in time"
-            )
+            why = "own parts were not stepped in time"
+            if attempt.settled.done():
+                why = attempt.settled.result()
+            attempt.failed[self._transport.peer_id] = why
         return RoundOutcome(
             fresh={name: h.tensor for name, h in parts.items()},
             contributors=frozenset(p for h in parts.values() for p in h.contributors),

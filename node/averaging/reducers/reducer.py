@@ -155,7 +155,9 @@ class Reducer:
         name = "mean" if fell_back else asked
         made = self._apply(name, g, order, sizes, weigh)
         typical = median_high([(sizes[p].per_token, p) for p in order])[1]
-        center = [each.whole().clone() for each in made] if name == "centered-clip" else None
+        center = None
+        if name == "centered-clip":
+            center = [each.whole().clone() for each in made]
         return Reduced(
             g.epoch,
             g.names,

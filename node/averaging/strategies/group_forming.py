@@ -232,7 +232,9 @@ class GroupForming:
     @property
     def wakes_at(self) -> float | None:
         """Time at which :class:`TimePassed` is needed next; None when it is over."""
-        return min(self._timers.values()) if self.done is None else None
+        if self.done is not None:
+            return None
+        return min(self._timers.values())
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that ``event`` calls for. After the end only late offers and answers are
@@ -327,7 +329,9 @@ class GroupForming:
         self._waits_for.discard(cell)
         if accepts:
             self._accepters.append(cell)
-        return self._close() if not self._waits_for else []
+        if self._waits_for:
+            return []
+        return self._close()
 
     def _close(self) -> list[Action]:
         """Name the group. Among the cells that accepted, the ones with the furthest turns are
@@ -354,7 +358,9 @@ class GroupForming:
         if not accepted or elsewhere:
             return []
         if not {self.me, event.caller} <= event.members or len(event.members) > self.most:
-            return self._give_up_caller() if self._bound else []
+            if not self._bound:
+                return []
+            return self._give_up_caller()
         self.done = GroupFormed(event.key, event.members)
         return [self.done]
 

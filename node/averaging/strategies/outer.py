@@ -97,12 +97,12 @@ class OuterSettings:
     @property
     def says(self) -> str:
         """The settings in a few words, for people."""
-        what = (
-            self.carries
-            if self.fragments == 1
-            else f"one of {self.fragments} fragments of {self.carries}"
-        )
-        closes = f", closed by a quorum of {self.quorum}" if self.quorum else ""
+        what = self.carries
+        if self.fragments > 1:
+            what = f"one of {self.fragments} fragments of {self.carries}"
+        closes = ""
+        if self.quorum:
+            closes = f", closed by a quorum of {self.quorum}"
         return f"{self.strategy} of {what} every {self.window_s:g} s{closes}"
 
 

@@ -155,9 +155,9 @@ class Moshpit:
 
     def shape(self, count: int) -> tuple[int, ...]:
         """The grid that ``count`` members stand in; ``grid`` has room for them."""
-        return (
-            tuple(a for a in pack(count, self.grid) if a > 1) or (1,) if self.packed else self.grid
-        )
+        if self.packed:
+            return tuple(a for a in pack(count, self.grid) if a > 1) or (1,)
+        return self.grid
 
     def cells(self, count: int, seed: int) -> Places:
         """The cell [n] of every member."""
@@ -213,7 +213,9 @@ def meet_by_key(keys: Places, most: int) -> Groups:
     failed to move in.
     """
     # one axis: everybody has the same key
-    places = keys if keys.shape[1] else np.zeros((len(keys), 1), np.int64)
+    places = keys
+    if not keys.shape[1]:
+        places = np.zeros((len(keys), 1), np.int64)
     _, labels, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
     labels = labels.reshape(-1).astype(np.int64)
     pieces = -(-counts // most)

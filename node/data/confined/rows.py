@@ -161,7 +161,9 @@ class Reader:
             source = pyarrow.input_stream(source, compression=packed)
         pieces = iter(lambda: source.read(size), b"")
         encoding = head.get("encoding", "utf-8")
-        return pieces if encoding == "utf-8" else transcoded(pieces, encoding)
+        if encoding == "utf-8":
+            return pieces
+        return transcoded(pieces, encoding)
 
     def _line(self, line: bytes, head: dict[str, Any]) -> Answer:
         if not line.strip():
@@ -419,7 +421,10 @@ def _texts(pyarrow: Any, column: Any, name: str) -> Answer:
     """Strings as bytes: they may be no UTF-8."""
     found = column.cast(pyarrow.large_string()).cast(pyarrow.large_binary())
     for text in found.to_pylist():
-        yield b"-nothing in %r in place of a text" % name.encode() if text is None else b"+" + text
+        if text is None:
+            yield b"-nothing in %r in place of a text" % name.encode()
+        else:
+            yield b"+" + text
 
 
 # ------------------------------------------------------------ packed files

@@ -101,7 +101,9 @@ def host_entry(url: str) -> tuple[str, ...]:
         port = parts.port or {"https": 443}.get(parts.scheme, 80)
     except ValueError:
         return ()
-    return (join_host(parts.hostname, port),) if parts.hostname else ()
+    if not parts.hostname:
+        return ()
+    return (join_host(parts.hostname, port),)
 
 
 class Turned(UsageFault):

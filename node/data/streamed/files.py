@@ -138,7 +138,9 @@ class Files:
     def _part(self, shard: Shard, start: int, stop: int, tag: str, known: str = "") -> bytes:
         """Bytes of a shard at its server; with ``tag`` of that version alone. ``known``: the tag
         of the version that is wanted, compared here."""
-        headers = {"Range": f"bytes={start}-{stop - 1}"} | ({"If-Match": tag} if tag else {})
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        if tag:
+            headers["If-Match"] = tag
         with self._asked(shard.name, headers) as answer:
             part = f"bytes {start}-{stop - 1}/"
             given = answer.headers.get("content-range", "")
@@ -446,7 +448,9 @@ def size_and_tag(url: str, client: httpx2.Client) -> tuple[int, str]:
             said = answer.headers.get("content-range", "").rpartition("/")[2]
             if answer.status_code != 206:
                 said = answer.headers.get("content-length", "")
-            size = None if is_packed(answer, url) else whole_number(said)
+            size = None
+            if not is_packed(answer, url):
+                size = whole_number(said)
     if size is None:
         raise UsageFault(f"the server says no size of {url}", "use another server")
     # A weak tag (W/) says that two versions mean the same, not that their bytes do.

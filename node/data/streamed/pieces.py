@@ -48,7 +48,9 @@ class Pieces:
         self.sizes = tuple(sizes)
         self.windows = max(1, windows)
         total = sum(sizes)
-        held = min(HELD_OUT * PIECE, max(1, int(total * holdout))) if holdout else 0
+        held = 0
+        if holdout:
+            held = min(HELD_OUT * PIECE, max(1, int(total * holdout)))
         self._trained = total - held
         self.count = max(1, round(self._trained / PIECE))
         """Pieces to train on."""
@@ -92,7 +94,9 @@ class Pieces:
 
     def elsewhere(self, number: int) -> int:
         """A piece that lies far from this one, mostly in another shard."""
-        return number + self.count // 5 + 1 if number >= 0 else self.after(number)
+        if number >= 0:
+            return number + self.count // 5 + 1
+        return self.after(number)
 
     def parts(self, number: int) -> Piece:
         """Places of a piece's bytes in the shards."""

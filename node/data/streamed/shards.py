@@ -158,7 +158,9 @@ def _sums(text: str, where: str) -> list[tuple[str, str]]:
             continue
         match = _LINE.fullmatch(line.rstrip("\r"))
         if match is None or len(found) >= MOST_SHARDS:
-            why = "not a hash and a name" if match is None else f"more than {MOST_SHARDS} shards"
+            why = "not a hash and a name"
+            if match is not None:
+                why = f"more than {MOST_SHARDS} shards"
             raise UsageFault(f"{where}, line {number}: {why}", "write it with  sha256sum")
         found.append((match[2], match[1].lower()))
     return found
@@ -193,14 +195,15 @@ def _sized(
 ) -> tuple[Shard, ...]:
     """The shards with the sizes that their server reports; it is asked for at most ``most`` of
     them."""
+    step = "make larger shards"
+    if most < MOST_SIZED:
+        step = "make the manifest again with  tutti swarm init  , which writes their sizes"
     refuse(
         (
             len(shards) > most,
             f"{len(shards)} shards whose sizes the manifest does not say: a server would be asked "
             f"for each, and is for {most} at most",
-            "make the manifest again with  tutti swarm init  , which writes their sizes"
-            if most < MOST_SIZED
-            else "make larger shards",
+            step,
         )
     )
 
@@ -267,7 +270,9 @@ def _hub(name: str, admitted: bool) -> Listing:
     except (httpx2.HTTPError, OSError) as e:
         raise NetworkFault(f"cannot reach the Hub: {e}", "check the network") from e
     files = {f.rfilename: f for f in info.siblings or ()}
-    card = info.card_data.to_dict() if info.card_data is not None else {}
+    card = {}
+    if info.card_data is not None:
+        card = info.card_data.to_dict()
     try:
         chosen = files_of_split(files, configurations(card), config, split, of_one_form=True)
     except UsageFault as e:

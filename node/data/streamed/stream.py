@@ -143,7 +143,9 @@ def _hosts(settings: DataSettings, places: Places) -> tuple[str, ...]:
     if settings.source.startswith("hf:"):
         endpoint = library("huggingface_hub.constants", "hf:").ENDPOINT
         return (*places.hosts, *host_entry(endpoint))
-    return (*places.hosts, *(host_entry(settings.source) if places.own else ()))
+    if places.own:
+        return (*places.hosts, *host_entry(settings.source))
+    return tuple(places.hosts)
 
 
 def _token(settings: DataSettings, places: Places) -> dict[str, str]:
@@ -152,7 +154,9 @@ def _token(settings: DataSettings, places: Places) -> dict[str, str]:
     if not settings.source.startswith("hf:") or not admitted(settings, places):
         return {}
     token = library("huggingface_hub", "hf:").get_token()
-    return {"authorization": f"Bearer {token}"} if token else {}
+    if not token:
+        return {}
+    return {"authorization": f"Bearer {token}"}
 
 
 class Stream:

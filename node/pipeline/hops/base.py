@@ -189,8 +189,9 @@ class PipelineBase(ABC):
     ) -> tuple[Answer, list[Action]]:
         """Put a whole tensor into the stash. Returns the answer, and the actions to carry out after
         the answer was sent."""
-        first, *rest = self.machine.handle(event, self.clock.now())
-        answer = first if isinstance(first, Answer) else Answer(Say.REFUSED, "no answer")
+        answer, *rest = self.machine.handle(event, self.clock.now())
+        if not isinstance(answer, Answer):
+            answer = Answer(Say.REFUSED, "no answer")
         key = event.claim.key
         if answer.say is Say.TAKE:
             work = self.stash.get(key)
@@ -260,7 +261,9 @@ class PipelineBase(ABC):
         that the plan gives its origin, and a hop's time more for differences between the clocks and
         for the note that names its share."""
         path = self.machine.paths.get(index)
-        return self.hop_s + (max(0.0, self.time_left(path)) if path is not None else 0.0)
+        if path is None:
+            return self.hop_s
+        return self.hop_s + max(0.0, self.time_left(path))
 
     def _sweep_later(self) -> None:
         if self._sweeping is None and (first := self.stash.first_deadline()) is not None:

@@ -97,10 +97,10 @@ class Sender:
         peer = action.peer
         work = pipeline.stash.get(key)
         plan = pipeline.machine.plan
-        buffer = (
-            None if work is None else work.output if way is Direction.FORWARD else work.upstream
-        )
-        if work is None or buffer is None or plan is None:
+        if work is None or plan is None:
+            return
+        buffer = work.output if way is Direction.FORWARD else work.upstream
+        if buffer is None:
             return
         claim = Claim(key.epoch, plan.hash, key.index, action.journey, action.position)
         began = pipeline.clock.now()

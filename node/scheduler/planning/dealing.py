@@ -65,7 +65,9 @@ def _deal(problem: PathProblem, blocks: int) -> list[StageSet] | None:
         for s in found:
             lack[s] -= 1
         out.append(found)
-    return _evened(problem, out, lack) if problem.equal_visits else out
+    if problem.equal_visits:
+        return _evened(problem, out, lack)
+    return out
 
 
 def _evened(problem: PathProblem, dealt: list[StageSet], lack: list[int]) -> list[StageSet] | None:

@@ -87,9 +87,9 @@ class _Cheap:
             way = delays[route[-1]]
             n = min(self.near(route[-1], s), key=lambda n: way[n] + load[n] + compute[n])
             work = (1 + p.backward) * compute[n] + 2 * p.gap
-            load[n] += (
-                max(work, (work + delays[n][o] + delays[o][n]) / slots[n]) if self.slots else work
-            )
+            if self.slots:
+                work = max(work, (work + delays[n][o] + delays[o][n]) / slots[n])
+            load[n] += work
             route.append(n)
         return tuple(route)
 
@@ -128,7 +128,9 @@ class Tables:
         slots = self.problem.slots[n]
         if self.in_order:
             leave = self.leave[n]
-            return max(t, leave[-slots]) if len(leave) >= slots else t
+            if len(leave) >= slots:
+                return max(t, leave[-slots])
+            return t
         stays = self.stays[n]
         if len(stays) < slots:
             return t
@@ -214,9 +216,12 @@ def insertion(
             break
         behind = used - SLACK
         part = done / problem.total
-        width, tries = EFFORTS[
-            0 if small and behind <= CAREFUL * part else 1 if behind <= PROMPT * part else 2
-        ]
+        effort = 2
+        if small and behind <= CAREFUL * part:
+            effort = 0
+        elif behind <= PROMPT * part:
+            effort = 1
+        width, tries = EFFORTS[effort]
         first, t, _, o = heapq.heappop(launches)
         t = max(t, first) if not by_origin else t
         tried: list[tuple[float, StageSet, Route]] = []

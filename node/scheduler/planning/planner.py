@@ -123,7 +123,9 @@ class _Best:
     def offer(self, routes: Sequence[Route], seems: float | None = None) -> bool:
         """Take it if it keeps every rule, completes and is shorter; debts to ends peers count
         first."""
-        debt = len(self.problem.owed - joined(self.problem, routes)) if self.problem.owed else 0
+        debt = 0
+        if self.problem.owed:
+            debt = len(self.problem.owed - joined(self.problem, routes))
         if debt > self.debt:
             return False
         played = replay(self.problem, routes)
@@ -280,11 +282,9 @@ def _improve(
             continue
 
         def progress(moves: int, here: float = here, there: float = there) -> float:
-            return (
-                1.0
-                if best.makespan <= bound * ENOUGH
-                else (budget.step(moves) - here) / (there - here)
-            )
+            if best.makespan <= bound * ENOUGH:
+                return 1.0
+            return (budget.step(moves) - here) / (there - here)
 
         search.lanes = lanes[0] if coarse and lanes else 0
         search.begin(lanes[1] if coarse and lanes else best.routes)

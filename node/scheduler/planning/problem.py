@@ -147,8 +147,6 @@ def parse(document: Any) -> PathProblem:
             f"give 1 to {MOST_MICROBATCHES} of them",
         ),
     )
-    reference = document.get("reference")
-    labels = document.get("locations")
     at_ends = set(stages[0])
     return PathProblem(
         name=str(document.get("name", "problem"))[:80],
@@ -168,21 +166,31 @@ def parse(document: Any) -> PathProblem:
         max_jump=whole(document.get("max_jump", len(stages)), "max_jump", 1, MOST_COUNT),
         equal_visits=truth(document.get("equal_visits", True), "equal_visits"),
         owed=_residual(document.get("owed"), stages),
-        labels=tuple(str(x)[:40] for x in labels)
-        if isinstance(labels, list) and len(labels) == peers
-        else (),
-        reference={
-            str(k)[:40]: seconds(v, f"reference {str(k)[:40]}")
-            for k, v in reference.items()
-            if isinstance(v, int | float)
-        }
-        if isinstance(reference, dict)
-        else {},
+        labels=_labels(document.get("locations"), peers),
+        reference=_reference(document.get("reference")),
         slots_ends=ends,
         block_slots=tuple(each.values()),
         may_host=_may_host(document.get("may_host"), len(stages), peers),
         sync_ratio=seconds(document.get("sync_ratio", 1.0), "sync_ratio"),
     )
+
+
+def _labels(names: Any, peers: int) -> tuple[str, ...]:
+    """A name for each peer, or none at all."""
+    if not isinstance(names, list) or len(names) != peers:
+        return ()
+    return tuple(str(name)[:40] for name in names)
+
+
+def _reference(found: Any) -> dict[str, float]:
+    """Makespans of other planners, by their names."""
+    if not isinstance(found, dict):
+        return {}
+    return {
+        str(k)[:40]: seconds(v, f"reference {str(k)[:40]}")
+        for k, v in found.items()
+        if isinstance(v, int | float)
+    }
 
 
 def seconds(value: Any, what: str) -> float:
@@ -212,7 +220,9 @@ def _is(fine: bool, value: Any, what: str, wanted: str) -> None:
 
 
 def _size(rows: Any) -> int | str:
-    return len(rows) if isinstance(rows, list) else "no"
+    if isinstance(rows, list):
+        return len(rows)
+    return "no"
 
 
 def _times(row: Any, what: str, size: int | None) -> tuple[float, ...]:

@@ -92,7 +92,11 @@ class ReplayedRun:
         p = self._problem
         k = self._step[i]
         length = len(self._routes[i])
-        kind: Kind = "f" if k < length else "l" if k == length else "b"
+        kind: Kind = "b"
+        if k < length:
+            kind = "f"
+        elif k == length:
+            kind = "l"
         end = t + {"f": 1.0, "l": p.loss, "b": p.backward}[kind] * p.compute[n]
         hop = min(k, 2 * length - k, length - 1)
         self.tasks.append(ReplayTask(t, end, n, kind, i, hop, came))

@@ -48,9 +48,10 @@ def equal_visits(problem: PathProblem, paths: Paths) -> str | None:
     that the problem names for the stage."""
     visits = Counter(problem.stage_of.get(n, 0) for route in paths for n in route[1:])
     found = [visits[s] for s in range(1, len(problem.stages))]
-    if problem.equal_visits and (
-        found != list(problem.visits) if problem.visits else len(set(found)) > 1
-    ):
+    unequal = len(set(found)) > 1
+    if problem.visits:
+        unequal = found != list(problem.visits)
+    if problem.equal_visits and unequal:
         return f"stages are visited {found} times"
     return None
 
@@ -107,11 +108,9 @@ def _first(found: Iterable[str | None]) -> str | None:
 def owed_kept(problem: PathProblem, paths: Paths) -> str | None:
     """Every stage that is owed to an ends peer is on one of its paths."""
     missing = sorted(problem.owed - joined(problem, paths))
-    return (
-        f"ends peer {missing[0][0]} never trains stage {missing[0][1]}, which is owed to it"
-        if missing
-        else None
-    )
+    if not missing:
+        return None
+    return f"ends peer {missing[0][0]} never trains stage {missing[0][1]}, which is owed to it"
 
 
 def joined(problem: PathProblem, paths: Paths) -> set[tuple[int, int]]:

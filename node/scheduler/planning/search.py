@@ -69,7 +69,9 @@ class PathSearch:
         home = self.estimator.home
         last = [max([home[i] for i in order]) for order in self.orders.values() if order]
         even = makespan + EVEN * sum(last) / len(last)
-        return even + self._debt() * DEBT * self.makespan if self.problem.owed else even
+        if self.problem.owed:
+            return even + self._debt() * DEBT * self.makespan
+        return even
 
     def _debt(self) -> int:
         """Stages that are owed and not on any path."""
@@ -130,11 +132,8 @@ class PathSearch:
             return [self._turn]
         moves = [self._reroute] * 4 + [self._replica] * 2 + [self._trade] * 2 + [self._turn]
         if p.hops < len(p.stages) - 1:
-            moves += (
-                [self._exchange] * 4
-                if p.equal_visits
-                else [self._exchange, self._restage, self._restage, self._restage]
-            )
+            moves.append(self._exchange)
+            moves += [self._exchange if p.equal_visits else self._restage] * 3
         return moves
 
     def _pick(self) -> int:
@@ -240,9 +239,9 @@ class PathSearch:
         if new in stages:
             return None
         changed = tuple(sorted({*stages, new} - {out}))
-        return (
-            {i: self._choose(self.routes[i][0], changed)} if legal(self.problem, changed) else None
-        )
+        if not legal(self.problem, changed):
+            return None
+        return {i: self._choose(self.routes[i][0], changed)}
 
     def pool(self, origin: int, stages: StageSet) -> list[Route]:
         """Routes of a set of stages, the shortest first."""
@@ -269,5 +268,7 @@ class PathSearch:
                 for n in p.stages[s]
             ]
             home = [(t + p.delays[r[-1]][origin] + p.delays[origin][r[-1]], t, r) for t, r in grown]
-            beam = [(t, r) for _, t, r in sorted(home)[:width]] if len(home) > width else grown
+            beam = grown
+            if len(home) > width:
+                beam = [(t, r) for _, t, r in sorted(home)[:width]]
         return [r for _, r in beam]

@@ -128,7 +128,9 @@ class Lines:
     def tried(self, peer: PeerId) -> dict[str, str]:
         """Outcome of the last attempt at the peer, by way: "" for success, else the reason."""
         known = self._tried.get(peer)
-        return dict(known.outcome) if known else {}
+        if not known:
+            return {}
+        return dict(known.outcome)
 
     async def get(self, peer: PeerId) -> Connection:
         """The line to ``peer``, dialled once however many ask at the same time. Raises
@@ -365,10 +367,14 @@ class Lines:
                 # Its addresses, or it itself, may be others than when it was met.
                 dial = attempt is ClimbAttempt.DIAL
                 only_relayed = dial and line.via and not self._p2p.how(line.met.peer)
-                met = await (
-                    self._greet_through(peer, line.via) if only_relayed else self._greet(peer)
-                )
-                made = await (self._direct(met) if dial else self._tunnelled(met))
+                if only_relayed:
+                    met = await self._greet_through(peer, line.via)
+                else:
+                    met = await self._greet(peer)
+                if dial:
+                    made = await self._direct(met)
+                else:
+                    made = await self._tunnelled(met)
         except PeerFault as e:
             why = e.reason
         except TimeoutError:
@@ -405,11 +411,10 @@ class Lines:
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
         timeout = 2 * self._dial_s(met.peer)
-        open_stream = (
-            partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
-            if relay is not None
-            else partial(self._p2p.open_stream, met.peer, STREAM, timeout)
-        )
+        if relay is not None:
+            open_stream = partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
+        else:
+            open_stream = partial(self._p2p.open_stream, met.peer, STREAM, timeout)
         path = self._p2p.runtime / f"tunnel-{next(self._numbers)}.sock"
         tunnel = Tunnel(met.peer, path, open_stream, self._carried)
         await tunnel.start()

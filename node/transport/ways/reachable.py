@@ -124,7 +124,9 @@ class Reachable:
     @property
     def standing(self) -> Standing:
         """Reachability of this peer: whether others can dial it. On one machine every peer can."""
-        return Standing.OPEN if self.local else self._reach.standing(time.monotonic())
+        if self.local:
+            return Standing.OPEN
+        return self._reach.standing(time.monotonic())
 
     def relays(self) -> list[PeerId]:
         """Peers that would relay for this one and that it is connected to."""
@@ -138,12 +140,15 @@ class Reachable:
         if self.standing is Standing.OPEN:
             port = "tcp", self._p2p.port
             how = [m.how for m in self._mappings() if (m.protocol, m.internal) == port]
-            return f"direct, by a port that the router maps ({how[0]})" if how else "direct"
+            if how:
+                return f"direct, by a port that the router maps ({how[0]})"
+            return "direct"
         if self.standing is Standing.UNKNOWN:
             return "not known yet: nobody has tried to dial this peer"
         punched = sum(self._p2p.how(p) is Rung.PUNCHED for p in self._p2p.links)
         parts = [f"relayed by {relays}"] if relays else []
-        parts += [f"punched with {punched}"] if punched else []
+        if punched:
+            parts.append(f"punched with {punched}")
         return (
             ", ".join(parts) or "outbound only: others cannot dial this peer, and no relay is known"
         )

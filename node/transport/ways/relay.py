@@ -148,7 +148,9 @@ class Relay:
         """Strangers that would still be taken as clients; 0 while this node does not relay. At
         least 1 otherwise: another one may have to give way."""
         most = self._settings.relay_clients
-        return max(1, most - self._reservations.strangers) if self._offers() and most else 0
+        if self._offers() and most:
+            return max(1, most - self._reservations.strangers)
+        return 0
 
     @property
     def rate_left(self) -> float:
@@ -224,7 +226,9 @@ class Relay:
             for peer, client in self._clients.items()
             if now - client.used > UNUSED_S and peer not in called and not self.established(peer)
         ]
-        return min(unused, key=lambda client: client.used).peer if unused else None
+        if not unused:
+            return None
+        return min(unused, key=lambda client: client.used).peer
 
     async def _hold(
         self,
