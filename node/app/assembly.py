@@ -244,6 +244,11 @@ async def assemble(
     text_bytes = text_limit(config, manifest, stage, verdict, device.is_cuda)
     run_files = RunFiles(config, manifest, tokenizer)
     recording = _recording(config, journal)
+    recorder = None
+    machines = Machines()
+    if recording is not None:
+        recorder = recording.recorder
+        machines = Machines(member=recorder.member, leader=recorder.leader)
     math = partial(StageMath, recompute=verdict.recompute, gradients=precision.gradients)
     gradients = None
     orthogonalise = None
@@ -282,10 +287,8 @@ async def assemble(
             weights=given,
             files=run_files.read,
             places=share_places(config, manifest, stage, verdict, device.is_cuda),
-            machines=Machines()
-            if recording is None
-            else Machines(member=recording.recorder.member, leader=recording.recorder.leader),
-            recorder=None if recording is None else recording.recorder,
+            machines=machines,
+            recorder=recorder,
         ),
         state,
     )
