@@ -209,11 +209,12 @@ class Roster:
     def lacking(self, peer: PeerId) -> list[PeerId]:
         """Peers to which ``peer`` should find a way. Those of any stage that found one to it; for
         an owner all replicas of its stage; for others the owners, and while these are few those
-        that would be the next."""
-        stage = self.candidates[peer].stage if peer in self.candidates else -1
-        if not self._prove or stage not in self.replicas():
+        that would be the next. By the last choice of replicas: a question makes no new one."""
+        here = self.candidates.get(peer)
+        if not self._prove or here is None or here.stage not in self.present():
             return []
-        wanted = dict.fromkeys(self._wanted[stage])
+        stage = here.stage
+        wanted = dict.fromkeys(self._wanted.get(stage, ()))
         if peer in wanted:
             wanted = dict.fromkeys(p for p in self.present()[stage] if self.proven(p, self._leader))
         wanted |= dict.fromkeys(p for p, reach in self._reach.items() if peer in reach)
