@@ -45,7 +45,7 @@ from node.training.recording.player import KINDS, Played, Player
 from node.training.recording.recorder import Recorder
 from node.training.recording.setup import LeaderStart, MemberStart
 from node.training.recording.setup import Setup as RecordedSetup
-from node.training.recording.show import lines
+from node.training.recording.show import differing, lines
 from node.training.recording.values import Reader, Writer
 
 A = PeerId("a")
@@ -317,17 +317,56 @@ def test_a_large_set_is_written_once() -> None:
 
 def test_a_full_recording_ends_and_its_machines_go_on() -> None:
     written: list[bytes] = []
-    full: list[bool] = []
-    recorder = Recorder(written.append, 2_000, lambda: full.append(True))
+    full: list[str] = []
+    recorder = Recorder(written.append, 2_000, full.append)
     member = recorder.member(A, V)
     for term in range(100):
         member.handle(ev.VersionPlaced(V, (), 0, term), float(term))
     assert member.term == 99
-    assert full == [True]
-    assert sum(map(len, written)) < 2_200
-    assert list(documents(written))[-1] == {"end": "full"}
+    assert len(full) == 1
+    assert sum(map(len, written[:-1])) < 2_200
+    assert list(documents(written))[-1] == {"end": full[0], "early": True}
     recorder.close("stopped")
-    assert list(documents(written))[-1] == {"end": "full"}
+    assert list(documents(written))[-1] == {"end": full[0], "early": True}
+
+
+def test_a_value_that_cannot_be_written_ends_the_recording_and_no_machine() -> None:
+    written: list[bytes] = []
+    ended: list[str] = []
+    member = Recorder(written.append, on_end=ended.append).member(A, V)
+    strange: Any = object()
+    member.handle(ev.VersionPlaced(V, (strange,), 5, 1), 1.0)
+    member.handle(ev.VersionPlaced(V, (), 7, 1), 2.0)
+    assert member.tokens == 7, "the machine goes on"
+    assert len(ended) == 1
+    *_, last = documents(written)
+    assert last == {"end": ended[0], "early": True}
+
+
+def test_what_a_hostile_recording_says_moves_no_cursor(tape: list[bytes]) -> None:
+    def spoken(number: int, one: Any) -> Any:
+        if number == 0:
+            return {**one, "setup": {**one["setup"], "run_id": "\x1b[2J", "version": "\x1b]0;x"}}
+        return {"end": "\x1b[1A", "early": True} if number == 1 else None
+
+    player = Player()
+    player.play(changed(tape, spoken))
+    assert all(line.isprintable() for line in lines(player, damaged=False))
+
+
+def test_documents_that_name_each_other_are_compared_to_an_end() -> None:
+    names = {"a": '"b"', "b": '"a"'}
+    assert list(differing("a", "b", names.get)) == [("", "a", "b")]
+
+
+@pytest.mark.parametrize("most", [{"stages": 10**9}, {"target_batch": 10**12}])
+def test_a_run_that_no_manifest_may_have_is_refused(tape: list[bytes], most: Any) -> None:
+    def larger(number: int, one: Any) -> Any:
+        return one if number else {**one, "setup": {**one["setup"], **most}}
+
+    with pytest.raises(RecordingDamaged, match="than a run may have") as found:
+        played(changed(tape, larger))
+    assert found.value.record == 0
 
 
 def test_a_file_that_exists_is_never_written_over(tmp_path: Path) -> None:

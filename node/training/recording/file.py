@@ -28,9 +28,7 @@ class RecordingFile:
         self._size = 0
         self._on_end = on_end
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()
-        self.recorder = Recorder(
-            self._lines.put, most, lambda: on_end(f"it has {most >> 20} MiB, the most it may have")
-        )
+        self.recorder = Recorder(self._lines.put, most, on_end)
         self._thread = threading.Thread(target=self._run, name="tutti-recording", daemon=True)
         self._thread.start()
 

@@ -56,7 +56,7 @@ class Difference:
 class Played:
     """Result of playing a recording. ``records`` were read. ``machines`` started and took
     ``events``, counted by machine; none after ``difference``. ``end``: why the recording ended,
-    empty for one that did not end in order."""
+    empty for one that did not end in order; ``early``: before its daemon."""
 
     setup: Setup | None = None
     records: int = 0
@@ -65,6 +65,7 @@ class Played:
     actions: int = 0
     difference: Difference | None = None
     end: str = ""
+    early: bool = False
 
 
 KINDS: Mapping[str, Mapping[str, type[Any]]] = {
@@ -132,6 +133,7 @@ class Player:
                 raise WireError("a recording begins with its setup")
             case {"end": str(why)}:
                 self.played.end = why or "stopped"
+                self.played.early = document.get("early") is True
             case _ if self.played.difference is not None:
                 pass
             case {"name": str(name), "is": shared}:

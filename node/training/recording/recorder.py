@@ -29,18 +29,19 @@ MEMBER = "member"
 
 
 class Recorder:
-    """The recording of one process. ``write`` takes whole lines, in order; after ``most`` bytes the
-    recording ends, which its last line says and ``on_full()`` is told."""
+    """The recording of one process. ``write`` takes whole lines, in order. After ``most`` bytes, or
+    at a value that cannot be written, the recording ends early, which its last line says and
+    ``on_end(why)`` is told; the machines go on."""
 
     def __init__(
         self,
         write: Callable[[bytes], None],
         most: int = MOST_BYTES,
-        on_full: Callable[[], None] = lambda: None,
+        on_end: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._write = write
         self._most = most
-        self._on_full = on_full
+        self._on_end = on_end
         self._chain = Chain()
         self._written = 0
         self._shared: set[str] = set()
@@ -94,15 +95,24 @@ class Recorder:
         if self.ended:
             return decide()
         # Before the machine decides: it may change what the event holds.
-        document = self._writer.event(event)
+        line = {"to": machine, "now": now, "event": self._written_event(event)}
         try:
             actions = decide()
         except Exception as e:
-            self._line({"to": machine, "now": now, "event": document, "raised": type(e).__name__})
+            self._line({**line, "raised": type(e).__name__})
             raise
-        given = [self._writer.event(action) for action in actions]
-        self._line({"to": machine, "now": now, "event": document, "actions": given})
+        self._line({**line, "actions": [self._written_event(action) for action in actions]})
         return actions
+
+    def _written_event(self, value: Any) -> list[Any]:
+        """An event or an action as it is written; an empty list once the recording has ended."""
+        if self.ended:
+            return []
+        try:
+            return self._writer.event(value)
+        except (TypeError, ValueError, AttributeError) as e:
+            self._end(f"a {type(value).__name__} cannot be written: {e}")
+            return []
 
     def close(self, why: str) -> None:
         """End the recording."""
@@ -126,9 +136,13 @@ class Recorder:
         self._written += len(line)
         self._write(line)
         if self._written >= self._most:
-            self.ended = True
-            self._write(self._chain.line({"end": "full"}))
-            self._on_full()
+            self._end(f"it has {self._most >> 20} MiB, the most it may have")
+
+    def _end(self, why: str) -> None:
+        """End the recording early."""
+        self.ended = True
+        self._write(self._chain.line({"end": why, "early": True}))
+        self._on_end(why)
 
 
 class RecordedMember(Member):

@@ -6,7 +6,7 @@ from typing import Any
 
 from node.core.errors import Refused
 from node.core.ids import CellId, PeerId
-from node.core.journey import Plan, Version
+from node.core.journey import MOST_PATHS, Plan, Version
 from node.optim.ownership import assign
 from node.optim.parts import ParameterPart
 from node.scheduler.router import Router
@@ -15,6 +15,8 @@ from node.training.leader.conduct import Record
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.training.protocol.rules import Rules
 
+MOST_STAGES = 4096
+"""Block stages of a run, as in its manifest."""
 FORMAT = 1
 """Number of the format. A reader refuses any other."""
 
@@ -43,6 +45,13 @@ class Setup:
     advice: str
     scheduler: SchedulerSettings
     parts: dict[int, tuple[ParameterPart, ...]]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a run that no manifest may have: a fresh machine makes lists of its
+        stages and micro-batches."""
+        most = self.micro_batch * MOST_PATHS
+        if not (1 <= self.stages <= MOST_STAGES and 1 <= self.target_batch <= most):
+            raise ValueError("more stages or micro-batches than a run may have")
 
     @classmethod
     def of(

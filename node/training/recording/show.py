@@ -7,18 +7,32 @@ from typing import Any
 from node.core.ids import short
 from node.core.version import VERSION
 from node.training.recording.player import Difference, Played, Player
+from node.transport.port import printable
 
 MOST_FIELDS = 8
 """Fields that are shown of two actions that differ."""
 MOST_TEXT = 160
 """Characters that are shown of one value."""
+MOST_LINE = 1024
+"""Characters of a line."""
+DEPTH = 16
+"""Levels of a document that are compared field by field."""
 MISSING = "nothing"
 
 Shared = Callable[[str], Any]
 
 
 def lines(player: Player, *, damaged: bool) -> list[str]:
-    """The result of a replay. ``damaged``: it went only to the first damaged record."""
+    """The result of a replay, without control characters: somebody else wrote the recording.
+    ``damaged``: it went only to the first damaged record."""
+    said: list[str] = []
+    for line in _lines(player, damaged=damaged):
+        indent = len(line) - len(line.lstrip(" "))
+        said.append(" " * indent + printable(line, MOST_LINE))
+    return said
+
+
+def _lines(player: Player, *, damaged: bool) -> list[str]:
     played = player.played
     said: list[str] = []
     if (setup := played.setup) is not None:
@@ -37,8 +51,8 @@ def lines(player: Player, *, damaged: bool) -> list[str]:
 
 def ending(played: Played) -> str:
     """How the recording ended."""
-    if played.end == "full":
-        return "the recording ends where it was full"
+    if played.early:
+        return f"the recording ended before the daemon: {played.end}"
     if played.end:
         return f"the recording is complete: {played.end}"
     return (
@@ -68,20 +82,25 @@ def difference_lines(d: Difference, shared: Shared) -> list[str]:
     return said
 
 
-def differing(expected: Any, found: Any, shared: Shared) -> Iterator[tuple[str, Any, Any]]:
+def differing(
+    expected: Any, found: Any, shared: Shared, depth: int = DEPTH
+) -> Iterator[tuple[str, Any, Any]]:
     """The fields in which two documents differ: name, expected and found value. A plan is looked at
-    field by field."""
+    field by field. ``depth``: levels to go down at most."""
     if expected == found:
+        return
+    if not depth:
+        yield "", expected, found
         return
     if isinstance(expected, str) and isinstance(found, str):
         pair = _opened(shared(expected)), _opened(shared(found))
         if None not in pair:
-            yield from differing(*pair, shared)
+            yield from differing(*pair, shared, depth - 1)
             return
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in sorted(expected.keys() | found.keys()):
             pair = expected.get(name, MISSING), found.get(name, MISSING)
-            for inner, was, now in differing(*pair, shared):
+            for inner, was, now in differing(*pair, shared, depth - 1):
                 yield f"{name}.{inner}" if inner else name, was, now
         return
     yield "", expected, found
@@ -119,14 +138,17 @@ def document(player: Player) -> dict[str, Any]:
     }
 
 
-def _opened(value: Any) -> Any:
-    """A shared plan as a document; anything else as it is."""
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return None
-    return value
+def _opened(value: Any) -> dict[str, Any] | list[Any] | None:
+    """A shared plan as a document, or the members of a shared set; None for anything else."""
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str):
+        return None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _text(value: Any) -> str:
