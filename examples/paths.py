@@ -18,7 +18,7 @@ OSLO = "Oslo"
 LISBON = "Lisbon"
 SITES = [OSLO, LISBON, OSLO, LISBON, OSLO, LISBON]
 STAGES = [[0, 1], [2, 3], [4, 5]]
-"""Peers of each stage; those of stage 0 host the ends."""
+"""Peers of each stage. Stage 0 is the ends."""
 FORWARD_S = [0.01, 0.01, 0.05, 0.05, 0.05, 0.15]
 """Seconds of one forward pass at each peer."""
 NEAR_S = 0.002

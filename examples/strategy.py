@@ -22,7 +22,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Doubling:
-    """Pairs of members whose places differ in one bit, another bit in every round."""
+    """Recursive doubling: in each round the places of a pair differ in another bit."""
 
     def meet(self, count: int, round: int, seed: int) -> Groups:
         """Labels of the groups: members with equal labels average."""

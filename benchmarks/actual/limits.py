@@ -46,7 +46,7 @@ SETTINGS = {
     "training.eval_every": 0,
     "training.target_batch": 32,
 }
-"""Of a small model with drawn weights."""
+"""Settings of a small model with random weights."""
 REAL = {
     "model.adapter": 8,
     "model.seq_len": 128,
@@ -56,7 +56,7 @@ REAL = {
     "training.target_batch": 8,
     "training.epoch_timeout_s": 600,
 }
-"""Of adapters for SmolLM2."""
+"""Settings of adapters for SmolLM2."""
 EPOCHS = 4
 """Epochs after which the memory is compared: the first ones load what a forward, a backward and a
 step need."""

@@ -117,9 +117,8 @@ class Internet:
         return self.places[name]
 
     def add_bridges(self, name: str, count: int) -> None:
-        """Give a host as many bridges as Docker would: 172.17.0.1, 172.18.0.1, and so on, the same
-        on every host. Each has a cable to a container but for the last one, whose cable has no
-        other end that is up. Raises OSError."""
+        """Give a host ``count`` bridges with Docker's addresses: 172.17.0.1, 172.18.0.1, and so on,
+        the same on every host. The last bridge has no carrier. Raises OSError."""
         for number in range(17, 17 + count):
             bridge = f"br-{number}"
             port = f"v{number}"

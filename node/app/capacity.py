@@ -540,8 +540,8 @@ def _placed(config: NodeConfig, manifest: Manifest, machines: Sequence[int]) -> 
 def _with_layers_at_the_ends(
     config: NodeConfig, manifest: Manifest, machines: Sequence[int]
 ) -> Cut | None:
-    """The cut with the fewest block stages, and then the fewest layers at the ends, whose machine
-    is the largest. None where no cut fits."""
+    """The cut with the fewest block stages, and then the fewest layers at the ends. The ends get
+    the largest machine. None where no cut fits."""
     largest, *others = sorted(machines, reverse=True)
     layers = manifest.model.layers
 

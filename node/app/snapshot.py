@@ -341,8 +341,8 @@ class SnapshotBuilder:
         leader = plan.leader if plan is not None and training.member.busy else training.leader_id()
         told, waits_for = training.leader_waits
         voters = plan.electorate.voters if plan is not None else ()
-        believed = training.believed(view.hosts)
-        hosts = {peer: at for peer, at in view.hosts.items() if peer in believed}
+        reportable = training.reportable(view.hosts)
+        hosts = {peer: at for peer, at in view.hosts.items() if peer in reportable}
         about = {*hosts, *voters}
         if leader is not None:
             about.add(leader)

@@ -106,8 +106,8 @@ def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
 
 
 def first_work(device: Device, layers: bool) -> None:
-    """Do a small forward and backward on the processor. The libraries load what they need for the
-    first one, which counts as memory of the process when that is measured. ``layers``: the stage
+    """Do a small forward and backward on the processor. It loads the libraries'
+    parts for both, so a later measurement of the process includes them. ``layers``: the stage
     has layers, so its backward begins with a gradient that it is given."""
     formats: tuple[Format, ...] = ("fp32", "bf16") if bf16_units() else ("fp32",)
     for kind in formats:

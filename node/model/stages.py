@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from node.core.ids import ENDS
-from node.model.again import computed_again
 from node.model.cost import LOGITS_AT_ONCE
 from node.model.documents import NO_TARGET, for_loss, lengths_of
+from node.model.recompute import recomputed
 from node.model.rope import frequencies, regime
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, layers_of, parameter_shapes
@@ -309,7 +309,7 @@ class _Stage(nn.Module):
                 h_BTD.register_hook(self._pause_backward)
             part = partial(layer, rope=self.rope, lengths=lengths)
             if again:
-                h_BTD = computed_again(part, h_BTD, layer.parameters())
+                h_BTD = recomputed(part, h_BTD, layer.parameters())
             else:
                 h_BTD = part(h_BTD)
         return h_BTD
@@ -386,7 +386,7 @@ class Ends(_Stage):
             if h.requires_grad:
                 h.register_hook(self._pause_backward)
             part = partial(self._piece, targets_N=targets)
-            total = total + computed_again(part, h, self._head_parameters())
+            total = total + recomputed(part, h, self._head_parameters())
         return total, tokens
 
     def _head_parameters(self) -> list[Tensor]:

@@ -378,9 +378,9 @@ class Training(rpc.TrainingServicer):
         may name others that somebody made up."""
         return self.is_established(peer) or self.transport.has_met(peer)
 
-    def believed(self, peers: Collection[PeerId]) -> set[PeerId]:
-        """Those of ``peers`` that are worth a word to the user: all that were met, and strangers
-        while they are few. When they are many, most of them are made up."""
+    def reportable(self, peers: Collection[PeerId]) -> set[PeerId]:
+        """Peers to tell the user about: the met ones, and strangers while they are few. Of many
+        strangers most are made up."""
         strangers = {peer for peer in peers if not self.has_met(peer)}
         return set(peers) - strangers if len(strangers) > FEW_STRANGERS else set(peers)
 
@@ -1236,7 +1236,7 @@ class Training(rpc.TrainingServicer):
     def unproven(self) -> list[PeerId]:
         """Peers of the run that do not answer this one, on any way."""
         silent = self.work.engines.pipeline.timing.silent()
-        return sorted(self.believed(silent & self._view().hosts.keys() - {self.me}))
+        return sorted(self.reportable(silent & self._view().hosts.keys() - {self.me}))
 
     @property
     def seeks(self) -> bool:

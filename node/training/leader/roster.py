@@ -207,9 +207,10 @@ class Roster:
         return sorted(chosen)
 
     def lacking(self, peer: PeerId) -> list[PeerId]:
-        """Peers to which ``peer`` should find a way. Those of any stage that found one to it; for
-        an owner all replicas of its stage; for others the owners, and while these are few those
-        that would be the next. By the last choice of replicas: a question makes no new one."""
+        """Peers to which ``peer`` should find a way, at most :data:`MOST_LACKING`: the peers of any
+        stage with a way to it; for an owner also all replicas of its stage, for others the owners,
+        and while these are few their successors. The last choice of replicas decides; this method
+        makes no new one, because no recording holds the moment of a question."""
         here = self.candidates.get(peer)
         if not self._prove or here is None or here.stage not in self.present():
             return []

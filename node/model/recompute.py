@@ -1,7 +1,7 @@
-"""Activations that a backward computes again, so that they need not be kept.
+"""Activation recomputation: a backward computes activations anew, so they need not be kept.
 
 Enters: a part of the model as a function of one tensor, and the parameters that it reads. Leaves:
-its output, whose graph keeps the input alone. Never: random numbers, which would differ in the
+its output with a graph of the input alone. Never: random numbers, which would differ in the
 backward.
 
 torch.utils.checkpoint does the same. Its first call loads torch's compiler, which nothing here
@@ -18,15 +18,15 @@ from torch.autograd.function import FunctionCtx
 Part = Callable[[Tensor], Tensor]
 
 
-def computed_again(part: Part, x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+def recomputed(part: Part, x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """Return ``part(x)``. A backward computes it again, in the same number format, with the same
     gradients to the bit. ``parameters``: of the model that ``part`` reads; others get no
     gradient."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return cast(Tensor, _ComputedAgain.apply(part, x, *trained))
+    return cast(Tensor, _Recomputed.apply(part, x, *trained))
 
 
-class _ComputedAgain(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     """The graph node of a part that is computed again."""
 
     @staticmethod
