@@ -156,14 +156,24 @@ def test_a_large_stage_takes_in_whoever_reaches_its_owners() -> None:
     assert r.may_own(1, ()) == set(owners), "owners stay"
 
 
-def test_an_owner_of_the_last_plan_stays_one_where_all_reach_it() -> None:
-    owners = CROWD[-ALL_OWN:]
-    others = CROWD[:-ALL_OWN]
-    last = PeerId(others[0])
-    reached = [*owners, last]
-    r = proving(
-        *(ready(p, CROWD) for p in owners),
-        *(ready(p, CROWD if p == last else reached) for p in others),
-    )
-    assert last in r.may_own(1, {last})
-    assert PeerId(others[1]) not in r.may_own(1, {PeerId(others[1])})
+def with_newcomer(*ways: str) -> list[ev.Heartbeat]:
+    """A stage in which all reach each other, and a newcomer that reaches ``ways``, as they it."""
+    known = [ready(p, [*CROWD, "new"] if p in ways else CROWD) for p in CROWD]
+    return [*known, ready("new", ways)]
+
+
+def test_a_newcomer_takes_no_parts_from_owners_that_it_does_not_reach() -> None:
+    *known, newcomer = with_newcomer(*CROWD[:ALL_OWN])
+    r = proving(*known, newcomer)
+    r.gone(newcomer.peer)
+    assert r.may_own(1, ()) == set(CROWD)
+    r.hear(newcomer, 1.0)
+    assert r.may_own(1, ()) == set(CROWD)
+    assert r.replicas()[1] == CROWD
+
+
+def test_owners_of_the_last_plan_stay_so_with_a_new_leader() -> None:
+    r = proving(*with_newcomer())
+    assert len(r.may_own(1, ())) == ALL_OWN
+    assert r.may_own(1, CROWD) == set(CROWD)
+    assert PeerId("new") not in r.may_own(1, [*CROWD, PeerId("new")])

@@ -189,20 +189,27 @@ class Roster:
         """
         before = self._together.get(stage, set())
         owned = self._owning.get(stage, set())
-        here = [p for p in peers if self.proven(p, self._leader)]
-        reached = {p: sum(self.proven(p, other) for other in here) for p in here}
-        order = sorted(
-            here, key=lambda p: (p != self._leader, p not in owned, p not in before, -reached[p], p)
-        )
+        here = {p for p in peers if self.proven(p, self._leader)}
+        # A peer reports few ways, so this is no look at every pair.
+        reached = {
+            p: {p} | {other for other in self._reach[p] & here if p in self._reach[other]}
+            for p in here
+        }
+
+        def rank(peer: PeerId) -> tuple[bool, bool, bool, int, PeerId]:
+            new = peer not in owned, peer not in before
+            return peer != self._leader, *new, -len(reached[peer]), peer
+
+        order = sorted(here, key=rank)
         owners: set[PeerId] = set()
         for peer in order:
-            may_own = len(owners) < ALL_OWN or peer in owned or reached[peer] == len(here)
-            if may_own and self._reaches(peer, owners):
+            may_own = len(owners) < ALL_OWN or peer in owned or reached[peer] == here
+            if may_own and owners <= reached[peer]:
                 owners.add(peer)
         next_ones = [p for p in order if p not in owners]
         self._wanted[stage] = [*sorted(owners), *next_ones[: max(0, ALL_OWN - len(owners))]]
         self._owning[stage] = owners
-        chosen = {p for p in here if p in owners or self._reaches(p, owners)}
+        chosen = {p for p in here if owners <= reached[p]}
         self._together[stage] = chosen
         return sorted(chosen)
 
@@ -221,16 +228,13 @@ class Roster:
         wanted |= dict.fromkeys(p for p, reach in self._reach.items() if peer in reach)
         return [p for p in wanted if p != peer and p not in self._reach[peer]][:MOST_LACKING]
 
-    def _reaches(self, peer: PeerId, others: Collection[PeerId]) -> bool:
-        return all(self.proven(peer, other) for other in others)
-
     def may_own(self, stage: int, before: Collection[PeerId]) -> set[PeerId]:
         """Replicas of a stage that may own parts of it: every other replica reaches them.
         ``before``: owners in the last plan, which remain so where they can."""
         taking = self.replicas()[stage]
         if not self._prove:
             return set(taking)
-        kept = {p for p in taking if p in before and self._reaches(p, taking)}
+        kept = {p for p in taking if p in before and all(self.proven(p, q) for q in taking)}
         return self._owning[stage] | kept
 
     def can_start(self, peer: PeerId, version: Version) -> bool:
