@@ -459,7 +459,7 @@ def cut_lines(cut: Cut) -> list[str]:
         lines.append(f"         {what} ({layers}): {size}")
     if cut.ends_layers:
         layers = _counted(cut.ends_layers, "layer")
-        lines.append(f"         {layers} of the ends, whose machine is the largest")
+        lines.append(f"         {layers} of the ends")
     if cut.again:
         lines.append("         activations are computed again where memory is short")
     if cut.more:

@@ -233,6 +233,7 @@ class Training(rpc.TrainingServicer):
         spare = TokenBucket(1.0 / SPARE_WAY_S, 1.0)
         strangers: set[PeerId] = set()
         chosen: list[PeerId] = []
+        company: dict[PeerId, int] = {}
         seen: tuple[Mapping[PeerId, int], PeerId | None] | None = None
 
         async def measure(peer: PeerId) -> None:
@@ -267,24 +268,27 @@ class Training(rpc.TrainingServicer):
             timing.keep({*chosen, *measuring})
             free = [peer for peer in chosen if peer not in measuring]
             known = timing.ways(now).keys()
-            waits = self._spare_ways() - known
-            due = timing.due(free, now, PROBE_AGAIN_S, PROBE_FAILED_S)
-            due = [p for p in due if p not in waits or spare.allow(self.me, now)]
-            due = due[: WAYS_AT_ONCE - len(measuring)]
+            waits = self._spare_ways(company) - known
+            asked = timing.due(free, now, PROBE_AGAIN_S, PROBE_FAILED_S)
+            due = [p for p in asked if p not in waits][: WAYS_AT_ONCE - len(measuring)]
             slots = WAYS_AT_ONCE - len(measuring) - len(due)
-            due += turns.next(strangers - waits, measuring, slots, now)
+            due += turns.next(strangers, measuring, slots, now)
+            later = [p for p in asked if p in waits]
+            if later and len(measuring) + len(due) < WAYS_AT_ONCE and spare.allow(self.me, now):
+                due.append(later[0])
             for peer in due:
                 measuring.add(peer)
                 self.tasks.spawn(measure(peer), f"way {short(peer)}")
 
-    def _spare_ways(self) -> set[PeerId]:
+    def _spare_ways(self, company: Mapping[PeerId, int]) -> set[PeerId]:
         """Peers of large stages to which a way can be found later: the leader does not wait for
-        it, and the peer is none of those of another stage that this one faces."""
+        it, and the peer is none of those of another stage that this one faces. ``company``: met
+        peers with their stages."""
         leader = self.leader_id()
         if leader == self.me:
             return set()
         stages: dict[int, list[PeerId]] = {}
-        for peer, stage in sorted({**self._view().hosts, self.me: self.stage}.items()):
+        for peer, stage in sorted({**company, self.me: self.stage}.items()):
             stages.setdefault(stage, []).append(peer)
         mates = stages[self.stage]
         spare = set[PeerId]()

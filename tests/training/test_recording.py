@@ -221,6 +221,13 @@ def test_an_empty_file_is_no_recording(tmp_path: Path) -> None:
     assert cli.main(["replay", str(tmp_path / "none")]) == ExitCode.USAGE
 
 
+def nested(levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 STRANGE: list[Any] = [
     {"to": "leader", "now": 1.0, "event": ["System", {}], "actions": []},
     {"to": "leader", "now": 1.0, "event": ["Adopted", {}], "actions": []},
@@ -233,6 +240,13 @@ STRANGE: list[Any] = [
     {"to": "leader", "now": "soon", "event": ["ClockTick", {}], "actions": []},
     {"to": "member", "now": 1.0, "event": ["PlanArrived", {"plan": "f" * 64}], "actions": []},
     {"to": "pipeline", "now": 1.0, "event": ["ClockTick", {}], "actions": []},
+    {"to": "leader", "now": 10**400, "event": ["ClockTick", {}], "actions": []},
+    {
+        "to": "leader",
+        "now": 1.0,
+        "event": ["ClockTick", {}],
+        "actions": [["A", {"a": nested(500)}]],
+    },
     {"start": "pipeline", "with": {}},
     {"start": "member", "with": {}},
     {"recording": 1, "setup": {}},

@@ -1,6 +1,7 @@
 """The leader's estimates of speeds, and the versions that it finds."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -105,8 +106,8 @@ def ready(peer: str, ways: Iterable[str]) -> ev.Heartbeat:
     return ev.Heartbeat(PeerId(peer), 1, Version(0), "d", 1.0, costs=costs)
 
 
-def proving(*notes: ev.Heartbeat) -> Roster:
-    r = Roster(1, LEADER, prove=True)
+def proving(*notes: ev.Heartbeat, **about: Any) -> Roster:
+    r = Roster(1, LEADER, prove=True, **about)
     everybody = Measured(ways=tuple((n.peer, LinkCost(0.01)) for n in notes))
     r.hear(ev.Heartbeat(LEADER, 0, Version(0), "d", 1.0, costs=everybody), 0.0)
     for note in notes:
@@ -120,7 +121,7 @@ CROWD = [f"p{n:02}" for n in range(3 * ALL_OWN)]
 def test_all_replicas_that_reach_each_other_own_parts() -> None:
     r = proving(*(ready(p, CROWD) for p in CROWD))
     assert r.replicas()[1] == CROWD
-    assert r.may_own(1, ()) == set(CROWD)
+    assert r.may_own(1) == set(CROWD)
     assert not any(r.lacking(PeerId(p)) for p in CROWD)
 
 
@@ -129,7 +130,7 @@ def test_a_large_stage_takes_in_whoever_reaches_its_owners() -> None:
     others = CROWD[:-ALL_OWN]
     r = proving(*(ready(p, CROWD) for p in owners), *(ready(p, owners) for p in others))
     assert r.replicas()[1] == CROWD
-    assert r.may_own(1, ()) == set(owners)
+    assert r.may_own(1) == set(owners)
     assert r.apart() == []
     assert not any(r.lacking(PeerId(p)) for p in CROWD), "nothing waits for other ways"
     newcomer = PeerId("new")
@@ -153,7 +154,7 @@ def test_a_large_stage_takes_in_whoever_reaches_its_owners() -> None:
     assert r.lacking(newcomer) == [owners[0]]
     r.hear(ready(newcomer, owners), 3.0)
     assert newcomer in r.replicas()[1]
-    assert r.may_own(1, ()) == set(owners), "owners stay"
+    assert r.may_own(1) == set(owners), "owners stay"
 
 
 def with_newcomer(*ways: str) -> list[ev.Heartbeat]:
@@ -166,14 +167,31 @@ def test_a_newcomer_takes_no_parts_from_owners_that_it_does_not_reach() -> None:
     *known, newcomer = with_newcomer(*CROWD[:ALL_OWN])
     r = proving(*known, newcomer)
     r.gone(newcomer.peer)
-    assert r.may_own(1, ()) == set(CROWD)
+    assert r.may_own(1) == set(CROWD)
     r.hear(newcomer, 1.0)
-    assert r.may_own(1, ()) == set(CROWD)
+    assert r.may_own(1) == set(CROWD)
     assert r.replicas()[1] == CROWD
 
 
 def test_owners_of_the_last_plan_stay_so_with_a_new_leader() -> None:
+    notes = with_newcomer(*CROWD[:ALL_OWN])
+    fresh = proving(*notes)
+    assert fresh.may_own(1) == set(CROWD[:ALL_OWN]), (
+        "the newcomer takes part, and reaches only these"
+    )
+    r = proving(*notes, owning={1: set(CROWD)})
+    assert r.may_own(1) == set(CROWD)
+    assert r.replicas()[1] == CROWD
+
+
+def test_a_peer_that_takes_no_part_takes_no_parts_from_others() -> None:
     r = proving(*with_newcomer())
-    assert len(r.may_own(1, ())) == ALL_OWN
-    assert r.may_own(1, CROWD) == set(CROWD)
-    assert PeerId("new") not in r.may_own(1, [*CROWD, PeerId("new")])
+    assert r.replicas()[1] == CROWD
+    assert r.may_own(1) == set(CROWD)
+
+
+def test_a_crowd_that_vouches_for_itself_comes_after_peers_that_were_met() -> None:
+    made_up = [f"a{n:02}" for n in range(len(CROWD) + 5)]
+    notes = [ready(p, group) for group in (CROWD, made_up) for p in group]
+    assert proving(*notes).replicas()[1] == made_up
+    assert proving(*notes, known=frozenset(map(PeerId, CROWD))).replicas()[1] == CROWD

@@ -212,11 +212,11 @@ class EpochAttempt:
         able_here = [(m.peer, m.speed) for m in self.living(stage) if m.current]
         if not able_here:
             return {}
+        hung = {p for p, rounds in self.stuck.items() if rounds >= STUCK_ROUNDS}
         if len(peers) > ALL_OWN:
             # Only of the owners it is known that every other replica reaches them.
-            owning = set(current.values())
+            owning = set(current.values()) - hung
             able_here = [(p, speed) for p, speed in able_here if p in owning] or able_here
-        hung = {p for p, rounds in self.stuck.items() if rounds >= STUCK_ROUNDS}
         able = [(p, speed) for p, speed in able_here if p not in hung]
         useless, able = (self.dead | hung, able) if able else (self.dead, able_here)
         orphans = {p for p, o in current.items() if o in useless}

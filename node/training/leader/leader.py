@@ -130,7 +130,7 @@ class Leader:
         """Peers that voted twice."""
         self._terms = Terms(term)
         self.phase = Phase.GATHER
-        self.roster = Roster(facts.stages, me, facts.prove, known)
+        self.roster = Roster(facts.stages, me, facts.prove, known, _owners(history))
         self.waiting: Wait | None = Wait(Lack.SETTLING)
         """The reason why no epoch is planned; None when one is."""
         self._lacking = ""
@@ -988,3 +988,15 @@ class Leader:
         self._epoch = None
         self._changed = now
         return [reports.epoch_abandoned(epoch, why)] if epoch is not None else []
+
+
+def _owners(plan: Plan | None) -> dict[int, set[PeerId]]:
+    """Owners in a plan, by stage."""
+    if plan is None:
+        return {}
+    owners = set(plan.owners.values())
+    stages: dict[int, set[PeerId]] = {}
+    for member in plan.members:
+        if member.peer in owners:
+            stages.setdefault(member.stage, set()).add(member.peer)
+    return stages

@@ -5,6 +5,7 @@ choice of the version (:mod:`node.training.leader.starting_point`), the fate of 
 leader's). A peer that does not accept a founding plan stays in the old cell."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from node.core.errors import OutOfResources, Refused
@@ -20,6 +21,7 @@ from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
 from node.training.protocol.events import RecordFact
 from node.training.protocol.facts import RunFacts
+from node.training.protocol.pace import ALL_OWN
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules
 
@@ -174,11 +176,28 @@ class Planning:
             current = {p for p, _ in able}
             members += [PlanMember(p, stage, roster.speed(p), p in current) for p in peers]
             room = {p: r for p in current if (r := roster.candidates[p].room)}
-            may_own = roster.may_own(stage, frozenset(past.owners.values()))
-            # Where none of them could start, those that can have to reach each other now.
-            owning = [(p, speed) for p, speed in able if p in may_own] or able
-            owners |= self._facts.make.assign(stage, owning, past.owners, room)
+            owners |= self._owners(roster, stage, able, past, room)
         return tuple(sorted(members, key=lambda m: m.peer)), owners
+
+    def _owners(
+        self,
+        roster: Roster,
+        stage: int,
+        able: Sequence[tuple[PeerId, float]],
+        past: PlanContext,
+        room: Mapping[PeerId, int],
+    ) -> dict[str, PeerId]:
+        """The owner of each part of a stage among ``able`` (replicas that start, with their
+        speeds): those that every other replica reaches, if they are enough and have the memory.
+        Else all of them, and missing ways are found in the round. Raises OutOfResources if the
+        memory of all does not suffice."""
+        assign = self._facts.make.assign
+        may_own = roster.may_own(stage)
+        owning = [(p, speed) for p, speed in able if p in may_own]
+        if min(ALL_OWN, len(able)) <= len(owning) < len(able):
+            with suppress(OutOfResources):
+                return assign(stage, owning, past.owners, room)
+        return assign(stage, able, past.owners, room)
 
     def _leave_out(self, roster: Roster, base: Version) -> list[RecordFact]:
         """Report the stages that paths begin to go around, and the stages that they visit again."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
 from statistics import median
+from types import MappingProxyType
 from typing import TypeVar
 
 from node.core.ids import ENDS, PeerId
@@ -34,12 +35,14 @@ MOST_PAUSE_S = 30.0
 
 H = TypeVar("H", bound=Hashable)
 NO_LEADER = PeerId("")
+NO_OWNERS: Mapping[int, set[PeerId]] = MappingProxyType({})
 
 
 class Roster:
     """The roster of one leader. ``base``: the version the swarm last agreed on; ``agreed``: the
     digest of each stage at it. ``prove``: only peers take part that are proven to reach the
-    ``leader`` and every owner of their stage; ``known``: peers that the leader has worked with."""
+    ``leader`` and every owner of their stage; ``known``: peers that the leader has worked with;
+    ``owning``: owners in the last plan, by stage."""
 
     def __init__(
         self,
@@ -47,13 +50,14 @@ class Roster:
         leader: PeerId = NO_LEADER,
         prove: bool = False,
         known: frozenset[PeerId] = frozenset(),
+        owning: Mapping[int, set[PeerId]] = NO_OWNERS,
     ) -> None:
         self._stages = stages
         self._leader = leader
         self._prove = prove
         self.known = known
         self._together: dict[int, set[PeerId]] = {}
-        self._owning: dict[int, set[PeerId]] = {}
+        self._owning = dict(owning)
         self._wanted: dict[int, list[PeerId]] = {}
         """The owners of each stage, and those that would be the next."""
         self._reach: dict[PeerId, frozenset[PeerId]] = {}
@@ -184,8 +188,8 @@ class Roster:
         """Replicas that reach the leader and every owner of the stage, so that each can give to
         every owner. Peers chosen before stay as long as that holds, before others come in.
 
-        The owners reach each other. They are all replicas while those are few, and in a large stage
-        also every one that reaches all others that are here; who was an owner stays one.
+        The owners reach each other: :data:`ALL_OWN` replicas, and all that owned parts before.
+        Every replica that all chosen ones reach becomes an owner too.
         """
         before = self._together.get(stage, set())
         owned = self._owning.get(stage, set())
@@ -196,20 +200,21 @@ class Roster:
             for p in here
         }
 
-        def rank(peer: PeerId) -> tuple[bool, bool, bool, int, PeerId]:
-            new = peer not in owned, peer not in before
-            return peer != self._leader, *new, -len(reached[peer]), peer
+        def rank(peer: PeerId) -> tuple[bool, bool, bool, bool, bool, int, PeerId]:
+            # Peers that the leader has worked with come before a crowd that vouches for itself.
+            new = peer not in owned, peer not in before, peer not in self.known
+            tried = peer in self.probation
+            return peer != self._leader, *new, tried, -len(reached[peer]), peer
 
         order = sorted(here, key=rank)
         owners: set[PeerId] = set()
         for peer in order:
-            may_own = len(owners) < ALL_OWN or peer in owned or reached[peer] == here
-            if may_own and owners <= reached[peer]:
+            if (len(owners) < ALL_OWN or peer in owned) and owners <= reached[peer]:
                 owners.add(peer)
+        chosen = {p for p in here if owners <= reached[p]}
         next_ones = [p for p in order if p not in owners]
         self._wanted[stage] = [*sorted(owners), *next_ones[: max(0, ALL_OWN - len(owners))]]
-        self._owning[stage] = owners
-        chosen = {p for p in here if owners <= reached[p]}
+        self._owning[stage] = owners | {p for p in chosen if chosen <= reached[p]}
         self._together[stage] = chosen
         return sorted(chosen)
 
@@ -225,17 +230,14 @@ class Roster:
         wanted = dict.fromkeys(self._wanted.get(stage, ()))
         if peer in wanted:
             wanted = dict.fromkeys(p for p in self.present()[stage] if self.proven(p, self._leader))
-        wanted |= dict.fromkeys(p for p, reach in self._reach.items() if peer in reach)
+        # Those that have found a way themselves first: an owner's list may be full of others.
+        wanted = dict.fromkeys(p for p, reach in self._reach.items() if peer in reach) | wanted
         return [p for p in wanted if p != peer and p not in self._reach[peer]][:MOST_LACKING]
 
-    def may_own(self, stage: int, before: Collection[PeerId]) -> set[PeerId]:
-        """Replicas of a stage that may own parts of it: every other replica reaches them.
-        ``before``: owners in the last plan, which remain so where they can."""
+    def may_own(self, stage: int) -> set[PeerId]:
+        """Replicas of a stage that may own parts of it: every other replica reaches them."""
         taking = self.replicas()[stage]
-        if not self._prove:
-            return set(taking)
-        kept = {p for p in taking if p in before and all(self.proven(p, q) for q in taking)}
-        return self._owning[stage] | kept
+        return self._owning[stage] if self._prove else set(taking)
 
     def can_start(self, peer: PeerId, version: Version) -> bool:
         """Return True if a peer could be current: it holds the version, with the digest on which

@@ -43,6 +43,7 @@ class RecordingFile:
             while (line := self._lines.get()) is not None:
                 self._append(line)
         except OSError as e:
+            self.recorder.ended = True
             self._on_end(f"{self.path} cannot be written: {e.strerror or e}")
             while self._lines.get() is not None:
                 pass  # the machines go on, and their lines are lost
@@ -64,7 +65,7 @@ class RecordingFile:
 def _new_file(path: Path) -> tuple[int, Path]:
     """Descriptor and path of a file that was not there before, mode 0600."""
     with writing(path, "name another file with --record"):
-        for number in range(1, MOST_FILES):
+        for number in range(1, MOST_FILES + 1):
             found = path if number == 1 else path.with_name(f"{path.name}.{number}")
             with contextlib.suppress(FileExistsError):
                 return os.open(found, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), found

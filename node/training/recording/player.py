@@ -26,6 +26,18 @@ from node.training.recording.setup import FORMAT, LeaderStart, MemberStart, Setu
 from node.training.recording.values import Reader, Writer
 
 Machine = Leader | Member
+STRANGE = (
+    TuttiError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a record raises that no recorder wrote."""
+DEEPEST = 64
+"""Levels of lists and objects in a record; a recorder writes a dozen."""
 SEARCHES = 64
 """Searches of which a result may still come."""
 
@@ -75,6 +87,14 @@ KINDS: Mapping[str, Mapping[str, type[Any]]] = {
 """The events of each machine, by name."""
 
 
+def _is_deeper(document: Any, levels: int) -> bool:
+    if isinstance(document, dict):
+        document = list(document.values())
+    if not isinstance(document, list):
+        return False
+    return not levels or any(_is_deeper(one, levels - 1) for one in document)
+
+
 def _is_action(document: Any) -> bool:
     match document:
         case [str(), dict()]:
@@ -103,7 +123,7 @@ class Player:
         for document in documents(lines):
             try:
                 self._record(document)
-            except (TuttiError, LookupError, TypeError, ValueError, AttributeError) as e:
+            except STRANGE as e:
                 raise self._unknown(document, e) from e
             self.played.records += 1
         if self.played.setup is None:
@@ -122,6 +142,8 @@ class Player:
         return RecordingDamaged(self.played.records, what, step)
 
     def _record(self, document: Any) -> None:
+        if _is_deeper(document, DEEPEST):
+            raise WireError("too many levels")
         if self.played.end:
             raise WireError("it comes after the end")
         match document:
@@ -143,7 +165,7 @@ class Player:
             case {"start": str(machine), "with": start}:
                 self._start(machine, start, self.played.setup)
             case {"to": str(machine), "now": int() | float() as now, "event": event}:
-                self._event(machine, now, event, document)
+                self._event(machine, float(now), event, document)
             case _:
                 raise WireError("unknown")
 
