@@ -76,7 +76,7 @@ async def test_a_stage_without_a_live_peer_drops_the_micro_batch(
 
 
 async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
-    swarm, plan = await begun(make_swarm(forward_timeout_s=1.0).fill(replicas=2), 3)
+    swarm, plan = await begun(make_swarm(forward_timeout_s=3.0).fill(replicas=2), 3)
     swarm.net.mute(PeerId("s1a"))
     await swarm.run(plan, counted=True)
     await swarm.check(plan)
