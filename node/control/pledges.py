@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from node.core.memory import resident
+from node.core.memory import resident, shared
 from node.core.numbers import whole_number
 
 LOCK = "lock"
@@ -59,8 +59,8 @@ class Pledges:
 
     def others(self) -> int:
         """Bytes of main memory that other daemons take. A daemon counts with its pledge, or with
-        its resident set if that is larger. Removes pledges of daemons that have ended. Blocks as
-        :meth:`alone`."""
+        what it has in memory if that is more; a page that daemons share counts once. Removes
+        pledges of daemons that have ended. Blocks as :meth:`alone`."""
         total = 0
         # An unfinished pledge looks like the pledge of a daemon that has ended.
         with self.alone(), contextlib.suppress(OSError):
@@ -71,8 +71,8 @@ class Pledges:
         return total
 
     def pledge(self, nbytes: int) -> None:
-        """Tell the other daemons that this one takes ``nbytes`` at most. The first pledge blocks as
-        :meth:`alone`."""
+        """Tell the other daemons that this one takes ``nbytes`` at most, without what others of
+        this machine account for. The first pledge blocks as :meth:`alone`."""
         with contextlib.suppress(OSError):
             if self._own is None:
                 with self.alone():
@@ -80,7 +80,9 @@ class Pledges:
             if self._own is None:
                 return
             # One write of always the same length: a reader sees the old number or the new one.
-            written = f"{os.getpid()} {nbytes}".ljust(MOST_BYTES)
+            process = os.getpid()
+            counted = max(0, nbytes - shared(process))
+            written = f"{process} {counted}".ljust(MOST_BYTES)
             os.pwrite(self._own.fileno(), written.encode("ascii"), 0)
 
     def _opened(self) -> IO[bytes] | None:
@@ -128,7 +130,8 @@ def _pledged(path: Path) -> int:
     except OSError:
         return 0
     process = whole_number(pid)
-    return max(whole_number(nbytes) or 0, resident(process) if process else 0)
+    taken = resident(process) - shared(process) if process else 0
+    return max(whole_number(nbytes) or 0, taken)
 
 
 def _locked(file: IO[str] | IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:
