@@ -26,7 +26,8 @@ LOOK_S = 0.02
 RENEW_S = 3600.0
 """Seconds between two renewals of a pledge."""
 MOST_BYTES = 64
-"""Length of a pledge, which is filled up with spaces."""
+"""Length of a pledge, which is filled up with spaces: a process id, bytes that it takes of main
+memory, and bytes beside these which other daemons account for."""
 
 
 class Pledges:
@@ -81,8 +82,8 @@ class Pledges:
                 return
             # One write of always the same length: a reader sees the old number or the new one.
             process = os.getpid()
-            counted = max(0, nbytes - shared(process))
-            written = f"{process} {counted}".ljust(MOST_BYTES)
+            theirs = shared(process)
+            written = f"{process} {max(0, nbytes - theirs)} {theirs}".ljust(MOST_BYTES)
             os.pwrite(self._own.fileno(), written.encode("ascii"), 0)
 
     def _opened(self) -> IO[bytes] | None:
@@ -126,12 +127,11 @@ def _pledged(path: Path) -> int:
             if _locked(file, fcntl.LOCK_SH):
                 path.unlink()
                 return 0
-            pid, _, nbytes = file.read(MOST_BYTES).strip().partition(" ")
+            words = file.read(MOST_BYTES).split()
     except OSError:
         return 0
-    process = whole_number(pid)
-    taken = resident(process) - shared(process) if process else 0
-    return max(whole_number(nbytes) or 0, taken)
+    process, nbytes, theirs = (whole_number(word) or 0 for word in [*words, "", "", ""][:3])
+    return max(nbytes, resident(process) - theirs if process else 0)
 
 
 def _locked(file: IO[str] | IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:
