@@ -168,11 +168,11 @@ async def assemble(
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
     on_step: Callable[[str], None] = lambda step: None,
     pledges: Pledges | None = None,
-    process: int = 0,
+    own: MainMemory = NOTHING_TAKEN,
 ) -> Assembled:
     """Build everything for ``stage``. ``on_step`` gets the name of each step before it begins, for
-    people. ``pledges``: of the daemons of this machine, among which this one's is made;
-    ``process``: bytes of main memory that this daemon takes without its stage.
+    people. ``pledges``: of the daemons of this machine, among which this one's is made; ``own``:
+    main memory that this daemon takes without its stage.
 
     Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
     for local devices the model cannot be cut over."""
@@ -189,7 +189,7 @@ async def assemble(
     if device.is_cuda:
         together = [*map(Device.pick, devices)]
     plan = partial(_plan_memory, config, manifest, stage, together, pledges=pledges)
-    verdict, limit, main = await asyncio.to_thread(plan, process=process)
+    verdict, limit, main = await asyncio.to_thread(plan, own=own)
     if len(devices) == 1:
         device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
@@ -341,7 +341,7 @@ def _plan_memory(
     devices: Sequence[Device],
     *,
     pledges: Pledges | None,
-    process: int,
+    own: MainMemory,
 ) -> tuple[Verdict, int, int]:
     """(the plan of a stage's memory; bytes that it may take of the devices; bytes of main memory
     beside a GPU, 0 without one). Pledges the memory, before another daemon counts it. Raises
@@ -349,14 +349,15 @@ def _plan_memory(
     gpu = devices[0].is_cuda
     with pledges.alone() if pledges else nullcontext():
         others = pledges.others() if pledges else 0
-        limit, said = room_on(config, devices, taken=MainMemory(others, process))
+        limit, said = room_on(config, devices, taken=replace(own, others=others))
         main = 0
         if gpu:
-            main = max(1, resources.memory_total() - others - process)
+            main = max(1, resources.memory_total() - others - own.process)
         verdict = check_memory(config, manifest, stage, limit, main, said)
         verdict.require()
         if pledges:
-            pledges.pledge(process + main_memory(manifest, stage, verdict, gpu))
+            takes = main_memory(manifest, stage, verdict, gpu)
+            pledges.pledge(own.process - own.libraries + takes)
     return verdict, limit, main
 
 

@@ -81,11 +81,17 @@ IDLE_EACH = 300.0
 
 @dataclass(frozen=True, slots=True)
 class MainMemory:
-    """Main memory that stages cannot have, in bytes. ``others``: of other daemons of this machine;
-    ``process``: of each daemon without its stage (interpreter, libraries, p2pd)."""
+    """Main memory that stages cannot have, in bytes. ``others``: of other daemons of this machine,
+    without their libraries; ``process``: of each daemon without its stage (interpreter, libraries,
+    p2pd); ``libraries``: the part of it that all daemons of this machine have together."""
 
     others: int = 0
     process: int = 0
+    libraries: int = 0
+
+    def of(self, processes: int) -> int:
+        """Bytes of so many daemons without their stages."""
+        return processes * self.process - (processes - 1) * self.libraries
 
 
 NOTHING_TAKEN = MainMemory()
@@ -119,7 +125,7 @@ def room_on(
             other = f"{human(taken.others)} of {human(total)}"
             said.append(f"{other} are other daemons' of this machine")
         total = free = max(0, total - taken.others)
-        contexts = processes * taken.process
+        contexts = taken.of(processes)
     if reserve:
         said.append(f"{human(reserve)} are reserved for others")
     limit = max(0, min(config.memory_limit(total), free - reserve - contexts))

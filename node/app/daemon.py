@@ -55,7 +55,7 @@ from node.core.errors import (
     WireError,
 )
 from node.core.ids import ENDS, CellId, PeerId
-from node.core.memory import keep_freed, resident
+from node.core.memory import keep_freed, of_files, resident
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.room import Company
@@ -226,9 +226,10 @@ class Daemon(Node):
             company=bool(bootstrap),
         )
         process = resident(os.getpid()) + self.memory_beside()[0] + KERNELS
+        own = MainMemory(process=process, libraries=of_files(os.getpid()))
         split: dict[int, str] = {}
         if solo:
-            taken = MainMemory(await asyncio.to_thread(self.pledges.others), process)
+            taken = replace(own, others=await asyncio.to_thread(self.pledges.others))
             split = split_between(self.config, self.manifest, taken)
         memory = split.get(stage, self.config.node.memory)
         config = replace(self.config, node=replace(self.config.node, memory=memory))
@@ -247,7 +248,7 @@ class Daemon(Node):
             facts=lambda facts: replace(facts, may_lead=self.may_lead),
             on_step=self._does,
             pledges=self.pledges,
-            process=process,
+            own=own,
         )
         try:
             a = await build(stage)
@@ -259,7 +260,7 @@ class Daemon(Node):
         built = resident(os.getpid()) + self.memory_beside()[0]
         self.memory_process = max(0, built - a.parameter_bytes) + KERNELS
         takes = main_memory(self.manifest, stage, a.memory, a.device.is_cuda)
-        self.pledges.pledge(self.memory_process + takes)
+        self.pledges.pledge(self.memory_process - own.libraries + takes)
         self.tasks.spawn(self._keep_pledge(), "pledge", eternal=True)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from node.core.memory import resident, shared
+from node.core.memory import of_files, resident
 from node.core.numbers import whole_number
 
 LOCK = "lock"
@@ -26,8 +26,7 @@ LOOK_S = 0.02
 RENEW_S = 3600.0
 """Seconds between two renewals of a pledge."""
 MOST_BYTES = 64
-"""Length of a pledge, which is filled up with spaces: a process id, bytes that it takes of main
-memory, and bytes beside these which other daemons account for."""
+"""Length of a pledge, which is filled up with spaces."""
 
 
 class Pledges:
@@ -60,8 +59,8 @@ class Pledges:
 
     def others(self) -> int:
         """Bytes of main memory that other daemons take. A daemon counts with its pledge, or with
-        what it has in memory if that is more; a page that daemons share counts once. Removes
-        pledges of daemons that have ended. Blocks as :meth:`alone`."""
+        what it has in memory if that is more, without libraries: the one that asks has the same.
+        Removes pledges of daemons that have ended. Blocks as :meth:`alone`."""
         total = 0
         # An unfinished pledge looks like the pledge of a daemon that has ended.
         with self.alone(), contextlib.suppress(OSError):
@@ -72,8 +71,8 @@ class Pledges:
         return total
 
     def pledge(self, nbytes: int) -> None:
-        """Tell the other daemons that this one takes ``nbytes`` at most, without what others of
-        this machine account for. The first pledge blocks as :meth:`alone`."""
+        """Tell the other daemons that this one takes ``nbytes`` at most, without its libraries. The
+        first pledge blocks as :meth:`alone`."""
         with contextlib.suppress(OSError):
             if self._own is None:
                 with self.alone():
@@ -81,9 +80,7 @@ class Pledges:
             if self._own is None:
                 return
             # One write of always the same length: a reader sees the old number or the new one.
-            process = os.getpid()
-            theirs = shared(process)
-            written = f"{process} {max(0, nbytes - theirs)} {theirs}".ljust(MOST_BYTES)
+            written = f"{os.getpid()} {nbytes}".ljust(MOST_BYTES)
             os.pwrite(self._own.fileno(), written.encode("ascii"), 0)
 
     def _opened(self) -> IO[bytes] | None:
@@ -127,11 +124,12 @@ def _pledged(path: Path) -> int:
             if _locked(file, fcntl.LOCK_SH):
                 path.unlink()
                 return 0
-            words = file.read(MOST_BYTES).split()
+            pid, _, nbytes = file.read(MOST_BYTES).strip().partition(" ")
     except OSError:
         return 0
-    process, nbytes, theirs = (whole_number(word) or 0 for word in [*words, "", "", ""][:3])
-    return max(nbytes, resident(process) - theirs if process else 0)
+    process = whole_number(pid)
+    taken = resident(process) - of_files(process) if process else 0
+    return max(whole_number(nbytes) or 0, taken)
 
 
 def _locked(file: IO[str] | IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:

@@ -8,7 +8,6 @@ process: the amount of its busiest moment, and the holes.
 
 import contextlib
 import ctypes
-from collections.abc import Iterable
 
 # Parameters of mallopt(3).
 TRIM_THRESHOLD = -1
@@ -57,12 +56,10 @@ def resident(pid: int) -> int:
     return _of_status(pid, "VmRSS")
 
 
-def shared(pid: int) -> int:
-    """The part of :func:`resident` that other processes of this machine account for: of a page that
-    n processes have, libraries for the most part, (n - 1)/n. 0 where the system does not tell."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
-        return max(0, resident(pid) - _row(file, "Pss:"))
-    return 0
+def of_files(pid: int) -> int:
+    """Bytes of :func:`resident` that are pages of files, for the most part of libraries: processes
+    that run the same program have them once, together. 0 where the system does not tell."""
+    return _of_status(pid, "RssFile")
 
 
 def most_resident(pid: int) -> int:
@@ -72,11 +69,5 @@ def most_resident(pid: int) -> int:
 
 def _of_status(pid: int, row: str) -> int:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
-        return _row(file, row)
+        return 1024 * next((int(line.split()[1]) for line in file if line.startswith(row)), 0)
     return 0
-
-
-def _row(lines: Iterable[str], name: str) -> int:
-    """The number of the first line that starts with ``name``, which is in KiB, as bytes; 0 without
-    such a line."""
-    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)

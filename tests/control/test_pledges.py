@@ -4,12 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from node.control.pledges import LOCK, Pledges
-from node.core.memory import resident, shared
+from node.core.memory import of_files, resident
 
 GIB = 1 << 30
 HOLDS = """
@@ -24,30 +23,6 @@ sys.stdin.read()
 """
 
 
-SHARES = """
-import os
-import sys
-from node.core.memory import resident, shared
-
-print(resident(os.getpid()) - shared(os.getpid()))
-block = b"x" * int(sys.argv[1])
-sys.stdout.flush()
-there, end = os.pipe()
-if not os.fork():
-    os.write(end, b"!")
-    sys.stdin.read()
-    os._exit(0)
-os.read(there, 1)
-print(resident(os.getpid()) - shared(os.getpid()))
-sys.stdout.flush()
-"""
-
-
-def near(gib: int) -> Any:
-    """Equal to so many GiB, less what this process shares with others of this machine."""
-    return pytest.approx(gib * GIB, abs=GIB / 4)
-
-
 def made(folder: Path, home: str) -> Pledges:
     return Pledges(Path(home), folder)
 
@@ -59,10 +34,10 @@ def test_others_are_counted_and_the_own_pledge_is_not(tmp_path: Path) -> None:
     one.pledge(3 * GIB)
     two.pledge(GIB)
     two.pledge(2 * GIB)
-    assert (one.others(), two.others(), three.others()) == (near(2), near(3), near(5))
+    assert (one.others(), two.others(), three.others()) == (2 * GIB, 3 * GIB, 5 * GIB)
     one.close()
     one.close()
-    assert three.others() == near(2)
+    assert three.others() == 2 * GIB
     two.close()
     assert [path.name for path in folder.iterdir()] in ([], [LOCK])
 
@@ -83,19 +58,10 @@ def test_a_pledge_counts_at_least_what_is_resident(tmp_path: Path) -> None:
     one = made(tmp_path / "memory", "a")
     two = made(tmp_path / "memory", "b")
     one.pledge(1)
-    ours = resident(os.getpid()) - shared(os.getpid())
-    assert two.others() == pytest.approx(ours, rel=0.1)
-
-
-def test_a_page_that_two_processes_have_counts_half_for_each() -> None:
-    block = 256 << 20
-    words = [sys.executable, "-c", SHARES, str(block)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        before, after = int(process.stdout.readline()), int(process.stdout.readline())
-        assert process.stdin is not None
-        process.stdin.close()
-    assert after - before == pytest.approx(block / 2, rel=0.2)
+    ours = resident(os.getpid())
+    libraries = of_files(os.getpid())
+    assert 0 < libraries < ours
+    assert two.others() == pytest.approx(ours - libraries, rel=0.1)
 
 
 def test_the_pledge_of_a_killed_process_is_gone(tmp_path: Path) -> None:
@@ -106,7 +72,7 @@ def test_the_pledge_of_a_killed_process_is_gone(tmp_path: Path) -> None:
         assert other.stdout.readline() == b"there\n"
         ours = made(folder, "a")
         with ours.alone():
-            assert ours.others() == near(7)
+            assert ours.others() == 7 * GIB
         other.kill()
         other.wait()
         assert ours.others() == 0
