@@ -69,6 +69,14 @@ class WireError(TuttiError, ValueError):
     for them."""
 
 
+class OversizedMessage(WireError):
+    """A message that is ``times`` as large as what is read of its kind."""
+
+    def __init__(self, name: str, nbytes: int, most: int) -> None:
+        super().__init__(f"{name} of {nbytes} bytes, at most {most} are read")
+        self.times = nbytes / most
+
+
 class LocalFault(TuttiError):
     """This daemon or its user must act. ``next_step`` says how, ``code`` becomes the exit code.
 

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from node.core.errors import WireError
+from node.core.errors import OversizedMessage, WireError
 from node.core.ids import PeerId
 from node.identity.faults import TokenBucket, until_heard
 from node.identity.places import Places, block_of
@@ -256,7 +256,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 return _Instead(NoteReply(reason="this peer follows another leader"))
             if len(raw) > row.size:
                 self._refusals.count("size", peer)
-                raise WireError(f"{name} of {len(raw)} bytes, at most {row.size} are read")
+                raise OversizedMessage(name, len(raw), row.size)
             if parse:
                 return parse(raw)
             return raw
@@ -284,7 +284,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 raise
             await context.abort(*call.ends)
         except WireError as e:
-            self._callers.fault(peer, str(e), self.rows[method].breach)
+            # Slightly too large may be another version of this program. Far too large is an attack.
+            times = e.times if isinstance(e, OversizedMessage) else 1.0
+            self._callers.fault(peer, str(e), times * self.rows[method].breach)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
 
     def _release(self, call: _Call) -> None:

@@ -7,7 +7,15 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.scheduler.costs import BEYOND, NOTHING, LinkCost, Measured
-from node.training.leader.deadlines import AGAIN, FIRST, MARGIN, MOST_S, Deadlines
+from node.training.leader.deadlines import (
+    AGAIN,
+    FIRST,
+    LEAST_S,
+    MARGIN,
+    MEASURED,
+    MOST_S,
+    Deadlines,
+)
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.roster import PAUSES
 from node.training.protocol import events as ev
@@ -83,6 +91,26 @@ def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
     assert leader.deadlines.round(leader.roster, plan) > 40.0
     commits(leader, plan, 3.0)
     assert leader.deadlines.round(leader.roster, plan) > 20.0
+
+
+def test_rounds_with_new_owners_are_measured_apart() -> None:
+    leader, plan = begun(round_s=30.0)
+    deadlines = Deadlines(facts(round_s=30.0))
+
+    def usual(steady: bool) -> float:
+        return deadlines.usual_round(leader.roster, plan, steady=steady)
+
+    for _ in range(MEASURED):
+        assert usual(steady=False) == 30.0
+        deadlines.took(plan, 1.0, steady=False)
+    assert usual(steady=False) < 10.0
+    assert usual(steady=True) == 30.0
+    for _ in range(MEASURED):
+        deadlines.took(plan, 0.1)
+    assert LEAST_S == usual(steady=True) < usual(steady=False)
+    for _ in range(10):
+        deadlines.took(plan, 100.0, steady=False)
+    assert deadlines.round(leader.roster, plan) > 100.0, "nobody stops new owners in their work"
 
 
 def test_another_attempt_has_more_time_up_to_a_bound() -> None:

@@ -243,6 +243,21 @@ def test_reports_that_are_repeated_give_no_member_more_time(stage: str) -> None:
     assert leader._epoch.reported == last
 
 
+def test_a_newcomer_that_never_commits_takes_no_longer_than_rounds_with_new_owners() -> None:
+    leader, plan, now = practised()
+    for _ in range(2):
+        assert leader._epoch is not None
+        leader._epoch.steady = False
+        done = commits(leader, plan, now)
+        now += 1.0
+        plan = the_plan(done) or next_plan(here(leader, now, *EVERYBODY))
+    assert leader._epoch is not None
+    leader._epoch.steady = False
+    done, later = without(leader, plan, now, T1)
+    assert later - now < 6.0, "an attempt of the round may take 30 s"
+    assert "epoch-committed" in kinds(done)
+
+
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_member_is_not_late_before_the_deadline_that_it_was_given(attempt: int) -> None:
     """It may wait that long for an owner that gives it nothing, in a round with new owners or in a

@@ -177,6 +177,15 @@ async def test_a_message_too_large_for_its_kind_is_never_parsed(swarm, kind: str
     assert b._book.count(a.peer_id, 2.0, asyncio.get_running_loop().time()) > 0, "one fault before"
 
 
+async def test_a_message_three_times_as_large_as_any_is_answered_with_a_ban(swarm):
+    a, b = introduce(await swarm(), await swarm())
+    number, row = next((n, row) for n, (name, row) in NOTES.items() if name == "ready")
+    raw = _varint(number << 3 | 2) + _varint(3 * row.size) + b"\xff" * (3 * row.size)
+    call = (await a.channel(b.peer_id)).unary_unary(TELL)
+    assert (await refused(call(raw)))[0] == "INVALID_ARGUMENT"
+    assert (await refused(call(b"")))[0] == "PERMISSION_DENIED"
+
+
 def _varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:

@@ -60,13 +60,21 @@ class Deadlines:
         self._sizes = facts.sizes
         self._runs = Took()
         self._rounds = Took()
+        self._changes = Took()
+        """Of rounds in which parts had new owners, which may wait for the optimizer's state."""
         self._outer = Took()
 
     # ----------------------------------------------------------- measurements
 
-    def took(self, plan: Plan, round_s: float) -> None:
-        """All members have finished the round of this plan after ``round_s`` seconds."""
-        (self._outer if plan.outer else self._rounds).add(round_s)
+    def took(self, plan: Plan, round_s: float, steady: bool = True) -> None:
+        """All members have finished the round of this plan after ``round_s`` seconds. ``steady``:
+        no part had a new owner."""
+        self._rounds_like(plan, steady).add(round_s)
+
+    def _rounds_like(self, plan: Plan, steady: bool) -> Took:
+        if plan.outer:
+            return self._outer
+        return self._rounds if steady else self._changes
 
     def ran(self, run_s: float) -> None:
         """All micro-batches of a plan counted after ``run_s`` seconds."""
@@ -99,18 +107,27 @@ class Deadlines:
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
         longer = min(AGAIN**attempt, AGAIN_MOST)
-        return min(max(self._waits.round_s, self._expected(roster, plan)) * longer, MOST_S)
+        kinds = [self._rounds_like(plan, steady) for steady in (True, False)]
+        expected = max(self._expected(roster, plan, measured) for measured in kinds)
+        return min(max(self._waits.round_s, expected) * longer, MOST_S)
 
     def usual_round(
-        self, roster: Roster, plan: Plan, attempt: int = 0, patience: float = 1.0
+        self,
+        roster: Roster,
+        plan: Plan,
+        attempt: int = 0,
+        patience: float = 1.0,
+        steady: bool = True,
     ) -> float:
         """Seconds after which an attempt of a round takes unusually long, times ``patience``. The
-        full time of :meth:`round` before rounds were measured here."""
+        full time of :meth:`round` before rounds of its kind were measured here. ``steady`` as for
+        :meth:`took`."""
         most = self.round(roster, plan, attempt)
-        if (self._outer if plan.outer else self._rounds).count < MEASURED:
+        measured = self._rounds_like(plan, steady)
+        if measured.count < MEASURED:
             return most
         longer = patience * min(AGAIN**attempt, AGAIN_MOST)
-        return min(max(LEAST_S, self._expected(roster, plan)) * longer, most)
+        return min(max(LEAST_S, self._expected(roster, plan, measured)) * longer, most)
 
     def usual_run(self, plan: Plan, patience: float = 1.0) -> float:
         """Seconds after which the micro-batches of a plan take unusually long, times ``patience``.
@@ -120,13 +137,12 @@ class Deadlines:
         expected = max(SPARE * self._runs.expected, MARGIN * plan.forecast[0])
         return min(max(LEAST_RUN_S, expected) * patience, plan.deadline_s)
 
-    def _expected(self, roster: Roster, plan: Plan) -> float:
+    def _expected(self, roster: Roster, plan: Plan, measured: Took) -> float:
         """Seconds for a round with a margin: from speeds and sizes, and from earlier rounds."""
         said = _believed(roster)
         usual = _median(m.tera_s for m in said.values())  # for peers that do not know it
         stages = sorted({m.stage for m in plan.members})
         reckoned = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
-        measured = self._outer if plan.outer else self._rounds
         return max(MARGIN * reckoned, SPARE * measured.expected)
 
     # ----------------------------------------------------------- parts of the above

@@ -789,9 +789,10 @@ class Leader:
         epoch.closed = now
         epoch.reported = now
         longest = self.deadlines.round(self.roster, epoch.plan)
-        usual = self.deadlines.usual_round(self.roster, epoch.plan, patience=self._patience(epoch))
         # A new owner may have to wait for the state of the optimizer, and others wait for it.
-        epoch.round_s = usual if epoch.steady else longest
+        epoch.round_s = self.deadlines.usual_round(
+            self.roster, epoch.plan, patience=self._patience(epoch), steady=epoch.steady
+        )
         epoch.late_at = now + LATE * epoch.round_s
         epoch.deadline = now + ROUNDS * longest
         epoch.attempts = dict.fromkeys(epoch.stages, 0)
@@ -936,7 +937,8 @@ class Leader:
             self.routing.committed(epoch.plan, epoch.dropped, now - epoch.closed)
         if not epoch.dead:  # the others waited for a dead member, which is no work
             # Without members that were not needed: one could take a little longer in each epoch.
-            self.deadlines.took(epoch.plan, min(epoch.enough, now) - epoch.closed)
+            round_s = min(epoch.enough, now) - epoch.closed
+            self.deadlines.took(epoch.plan, round_s, epoch.steady)
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
         # The owners that stepped the parts in the end; in an outer round nobody steps.
