@@ -54,7 +54,7 @@ class _Page:
 
 class FaultBook:
     """Bans for :data:`FIRST_BAN_S` when weights within :data:`WINDOW_S` reach ``threshold``; twice
-    as long each time after that.
+    as long each time after that. Faults from before a ban count after it too.
 
     A ban is at most ``max_ban_s`` long. A peer that behaved for ``forgive_s`` after its ban starts
     afresh. Only the ``max_peers`` peers heard of last are remembered, so strangers with many keys
@@ -97,7 +97,6 @@ class FaultBook:
         if sum(w for at, w in page.recent if now - at < WINDOW_S) < self._threshold:
             return 0.0
         length = min(self._longest, FIRST_BAN_S * 2.0 ** min(page.bans, 60))
-        page.recent.clear()
         page.bans += 1
         page.until = now + length
         return length

@@ -4,9 +4,13 @@ for established peers, the rest for strangers, who share it by address block and
 Keys cost nothing, and addresses little. So a stranger that finds the strangers' half full takes the
 place of the holder that has most: first of the address block with most places, in it of the peer
 with most. A newcomer with its first call is let in while a flood of others hold theirs.
+
+Places that are held for a moment can go by turns besides: of peers with as many places, who has had
+more of them lately gives way.
 """
 
 import ipaddress
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -19,6 +23,11 @@ BLOCK_4 = 24
 """Bits of an IPv4 address that its block has."""
 BLOCK_6 = 48
 """Bits of an IPv6 address that its block has: an end site (RFC 6177)."""
+MORE = 2
+"""A stranger had more turns than another one if it had this many times as many, and as many
+besides."""
+REMEMBERED = 16
+"""Turns that count, for each place."""
 
 
 def block_of(address: str) -> str:
@@ -59,6 +68,7 @@ class Places(Generic[H]):
 
     ``established(peer)`` says if ``peer`` is a member of the run or has worked with this peer; it
     is asked when a place is taken. ``what`` names the places in refusals, for example "calls".
+    ``by_turns``: strangers take turns.
     """
 
     def __init__(
@@ -67,6 +77,8 @@ class Places(Generic[H]):
         total: int,
         per_peer: int,
         established: Callable[[PeerId], bool] = lambda peer: False,
+        *,
+        by_turns: bool = False,
     ) -> None:
         self.what = what
         self.total = total
@@ -77,6 +89,9 @@ class Places(Generic[H]):
         self._counts: dict[PeerId, int] = {}
         self._blocks: dict[str, _Block[H]] = {}
         self._strangers = 0
+        self._by_turns = by_turns
+        self._turns = Counter[PeerId]()
+        """Places that each stranger had lately."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -143,6 +158,14 @@ class Places(Generic[H]):
         if block is not None:
             self._strangers += 1
             self._blocks.setdefault(block, _Block()).held.setdefault(peer, []).append(holder)
+            if self._by_turns:
+                self._had_turn(peer)
+
+    def _had_turn(self, peer: PeerId) -> None:
+        self._turns[peer] += 1
+        if self._turns.total() > REMEMBERED * self.total:
+            halves = {p: turns // 2 for p, turns in self._turns.items()}
+            self._turns = +Counter(halves)
 
     def _greediest(self) -> H | None:
         """The newest holder of the stranger with most places, in the block with most."""
@@ -166,4 +189,9 @@ class Places(Generic[H]):
         richest = max(own.held.values(), key=len, default=[])
         if len(richest) > len(own.held.get(peer, ())) + 1:
             return richest[-1]
+        if not self._by_turns or not own.held or peer in own.held:
+            return None
+        served = max(own.held, key=lambda holder: self._turns[holder])
+        if self._turns[served] >= MORE * (self._turns[peer] + 1):
+            return own.held[served][-1]
         return None

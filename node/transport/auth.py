@@ -101,7 +101,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         """The limits by method. Programs with services of their own add rows."""
         self._tokens = tokens
         self._places = Places[_Call]("calls", most, per_peer, callers.established)
-        self._large = Places[_Call]("large messages", LARGE_AT_ONCE, per_peer)
+        self._large = Places[_Call]("large messages", LARGE_AT_ONCE, per_peer, by_turns=True)
         self._traffic = traffic
         self._callers = callers
         self._refusals = refusals
@@ -252,7 +252,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             name, row = limit_of(method, self.rows[method], raw)
             if row.sender is Sender.LEADER and not self._callers.leads(peer):
                 self._refusals.count("sender", peer)
-                self._callers.fault(peer, f"{name} of a peer that does not lead", row.breach)
+                # Leaders that have lost a vote are known; a stranger has no reason to try.
+                breach = row.breach if self._callers.established(peer) else 1.0
+                self._callers.fault(peer, f"{name} of a peer that does not lead", breach)
                 return _Instead(NoteReply(reason="this peer follows another leader"))
             if len(raw) > row.size:
                 self._refusals.count("size", peer)

@@ -35,7 +35,13 @@ def test_further_faults_during_a_ban_do_not_lengthen_it() -> None:
     book.count(A, 3, 0)
     assert [book.count(A, 3, t) for t in (1.0, 5.0, 9.9)] == [0, 0, 0]
     assert book.banned(A, 9.9) == pytest.approx(0.1)
-    assert book.count(A, 1, 10) == 0
+
+
+def test_after_a_ban_one_more_fault_is_enough_while_the_others_count() -> None:
+    book = FaultBook()
+    assert book.count(A, 3, 0) == 10
+    assert book.count(A, 1, 10) == 20
+    assert book.count(A, 1, 120) == 0, "one within 100 s"
 
 
 def test_a_thousand_bans_do_not_overflow() -> None:
@@ -74,5 +80,4 @@ def test_a_ban_comes_from_enough_weight_within_the_window(
         else:
             assert length == 0
         if length:
-            counted[peer].clear()
             assert book.banned(peer, now) == pytest.approx(length)

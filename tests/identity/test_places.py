@@ -95,3 +95,26 @@ def test_books_balance_whatever_comes() -> None:
     for holder in held:
         some.leave(holder)
     assert len(some) == some.strangers == some.held_by(MEMBER) == 0
+
+
+def test_strangers_take_turns_where_places_are_held_for_a_moment() -> None:
+    """Twenty keys of one address held every place again and again, one each."""
+    some = Places[str]("large messages", 8, 4, by_turns=True)
+    held: list[tuple[str, PeerId]] = []
+    for number in range(200):
+        if len(some) == 4:
+            some.leave(held.pop(0)[0])
+        holder = f"call-{number}", PeerId(f"stranger-{number % 20}")
+        assert some.take(*holder, "a")
+        held.append(holder)
+    assert not some.take("again", PeerId("stranger-0"), "a"), "it has had as many as the others"
+    assert some.take("first", NEWCOMER, "a").evicted in {holder for holder, _ in held}
+    assert not some.take("second", NEWCOMER, "a"), "it has a place"
+
+
+def test_turns_of_long_ago_are_forgotten() -> None:
+    some = Places[str]("large messages", 4, 4, by_turns=True)
+    for number in range(1000):
+        assert some.take("call", PeerId(f"stranger-{number}"), "a")
+        some.leave("call")
+    assert len(some._turns) <= 16 * 4
