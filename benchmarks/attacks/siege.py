@@ -360,7 +360,9 @@ def _left(event: Told, newcomer: Peer, until: float) -> bool:
 def assault(report: Report, place: Siege, attack: Attack, name: str, seconds: float) -> None:
     """The rows of one attack. ``name``: how they begin."""
     if attack.bent:
-        quiet = minute(place, seconds)
+        # One member more takes its share of the lines, so the quiet minute has an honest one.
+        with _member(place, attack.stage, "true"):
+            quiet = minute(place, seconds)
         place.box.goes_on(EPOCHS_BETWEEN)
         attacked = _betrayed(place, attack, seconds)
         rows(report, name, quiet, attacked, attack)
@@ -378,18 +380,25 @@ def assault(report: Report, place: Siege, attack: Attack, name: str, seconds: fl
         rows(report, name, quiet, attacked, attack)
 
 
+@contextlib.contextmanager
+def _member(place: Siege, stage: int, name: str, through: tuple[str, ...] = ()) -> Iterator[Peer]:
+    """One member more inside of the block, which the command ``through`` starts."""
+    place.count += 1
+    made = place.box.member(stage, f"{name}-{place.count}")
+    made.child.through = through
+    try:
+        place.box.start(made)
+        yield made
+    finally:
+        made.kill()
+
+
 def _betrayed(place: Siege, attack: Attack, seconds: float) -> Minute:
     """A minute with a bent member, and what the others have said of it."""
-    place.count += 1
-    traitor = place.box.member(attack.stage, f"bent-{place.count}")
-    traitor.child.through = bent.through(attack.bent)
     begin = time.time()
-    try:
-        place.box.start(traitor)
+    with _member(place, attack.stage, "bent", bent.through(attack.bent)) as traitor:
         key = traitor.key
         attacked = minute(place, seconds, enemies=[key], attack=dict)
-    finally:
-        traitor.kill()
     told = [t for peer in place.peers for t in peer.told() if begin <= t.at]
     about = Counter(t.kind for t in told if t.level != "debug" and t.get("peer") == key)
     blamed = sum(about[kind] for kind in BLAMED)
