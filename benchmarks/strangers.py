@@ -36,7 +36,7 @@ def live(report: Report, root: Path, attacks: Sequence[Attack], seconds: float) 
         ground = GROUNDS[left[0].ground]
         tries += 1
         where = root / f"{left[0].ground}-{tries}"
-        with siege(where, ground.nodes, **dict(ground.changes)) as place:
+        with siege(where, ground) as place:
             _until_unwell(report, place, left, seconds)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.attacks.table import OPEN, Attack
+from benchmarks.attacks.table import Attack, Ground
 from benchmarks.attacks.watched import MODULE, Block, read_blocks
 from benchmarks.lab import bent
 from benchmarks.lab.books import COMMITTED
@@ -41,9 +41,6 @@ WEIGH_S = 2.5
 RIPE_S = 45.0
 """Seconds of working with each other after which peers count as colleagues."""
 
-UP = "500KB"
-"""Bytes a second that a daemon sends at most. A swarm bounded by its network, as most are, leaves
-the attackers some of the processors: else the scheduler of this machine would decide."""
 CALLBACK_S = 0.25
 GROWTH_MIB, LEFT_MIB = 128.0, 32.0
 EPOCHS = 0.9
@@ -171,13 +168,16 @@ class Siege:
 
 
 @contextlib.contextmanager
-def siege(root: Path, nodes: tuple[int, ...] = OPEN, **changes: Any) -> Iterator[Siege]:
+def siege(root: Path, ground: Ground) -> Iterator[Siege]:
     """A swarm of members that have worked with each other; all gone afterwards."""
     root.mkdir(parents=True, exist_ok=True)
-    box = Box(root, settings=("checkpoint.every=5", f"transport.max_up={UP}"), forks=Forks(MODULE))
+    box = Box(
+        root, settings=("checkpoint.every=5", f"transport.max_up={ground.up}"), forks=Forks(MODULE)
+    )
     quiet = {"training__epochs": 100_000, "training__eval_every": 0}
     try:
-        peers = box.swarm(nodes, **quiet, training__rebalance_every_s=0.0, **changes)
+        changes = dict(ground.changes)
+        peers = box.swarm(ground.nodes, **quiet, training__rebalance_every_s=0.0, **changes)
         for peer in peers:
             peer.start()
         box.until_training(*peers)

@@ -14,15 +14,20 @@ WIDE = {
 
 @dataclass(frozen=True)
 class Ground:
-    """A swarm that is attacked: peers of the ends and of each stage, changes of its manifest."""
+    """A swarm that is attacked: peers of the ends and of each stage, changes of its manifest.
+
+    ``up``: bytes a second that a daemon sends at most. A swarm bounded by its network, as most are,
+    leaves the attackers some of the processors: else the scheduler of this machine would decide.
+    """
 
     nodes: tuple[int, ...]
     changes: tuple[tuple[str, object], ...] = ()
+    up: str = "500KB"
 
 
 GROUNDS = {
     "open": Ground(OPEN),
-    "wide": Ground(OPEN, tuple(WIDE.items())),
+    "wide": Ground(OPEN, tuple(WIDE.items()), "8MB"),
     "private": Ground(PRIVATE, (("swarm__admission", "invite"), ("training__min_replicas", 1))),
 }
 
