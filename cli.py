@@ -21,7 +21,7 @@ from typer import Argument, Option
 from node.control import terminal
 from node.control.sockets import clear_stale
 from node.control.usage import PANELS, App, OneOf, what_was_wrong
-from node.core import interrupts
+from node.core import interrupts, libraries
 from node.core.errors import (
     DISK_FULL,
     ExitCode,
@@ -1880,11 +1880,7 @@ def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackTy
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # Read by grpc when it is first imported: its own log lines would land between ours.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # grpc's own handlers of a fork crash the child where other threads are inside grpc, and the
-    # child is p2pd, which is started again while this process serves.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    libraries.prepare()
     sys.excepthook = _crashed
     terminal.prepare()
     HOME.clear()

@@ -4,13 +4,13 @@
 """
 
 import gc
-import os
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is loaded; it logs every end
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as cli.main: its handlers crash children
+from node.core import libraries
+
+libraries.prepare()  # before grpc and torch are loaded
 import grpc.aio
 import pytest
 from hypothesis import settings

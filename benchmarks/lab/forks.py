@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import cli
 from benchmarks.lab import namespaces
 from node.app.launch import Child
+from node.core import libraries
 from node.transport.parent_watch import end_with
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -236,9 +237,8 @@ def _become(asked: Asked, ends: list[int], server: int) -> None:
 
 def main() -> int:
     """Fork daemons until the process that asks for them ends. In a daemon: its exit code."""
-    # As cli.main, before grpc is loaded.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # As cli.main, before grpc and torch are loaded.
+    libraries.prepare()
     # Modules of every daemon, and those that torch loads with its first backward. No thread has
     # been started.
     import torch.fx.experimental.symbolic_shapes
