@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from node.core import libraries
 
-libraries.prepare()  # before grpc and torch are loaded
-import grpc.aio
-import pytest
-from hypothesis import settings
+libraries.prepare()  # before these are loaded
+import grpc.aio  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 # Otherwise gRPC ends its thread whenever a test leaves no server and no channel. Its end waits for
 # ever if the test's loop no longer reads the thread's messages.
