@@ -111,7 +111,9 @@ class CellRegister:
         """The number of cells of every prefix, from the record of the own prefix's scribe; empty
         until it reports them."""
         scribe = scribe_of(self._near)
-        return (self._near[scribe].counts or self._counts) if scribe is not None else ()
+        if scribe is None:
+            return ()
+        return self._near[scribe].counts or self._counts
 
     def standing(self) -> tuple[int, int]:
         """The number of the own cell among all, and the number of cells."""

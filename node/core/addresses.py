@@ -31,7 +31,9 @@ def scope(host: str) -> Scope:
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
-        return Scope.LOOPBACK if host == "localhost" else Scope.PUBLIC
+        if host == "localhost":
+            return Scope.LOOPBACK
+        return Scope.PUBLIC
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
     if address.is_loopback or address.is_unspecified:
@@ -40,7 +42,9 @@ def scope(host: str) -> Scope:
         return Scope.LINK
     # The library calls 100.64.0.0/10 neither private nor global, and documentation ranges, where no
     # packet finds its way, private.
-    return Scope.PUBLIC if address.is_global else Scope.PRIVATE
+    if address.is_global:
+        return Scope.PUBLIC
+    return Scope.PRIVATE
 
 
 def join_host(host: str, port: int) -> str:

@@ -99,13 +99,14 @@ class ClockWatch:
         always = reading.always - last.always
         asleep = always - (reading.running - last.running)
         stopped = always - self._every_s
+        if stopped < self.STOPPED_S:
+            stopped = 0.0
         was_set = (reading.wall - last.wall) - always
-        news = ClockNews(
-            stopped if stopped >= self.STOPPED_S else 0.0,
-            asleep >= self.STOPPED_S,
-            was_set if abs(was_set) >= self.SET_S else 0.0,
-        )
-        return news if news.stopped_s or news.set_s else None
+        if abs(was_set) < self.SET_S:
+            was_set = 0.0
+        if not stopped and not was_set:
+            return None
+        return ClockNews(stopped, asleep >= self.STOPPED_S, was_set)
 
 
 async def begins(clock: Clock, every_s: float, last: int, after_s: float = 0.0) -> int:

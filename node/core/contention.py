@@ -27,7 +27,9 @@ class Contention:
             ran_ns += now[thread][0] - before[thread][0]
             waited_ns += now[thread][1] - before[thread][1]
         total_ns = ran_ns + waited_ns
-        return waited_ns / total_ns if total_ns > LEAST_S * 1e9 else 0.0
+        if total_ns > LEAST_S * 1e9:
+            return waited_ns / total_ns
+        return 0.0
 
     def rest(self) -> float:
         """Forget the last call: the next share counts from the call after it. Returns 0."""

@@ -84,4 +84,6 @@ def _runtime_dir() -> str:
     """A short directory for sockets: the session's, or /tmp when that is missing or unsuitable."""
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     fits = bool(session) and fits_socket(Path(session), MAX_SOCKET_PATH - 40)
-    return session if fits and os.path.isdir(session) else "/tmp"
+    if fits and os.path.isdir(session):
+        return session
+    return "/tmp"

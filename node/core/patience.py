@@ -69,7 +69,9 @@ class _Delay:
 
     def left(self, now: float) -> float:
         """Seconds for which it still counts."""
-        return self.late * 0.5 ** ((now - self.at) / HALF_LIFE_S) if self.late else 0.0
+        if not self.late:
+            return 0.0
+        return self.late * 0.5 ** ((now - self.at) / HALF_LIFE_S)
 
 
 class Patience:
@@ -91,7 +93,9 @@ class Patience:
 
         Timers that were late together are one delay.
         """
-        late = max(0.0, now - (due if self._woke == math.inf else max(due, self._woke)))
+        if self._woke != math.inf:
+            due = max(due, self._woke)
+        late = max(0.0, now - due)
         self._woke = now
         self._stood += late
         delay = _Delay(min(late, MOST_LATE_S), now)
@@ -121,11 +125,15 @@ class Patience:
     def usual(self, what: Hashable) -> float:
         """Seconds that an answer of this kind takes on average; 0 for nothing measured."""
         known = self._took.get(what)
-        return known.mean if known else 0.0
+        if not known:
+            return 0.0
+        return known.mean
 
     def within(self, what: Hashable, floor_s: float, now: float) -> float:
         """Seconds to wait for an answer of this kind: the expected time with room to spare, at
         least ``floor_s``, and the lateness of this process on top."""
         known = self._took.get(what)
-        expected = min(MOST_S, SPARE * known.expected) if known else 0.0
+        expected = 0.0
+        if known:
+            expected = min(MOST_S, SPARE * known.expected)
         return max(floor_s, expected) + self.slack(now)

@@ -143,10 +143,11 @@ def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     beside = []
     if dot:
         beside = sorted(k for k in known if k.rpartition(".")[0] == section)
-    return UsageFault(
-        f"{name} is not a setting{_where(source)}",
-        f"did you mean  {near}  ?" if near else "known here: " + ", ".join(beside or sorted(known)),
-    )
+    if near:
+        hint = f"did you mean  {near}  ?"
+    else:
+        hint = "known here: " + ", ".join(beside or sorted(known))
+    return UsageFault(f"{name} is not a setting{_where(source)}", hint)
 
 
 def _meant(name: str, known: list[str]) -> str:
@@ -158,12 +159,15 @@ def _meant(name: str, known: list[str]) -> str:
         keys.setdefault(one.rpartition(".")[0], []).append(one.rpartition(".")[2])
     if section not in keys:
         sections = difflib.get_close_matches(section, keys, n=1, cutoff=_ALIKE)
-        section = sections[0] if sections else section
+        if sections:
+            section = sections[0]
     near = difflib.get_close_matches(key, keys.get(section, []), n=1, cutoff=_ALIKE)
     if near:
         return dotted(section, near[0])
     elsewhere = [dotted(s, key) for s, of in keys.items() if key in of]
-    return elsewhere[0] if len(elsewhere) == 1 else ""
+    if len(elsewhere) != 1:
+        return ""
+    return elsewhere[0]
 
 
 def settings_of(sections: Mapping[str, type]) -> dict[str, Any]:
@@ -183,10 +187,16 @@ def dotted(section: str, key: str) -> str:
 
 def show(value: Any) -> str:
     """A value as it would stand in the file, cut short and without control characters."""
-    text = f'"{value}"' if isinstance(value, str) else str(value)
-    text = text.lower() if isinstance(value, bool) else text
+    if isinstance(value, str):
+        text = f'"{value}"'
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = str(value)
     text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) > 60:
+        return text[:57] + "..."
+    return text
 
 
 def _typed(raw: Any, hint: Any) -> Any:
@@ -210,7 +220,9 @@ def _typed(raw: Any, hint: Any) -> Any:
         if not isinstance(raw, (list, tuple)):
             return None
         values = tuple(_typed(v, kind) for v in raw)
-        return None if None in values else values
+        if None in values:
+            return None
+        return values
     if not isinstance(raw, str):
         return None
     return str(raw)

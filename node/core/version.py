@@ -39,7 +39,9 @@ class Protocols:
     def common(self, other: "Protocols") -> int:
         """The newest version that both speak, 0 for none."""
         newest = min(self.newest, other.newest)
-        return newest if newest >= max(self.oldest, other.oldest) else 0
+        if newest < max(self.oldest, other.oldest):
+            return 0
+        return newest
 
     def __str__(self) -> str:
         if self.oldest == self.newest:

@@ -161,7 +161,9 @@ def symmetric(
     width = -(-m // (PANELS * ALIGN)) * ALIGN
     for low in range(0, m, width):
         high = min(low + width, m)
-        base = None if plus is None else plus[low:, low:high]
+        base = None
+        if plus is not None:
+            base = plus[low:, low:high]
         multiply(left[low:], right[:, low:high], out[low:, low:high], base, beta, alpha)
         if high < m:  # contiguous first: torch transposes only whole tensors by blocks
             out[low:high, high:] = out[high:, low:high].contiguous().mT.contiguous()
@@ -179,10 +181,10 @@ def multiply(
     left @ right."""
     if plus is None:
         torch.matmul(left, right, out=out)
+    elif left.ndim == 2:
+        torch.addmm(plus, left, right, beta=beta, alpha=alpha, out=out)
     else:
-        (torch.addmm if left.ndim == 2 else torch.baddbmm)(
-            plus, left, right, beta=beta, alpha=alpha, out=out
-        )
+        torch.baddbmm(plus, left, right, beta=beta, alpha=alpha, out=out)
 
 
 def _shifted(z: torch.Tensor, a: float) -> torch.Tensor:

@@ -83,18 +83,24 @@ def way(rows: int, cols: int, rule: KernelRule) -> KernelChoice:
     """The way to work on a matrix. Depends on nothing else."""
     side = min(rows, cols)
     long = max(rows, cols)
-    bf16 = bool(rule.bf16_from) and side * long >= rule.bf16_from
-    panels = rule.panels_bf16 if bf16 else rule.panels_fp32
+    precision: Precision = "fp32"
+    panels = rule.panels_fp32
+    stack_to = rule.stack_fp32_to
+    if rule.bf16_from and side * long >= rule.bf16_from:
+        precision = "bf16"
+        panels = rule.panels_bf16
+        stack_to = rule.stack_bf16_to
     whole = not panels or side * long < panels
-    stacked = whole and STACK_FROM <= side <= (rule.stack_bf16_to if bf16 else rule.stack_fp32_to)
+    stacked = whole and STACK_FROM <= side <= stack_to
     gram = side >= rule.gram_from and long >= rule.gram_aspect * side
-    return KernelChoice("bf16" if bf16 else "fp32", gram, panels, stacked)
+    return KernelChoice(precision, gram, panels, stacked)
 
 
 def layer_format(width: int, rule: KernelRule) -> Precision:
     """The format of forward and backward of layers with hidden states of this width."""
-    faster = bool(rule.layers_bf16_from) and width >= rule.layers_bf16_from
-    return "bf16" if faster else "fp32"
+    if rule.layers_bf16_from and width >= rule.layers_bf16_from:
+        return "bf16"
+    return "fp32"
 
 
 # ------------------------------------------------------------ from times to a rule
@@ -156,7 +162,9 @@ def following(times: Times) -> list[KernelTrial]:
         if any(trial not in times for trial in group):
             return group
     # Emulated bf16 was not tried on the largest square, and is not worth a trial here.
-    for width in LAYERS if _square(max(SQUARES), "bf16", "alone") in times else ():
+    if _square(max(SQUARES), "bf16", "alone") not in times:
+        return []
+    for width in LAYERS:
         group = [_layer(width, kind) for kind in ("fp32", "bf16")]
         if any(trial not in times for trial in group):
             return group
@@ -219,7 +227,9 @@ def _stack_to(kind: Precision, times: Times, unknown: int) -> int:
         if alone is None or stack is None:
             break
         if stack > alone:
-            return SMALLER if i == 0 else found
+            if i == 0:
+                return SMALLER
+            return found
         found = side
     return found
 

@@ -40,7 +40,9 @@ def muon_direction(
 
 def muon_fresh(settings: OptimSettings, parameter: Tensor, orthogonal: Tensor, lr: float) -> Tensor:
     """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter."""
-    kept = parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
+    kept = parameter
+    if settings.weight_decay:
+        kept = parameter * (1 - lr * settings.weight_decay)
     rows, cols = kept.shape[-2:]
     scale = math.sqrt(max(1, rows / cols))
     return torch.add(kept, orthogonal.to(kept.dtype), alpha=-lr * scale)
@@ -136,7 +138,9 @@ def adamw(
     exp_avg_sq.addcmul_(gradient, gradient, value=1 - settings.adam_beta2)
     (count,) = next_counts([state])
     steps = int(count.item())
-    decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
+    decay = 0.0
+    if parameter.ndim >= 2:
+        decay = settings.weight_decay
     root = exp_avg_sq.sqrt().div_(math.sqrt(1 - settings.adam_beta2**steps)).add_(settings.adam_eps)
     fresh = (parameter * (1 - lr * decay)).addcdiv_(
         exp_avg, root, value=-lr / (1 - settings.adam_beta1**steps)

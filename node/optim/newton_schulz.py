@@ -85,24 +85,41 @@ class Wide:
         kind = like.new_empty(0, dtype=_dtype(chosen))
         # Cast first, transpose then: strides choose the kernel, and with it the last bits;
         # transposing fp32 is slower.
-        self._cast = empty("cast", like.shape, kind) if self._tall else None
-        shape = (cols, rows) if self._tall else (rows, cols)
-        self._x = empty("wide", shape if count == 1 else (count, *shape), kind)
-        self._rows = [self._x] if count == 1 else list(self._x.unbind())
+        self._cast: torch.Tensor | None = None
+        shape = (rows, cols)
+        if self._tall:
+            self._cast = empty("cast", like.shape, kind)
+            shape = (cols, rows)
+        if count == 1:
+            self._x = empty("wide", shape, kind)
+        else:
+            self._x = empty("wide", (count, *shape), kind)
+        self._rows = self._matrices()
 
     def put(self, i: int, matrix: torch.Tensor) -> None:
         """The ``i``-th matrix, fp32 of norm at most 1."""
-        self._rows[i].copy_(matrix if self._cast is None else self._cast.copy_(matrix).mT)
+        if self._cast is not None:
+            matrix = self._cast.copy_(matrix).mT
+        self._rows[i].copy_(matrix)
 
     def iterate(self, steps: int, coefficients: str) -> None:
         """Iterate on all matrices that were put."""
         chosen = coefficients_of(coefficients, steps)
         self._x = (gram if self._way.gram else standard)(self._x, chosen, self._way.panels)
-        self._rows = [self._x] if self._x.ndim == 2 else list(self._x.unbind())
+        self._rows = self._matrices()
 
     def get(self, i: int, into: torch.Tensor) -> None:
         """The ``i``-th orthogonalised one, in fp32."""
-        into.copy_(self._rows[i] if self._cast is None else self._cast.copy_(self._rows[i].mT))
+        found = self._rows[i]
+        if self._cast is not None:
+            found = self._cast.copy_(found.mT)
+        into.copy_(found)
+
+    def _matrices(self) -> list[torch.Tensor]:
+        """The matrices that are iterated together, as views."""
+        if self._x.ndim == 2:
+            return [self._x]
+        return list(self._x.unbind())
 
 
 def finish(
@@ -227,7 +244,9 @@ def _jobs(
         first = matrices[members[0]]
         chosen = way(first.size(0), first.size(1), rule or rule_of(first.device))
         apart = stack and first.device.type == "cpu" and _work(first) >= APART
-        share = -(-len(members) // threads) if apart else len(members)
+        share = len(members)
+        if apart:
+            share = -(-len(members) // threads)
         many = 1
         if stack and chosen.stacked:
             many = max(1, min(share, STACKED // first.numel()))
@@ -243,4 +262,6 @@ def _work(matrix: torch.Tensor) -> int:
 
 
 def _dtype(chosen: KernelChoice) -> torch.dtype:
-    return torch.bfloat16 if chosen.precision == "bf16" else torch.float32
+    if chosen.precision == "bf16":
+        return torch.bfloat16
+    return torch.float32

@@ -88,9 +88,9 @@ class Owner:
         """
         for name, gradient in mean_gradients.items():
             if name not in parameters or gradient.shape != parameters[name].shape:
-                shape = (
-                    tuple(parameters[name].shape) if name in parameters else "of a parameter here"
-                )
+                shape = "of a parameter here"
+                if name in parameters:
+                    shape = str(tuple(parameters[name].shape))
                 raise StepFault(
                     f"the gradient of {name} is {tuple(gradient.shape)}, not {shape}", AGAIN
                 )

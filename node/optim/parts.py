@@ -162,5 +162,7 @@ def step_scratch(parts: Sequence[ParameterPart], settings: OptimSettings, group:
             case _:
                 size = min(size, FP32 * AT_ONCE)
                 scratch = 2 * size
-        most = max(most, scratch + (2 * stacked * size if settings.masters else 0))
+        if settings.masters:
+            scratch += 2 * stacked * size
+        most = max(most, scratch)
     return most

@@ -90,10 +90,14 @@ def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
     last = epochs - 1
     if settings.schedule == "constant" or min(epochs, settings.decay) <= 0 or epoch < start:
         return warm
-    gone = 1.0 if epoch >= last else (epoch - start) / (last - start)
+    gone = 1.0
+    if epoch < last:
+        gone = (epoch - start) / (last - start)
     if settings.schedule == "cosine":
         gone = round((1 - math.cos(math.pi * gone)) / 2, DIGITS)
-    down = settings.floor if gone == 1.0 else 1 - (1 - settings.floor) * gone
+    down = settings.floor
+    if gone != 1.0:
+        down = 1 - (1 - settings.floor) * gone
     return min(warm, down)
 
 

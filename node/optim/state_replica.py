@@ -18,7 +18,9 @@ from node.optim.parts import LOW
 def buddy(owner: PeerId, cell: Iterable[PeerId]) -> PeerId | None:
     """The member that keeps copies of the state of ``owner``; None if the cell has nobody else."""
     others = sorted(set(cell) - {owner})
-    return next((p for p in others if p > owner), others[0] if others else None)
+    if not others:
+        return None
+    return next((p for p in others if p > owner), others[0])
 
 
 def wards(me: PeerId, cell: Collection[PeerId]) -> tuple[PeerId, ...]:

@@ -129,7 +129,9 @@ def adam_bound(beta1: float, beta2: float) -> float:
     """Upper bound on abs(m) / sqrt(v) of Adam's corrected moments after any number of steps; inf
     where there is none."""
     if beta1**2 >= beta2:
-        return math.inf if beta1 else 1.0
+        if not beta1:
+            return 1.0
+        return math.inf
     ratio = beta1**2 / beta2
     most = 0.0
     for steps in _steps():
@@ -172,4 +174,6 @@ def _ratio(length: float, bound: float) -> float:
     """Length relative to its bound; any step is too long where there can be none."""
     if math.isinf(bound) or length <= 0:
         return 0.0
-    return length / bound if bound else math.inf
+    if not bound:
+        return math.inf
+    return length / bound

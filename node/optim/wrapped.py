@@ -51,7 +51,9 @@ class Wrapped:
         """
         p = torch.nn.Parameter(_own(parameter))
         p.grad = _own(gradient.to(parameter.device))
-        steps = int(state["steps"].item()) if state else 0
+        steps = 0
+        if state:
+            steps = int(state["steps"].item())
         # Some draw a start vector: the same in every attempt, and other random generators stay
         # untouched.
         with torch.random.fork_rng([p.device] if p.is_cuda else []):

@@ -164,7 +164,10 @@ class Election:
         """``peer`` did not answer: do not take it for the leader for :data:`SHUN_S`."""
         self._no_longer(peer)
         seen = self._seen.get(peer)
-        self._shunned[peer] = (now + SHUN_S, seen.seq if seen else 0)
+        seq = 0
+        if seen:
+            seq = seen.seq
+        self._shunned[peer] = (now + SHUN_S, seq)
 
     def is_silent(self, peer: PeerId, now: float) -> bool:
         """Return True if ``peer`` did not answer in the last :data:`SHUN_S`."""
@@ -239,7 +242,9 @@ class Election:
             if p != self._me and not self._is_shunned(p, s, now)
         }
         sure = {p: s for p, s in live.items() if not self._is_doubted(p, s, now)}
-        others = sure or ({} if able else live)
+        others = sure
+        if not sure and not able:
+            others = live
         incumbents = {p for p, s in others.items() if s.leads}
         if leads and able:
             incumbents.add(self._me)
@@ -247,7 +252,9 @@ class Election:
         if any(support.values()):
             return min(support, key=lambda p: (-support[p], p))
         waits = not able or (others and now - self._started < LOOK_S)
-        return self._next(others if waits else {*others, self._me})
+        if waits:
+            return self._next(others)
+        return self._next({*others, self._me})
 
     def _next(self, able: Collection[PeerId]) -> PeerId | None:
         """The peer of ``able`` that takes over when nobody leads: the first in the newest plan's

@@ -163,19 +163,20 @@ class LeaderService:
         """Deliver a note. Returns the peer if it accepted, else None."""
         t = self._training
         try:
-            reason = (
-                await t.happens(event)
-                if peer == self._me
-                else await t.word(peer, note, TELL_TIMEOUT_S, stands_s)
-            )
+            if peer == self._me:
+                reason = await t.happens(event)
+            else:
+                reason = await t.word(peer, note, TELL_TIMEOUT_S, stands_s)
         except PeerFault as e:
             reason = e.reason
         if reason is not None:
             self._journal.emit(
                 "training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer
             )
-            mine = peer == self._me and isinstance(event, ev.PlanArrived)
-            self.lead(ev.Declined(event.plan.hash, reason) if mine else ev.Unreachable(peer))
+            if peer == self._me and isinstance(event, ev.PlanArrived):
+                self.lead(ev.Declined(event.plan.hash, reason))
+            else:
+                self.lead(ev.Unreachable(peer))
             return None
         return peer
 

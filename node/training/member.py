@@ -66,8 +66,10 @@ class Member:
     @property
     def reachable(self) -> tuple[Version, ...]:
         """Versions other than ``at`` that this peer can put in place at once."""
-        undo = () if self.before is None else (self.before,)
-        return tuple(sorted({*self.checkpoints, *undo} - {self.at}))
+        versions = {*self.checkpoints}
+        if self.before is not None:
+            versions.add(self.before)
+        return tuple(sorted(versions - {self.at}))
 
     def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
         """The newest plan known here that starts from ``version`` or made it, with its dropped
@@ -77,10 +79,10 @@ class Member:
         from the disk or from other peers: a leader from another side of a partition does not know
         these plans and asks for them.
         """
-        known = [] if self.plan is None else [(self.plan, self.dropped)]
-        return next(
-            (k for k in [*known, *self._older] if version in (k[0].base, makes(*k))), (None, ())
-        )
+        known = [*self._older]
+        if self.plan is not None:
+            known.insert(0, (self.plan, self.dropped))
+        return next((k for k in known if version in (k[0].base, makes(*k))), (None, ()))
 
     def _remember(self) -> None:
         """Keep the current plan and the newest plan of every version that can be put in place,
@@ -172,7 +174,8 @@ class Member:
         self.term = plan.term
         self.attempt = 0
         self.dropped = ()
-        self.orphan = plan.electorate.orphan if me.current else self.orphan
+        if me.current:
+            self.orphan = plan.electorate.orphan
         if plan.parent:
             self.state = MemberState.IDLE
             return [*done, ev.EnterCell(plan)]
@@ -202,11 +205,15 @@ class Member:
     def _stood(self, held: Version, base: Version) -> list[Any]:
         """The stage was left out since ``held``, so ``base`` has the same parameters of this
         stage."""
+        done: list[Any] = []
         if held != self.at:
-            done: list[Any] = [ev.GoTo(held, "roll-back" if held == self.before else "checkpoint")]
-        else:
-            done = [ev.Settle(held.epoch)] if self.before is not None else []
-        return [*done, ev.GoTo(base, "left out")] if base != held else done
+            how = "roll-back" if held == self.before else "checkpoint"
+            done.append(ev.GoTo(held, how))
+        elif self.before is not None:
+            done.append(ev.Settle(held.epoch))
+        if base != held:
+            done.append(ev.GoTo(base, "left out"))
+        return done
 
     def _round(self, r: ev.RoundArrived) -> list[Any]:
         plan = self.plan
@@ -240,7 +247,9 @@ class Member:
             or (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt)
         ):
             return []
-        return [ev.TellIncomplete(plan, e) if e.missing else ev.AdoptParts(plan, e)]
+        if e.missing:
+            return [ev.TellIncomplete(plan, e)]
+        return [ev.AdoptParts(plan, e)]
 
     def _adopted(self, e: ev.Adopted) -> list[Any]:
         plan = self.plan
@@ -253,7 +262,9 @@ class Member:
             return []
         me = plan.member(self.me)
         # A listener never held the version before, so it has nothing to go back to.
-        self.before = plan.base if me is not None and me.current else None
+        self.before = None
+        if me is not None and me.current:
+            self.before = plan.base
         self.at = makes(plan, self.dropped)
         self.orphan = plan.electorate.orphan
         self.tokens = plan.tokens + self._counted

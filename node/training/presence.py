@@ -223,9 +223,13 @@ class Presence:
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Addresses at which a peer, or this one, says that it can be dialled."""
         if peer == self.me:
-            return self._own.maddrs if self._own else ()
+            if not self._own:
+                return ()
+            return self._own.maddrs
         entry = self.view.everybody.get(peer)
-        return entry.body.maddrs if entry else ()
+        if not entry:
+            return ()
+        return entry.body.maddrs
 
     async def _post(self) -> None:
         """Post the own record if it has changed, or the last post is a refresh old."""
@@ -236,7 +240,8 @@ class Presence:
         topic = cell_topic(self.cell) if self.cell else PEERS
         if body == self._own and now - self._posted < DUE * self.times * self._every:
             return
-        self._same = self._same if body == self._own else 0
+        if body != self._own:
+            self._same = 0
         self._own = body
         posted = await self.directory.publish(body, self.times, topic)
         self._posted = now if posted else -math.inf

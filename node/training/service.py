@@ -365,7 +365,10 @@ class Training(rpc.TrainingServicer):
             # Not only through the leader, which may be a revoked peer.
             word = notes.ready_note(replace(self._heartbeat(), change=rules.change))
             plan = self.work.plan
-            for peer in (m.peer for m in plan.members) if plan is not None else ():
+            if plan is None:
+                return
+            for member in plan.members:
+                peer = member.peer
                 if peer != self.me and not rules.revokes(peer):
                     # A peer that does not lead takes the change from it and refuses the rest.
                     self.tasks.spawn(self.inform(peer, word), "change")
@@ -386,16 +389,20 @@ class Training(rpc.TrainingServicer):
         """Peers to tell the user about: the met ones, and strangers while they are few. Of many
         strangers most are made up."""
         strangers = {peer for peer in peers if not self.has_met(peer)}
-        return set(peers) - strangers if len(strangers) > FEW_STRANGERS else set(peers)
+        if len(strangers) > FEW_STRANGERS:
+            return set(peers) - strangers
+        return set(peers)
 
     def _planned(self) -> frozenset[PeerId]:
         """The peers that the plan in force names."""
         plan = self.member.plan
         if plan is not self._named[0]:
-            peers = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
-            for partner in plan.window.partners if plan is not None else ():
-                peers.add(partner.leader)
-                peers.update(h.peer for hosts in partner.hosts.values() for h in hosts)
+            peers = set[PeerId]()
+            if plan is not None:
+                peers = {m.peer for m in plan.members}
+                for partner in plan.window.partners:
+                    peers.add(partner.leader)
+                    peers.update(h.peer for hosts in partner.hosts.values() for h in hosts)
             self._named = plan, frozenset(peers)
         return self._named[1]
 
@@ -409,7 +416,9 @@ class Training(rpc.TrainingServicer):
         view = self._view()
         ends = {p: s for p, s in view.ends.items() if self._may_lead(p)}
         plan = self.member.plan
-        order = plan.electorate.voters if plan is not None else ()
+        order: tuple[PeerId, ...] = ()
+        if plan is not None:
+            order = plan.electorate.voters
         known = self.work.colleagues.all
         self._election.see(ends, view.follows, self.following, order, known)
         leads = self.leader is not None
@@ -429,9 +438,9 @@ class Training(rpc.TrainingServicer):
         if self._view().everybody:
             self._blind_until = -math.inf
         elif self.leader is not None and self._holds_up(self.leader):
-            since = self._sees_nobody_since if self._sees_nobody_since is not None else now
-            self._sees_nobody_since = since
-            if now - since >= BLIND_S:
+            if self._sees_nobody_since is None:
+                self._sees_nobody_since = now
+            if now - self._sees_nobody_since >= BLIND_S:
                 self._blind_until = now + BLIND_FOR_S
                 text = "this peer sees nobody in the directory, and lets another one lead"
                 self.journal.emit("training", "blind", text, "warning")
@@ -454,8 +463,12 @@ class Training(rpc.TrainingServicer):
     @property
     def following(self) -> PeerId | None:
         """The leader of the plan in force here, or this peer if it leads."""
+        if self.leader is not None:
+            return self.me
         plan = self.member.plan
-        return self.me if self.leader is not None else plan.leader if plan is not None else None
+        if plan is None:
+            return None
+        return plan.leader
 
     def _take_or_drop_the_lead(self) -> PeerId | None:
         """Begin or stop to lead as the election says. Returns the leader."""
@@ -494,7 +507,9 @@ class Training(rpc.TrainingServicer):
         """Ask the other members of the newest plan to report to this peer, which leads now. They
         may have asked it too early, or not know yet that the previous leader is gone."""
         plan = self.member.plan
-        asked = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
+        asked = set[PeerId]()
+        if plan is not None:
+            asked = {m.peer for m in plan.members}
         note = pb.Note(lead=pb.LeadNote(cell=self.cell))
         now = self.clock.now()
         for peer in sorted(asked - {self.me}):
@@ -669,7 +684,9 @@ class Training(rpc.TrainingServicer):
 
     def _doubles_for(self, leader: PeerId) -> tuple[DoubleVote, ...]:
         """Proofs of double votes that the last plan of ``leader`` did not carry."""
-        knows = self._leader_knows[1] if self._leader_knows[0] == leader else ()
+        knows = frozenset[PeerId]()
+        if self._leader_knows[0] == leader:
+            knows = self._leader_knows[1]
         return tuple(d for d in self.trust.doubles.told() if d.peer not in knows)
 
     def _learn(self, doubles: Sequence[DoubleVote]) -> None:
@@ -765,7 +782,9 @@ class Training(rpc.TrainingServicer):
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
         match note.WhichOneof("say"):
             case None:  # a probe: answers that we live, and whether we follow the sender
-                return None if peer == self.leader_id() else "this peer follows another leader"
+                if peer != self.leader_id():
+                    return "this peer follows another leader"
+                return None
             case "plan":
                 return await self._hear_plan(peer, note.plan)
             case "round":
@@ -790,7 +809,9 @@ class Training(rpc.TrainingServicer):
             case "lead":
                 self._election.says(peer, self.clock.now())
                 self._hurry.set()
-                return None if peer == self.leader_id() else "this peer follows another leader"
+                if peer != self.leader_id():
+                    return "this peer follows another leader"
+                return None
             case "ready":
                 pass
             case _ if self.leader is None:
@@ -814,7 +835,9 @@ class Training(rpc.TrainingServicer):
             return "this peer does not lead"
         if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
             raise WireError(f"invalid stage or version: {why}")
-        vote = self.leader.vote(event) if isinstance(event, ev.Committed) else None
+        vote = None
+        if isinstance(event, ev.Committed):
+            vote = self.leader.vote(event)
         if vote is not None and not self.trust.vote_is_signed(vote, peer, note.committed.vote):
             raise WireError("a vote whose signature is wrong")
         if isinstance(event, ev.Heartbeat):
@@ -890,7 +913,9 @@ class Training(rpc.TrainingServicer):
     async def _beside(self, nbytes: int, work: Callable[..., R], *about: Any) -> R:
         """Run ``work`` on a plan of ``nbytes`` and return its result. A large plan is worked on in
         a thread, because the event loop would stand still meanwhile."""
-        return await asyncio.to_thread(work, *about) if nbytes > LARGE_PLAN else work(*about)
+        if nbytes > LARGE_PLAN:
+            return await asyncio.to_thread(work, *about)
+        return work(*about)
 
     def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
         """The reason why the last voters do not support this plan, or "" if they do, by this peer's
@@ -951,7 +976,9 @@ class Training(rpc.TrainingServicer):
         """Show ``peers``, which another peer reported dead, as dead unless they were heard after
         ``since``. Peers that are neither members of the plan nor in sight are ignored."""
         plan = self.work.plan
-        members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
+        members = set[PeerId]()
+        if plan is not None:
+            members = {m.peer for m in plan.members}
         now = self.clock.now()
         for peer in (members | self._view().hosts.keys()) & set(peers) - {self.me}:
             self.vitals.dead(peer, now, since)
@@ -1017,7 +1044,9 @@ class Training(rpc.TrainingServicer):
             "ready",
         ):
             patience.took(("word", peer), patience.running(self.clock.now()) - began)
-        return None if reply.accepted else reply.reason
+        if reply.accepted:
+            return None
+        return reply.reason
 
     async def inform(self, peer: PeerId, note: pb.Note) -> None:
         """Send a note that may get lost: a peer that misses it finds out by itself."""
@@ -1216,8 +1245,11 @@ class Training(rpc.TrainingServicer):
 
     async def _end(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> None:
         """Run the round that ends the epoch, or copy its result from other members."""
-        work = self.work.copy(plan, r) if r.sources else self.work.average(plan, r, listener)
-        await self.happens(await work)
+        if r.sources:
+            ended = await self.work.copy(plan, r)
+        else:
+            ended = await self.work.average(plan, r, listener)
+        await self.happens(ended)
 
     def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:
         """A callback that reports each result of the plan to the leader. Results that come while a
@@ -1265,14 +1297,20 @@ class Training(rpc.TrainingServicer):
         if self.clock.now() - self._moved < max(PAUSE_S, done):
             return None
         if self.leader is not None:
-            return self.leader.waiting if self.leader.phase is Phase.GATHER else None
+            if self.leader.phase is not Phase.GATHER:
+                return None
+            return self.leader.waiting
         leader = self.leader_id()
-        return Wait(Lack.PLAN, peers=(leader,)) if leader is not None else Wait(Lack.ENDS)
+        if leader is None:
+            return Wait(Lack.ENDS)
+        return Wait(Lack.PLAN, peers=(leader,))
 
     def waiting_for(self) -> str:
         """:meth:`waiting` as text, empty for no reason."""
         wait = self.waiting()
-        return str(wait) if wait is not None else ""
+        if wait is None:
+            return ""
+        return str(wait)
 
     def standing_of(self, peer: PeerId) -> tuple[Life, float]:
         """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
@@ -1283,7 +1321,9 @@ class Training(rpc.TrainingServicer):
             return life, seconds
         if self.leader is not None:
             silent = self.leader.silent_s(peer, now)
-            return (Life.SILENT, silent) if silent else (life, seconds)
+            if silent:
+                return Life.SILENT, silent
+            return life, seconds
         late_s = ANSWER_S + self.transport.patience.slack(now)
         if asked is not None and asked[0] == peer and now - asked[1] > late_s:
             return Life.SILENT, now - asked[1]

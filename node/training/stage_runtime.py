@@ -148,15 +148,23 @@ class StageRuntime:
             return self.windows.describe(kind, epoch)
         if kind is StateKind.BASE:
             base = self.stage.base()
-            return None if base is None else (Version(0), base)
+            if base is None:
+                return None
+            return Version(0), base
         if kind is not StateKind.PARAMETERS:
             return self.state_export.describe(kind, epoch, lineage)
-        held = None if self.stage.empty else self.stage.held(epoch, lineage)
-        return None if held is None else (held.version, held.parameters)
+        if self.stage.empty:
+            return None
+        held = self.stage.held(epoch, lineage)
+        if held is None:
+            return None
+        return held.version, held.parameters
 
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
         """Parts with optimizer state here, each with its version."""
-        return self.state_export.listing(kind) if stage == self.stage.stage else {}
+        if stage != self.stage.stage:
+            return {}
+        return self.state_export.listing(kind)
 
     def objection(self, plan: Plan) -> str:
         """The reason why no peer could work by this plan, whoever signed it; empty if this peer
@@ -377,7 +385,9 @@ class StageRuntime:
         if plan.base == stage.settled:
             kept.append(self._snapshot(plan.base, PlanContext.before(plan)))
         if r is not None and stage.version != stage.settled and stage.version == self._made:
-            owners = plan.owners if plan.outer else plan.owners | r.owners
+            owners = plan.owners
+            if not plan.outer:
+                owners = plan.owners | r.owners
             tokens = plan.tokens + self._counted
             context = PlanContext.after(plan, r.dropped, owners, tokens)
             kept.append(self._snapshot(stage.version, context))
@@ -443,9 +453,8 @@ class StageRuntime:
         With ``digest`` only the state with that digest is taken. When this raises NoDonor,
         ``partial`` keeps the parts that have arrived.
         """
-        found = await self._fetch(
-            donors, None if epoch is None else Version(epoch), digest, partial
-        )
+        version = None if epoch is None else Version(epoch)
+        found = await self._fetch(donors, version, digest, partial)
         if found.version.epoch < self.stage.version.epoch:
             return False
         await self.engines.aside(self.stage.adopt, found.tensors, found.version)
@@ -561,4 +570,6 @@ class StageRuntime:
 
         sums = await asyncio.gather(*(measured(i, x, y) for i, (x, y) in enumerate(pairs)))
         tokens = sum(n for _, n in sums)
-        return sum(loss for loss, _ in sums) / tokens if tokens else 0.0
+        if not tokens:
+            return 0.0
+        return sum(loss for loss, _ in sums) / tokens

@@ -79,7 +79,9 @@ class Vitals:
         """The leader counts ``peer`` as dead. ``since``: when the attempt to reach it began; a
         later sign of life counts more."""
         signs = self._signs(peer)
-        if signs.dead < 0 and signs.seen <= (now if since is None else since):
+        if since is None:
+            since = now
+        if signs.dead < 0 and signs.seen <= since:
             signs.dead = now
             signs.renewals = 0
             self._dead = [*(p for p in self._dead if p != peer), peer][-MOST_LOST:]

@@ -102,7 +102,9 @@ class EpochAttempt:
         """Living members that must commit before the epoch ends. Members on probation are left out
         if the others can commit it."""
         alive = {m.peer for m in self.alive}
-        return alive - self.probation if self.can_spare(self.probation) else alive
+        if self.can_spare(self.probation):
+            return alive - self.probation
+        return alive
 
     @property
     def unreported(self) -> list[PeerId]:
@@ -116,7 +118,9 @@ class EpochAttempt:
         paths = [path for path in self.plan.paths if path.origin not in self.dead]
         told = {path.origin for path in paths if path.index in self.results}
         missing = {path.origin for path in paths if path.index not in self.results}
-        return sorted(missing) if told and told.isdisjoint(missing) else []
+        if told and told.isdisjoint(missing):
+            return sorted(missing)
+        return []
 
     def living(self, stage: int) -> list[PlanMember]:
         """Members of a stage that are not known to be dead."""
@@ -218,7 +222,10 @@ class EpochAttempt:
             owning = set(current.values()) - hung
             able_here = [(p, speed) for p, speed in able_here if p in owning] or able_here
         able = [(p, speed) for p, speed in able_here if p not in hung]
-        useless, able = (self.dead | hung, able) if able else (self.dead, able_here)
+        useless = self.dead | hung
+        if not able:
+            useless = self.dead
+            able = able_here
         orphans = {p for p, o in current.items() if o in useless}
         if orphans:
             able_too = {peer for peer, _ in able}
@@ -243,8 +250,11 @@ class EpochAttempt:
     ) -> ev.SendRound:
         """The note that tells members of a stage to average (again), or to copy from
         ``sources``."""
-        self.copied = self.copied | set(to) if sources else self.copied - set(to)
-        self.copies.update(to if sources else ())
+        if sources:
+            self.copied = self.copied | set(to)
+            self.copies.update(to)
+        else:
+            self.copied = self.copied - set(to)
         return ev.SendRound(
             to,
             self.plan,
@@ -344,7 +354,8 @@ class EpochAttempt:
             said = self._digests(stage)
             agreed[stage], sure = self._verdict(stage, said)
             strays += [(stage, p) for p in sorted(said) if said[p] != agreed[stage]]
-            disputed += [] if sure else [stage]
+            if not sure:
+                disputed.append(stage)
         return agreed, strays, disputed
 
     def _digests(self, stage: int) -> dict[PeerId, str]:

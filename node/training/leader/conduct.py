@@ -63,12 +63,16 @@ class Conduct:
     def probation_s(self, peer: PeerId, now: float) -> float:
         """Seconds of probation that are left; 0 for none."""
         record = self._records.get(peer)
-        return max(0.0, record.until - now) if record is not None else 0.0
+        if record is None:
+            return 0.0
+        return max(0.0, record.until - now)
 
     def epochs(self, peer: PeerId) -> int:
         """Number of epochs that the peer did in time: keys cost nothing, and work does."""
         record = self._records.get(peer)
-        return record.epochs if record is not None else 0
+        if record is None:
+            return 0
+        return record.epochs
 
     def patience(self, peers: Iterable[PeerId]) -> float:
         """Factor by which these peers are waited for longer than usual. It doubles with each

@@ -134,10 +134,16 @@ class Leader:
         self.waiting: Wait | None = Wait(Lack.SETTLING)
         """The reason why no epoch is planned; None when one is."""
         self._lacking = ""
-        self.loss = history.loss if history else 0.0
-        self.loss_val = history.loss_val if history else 0.0
-        self.reference = history.reference if history else UNKNOWN
+        self.loss = 0.0
+        self.loss_val = 0.0
+        self.reference = UNKNOWN
         """Losses before the first step, as the newest plan has them."""
+        self.tokens = 0
+        if history:
+            self.loss = history.loss
+            self.loss_val = history.loss_val
+            self.reference = history.reference
+            self.tokens = history.tokens
         self._measured = False
         """True once the held-out loss before the first step was asked for, whatever the result."""
         self._evaluating = 0
@@ -146,7 +152,6 @@ class Leader:
             history.loss_val, history.reference, history.epoch, facts.warmup
         )
         """True if the journal of this leader, or of the one before, has the warning."""
-        self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
         self.memory = Memory(history, dropped)
@@ -192,12 +197,16 @@ class Leader:
     @property
     def plan(self) -> Plan | None:
         """The plan in force, if an epoch is under way."""
-        return self._epoch.plan if self._epoch else None
+        if self._epoch is None:
+            return None
+        return self._epoch.plan
 
     @property
     def waiting_for(self) -> str:
         """:attr:`waiting` as text, empty for no reason."""
-        return str(self.waiting) if self.waiting is not None else ""
+        if self.waiting is None:
+            return ""
+        return str(self.waiting)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds since the last sign of life of a peer that is silent for longer than usual, 0 for
@@ -206,7 +215,9 @@ class Leader:
         if heard is None or peer == self.me:
             return 0.0
         usual = ASK_AFTER * self.roster.silence(peer, self.facts.waits.late_s)
-        return now - heard if now - heard > usual else 0.0
+        if now - heard > usual:
+            return now - heard
+        return 0.0
 
     @property
     def idle(self) -> bool:
@@ -216,7 +227,9 @@ class Leader:
     def vote(self, e: ev.Committed) -> Vote | None:
         """The vote that a member must have signed with its report of a commit; None if the report
         is not of the epoch under way."""
-        return self._epoch.vote(e) if self._epoch is not None else None
+        if self._epoch is None:
+            return None
+        return self._epoch.vote(e)
 
     def handle(self, event: ev.LeaderEvent, now: float) -> list[ev.LeaderAction]:
         """Handle one event and return the actions. Unknown or stale events change nothing."""
@@ -236,7 +249,8 @@ class Leader:
             case ev.Unreachable(peer, since):
                 self._asked.pop(peer, None)
                 lives = self.roster.heard.get(peer, now) > since
-                return [] if lives else self._gone(peer, now, "does not answer")
+                if not lives:
+                    return self._gone(peer, now, "does not answer")
             case ev.ProbeAnswered(peer, ours):
                 return self._answered(peer, ours, now)
             case ev.Declined(plan_hash, reason) if self.phase is not Phase.GATHER:
@@ -244,7 +258,8 @@ class Leader:
                 if newest is not None and newest.hash == plan_hash:
                     return self._abandon(now, f"the leader cannot follow its own plan: {reason}")
             case ev.Accused(about, by) if {about, by} <= self.roster.candidates.keys():
-                return [ev.ProbePeer(about)] if about != self.me else []
+                if about != self.me:
+                    return [ev.ProbePeer(about)]
             case ev.MicroBatchesReported():
                 return self._finished(event, now)
             case ev.Committed() | ev.Incomplete():
@@ -276,7 +291,8 @@ class Leader:
                 if (epoch := self._epoch) is not None:
                     # Nobody was late while this process stood still.
                     stood_s = now - max(self._ticked, epoch.began)
-                    epoch.late_at += stood_s if stood_s > GAP_S else 0.0
+                    if stood_s > GAP_S:
+                        epoch.late_at += stood_s
                 self._ticked = now
                 return self._tick(now, slack)
         return []
@@ -303,11 +319,15 @@ class Leader:
             # wait for the next clock tick.
             changed = before is None or e.stands() != before.stands()
             news = changed and self.phase is Phase.GATHER
-        return done + (self._try_plan(now) if news else [])
+        if news:
+            done += self._try_plan(now)
+        return done
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
         self._asked.pop(peer, None)
-        known = self.roster.gone(peer) if peer != self.me else None
+        if peer == self.me:
+            return []
+        known = self.roster.gone(peer)
         if known is None:
             return []
         self._changed = now
@@ -318,8 +338,10 @@ class Leader:
         else:
             done = [reports.peer_lost(peer, why)]
         epoch = self._epoch
-        member = epoch.plan.member(peer) if epoch is not None else None
-        if epoch is None or member is None or peer in epoch.dead:
+        if epoch is None:
+            return done
+        member = epoch.plan.member(peer)
+        if member is None or peer in epoch.dead:
             return done
         epoch.dead.add(peer)
         if self.phase is Phase.EVALUATE:
@@ -331,7 +353,11 @@ class Leader:
             )
         # Others may still reach it, and would wait for it until the deadline.
         running = self.phase is Phase.RUN
-        told = tuple(m.peer for m in (epoch.alive if running else epoch.living(member.stage)))
+        if running:
+            there = epoch.alive
+        else:
+            there = epoch.living(member.stage)
+        told = tuple(m.peer for m in there)
         done.append(ev.SendLost(told, epoch.plan, tuple(sorted(epoch.dead))))
         if running:
             epoch.give_up(peer)
@@ -401,7 +427,9 @@ class Leader:
 
     def _excuse(self, peer: PeerId, plan_hash: str, now: float) -> list[Any]:
         """End the probation of a peer that reports late."""
-        return [reports.excused(peer)] if self.conduct.reported(peer, plan_hash, now) else []
+        if self.conduct.reported(peer, plan_hash, now):
+            return [reports.excused(peer)]
+        return []
 
     def _mind_the_silent(self, now: float, slack: float) -> list[Any]:
         """Ask silent peers whether they live. Silence alone is no death: a peer on a busy machine
@@ -449,7 +477,8 @@ class Leader:
             self.waiting = self._not_joined(thin, need) or nobody
             self._complete = None
             return self._mend(thin, now)
-        self._complete = now if self._complete is None else self._complete
+        if self._complete is None:
+            self._complete = now
         self._mend((), now)
         if self._settles(now):
             self.waiting = Wait(Lack.SETTLING)
@@ -490,7 +519,9 @@ class Leader:
             said = self._lacking
             self._lacking = str(e)
             self.waiting = Wait(Lack.MEMORY, detail=f"memory for the optimizer's state: {e}")
-            return done + ([reports.out_of_room(e)] if said != self._lacking else [])
+            if said != self._lacking:
+                done.append(reports.out_of_room(e))
+            return done
         except NoWay as e:
             self.planning.postpone(now)
             self.waiting = Wait(Lack.WAYS, detail=str(e))
@@ -586,16 +617,19 @@ class Leader:
             self.roster.unproven.add(e.version)
             self._no_proof_until = now + PROOF_AGAIN_S
             said = reports.version_unproven(e.version, self.roster.holders(e.version))
-            return [said, *(self._try_plan(now) if self.phase is Phase.GATHER else [])]
+            if self.phase is not Phase.GATHER:
+                return [said]
+            return [said, *self._try_plan(now)]
         known = self.memory.recalled(e.version, e.plan, e.dropped)
         if known is None or self.phase is not Phase.GATHER:
             return []
         if known and e.plan is not None:
             self.loss = e.plan.loss
             self.loss_val = e.plan.loss_val
-        guessed = not known and not self.memory.knows(e.version)
-        said = [reports.history_lost(e.version)] if guessed else []
-        return said + self._try_plan(now)
+        done: list[Any] = []
+        if not known and not self.memory.knows(e.version):
+            done.append(reports.history_lost(e.version))
+        return done + self._try_plan(now)
 
     # ----------------------------------------------------------- plan
 
@@ -603,9 +637,11 @@ class Leader:
         """The voters on the next version, or the wait for voters if too few are here."""
         h = self.memory.history
         r = self.roster
-        self.after = h.hash if h is not None else ""
-        if h is not None and h.last:
-            return h.electorate
+        self.after = ""
+        if h is not None:
+            self.after = h.hash
+            if h.last:
+                return h.electorate
         # A plan leaves out the peers of these stages, so they could not follow it
         bare = r.bare(base)
         members: list[PeerId] = []
@@ -618,11 +654,14 @@ class Leader:
         self._left = self._left.difference(r.candidates) | {
             p for p, c in r.candidates.items() if c.leaving
         }
-        named = {*h.electorate.voters, *h.electorate.elders} if h is not None else self._left
+        named = self._left
+        epoch_s = 0.0
+        if h is not None:
+            named = {*h.electorate.voters, *h.electorate.elders}
+            epoch_s = sum(h.forecast)
         self._left &= named  # others have no vote to lose
         left = self._left | {p for p in named if self.planning.rules.revokes(p)}
         votes = self._voting.electorate(h, current, left)
-        epoch_s = sum(h.forecast) if h is not None else 0.0
         return self._voting.lacks(votes, there, now, epoch_s)
 
     def _plan(self, base: Version, past: PlanContext, votes: Electorate, now: float) -> list[Any]:
@@ -704,7 +743,9 @@ class Leader:
         """The action that sends a plan, with the certificate of the version it starts from if the
         leader has it."""
         c = self._certificate
-        return ev.SendPlan(plan, c if c is not None and c.version == plan.base else None)
+        if c is not None and c.version != plan.base:
+            c = None
+        return ev.SendPlan(plan, c)
 
     def _divide(self, founded: Plan, now: float) -> list[Any]:
         """The members of the new cell have left this one, and for a while they still give the state
@@ -851,19 +892,25 @@ class Leader:
         unfinished = [p for p in peers if isinstance(epoch.outcomes[p], ev.Incomplete)]
         if unfinished:
             return self._repair(epoch, stage, unfinished, now)
-        return self._commit(epoch, now) if epoch.committed >= awaited else []
+        if epoch.committed >= awaited:
+            return self._commit(epoch, now)
+        return []
 
     def _refused(self, epoch: EpochAttempt, stage: int, now: float) -> list[Any] | None:
         """Go on without an owner that gave impossible parameters, if more members of its stage
         refused them than took them. If a single member refused them, one of the two lies. None if
         there is nothing to do."""
         for owner, (by, believers) in epoch.accusations(stage).items():
-            liars = {owner} if len(by) > 1 else self._losers([frozenset([owner]), by])
-            took = {m.peer for m in epoch.living(stage) if m.peer in epoch.committed}
-            away = liars | (took if owner in liars else set())
+            liars = {owner}
+            if len(by) <= 1:
+                liars = self._losers([frozenset([owner]), by])
+            why = ALONE
+            away = liars
+            if owner in liars:
+                why = NEVER_MADE
+                away = liars | {m.peer for m in epoch.living(stage) if m.peer in epoch.committed}
             spared = self.me not in away and epoch.can_spare({*away, *epoch.probation})
             if len(by) > believers and spared:
-                why = NEVER_MADE if owner in liars else ALONE
                 done = self._blame(liars, why, now - epoch.began, now)
                 epoch.drop(away - liars)
                 for peer in sorted(liars):
@@ -964,14 +1011,18 @@ class Leader:
         go back to ``base``, on which they agree. After :data:`RECOUNTS` repetitions the swarm goes
         on with one of the results."""
         before, times = self._disputed
-        self._disputed = base, times + 1 if before == base else 1
+        if before != base:
+            times = 0
+        self._disputed = base, times + 1
         return self._disputed[1] <= RECOUNTS
 
     def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
         if self.phase is not Phase.EVALUATE or epoch != self._evaluating:
             return []
-        self.loss_val = loss if loss > 0 else self.loss_val
-        said = [reports.evaluated(epoch, loss)] if loss > 0 else []
+        said: list[Any] = []
+        if loss > 0:
+            self.loss_val = loss
+            said.append(reports.evaluated(epoch, loss))
         if not epoch:
             self.reference = Losses(0.0, loss)
         elif is_worse(loss, self.reference, epoch, self.facts.warmup) and not self._told_worse:
@@ -989,7 +1040,9 @@ class Leader:
         self.phase = Phase.GATHER
         self._epoch = None
         self._changed = now
-        return [reports.epoch_abandoned(epoch, why)] if epoch is not None else []
+        if epoch is None:
+            return []
+        return [reports.epoch_abandoned(epoch, why)]
 
 
 def _owners(plan: Plan | None) -> dict[int, set[PeerId]]:

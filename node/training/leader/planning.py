@@ -112,6 +112,9 @@ class Planning:
         said = self._leave_out(roster, base)
         if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
+        forecast = (0.0, 0.0)
+        if paths:
+            forecast = routing.forecast(by_stage)
         plan = Plan(
             base.epoch,
             term,
@@ -127,7 +130,7 @@ class Planning:
             loss_val=losses[1],
             tokens=past.tokens,
             lineage=base.lineage,
-            forecast=routing.forecast(by_stage) if paths else (0.0, 0.0),
+            forecast=forecast,
             outer=outer,
             stood=roster.stages_that_stood(base),
             change=rules.change,
@@ -137,15 +140,16 @@ class Planning:
             electorate=electorate,
             reference=past.reference,
         )
-        plan = replace(
-            plan,
-            deadline_s=self._deadlines.round(roster, plan)
-            if outer
-            else self._deadlines.run(roster, paths, plan.forecast[0]),
-        )
+        if outer:
+            deadline_s = self._deadlines.round(roster, plan)
+        else:
+            deadline_s = self._deadlines.run(roster, paths, plan.forecast[0])
+        plan = replace(plan, deadline_s=deadline_s)
         if finished:
             return plan, said, reports.run_finished(facts.epochs)
-        about = routing.about(by_stage) if paths else {}
+        about: dict[str, object] = {}
+        if paths:
+            about = routing.about(by_stage)
         return plan, said, reports.epoch_planned(plan, self._left_out, about)
 
     def in_force(self, past: PlanContext) -> Rules:

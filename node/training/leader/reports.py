@@ -104,7 +104,9 @@ def history_lost(version: Version) -> RecordFact:
 def version_unproven(version: Version, holders: Sequence[PeerId]) -> RecordFact:
     """Peers claim a version that the leader has not made, and no certificate shows that it
     counts."""
-    who = ", ".join(map(short, holders[:3])) + (" and others" if len(holders) > 3 else "")
+    who = ", ".join(map(short, holders[:3]))
+    if len(holders) > 3:
+        who += " and others"
     return RecordFact(
         "version-unproven",
         f"epoch {version.epoch}, held by {who}, is ignored: too few voters can have committed it, "
@@ -184,34 +186,32 @@ def averaging_changed(rules: Rules, base: Version) -> RecordFact:
 def epoch_planned(plan: Plan, left_out: Sequence[int], paths: Mapping[str, Any]) -> RecordFact:
     """An epoch is planned. ``paths``: the router's facts about them."""
     listeners = sum(not m.current for m in plan.members)
-    does = (
-        f"puts in place {_means_of(plan)}"
-        if plan.outer
-        else f"{len(plan.paths)} micro-batches over {len(plan.members) - listeners} peers"
-    )
-    catching_up = f", {listeners} catching up" if listeners else ""
-    return RecordFact(
-        "epoch-planned",
-        f"epoch {plan.epoch}: {does}{catching_up}",
-        "debug",
-        {
-            "epoch": plan.epoch,
-            "lineage": plan.lineage,
-            "term": plan.term,
-            "hash": plan.hash[:12],
-            "members": len(plan.members),
-            "listeners": listeners,
-            "cursor": sum(c.taken for c in plan.cursor),
-            "returned": sum(len(c.returned) for c in plan.cursor),
-            "positions": cursor_rows(plan.cursor),
-            "tokens": plan.tokens,
-            "micro_batches": len(plan.paths),
-            "peers": [m.peer for m in plan.members],
-            **paths,
-            **({"left_out": list(left_out)} if left_out else {}),
-            **({"outer": plan.outer} if plan.outer else {}),
-        },
-    )
+    does = f"{len(plan.paths)} micro-batches over {len(plan.members) - listeners} peers"
+    if plan.outer:
+        does = f"puts in place {_means_of(plan)}"
+    text = f"epoch {plan.epoch}: {does}"
+    if listeners:
+        text += f", {listeners} catching up"
+    facts: dict[str, object] = {
+        "epoch": plan.epoch,
+        "lineage": plan.lineage,
+        "term": plan.term,
+        "hash": plan.hash[:12],
+        "members": len(plan.members),
+        "listeners": listeners,
+        "cursor": sum(c.taken for c in plan.cursor),
+        "returned": sum(len(c.returned) for c in plan.cursor),
+        "positions": cursor_rows(plan.cursor),
+        "tokens": plan.tokens,
+        "micro_batches": len(plan.paths),
+        "peers": [m.peer for m in plan.members],
+        **paths,
+    }
+    if left_out:
+        facts["left_out"] = list(left_out)
+    if plan.outer:
+        facts["outer"] = plan.outer
+    return RecordFact("epoch-planned", text, "debug", facts)
 
 
 def round_repaired(stage: int, attempt: int, dead: int) -> RecordFact:
@@ -228,37 +228,41 @@ def epoch_committed(
     a: EpochAttempt, base: Version, epochs: int, loss: float, now: float
 ) -> RecordFact:
     """The attempt has made ``base``. ``epochs``: number of epochs of the run."""
-    came = f"{_means_of(a.plan)} are in place" if a.plan.outer else f"loss {loss:.3f}"
-    return RecordFact(
-        "epoch-committed",
-        f"epoch {base.epoch}/{epochs} committed, {came}",
-        facts={
-            "epoch": base.epoch,
-            "lineage": base.lineage,
-            "term": a.plan.term,
-            "hash": a.plan.hash[:12],
-            "loss": loss,
-            "tokens": a.tokens,
-            "counted": len(a.results) - len(a.dropped),
-            "seconds": now - a.started,
-            "run_s": a.closed - a.started,
-            "within_s": [round(a.plan.deadline_s, 3), round(a.round_s, 3)],
-            "predicted_s": round(sum(a.plan.forecast), 4),
-            "dropped": len(a.dropped),
-            "repaired": sum(a.attempts.values()),
-            "dead": len(a.dead),
-            **({"orphan": True} if a.plan.electorate.orphan else {}),
-            **({"cell": a.plan.cell_id, "outer": a.plan.outer} if a.plan.cell_id else {}),
-        },
-    )
+    came = f"loss {loss:.3f}"
+    if a.plan.outer:
+        came = f"{_means_of(a.plan)} are in place"
+    facts: dict[str, object] = {
+        "epoch": base.epoch,
+        "lineage": base.lineage,
+        "term": a.plan.term,
+        "hash": a.plan.hash[:12],
+        "loss": loss,
+        "tokens": a.tokens,
+        "counted": len(a.results) - len(a.dropped),
+        "seconds": now - a.started,
+        "run_s": a.closed - a.started,
+        "within_s": [round(a.plan.deadline_s, 3), round(a.round_s, 3)],
+        "predicted_s": round(sum(a.plan.forecast), 4),
+        "dropped": len(a.dropped),
+        "repaired": sum(a.attempts.values()),
+        "dead": len(a.dead),
+    }
+    if a.plan.electorate.orphan:
+        facts["orphan"] = True
+    if a.plan.cell_id:
+        facts |= {"cell": a.plan.cell_id, "outer": a.plan.outer}
+    text = f"epoch {base.epoch}/{epochs} committed, {came}"
+    return RecordFact("epoch-committed", text, facts=facts)
 
 
 def _means_of(plan: Plan) -> str:
     """The means that an outer round puts in place, in words."""
     partners = ", ".join(short_cell(p.cell) for p in plan.window.partners)
     stages = len({m.stage for m in plan.members})
-    some = f" at {len(plan.window.means)} of {stages} stages"
-    return f"the means with cell {partners}{some if len(plan.window.means) < stages else ''}"
+    text = f"the means with cell {partners}"
+    if len(plan.window.means) < stages:
+        text += f" at {len(plan.window.means)} of {stages} stages"
+    return text
 
 
 def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:
@@ -338,12 +342,12 @@ def disputed(stages: Sequence[int]) -> str:
 def digests_disputed(stages: Sequence[int], again: bool) -> RecordFact:
     """Nobody knows the right side of a mismatch. ``again``: the epoch is repeated; else repetition
     did not help."""
-    kind, text = (
-        ("digest-mismatch", "")
-        if again
-        else ("digests-disputed", ", after repeats too: goes on with those of one replica")
-    )
-    return RecordFact(kind, disputed(stages) + text, "error", {"stages": list(stages)})
+    kind = "digest-mismatch"
+    text = disputed(stages)
+    if not again:
+        kind = "digests-disputed"
+        text += ", after repeats too: goes on with those of one replica"
+    return RecordFact(kind, text, "error", {"stages": list(stages)})
 
 
 def evaluated(epoch: int, loss: float) -> RecordFact:

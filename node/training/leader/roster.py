@@ -111,7 +111,9 @@ class Roster:
             if not votes:
                 return ""
             said.append(f"{stage}:{min(votes, key=lambda name: (-votes[name], name))}")
-        return hashlib.sha256("/".join(said).encode()).hexdigest() if said else ""
+        if not said:
+            return ""
+        return hashlib.sha256("/".join(said).encode()).hexdigest()
 
     def gone(self, peer: PeerId) -> ev.Heartbeat | None:
         """The peer is here no more. Returns its last heartbeat, None for a stranger."""
@@ -237,7 +239,9 @@ class Roster:
     def may_own(self, stage: int) -> set[PeerId]:
         """Replicas of a stage that may own parts of it: every other replica reaches them."""
         taking = self.replicas()[stage]
-        return self._owning[stage] if self._prove else set(taking)
+        if self._prove:
+            return self._owning[stage]
+        return set(taking)
 
     def can_start(self, peer: PeerId, version: Version) -> bool:
         """Return True if a peer could be current: it holds the version, with the digest on which
@@ -322,7 +326,9 @@ class Roster:
         known = held - self.undone - self.unproven
         lacking = {v: self.bare(v) for v in known}
         best = min(lacking, key=lambda v: (len(lacking[v]), -v.epoch), default=None)
-        return best, lacking[best] if best is not None else []
+        if best is None:
+            return None, []
+        return best, lacking[best]
 
     def is_own(self, version: Version) -> bool:
         """Return True if it was agreed on last, or the leader can put it in place itself."""
@@ -465,7 +471,9 @@ class Roster:
         rates, units = self._table
         mine = rates.get(peer, 0.0)
         others = [unit for p, unit in units.get(self.candidates[peer].stage, ()) if p != peer]
-        return CEILING * mine * median(others) if mine > 0 and others else math.inf
+        if mine > 0 and others:
+            return CEILING * mine * median(others)
+        return math.inf
 
     def _measured(self) -> tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]]:
         """The speed of each peer that its neighbours measure (the median), and for each stage the

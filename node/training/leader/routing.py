@@ -72,7 +72,9 @@ class Routing:
         search for paths leaves them alone."""
         costs = believe(roster.measured(), ends, roster.doubts(), self._tensor)
         far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
-        return replace(costs, ways={**costs.ways, **far}) if far else costs
+        if not far:
+            return costs
+        return replace(costs, ways={**costs.ways, **far})
 
     def _with_a_path(self, by_stage: Stages, roster: Roster) -> Sequence[tuple[PeerId, float]]:
         """Ends peers from which a path through every stage leads back. If paths may leave out
@@ -105,11 +107,14 @@ class Routing:
         longest = 0.0
         for stage, row in by_stage.items():
             if len(row) > 1:
-                moved = 2 * (1 - 1 / len(row)) * self._sizes[stage] if self._sizes else 0.0
+                moved = 0.0
+                if self._sizes:
+                    moved = 2 * (1 - 1 / len(row)) * self._sizes[stage]
                 line = least(*(self.costs.lines.get(p, 0.0) for p, _ in row))
-                body = max(
-                    moved / max(1, self._tensor) * self.costs.body_s, moved / line if line else 0.0
-                )
+                capped = 0.0
+                if line:
+                    capped = moved / line
+                body = max(moved / max(1, self._tensor) * self.costs.body_s, capped)
                 longest = max(longest, body + 4 * self.costs.delay_s)
         return longest
 
@@ -131,7 +136,9 @@ class Routing:
         task = self.laid.task
         costs = self._believed(roster, {o for o, _ in task.counts}, task.peers)
         job = self.router.job(self.laid, costs)
-        return [] if job is None else [ev.SearchPaths(job)]
+        if job is None:
+            return []
+        return [ev.SearchPaths(job)]
 
     def about(self, by_stage: Stages) -> dict[str, object]:
         """Facts for the record about the paths laid last."""
@@ -146,7 +153,9 @@ class Routing:
         }
         if run_s:
             facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}
-        return facts | ({"owed": [list(d) for d in laid.owed]} if laid.owed else {})
+        if laid.owed:
+            facts["owed"] = [list(d) for d in laid.owed]
+        return facts
 
 
 def with_trials(

@@ -61,8 +61,7 @@ class StartingPoint:
 
         Peers that claim a better history get a moment to bring the rest of their side.
         """
-        able = roster.startable()
-        best = able[0] if able else None
+        best = next(iter(roster.startable()), None)
         if best is not None and (
             counted(roster, best, tokens) >= tokens or self._ends_orphan(roster, best)
         ):
@@ -85,7 +84,9 @@ class StartingPoint:
         """The wait that names the stages without the nearest version, which the fewest stages
         lack."""
         nearest, lacking = roster.nearest()
-        epoch = nearest.epoch if nearest is not None else 0
+        epoch = 0
+        if nearest is not None:
+            epoch = nearest.epoch
         return Wait(Lack.COMMON, stages=tuple(lacking), epoch=epoch)
 
     @staticmethod
@@ -146,8 +147,12 @@ class StartingPoint:
         then the stage goes on from the older one.
         """
         facts = self._facts
-        able = roster.startable(facts.spare) if facts.spare else []
-        base = roster.base if roster.base in able else next(iter(able), None)
+        if not facts.spare:
+            return None
+        able = roster.startable(facts.spare)
+        base = roster.base
+        if base not in able:
+            base = next(iter(able), None)
         if base is None or counted(roster, base, tokens) < tokens:
             return None
         here = roster.replicas()
@@ -159,7 +164,9 @@ class StartingPoint:
             if now - self.bare.get(-s, now) >= facts.waits.patience_s and base == roster.base:
                 roster.fall_back(s)
         # A run that is complete has all of its stages.
-        return base if base.epoch < facts.epochs or not roster.bare(base) else None
+        if base.epoch >= facts.epochs and roster.bare(base):
+            return None
+        return base
 
     def _richer(self, roster: Roster, best: Version, tokens: int, now: float) -> Wait | None:
         """The wait for the side of a partitioned network that claims more tokens; None without
@@ -173,13 +180,17 @@ class StartingPoint:
             self._courtesy = now
             self._courtesy_every = min(2 * self._courtesy_every, COURTESY_MOST_S)
         waits = now - self._courtesy < self._facts.waits.patience_s
-        return Wait(Lack.SIDE, peers=(claims[0],)) if waits else None
+        if not waits:
+            return None
+        return Wait(Lack.SIDE, peers=(claims[0],))
 
 
 def counted(roster: Roster, version: Version, tokens: int) -> int:
     """Tokens in the history of a version; for the version committed last it is ``tokens``, our own
     count."""
-    return tokens if version == roster.base else max(0, roster.tokens_of(version))
+    if version == roster.base:
+        return tokens
+    return max(0, roster.tokens_of(version))
 
 
 def without(e: Electorate, gone: Collection[PeerId]) -> Electorate:
@@ -218,9 +229,9 @@ class Voting:
         or the run begins. ``current``: possible current members, in any order; ``left``: peers that
         leave or were revoked, and do not vote."""
         order = sorted(current, key=lambda p: (p != self._me, p))
-        e = before.electorate if before is not None else Electorate()
-        if before is None or not e.voters:
+        if before is None or not before.electorate.voters:
             return Electorate(tuple(order))
+        e = before.electorate
         if before.parent:
             return Electorate(tuple(p for p in e.voters if p in current) or tuple(order))
         e = without(e, left)
@@ -251,8 +262,9 @@ class Voting:
         self._lacking = min(self._lacking, now)
         if now - self._lacking >= max(ALONE_S, ALONE_EPOCHS * epoch_s):
             voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
-            return Electorate(voters, e.elders if e.orphan else e.voters, True)
-        lacking = e.voters if not is_majority(e.voters, here) else e.elders
+            after = e.elders if e.orphan else e.voters
+            return Electorate(voters, after, True)
+        lacking = e.elders if is_majority(e.voters, here) else e.voters
         absent = tuple(p for p in lacking if p not in here)
         present = len(lacking) - len(absent)
         return Wait(Lack.VOTERS, peers=absent, here=present, of=len(lacking))

@@ -54,7 +54,9 @@ class Windows:
 
     def number(self) -> int:
         """Number of the window whose round has not ended, 0 for none."""
-        return self._group.window.number if self._group is not None else 0
+        if self._group is None:
+            return 0
+        return self._group.window.number
 
     def committed(self, plan: Plan) -> None:
         """A plan has been committed."""

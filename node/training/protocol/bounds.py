@@ -46,7 +46,9 @@ class Bounds:
     def of_results(self, count: int) -> str:
         """The reason why no peer can have finished ``count`` micro-batches of an epoch; "" if there
         is none."""
-        return f"{count} results, and an epoch has {self.paths}" if count > self.paths else ""
+        if count > self.paths:
+            return f"{count} results, and an epoch has {self.paths}"
+        return ""
 
     def of_history(self, epoch: int, tokens: int) -> str:
         """The reason why no history of ``epoch`` epochs can count ``tokens`` tokens; "" if there is
@@ -72,9 +74,10 @@ class Bounds:
             return why
         if any(c.next > MOST_SAMPLES for c in plan.cursor):
             return "a place in the sample order that no run comes to"
+        if plan.last == (plan.epoch >= self.epochs):
+            return ""
         does = "ends the run" if plan.last else "works on"
-        fits = plan.last == (plan.epoch >= self.epochs)
-        return "" if fits else f"it {does} at epoch {plan.epoch} of {self.epochs}"
+        return f"it {does} at epoch {plan.epoch} of {self.epochs}"
 
     def of_round(self, r: ev.RoundArrived) -> str:
         """The reason why no epoch can have counted the tokens or dropped micro-batches of this
@@ -88,7 +91,9 @@ class Bounds:
     def counted(self, epoch: int, tokens: int) -> int:
         """The number of tokens that is believed: ``tokens``, at most the bound of ``epoch``. It
         comes from a file, and anybody may have written that."""
-        return min(tokens, epoch * self.tokens) if self.tokens else tokens
+        if not self.tokens:
+            return tokens
+        return min(tokens, epoch * self.tokens)
 
 
 class Terms:

@@ -128,11 +128,10 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
         )
         for s in few(note.supporters, PEERS, "supporters")
     )
-    return Warrant(
-        parse_certificate(note.certificate) if note.HasField("certificate") else None,
-        supporters,
-        parse_doubles(note.doubles),
-    )
+    certificate = None
+    if note.HasField("certificate"):
+        certificate = parse_certificate(note.certificate)
+    return Warrant(certificate, supporters, parse_doubles(note.doubles))
 
 
 def parse_certificate(c: pb.CertificateNote) -> Certificate:
@@ -228,6 +227,11 @@ def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
 
 def ready_note(e: ev.Heartbeat) -> pb.Note:
     """ "I am alive, and this is where I stand.\""""
+    supports_at = 0
+    supports = b""
+    if e.support is not None:
+        supports_at = e.support.at
+        supports = e.support.signature
     return pb.Note(
         epoch=e.at.epoch,
         term=e.term,
@@ -248,8 +252,8 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             mean=e.mean[1],
             orphan=e.orphan,
             anchor=e.anchor,
-            supports_at=e.support.at if e.support is not None else 0,
-            supports=e.support.signature if e.support is not None else b"",
+            supports_at=supports_at,
+            supports=supports,
             doubles=map(double_note, e.doubles),
             cell=e.cell,
         ),
@@ -328,7 +332,9 @@ def parse_history(
     """The inverse of :func:`history_reply`; no signature is checked. Raises WireError if a field is
     invalid, or if the plan neither makes nor starts from ``version``."""
     past = [(parse_version(m.version), _count(m.tokens)) for m in few(reply.past, PAST, "versions")]
-    certificate = parse_certificate(reply.certificate) if reply.HasField("certificate") else None
+    certificate = None
+    if reply.HasField("certificate"):
+        certificate = parse_certificate(reply.certificate)
     if not reply.plan:
         return ev.Recalled(version, certificate=certificate), past
     plan = Plan.parse(few(reply.plan, PLAN, "bytes of a plan"), most_paths)

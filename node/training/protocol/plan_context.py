@@ -136,12 +136,10 @@ class Memory:
             return {}
         if version == h.base:
             return h.stood
+        if version != makes(h, self._dropped):
+            return {}
         worked = {m.stage for m in h.members if m.current}
-        return (
-            {s: v for s, v in h.stood.items() if s not in worked}
-            if version == makes(h, self._dropped)
-            else {}
-        )
+        return {s: v for s, v in h.stood.items() if s not in worked}
 
     def asking(self, base: Version, now: float, patience_s: float) -> str:
         """The next step about the plan behind ``base``: "ask" the others, "wait" for their answers,

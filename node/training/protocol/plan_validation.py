@@ -72,7 +72,9 @@ def _of_owners(plan: Plan, who: PeerId, shapes: Mapping[str, tuple[int, ...]]) -
         return ""
     mine = {m.peer for m in plan.stage(me.stage) if m.current}
     alone = any(plan.owners.get(name) not in mine for name in shapes)
-    return "a parameter of this stage has no owner among its members" if alone else ""
+    if alone:
+        return "a parameter of this stage has no owner among its members"
+    return ""
 
 
 def of_paths(

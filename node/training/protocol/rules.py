@@ -83,6 +83,7 @@ class ChangeStatus:
         # If the owner gave two changes the same number, the one in a plan counts.
         news = rules.revision >= self.known.revision and rules.change != self.known.change
         self.in_force = rules
-        self.known = rules if news else self.known
+        if news:
+            self.known = rules
         self._shown = leader if rules.revision == self.known.revision else None
         return news

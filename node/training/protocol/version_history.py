@@ -52,7 +52,8 @@ class VersionHistory:
                 continue
             if found.plan is not None and proves(found):
                 return found
-            best = found if best.plan is None else best
+            if best.plan is None:
+                best = found
         return best
 
     async def give_up(self, at: Version, tokens: int, leader: PeerId) -> None:

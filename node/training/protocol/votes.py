@@ -351,12 +351,9 @@ class Trust:
         if c is not None and (c.version != plan.base or c.cell != (plan.parent or plan.cell_id)):
             return "its certificate is not of the version that the plan starts from"
         if plan.electorate.orphan:
-            young = self.holds(now) and now - self._at < ALONE_S
-            return (
-                "it goes on without a majority of the voters, who are known to be there"
-                if young
-                else ""
-            )
+            if self.holds(now) and now - self._at < ALONE_S:
+                return "it goes on without a majority of the voters, who are known to be there"
+            return ""
         same = follows == plan.leader
         if c is not None and same and plan.base == at and self._known(c, now):
             self._at = now
@@ -372,11 +369,9 @@ class Trust:
             or is_majority(self.voters, self._supporting(plan, warrant.supporters, wall))
         ):
             return ""
-        return (
-            f"no majority of the {len(self.voters)} voters supports its leader"
-            if certified or not same
-            else "no majority of the voters has certified the version that it starts from"
-        )
+        if certified or not same:
+            return f"no majority of the {len(self.voters)} voters supports its leader"
+        return "no majority of the voters has certified the version that it starts from"
 
     def _compare(self, c: Certificate) -> None:
         """Compare the ballots of voters, of the last certificate or of this one, with the votes

@@ -71,14 +71,17 @@ class Wait:
             case Lack.EPOCH:
                 return f"a peer of {stages or 'every stage'} that holds epoch {self.epoch}"
             case Lack.COMMON:
-                lacking = f": nobody at {stages} has epoch {self.epoch} as the others have it"
-                return "a version that every stage holds" + (lacking if stages else "")
+                text = "a version that every stage holds"
+                if stages:
+                    text += f": nobody at {stages} has epoch {self.epoch} as the others have it"
+                return text
             case Lack.SIDE:
                 return f"the side of {peer}, which says it has counted more tokens"
             case Lack.HISTORY:
                 return f"the history of epoch {self.epoch}"
             case Lack.VOTERS:
                 absent = ", ".join(map(short, self.peers[:3]))
-                more = f" and {len(self.peers) - 3} more" if len(self.peers) > 3 else ""
-                missing = f"; without {absent}{more}" if absent else ""
+                if len(self.peers) > 3:
+                    absent += f" and {len(self.peers) - 3} more"
+                missing = f"; without {absent}" if absent else ""
                 return f"more than half of the voters ({self.here} of {self.of} are here{missing})"

@@ -32,4 +32,6 @@ def run_command(path: Path, *, as_json: bool) -> int:
         say("\n".join(show.lines(player, damaged=damage is not None)))
     if damage is not None:
         raise damage
-    return ExitCode.OK if player.played.difference is None else ExitCode.DEGRADED
+    if player.played.difference is not None:
+        return ExitCode.DEGRADED
+    return ExitCode.OK

@@ -61,7 +61,9 @@ class Difference:
         """Number of the first action that differs, from 0."""
         pairs = zip(self.expected, self.found, strict=False)
         same = [a == b for a, b in pairs]
-        return same.index(False) if False in same else len(same)
+        if False in same:
+            return same.index(False)
+        return len(same)
 
 
 @dataclass
@@ -132,7 +134,9 @@ class Player:
 
     def _unknown(self, document: Any, error: Exception) -> RecordingDamaged:
         """The fault that names a record which is whole, and none that this tutti writes."""
-        version = self.played.setup.version if self.played.setup is not None else ""
+        version = ""
+        if self.played.setup is not None:
+            version = self.played.setup.version
         if isinstance(document, dict) and isinstance(document.get("setup"), dict):
             version = str(document["setup"].get("version", ""))[:32]
         step = GET_AGAIN
@@ -198,7 +202,10 @@ class Player:
         self.played.events[name] += 1
         found = self._decided(machine, arrived, now)
         raised = document.get("raised")
-        expected = [["raised", {"kind": raised}]] if raised else document["actions"]
+        if raised:
+            expected = [["raised", {"kind": raised}]]
+        else:
+            expected = document["actions"]
         if not isinstance(expected, list) or not all(map(_is_action, expected)):
             raise WireError("the actions of an event are names of classes and their fields")
         self.played.actions += len(found)

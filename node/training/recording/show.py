@@ -46,7 +46,9 @@ def _lines(player: Player, *, damaged: bool) -> list[str]:
         said += difference_lines(played.difference, player.shared)
     else:
         said.append(f"the same actions: {played.actions}")
-    return said if damaged else [*said, ending(played)]
+    if not damaged:
+        said.append(ending(played))
+    return said
 
 
 def ending(played: Played) -> str:
@@ -66,8 +68,8 @@ def difference_lines(d: Difference, shared: Shared) -> list[str]:
         f"other actions of the {d.machine} at its event {d.number}, {d.event[0]} at {d.now:.3f} s "
         f"(record {d.record}), action {d.at + 1} of {max(len(d.expected), len(d.found))}:"
     ]
-    expected = d.expected[d.at] if d.at < len(d.expected) else None
-    found = d.found[d.at] if d.at < len(d.found) else None
+    expected = _action(d.expected, d.at)
+    found = _action(d.found, d.at)
     if expected is None or found is None or expected[0] != found[0]:
         return [*said, f"  expected  {_text(expected)}", f"  found     {_text(found)}"]
     rows = list(differing(expected[1], found[1], shared))
@@ -112,8 +114,6 @@ def document(player: Player) -> dict[str, Any]:
     d = played.difference
     found = None
     if d is not None:
-        expected = d.expected[d.at] if d.at < len(d.expected) else None
-        other = d.found[d.at] if d.at < len(d.found) else None
         found = {
             "record": d.record,
             "machine": d.machine,
@@ -121,14 +121,15 @@ def document(player: Player) -> dict[str, Any]:
             "kind": d.event[0],
             "at_s": d.now,
             "action": d.at,
-            "expected": expected,
-            "found": other,
+            "expected": _action(d.expected, d.at),
+            "found": _action(d.found, d.at),
         }
     setup = played.setup
+    origin = {"peer": "", "run": "", "version": ""}
+    if setup is not None:
+        origin = {"peer": setup.peer, "run": setup.run_id, "version": setup.version}
     return {
-        "peer": setup.peer if setup is not None else "",
-        "run": setup.run_id if setup is not None else "",
-        "version": setup.version if setup is not None else "",
+        **origin,
         "records": played.records,
         "machines": dict(played.machines),
         "events": dict(played.events),
@@ -136,6 +137,13 @@ def document(player: Player) -> dict[str, Any]:
         "end": played.end,
         "difference": found,
     }
+
+
+def _action(actions: list[Any], number: int) -> Any:
+    """Action ``number`` of the answer to an event; None if the answer has fewer actions."""
+    if number >= len(actions):
+        return None
+    return actions[number]
 
 
 def _opened(value: Any) -> dict[str, Any] | list[Any] | None:
@@ -148,9 +156,13 @@ def _opened(value: Any) -> dict[str, Any] | list[Any] | None:
         found = json.loads(value)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    return found
 
 
 def _text(value: Any) -> str:
     text = MISSING if value is None else json.dumps(value)
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+    if len(text) > MOST_TEXT:
+        return f"{text[: MOST_TEXT - 1]}…"
+    return text

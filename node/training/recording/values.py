@@ -178,7 +178,10 @@ class Reader:
         return tuple(self.value(row, kind) for row, kind in zip(rows, kinds, strict=True))
 
     def _mapping(self, document: Any, key: Any, each: Any) -> dict[Any, Any]:
-        rows = list(document.items()) if isinstance(document, dict) else _listed(document)
+        if isinstance(document, dict):
+            rows = list(document.items())
+        else:
+            rows = _listed(document)
         if not all(isinstance(row, list | tuple) and len(row) == 2 for row in rows):
             raise WireError("expected pairs of a key and a value")
         return {self.value(k, key): self.value(v, each) for k, v in rows}

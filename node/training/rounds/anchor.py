@@ -77,7 +77,9 @@ class Anchor(Giver):
         """Digest of anchor and momentum, if they must be equal in all cells; empty while there are
         none, or :meth:`names_itself` has not been called since they changed."""
         state, name = self._named
-        return name if state is not None and state is self.state else ""
+        if state is None or state is not self.state:
+            return ""
+        return name
 
     def names_itself(self) -> None:
         """Compute :attr:`name`, which reads all of anchor and momentum."""
@@ -100,11 +102,15 @@ class Anchor(Giver):
         momentum = {
             name: mean.get(name + MOMENTUM, torch.zeros_like(t)) for name, t in anchor.items()
         }
-        step = int(mean[STEP]) if STEP in mean else self.step
+        step = self.step
+        if STEP in mean:
+            step = int(mean[STEP])
         if self.state is not None:
             anchor = self.state.anchor | anchor
             momentum = self.state.momentum | momentum
-        self._replace(OuterState(anchor, momentum), self.words if owes is None else owes, step)
+        if owes is None:
+            owes = self.words
+        self._replace(OuterState(anchor, momentum), owes, step)
 
     def begin_with(self, parameters: Mapping[str, Tensor]) -> None:
         """Use these parameters as the anchor, because nobody in the cell has one."""
@@ -125,7 +131,8 @@ class Anchor(Giver):
     def begin(self) -> None:
         """The parameters in place are the ones that the run begins from."""
         self.forget()
-        self.state = OuterState.begin(self.stage.parameters()) if self.kept else None
+        if self.kept:
+            self.state = OuterState.begin(self.stage.parameters())
 
     def forget(self) -> None:
         """Forget anchor and error feedback: the parameters in place came from elsewhere."""
@@ -165,8 +172,9 @@ class Anchor(Giver):
         now = (self.state, self.words, self.step)
         # The anchor changes before the parameters do. Until they follow, or the change is undone,
         # the anchor before the change belongs to the parameters in place.
-        final = version == self.stage.settled
-        return self._before or now if final else now
+        if version == self.stage.settled:
+            return self._before or now
+        return now
 
     def saved(self, version: Version) -> dict[str, dict[str, Tensor]]:
         """The part of a checkpoint of ``version``, which is in place or the one before: tensors by
@@ -265,7 +273,9 @@ class Anchor(Giver):
         def of(which: str) -> dict[str, Tensor]:
             return {name: found.tensors[f"{name}/{which}"] for name in shapes}
 
-        words = of(WORDS) if self.settings.feedback else self.words
+        words = self.words
+        if self.settings.feedback:
+            words = of(WORDS)
         return OuterState(of("anchor"), of("momentum")), words
 
     def stop(self) -> None:

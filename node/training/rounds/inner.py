@@ -147,6 +147,11 @@ class InnerRound:
         cell = [m for m in plan.stage(self._stage.stage) if m.peer not in r.dead]
         if not listener:
             self._state_export.opens(plan, owners, r.dead)
+        gradients = self._gradients
+        tokens = self._tokens
+        if listener:
+            gradients = None
+            tokens = 0
         request = RoundRequest(
             round=RoundId(plan.epoch, plan.term, r.attempt),
             plan_hash=plan.hash,
@@ -156,8 +161,8 @@ class InnerRound:
             ownership_hash=self._rounds.hash_of(owners),
             shapes=self._rounds.shapes,
             down=self._stage.format,
-            gradients=None if listener else self._gradients,
-            tokens=0 if listener else self._tokens,
+            gradients=gradients,
+            tokens=tokens,
             deadline_s=r.deadline_s,
             caps=caps_of(plan, self._stage.stage, self._sequence, r.dropped),
             ready=lambda names: self._state_export.taking.ready(names, r.deadline_s),
@@ -247,11 +252,10 @@ def caps_of(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = ()
         tokens = len(path.samples) * sequence
         most += tokens
         total += tokens * (path.index not in dropped)
-        peers = (
-            {path.origin}
-            if stage == ENDS
-            else {hop.peer for hop in path.hops if hop.stage == stage}
-        )
+        if stage == ENDS:
+            peers = {path.origin}
+        else:
+            peers = {hop.peer for hop in path.hops if hop.stage == stage}
         for peer in peers & allowed.keys():
             allowed[peer] += tokens
     return WeightCaps(most, allowed, total)

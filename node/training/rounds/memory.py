@@ -39,10 +39,13 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int]) -> OuterBytes:
         most = max(s.grid, default=2)
     elif s.strategy == "butterfly" or s.served:
         most = MOST_TOGETHER
-    state = s.carries in ("state", "deltas")
-    tensors = stage * (2 if state else 1)
+    tensors = stage
+    anchor = 0
+    if s.carries in ("state", "deltas"):
+        tensors = 2 * stage
+        anchor = 4 * stage
     return OuterBytes(
-        anchor=4 * stage if state else 0,
+        anchor=anchor,
         residual=3 * stage if s.feedback else 0,
         sent=tensors,
         served=most * tensors,

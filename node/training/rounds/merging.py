@@ -217,7 +217,9 @@ class Pushes(OuterSteps):
         """The contribution of :meth:`OuterSteps.gives`, with the server's step at which the anchor
         was made."""
         given = super().gives(local)
-        return None if given is None else {**given, STEP: _number(self._giver.step)}
+        if given is None:
+            return None
+        return {**given, STEP: _number(self._giver.step)}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
         """Decode as :meth:`OuterSteps.opens` does. Raises WireError for an invalid step, too."""
@@ -269,7 +271,9 @@ def merge_of(
     of the group."""
     if settings.pushes:
         return Pushes(giver, settings, shapes, members)
-    return (OuterSteps if settings.carries == "deltas" else Merge)(giver, settings, shapes)
+    if settings.carries == "deltas":
+        return OuterSteps(giver, settings, shapes)
+    return Merge(giver, settings, shapes)
 
 
 @torch.no_grad()
@@ -322,8 +326,12 @@ def _held(given: Mapping[str, Named]) -> dict[str, Named]:
         return dict(given)
     found: dict[str, Named] = {}
     for cell, of in given.items():
-        share = 2.0 ** -max(0, math.ceil(math.log2(lengths[cell] / most))) if lengths[cell] else 1.0
-        found[cell] = of if share == 1.0 else {name: share * t for name, t in of.items()}
+        share = 1.0
+        if lengths[cell]:
+            share = 2.0 ** -max(0, math.ceil(math.log2(lengths[cell] / most)))
+        found[cell] = of
+        if share != 1.0:
+            found[cell] = {name: share * t for name, t in of.items()}
     return found
 
 
@@ -354,7 +362,9 @@ def distance(a: Named, b: Named) -> float:
         float((a[n].to("cpu").double() - b[n].to("cpu").double()).square().sum()) for n in b
     )
     length = sum(float(t.to("cpu").double().square().sum()) for t in b.values())
-    return math.sqrt(apart / length) if length else math.sqrt(apart)
+    if not length:
+        return math.sqrt(apart)
+    return math.sqrt(apart / length)
 
 
 def nearer(a: Named, b: Named, share: float) -> dict[str, Tensor]:

@@ -144,15 +144,19 @@ class WindowRound:
         """The newest window for which the mean is here, with the mean's digest; (0, "") for
         none."""
         m = self._meeting
-        return (0, "") if m is None or m.mean is None else (m.number, m.digest)
+        if m is None or m.mean is None:
+            return 0, ""
+        return m.number, m.digest
 
     def describe(
         self, kind: StateKind, window: int | None
     ) -> tuple[Version, Mapping[str, Tensor]] | None:
         """The cell's contribution to a window, or its mean."""
         m = self._meeting
-        found = None if m is None else m.given if kind is StateKind.SNAPSHOT else m.mean
-        if m is None or found is None or window != m.number:
+        if m is None or window != m.number:
+            return None
+        found = m.given if kind is StateKind.SNAPSHOT else m.mean
+        if found is None:
             return None
         return Version(m.number), found
 
@@ -205,11 +209,15 @@ class WindowRound:
         if state is not None:
             return lambda: state.anchor
         if m is None or not m.merge.near:
-            return None if first is None else lambda: first
+            if first is None:
+                return None
+            return lambda: first
         local = m.local
-        mean = m.mean if m.applied else None
+        mean = m.mean
+        if mean is None or not m.applied:
+            return lambda: local
         mixing = m.merge.settings.mixing
-        return lambda: local if mean is None else moved(local, local, mean, mixing)
+        return lambda: moved(local, local, mean, mixing)
 
     def _server(self, s: OuterSettings, plan: Plan) -> Partner | None:
         """The partner that makes the mean for this stage; None if this cell does."""
@@ -306,10 +314,14 @@ class WindowRound:
         known, nothing is taken."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
-        m.news.apart = median(far.values()) if far else 0.0
+        m.news.apart = 0.0
+        if far:
+            m.news.apart = median(far.values())
         went = max(self._went, default=0.0)
         # Among equally many near and far partners the near ones define the usual distance.
-        usual = median_low(self._apart) if len(self._apart) >= USUAL else went
+        usual = went
+        if len(self._apart) >= USUAL:
+            usual = median_low(self._apart)
         most = FAR * usual
         for cell, apart in far.items():
             if apart > most:
@@ -323,16 +335,15 @@ class WindowRound:
 
     def _clipped(self, cell: str, window: int, apart: float, usual: float) -> None:
         said = "left out: it is not known yet how far away partners are"
+        level = "info"
         if usual:
             times = f"{apart / usual:.1f} times as far away as partners usually are"
-            said = f"{times}, and {'counts for less' if apart < TOO_FAR else 'is left out'}"
+            does = "counts for less" if apart < TOO_FAR else "is left out"
+            said = f"{times}, and {does}"
+            level = "warning"
+        text = f"cell {cell} is {said}"
         self._engines.journal.emit(
-            "averaging",
-            "partner-clipped",
-            f"cell {cell} is {said}",
-            "warning" if usual else "info",
-            cell=cell,
-            window=window,
+            "averaging", "partner-clipped", text, level, cell=cell, window=window
         )
 
     def _served(self, m: _Meeting, merge: Pushes) -> None:
@@ -342,14 +353,12 @@ class WindowRound:
         pushes.labels(result="refused").inc(len(late))
         pushes.labels(result="applied").inc(len(merge.ages) - len(late))
         text = f"applies {len(merge.ages) - len(late)} pushes of window {m.number}"
-        refused = f"; refused as too old: those of cell {', '.join(late)}" if late else ""
+        level = "debug"
+        if late:
+            text += f"; refused as too old: those of cell {', '.join(late)}"
+            level = "warning"
         self._engines.journal.emit(
-            "averaging",
-            "pushes",
-            text + refused,
-            "warning" if late else "debug",
-            window=m.number,
-            ages=dict(merge.ages),
+            "averaging", "pushes", text, level, window=m.number, ages=dict(merge.ages)
         )
 
     async def _result(self, m: _Meeting, peers: Sequence[PeerId], stage: int) -> None:
@@ -423,7 +432,9 @@ class WindowRound:
         if m is not None and m.applied and m.mean is not None:
             self.news = m.news
             if self._anchor.kept:
-                owes = m.merge.owes if m.merge.shared and not m.told else None
+                owes = None
+                if m.merge.shared and not m.told:
+                    owes = m.merge.owes
                 # An anchor that is still being fetched is from before this round
                 self._anchor.stop()
                 await self._engines.aside(self._anchor.takes, m.mean, owes)

@@ -36,7 +36,9 @@ class VoteLedger:
     def term(self, cell: CellId) -> int:
         """Term of the newest vote; 0 before the first one in this cell."""
         _, last_cell, term, *_ = self._row
-        return term if last_cell == _number(cell) else 0
+        if last_cell != _number(cell):
+            return 0
+        return term
 
     def cast(self, cell: CellId, term: int, attempt: int, said: bytes) -> None:
         """Record a vote that is about to be signed. Raises Refused if it is older than the last

@@ -146,13 +146,11 @@ class LocalCheckpoints:
         """Sentences for the operator: why nothing is written, which checkpoints cannot be used.
         Looks at the disk's free space."""
         lacks = self._lacks() if self.writes else ""
-        found = (
-            [self._failed]
-            if self._failed and (lacks or not self._residual)
-            else [lacks]
-            if lacks
-            else []
-        )
+        found: list[str] = []
+        if self._failed and (lacks or not self._residual):
+            found.append(self._failed)
+        elif lacks:
+            found.append(lacks)
         if self._bad:
             more = f" and {len(self._bad) - TOLD} more" if len(self._bad) > TOLD else ""
             named = "; ".join(f"{name}: {why}" for name, why in self._bad[:TOLD])
@@ -207,7 +205,9 @@ class LocalCheckpoints:
         """Tokens counted in the history of a checkpoint; 0 if it does not say. Never more than that
         history can have: others would take that for a fault of this peer."""
         value = meta.get("tokens")
-        return self._bounds.counted(epoch, value) if type(value) is int and value >= 0 else 0
+        if type(value) is int and value >= 0:
+            return self._bounds.counted(epoch, value)
+        return 0
 
     async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
         """The checkpoint of ``version``, verified. Raises Refused if there is none, or if it is of
@@ -419,13 +419,17 @@ def _yield_to_others() -> None:
 def outer_step_of(meta: Mapping[str, Any]) -> int:
     """The server's step at which the anchor of a checkpoint was made; 0 if it does not say."""
     said = meta.get("outer_step")
-    return said if type(said) is int and said >= 0 else 0
+    if type(said) is int and said >= 0:
+        return said
+    return 0
 
 
 def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:
     """Colleagues of the peer that wrote a checkpoint; empty if it does not say."""
     said = meta.get("colleagues")
-    return tuple(PeerId(p) for p in said if isinstance(p, str)) if isinstance(said, list) else ()
+    if not isinstance(said, list):
+        return ()
+    return tuple(PeerId(p) for p in said if isinstance(p, str))
 
 
 def copies_of(meta: Mapping[str, Any]) -> dict[str, Version]:

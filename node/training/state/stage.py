@@ -128,7 +128,9 @@ class StageState:
         """The base of the run, while it is here; else None."""
         if self.empty or (self.frozen is None and self.version != Version(0)):
             return None
-        return self.parameters() if self.frozen is None else self.frozen
+        if self.frozen is None:
+            return self.parameters()
+        return self.frozen
 
     def roll_back(self) -> None:
         """Undo the last :meth:`adopt`. Raises ValueError when nothing is kept."""

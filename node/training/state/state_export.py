@@ -71,7 +71,9 @@ class StateExport:
         """OPTIMIZER or SPARE state at a version, as "<part>/<state>"; the newest that is final when
         ``epoch`` is None."""
         if kind is StateKind.SPARE:
-            return None if epoch is None else self.spares.at(epoch, lineage)
+            if epoch is None:
+                return None
+            return self.spares.at(epoch, lineage)
         # A peer that asks for the version in place has a plan that starts from it: the update that
         # made it is final.
         here = self.stage.version, self.stage.settled
@@ -79,7 +81,9 @@ class StateExport:
             if epoch in (None, version.epoch) and lineage in ("", version.lineage):
                 state = self.state_at(version) if version in here else self._kept[version][1]
                 flat = {f"{n}/{k}": t for n, s in state.items() for k, t in s.items()}
-                return (version, flat) if flat else None
+                if not flat:
+                    return None
+                return version, flat
         return None
 
     def listing(self, kind: StateKind) -> dict[str, Version]:

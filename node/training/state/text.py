@@ -110,7 +110,9 @@ def pair(rows: np.ndarray, end: int | None, marked: bool = False) -> Batch:
     tokens = both[:, :-1].contiguous()
     targets = both[:, 1:].contiguous()
     if not marked:
-        return tokens, targets if end is None else targets.masked_fill_(tokens == end, NO_TARGET)
+        if end is not None:
+            targets.masked_fill_(tokens == end, NO_TARGET)
+        return tokens, targets
     context = (targets & CONTEXT) != 0
     targets = ids_in(targets).masked_fill_(context, UNTRAINED)
     if end is not None:
