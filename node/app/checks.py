@@ -30,7 +30,7 @@ from node.control.doctor import Checkup
 from node.control.pledges import Pledges
 from node.control.sockets import listener
 from node.control.text import incompatible_peers, wrapped
-from node.control.words import GONE, clean, span
+from node.control.words import GONE, ahead_or_behind, clean, span
 from node.core.clock import CLOCK_S
 from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
@@ -522,7 +522,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     if ahead is not None and abs(ahead) > CLOCK_S:
         return [DoctorCheck(wrong_clock(ahead, peers), _synchronise())]
     if ahead is not None:
-        way = "ahead of" if ahead > 0 else "behind"
+        way = ahead_or_behind(ahead)
         return [passed("clock", f"{abs(ahead):.1f} s {way} those that answered")]
     # Files that this machine has written, with its own clock: the program's and this home's.
     written = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
