@@ -291,7 +291,9 @@ def start(
     ours = _config(flags)
     clear_stale(ours.control_socket)  # refuses a second daemon
     if background:
-        command = ["start", what] if what else ["start"]
+        command = ["start"]
+        if what:
+            command.append(what)
         return _in_background(ours, command, flags)
     from node.app import joining
 
@@ -448,7 +450,9 @@ def demo(
     eyes."""
     from node.manifest import read_manifest
 
-    chosen = read_manifest(manifest) if manifest else None
+    chosen = None
+    if manifest:
+        chosen = read_manifest(manifest)
     from node.app import joining
     from node.app.demo import DemoOptions, run, spread
 
@@ -459,8 +463,12 @@ def demo(
             f"{manifest} begins from a model, which the homes of the demo do not have",
             f"host every stage on this machine:  tutti start {quote(str(manifest))}",
         )
-    nodes = spread(ends, chosen.pipeline.stages if chosen else stages, replicas, peers)
-    home = Path(HOME["home"]) if "home" in HOME else None
+    if chosen:
+        stages = chosen.pipeline.stages
+    nodes = spread(ends, stages, replicas, peers)
+    home = None
+    if "home" in HOME:
+        home = Path(HOME["home"])
     options = DemoOptions(
         nodes, kill, as_json, epochs, seconds, home, keep, manifest=chosen, rendezvous=rendezvous
     )
@@ -567,12 +575,15 @@ def bootstrap(
 ) -> int:
     """Run a rendezvous: helps peers find each other, holds no part of the model. Its port is 31337
     where none is set."""
+    served = None
+    if swarm:
+        served = str(swarm)
     flags = dict(
         role="rendezvous",
         p2p_port=port,
         listen=listen,
         join=join,
-        swarm=str(swarm) if swarm else None,
+        swarm=served,
         max_up=max_up,
         max_down=max_down,
         config=config,
@@ -637,7 +648,9 @@ def restart(
         commands.stop(client, now=False)
     with interrupts.telling("the daemon has ended and is not started again"):
         before.enter()
-        if before.background if background is None else background:
+        if background is None:
+            background = before.background
+        if background:
             return _launched(ours, before.arguments)
         become([PROGRAM, *before.arguments])
 
@@ -713,7 +726,8 @@ def peers(
 
         answer = joining.ask_peers(_config({}), join)
         for line in answer.peers:
-            line.path = "asked" if line.path == "self" else line.path
+            if line.path == "self":
+                line.path = "asked"
         if not everybody:
             kept = present(answer.peers)
             del answer.peers[:]
@@ -866,7 +880,9 @@ def doctor(
     from node.app import doctoring
 
     ours = _config(dict(config=config) | _assignments(settings))
-    wanted = CHECKS if what is None else (what,)
+    wanted = CHECKS
+    if what is not None:
+        wanted = (what,)
     return doctoring.run(ours, wanted, places or (), fix=fix, verbose=verbose, as_json=as_json)
 
 
@@ -953,14 +969,18 @@ def swarm_init(
     from node.model.shapes import shape_named
 
     if out is None:
-        out = joining.beside(source) if source and os.path.isfile(source) else Path("swarm.toml")
+        out = Path("swarm.toml")
+        if source and os.path.isfile(source):
+            out = joining.beside(source)
     if os.path.exists(out) and not force:
         raise UsageFault(
             f"{out} exists already",
             f"give another name:  tutti swarm init {quote(str(joining.beside(out)))}  , or replace "
             "it with  --force",
         )
-    changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
+    changes = dict[str, Any]()
+    if shape:
+        changes = {f"model.{k}": v for k, v in shape_named(shape).items()}
     changes |= _assignments(settings)
     of_model = dict[str, Any]()
     model: Path | None = None
@@ -997,7 +1017,11 @@ def swarm_init(
             "--from and --continue",
             "give one: --from repeats a run, --continue goes on from its last epoch",
         )
-    base = read_manifest(file) if (file := source or go_on) else Manifest.default_demo()
+    file = source or go_on
+    if file:
+        base = read_manifest(file)
+    else:
+        base = Manifest.default_demo()
     if machines is not None and "pipeline.stages" in changes:
         raise UsageFault(
             "--machines and a number of block stages",
@@ -1006,11 +1030,14 @@ def swarm_init(
     usual = {}
     if not file:
         usual = fine_tuning.usual(typed(of_model), typed(changes))
+    continues = ""
+    if go_on:
+        continues = base.run_id
     changes = {
         **of_model,
         **usual,
         "swarm.salt": secrets.token_hex(8),
-        "swarm.continues": base.run_id if go_on else "",
+        "swarm.continues": continues,
         **changes,
     }
     made = amended(base.owned_by(identity.peer_id), content | changes)
@@ -1064,8 +1091,9 @@ def swarm_init(
     print(f"wrote    {out}   run {manifest.run_id[:12]}, signed by {identity.name}")
     if model is not None:
         print(f"model    {manifest.model_said()}")
-    for line in cut_lines(cut) if cut else ():
-        print(line)
+    if cut:
+        for line in cut_lines(cut):
+            print(line)
     if model is not None and file is None:
         for line in fine_tuning.explained(manifest):
             print(line)
@@ -1248,7 +1276,9 @@ def swarm_invite(
 
     ours = _config({})
     with _client(ours) as client:
-        guest = _meant(client, [peer])[0][0] if peer else None
+        guest = None
+        if peer:
+            guest = _meant(client, [peer])[0][0]
         reply = client.invite()
     invite = Invite.decode(reply.invite)
     known = ours.remembered(invite.run_id)
@@ -1313,7 +1343,9 @@ def swarm_revoke(
         revoked, known = _meant(client, peers)
     if Identity.load(ours.identity_path).peer_id in revoked:
         raise UsageFault("that is this node itself", "an owner cannot revoke the own key")
-    verb = "lets in" if back else "revokes"
+    verb = "revokes"
+    if back:
+        verb = "lets in"
     for peer in revoked:
         _say(f"{verb}  {called(peer, known)}")
     marks = frozenset(map(mark, revoked))
@@ -1421,11 +1453,13 @@ def chat(
     from node.control.chat import chat
     from protos.control_pb2 import GenerateRequest
 
+    if seed is None:
+        seed = secrets.randbits(63)
     settings = GenerateRequest(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
-        seed=secrets.randbits(63) if seed is None else seed,
+        seed=seed,
     )
     with _client() as client:
         return chat(client, settings, system, client.path.parent / "chat-history")
@@ -1605,9 +1639,12 @@ def export(
 
     if tokenizer is not None and without:
         raise UsageFault("--tokenizer and --no-tokenizer", "give one of the two")
+    tokenizer_file = ""
+    if tokenizer is not None:
+        tokenizer_file = str(tokenizer)
     request = ExportRequest(
         directory=str(directory),
-        tokenizer="" if tokenizer is None else str(tokenizer),
+        tokenizer=tokenizer_file,
         without_tokenizer=without,
         merge=merge,
         gguf=gguf,
@@ -1698,7 +1735,10 @@ def _client(ours: NodeConfig | None = None) -> ControlClient:
     from node.control.client import ControlClient
     from node.core.home import control_socket, home_named, user_dir
 
-    home = ours.home if ours else home_named(HOME.get("home")) or user_dir("data")
+    if ours:
+        home = ours.home
+    else:
+        home = home_named(HOME.get("home")) or user_dir("data")
     return ControlClient(control_socket(home), home=home)
 
 
@@ -1819,7 +1859,9 @@ def _assignments(pairs: list[str] | None) -> dict[str, Any]:
         if not equals:
             raise UsageFault(f"--set {pair}", "write  --set section.key=value")
         # "name = anna" is written as in TOML; else a blank may belong to a path.
-        found[key.strip()] = value.strip() if value[:1].isspace() else value
+        if value[:1].isspace():
+            value = value.strip()
+        found[key.strip()] = value
     return found
 
 
@@ -1879,7 +1921,9 @@ def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackTy
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        argv = sys.argv[1:]
+    words = list(argv)
     libraries.prepare()
     sys.excepthook = _crashed
     terminal.prepare()

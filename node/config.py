@@ -236,7 +236,9 @@ class NodeConfig:
         TOML file). ``environ`` replaces the process's environment in tests. Raises UsageFault
         naming the setting, its value and where that came from.
         """
-        env = os.environ if environ is None else environ
+        env = environ
+        if env is None:
+            env = os.environ
         given = {k: v for k, v in flags.items() if v is not None}
         explicit = home_named(given.pop("home", None), env)
         home = explicit or user_dir("data")
@@ -285,7 +287,9 @@ class NodeConfig:
     @property
     def stage(self) -> int | None:
         """The stage to host, asked for by the user or by the swarm since; None: choose one."""
-        named = self.node.stage if self.moved in ("", "-") else self.moved
+        named = self.moved
+        if named in ("", "-"):
+            named = self.node.stage
         if named == "auto":
             return None
         return int(named)
@@ -298,7 +302,9 @@ class NodeConfig:
         may_move = self.node.may_move and (not named or "may_move" in self.sources)
         if not may_move or self.node.role not in ("auto", "stage"):
             return ""
-        return "stage" if named else self.node.role
+        if named:
+            return "stage"
+        return self.node.role
 
     @property
     def swarm(self) -> Path | None:
@@ -414,7 +420,9 @@ class NodeConfig:
             p2p, grpc = map(int, _kept(self.home / "ports").split())
         except ValueError:
             return 0, 0
-        return (p2p, grpc) if _PORT.allows(p2p) and _PORT.allows(grpc) else (0, 0)
+        if _PORT.allows(p2p) and _PORT.allows(grpc):
+            return p2p, grpc
+        return 0, 0
 
     def keep_ports(self, p2p: int, grpc: int) -> None:
         """Remember them; that they cannot be written costs a fresh invite after the next start and
@@ -505,7 +513,9 @@ class NodeConfig:
     def cell(self, run_id: str) -> str:
         """What was kept of a run, "" for nothing that is a cell."""
         kept = _kept(self.swarm_dir(run_id) / "cell").strip()
-        return kept if is_cell(kept) else ""
+        if not is_cell(kept):
+            return ""
+        return kept
 
     def keep_reference(self, run_id: str, loss: float) -> None:
         """Keep the loss that this peer saw first of a run, which later ones are shown beside; lost,
@@ -518,7 +528,9 @@ class NodeConfig:
             found = float(_kept(self.swarm_dir(run_id) / "reference"))
         except ValueError:
             return 0.0
-        return found if 0 < found < 1e6 else 0.0
+        if 0 < found < 1e6:
+            return found
+        return 0.0
 
     def current(self) -> str:
         """The first 12 digits of the run used last; "" when there was none.
@@ -542,7 +554,9 @@ class NodeConfig:
                 "here",
                 f"name one:{named}",
             )
-        return runs[0] if runs else ""
+        if not runs:
+            return ""
+        return runs[0]
 
     def remembered(self, run_id: str = "") -> tuple[Manifest, Invite | None] | None:
         """The swarm used last (or the one named) with its invite, if it has one; None when there is
@@ -615,7 +629,9 @@ def _settings(config: NodeConfig) -> Iterator[tuple[str, Any, str, str]]:
     for section, kind in (("", NodeSettings), *SECTIONS.items()):
         values, said = getattr(config, section or "node"), meanings(kind)
         for one in dataclasses.fields(kind):
-            name = f"{section}.{one.name}" if section else one.name
+            name = one.name
+            if section:
+                name = f"{section}.{name}"
             value = getattr(values, one.name)
             yield name, value, config.sources.get(name, ""), said.get(one.name, "")
 

@@ -193,7 +193,10 @@ async def assemble(
     if len(devices) == 1:
         device.keep_within(limit)
     # Main memory is taken in holes too, where there is room for them.
-    keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
+    kept = SCARCE
+    if device.is_cuda or verdict.available > 2 * verdict.needed:
+        kept = LARGEST
+    keep_freed(kept)
     module = await asyncio.to_thread(build, m, p.stages, stage, parameters)
     given = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
     if len(devices) == 1:
@@ -205,18 +208,23 @@ async def assemble(
         on_step("opens the text, and turns it into tokens where that was not done before")
         text, tokenizer = await asyncio.to_thread(_text, config, manifest)
     local = None
+    placed = None
     if len(devices) > 1:
         from node.local.stage import open_stage
 
         local = await open_stage(
             devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error
         )
+        placed = local.place
+    frozen = None
+    if m.adapter:
+        frozen = base_of(module)
     state = StageState(
         module,
         stage,
-        placed=local.place if local else None,
+        placed=placed,
         empty=bool(m.weights) and given is None,
-        frozen=base_of(module) if m.adapter else None,
+        frozen=frozen,
     )
     # Each rank of several local devices has its device's usual format.
     precision = Precision(device, parameters)
@@ -295,6 +303,13 @@ async def assemble(
     # Copies of others' state are not counted: a member alone keeps no copies, and must be able to
     # own all of the state.
     services.work.room = verdict.spare
+    device_said = device.describe()
+    if local is not None:
+        device_said = f"{len(devices)} x {device_said}"
+    # Memory of weights that are still to come is taken when they are written there.
+    parameter_bytes = 0
+    if not state.empty:
+        parameter_bytes = sum(t.nbytes for t in base_of(module).values())
     return Assembled(
         **vars(services),
         manifest=manifest,
@@ -302,13 +317,12 @@ async def assemble(
         tokenizer=tokenizer,
         device=device,
         precision=precision,
-        device_said=device.describe() if local is None else f"{len(devices)} x {device.describe()}",
+        device_said=device_said,
         memory=replace(verdict, table=(*verdict.table, text_row(text_bytes))),
         memory_limit=limit,
         main_memory=main,
         layers=layers_said(m, p.stages, stage),
-        # Memory of weights that are still to come is taken when they are written there.
-        parameter_bytes=0 if state.empty else sum(t.nbytes for t in base_of(module).values()),
+        parameter_bytes=parameter_bytes,
         thread=thread,
         local=local,
         files=ModelFiles(lambda: run_files.fetched(transport, [*presence.view.ends])),
@@ -348,7 +362,9 @@ def _plan_memory(
     OutOfResources."""
     gpu = devices[0].is_cuda
     with pledges.alone() if pledges else nullcontext():
-        others = pledges.others() if pledges else 0
+        others = 0
+        if pledges:
+            others = pledges.others()
         limit, said = room_on(config, devices, taken=replace(own, others=others))
         main = 0
         if gpu:
@@ -372,7 +388,9 @@ def split_between(
     if len(names) == 1 and names[0] == "auto" and gpus() > 1:
         return {}
     gpu = devices[0].is_cuda
-    together = devices if gpu else devices[:1]  # processes on the CPU share its memory
+    together = devices
+    if not gpu:
+        together = devices[:1]  # processes on the CPU share its memory
     limit, _ = room_on(config, together, processes=manifest.pipeline.stages + 1, taken=taken)
     found = shares(config, manifest, limit, gpu=gpu)
     return {stage: f"{size // len(together)}B" for stage, size in found.items()}

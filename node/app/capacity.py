@@ -114,13 +114,12 @@ def room_on(
     gpu = devices[0].is_cuda
     reserve = size_of(config.node.reserve)
     said = list[str]()
-    free, total = min(
-        (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
-    )
     if gpu:
+        free, total = min((d.memory_free() + held, d.memory_limit()) for d in devices)
         said.append(f"{human(free)} of {human(total)} were free")
         contexts = (processes - 1) * devices[0].context
     else:
+        total = min(d.memory_limit() for d in devices)
         if taken.others:
             other = f"{human(taken.others)} of {human(total)}"
             said.append(f"{other} are other daemons' of this machine")
@@ -150,7 +149,9 @@ def shares(
     together: first the minimum of each, then the rest in proportion to what each takes when memory
     is ample. If ``limit`` is less than all minima together, every minimum is cut by the same
     factor. ``gpu``: the device is a GPU; main memory is judged where a stage is built."""
-    beside = AMPLE if gpu else 0
+    beside = 0
+    if gpu:
+        beside = AMPLE
     stages = range(manifest.pipeline.stages + 1)
     least = [check_memory(config, manifest, s, 0, beside).needed / (1 - RESERVE) for s in stages]
     ample = [check_memory(config, manifest, s, limit, beside).needed for s in stages]
@@ -177,11 +178,19 @@ def check_memory(
     outer = manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
-    rounds = _rounds(parts, manifest, kept.device if beside else kept.main + kept.device)
-    asked = config.limits.recompute
-    modes = RECOMPUTE if asked == "auto" and config.node.local_devices == 1 else (asked,)
+    outer_here = kept.device
+    if not beside:
+        outer_here += kept.main
+    rounds = _rounds(parts, manifest, outer_here)
+    modes: tuple[str, ...] = (config.limits.recompute,)
+    if modes == ("auto",):
+        modes = ("off",)
+        if config.node.local_devices == 1:
+            modes = RECOMPUTE
+    if stage == ENDS and not m.ends_layers:
+        modes = ("off",)
     tried: list[Verdict] = []
-    for mode in modes if stage != ENDS or m.ends_layers else ("off",):
+    for mode in modes:
         in_format = [
             fits(
                 m,
@@ -191,7 +200,7 @@ def check_memory(
                 micro_batch=p.micro_batch,
                 in_flight=config.limits.in_flight,
                 rounds=rounds,
-                recompute=mode if mode != "auto" else "off",
+                recompute=mode,
                 width=manifest.optimizer.width,
                 masked=manifest.data.document_mask,
                 cast=cast,
@@ -206,7 +215,9 @@ def check_memory(
     if not verdict.ok or not beside:
         return verdict
     found = fits_beside(stage, p.stages, kept.main, beside)
-    return verdict if found.ok else found
+    if found.ok:
+        return verdict
+    return found
 
 
 def casts(manifest: Manifest, gpu: bool) -> tuple[bool, ...]:
@@ -217,8 +228,9 @@ def casts(manifest: Manifest, gpu: bool) -> tuple[bool, ...]:
         return (False,)
     if gpu:
         return (True,)
-    may = manifest.training.mixed_precision and bf16_units()
-    return (False, True) if may else (False,)
+    if manifest.training.mixed_precision and bf16_units():
+        return (False, True)
+    return (False,)
 
 
 def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> RoundBytes:
@@ -228,7 +240,9 @@ def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> R
     sizes = [part.bytes for part in parts]
     # A member is also the buddy of another: beside its own share of the optimizer's state it holds
     # a copy of that member's.
-    shares = members // 2 if members > 1 and t.buddy_every else members
+    shares = members
+    if members > 1 and t.buddy_every:
+        shares = members // 2
     states = [part.state for part in parts]
     # An owner holds two groups of every other member, and their means.
     together = max((group, *sizes)) + (LET_IN - 1) * group
@@ -284,7 +298,9 @@ def planned_memory(config: NodeConfig, manifest: Manifest, verbose: bool = False
     plans = {s: check_memory(config, manifest, s, limit) for s in hosted(config, manifest, limit)}
     said = [f"{human(plan.needed)} for {stage_name(stage)}" for stage, plan in plans.items()]
     found = [f"up to {' or '.join(said)}, beside the program itself"]
-    for stage, plan in plans.items() if verbose else ():
+    if not verbose:
+        return found
+    for stage, plan in plans.items():
         found += [f"{stage_name(stage)}:", *(f"  {part}" for part in plan.parts)]
     return found
 
@@ -308,7 +324,10 @@ def share_places(
     number in the plan of memory, one for a note on its way, and up to a window more if ``verdict``
     leaves memory beside the stash."""
     window = config.limits.in_flight
-    planned = min(window, uncounted_shares(stage if stage != ENDS else manifest.pipeline.stages))
+    counted = stage
+    if stage == ENDS:
+        counted = manifest.pipeline.stages
+    planned = min(window, uncounted_shares(counted))
     left = _beside_stash(config, manifest, stage, verdict, gpu)
     return planned + 1 + min(window, left // _gradient_bytes(manifest, stage))
 
@@ -460,7 +479,9 @@ def cut_lines(cut: Cut) -> list[str]:
     lines = [f"stages   {_counted(cut.stages, 'block stage')}, the fewest {why}"]
     for place in cut.places:
         what = stage_name(place.stage)
-        layers = place.layers if place.stage == ENDS else f"layers {place.layers}"
+        layers = place.layers
+        if place.stage != ENDS:
+            layers = f"layers {layers}"
         size = f"{human(place.needed)} of {_size(place.memory)}"
         lines.append(f"         {what} ({layers}): {size}")
     if cut.ends_layers:
@@ -484,7 +505,9 @@ def _counted(number: int, what: str) -> str:
 def _size(memory: int) -> str:
     """Memory of a machine, in the unit in which people name it."""
     gigabytes, rest = divmod(memory, 10**9)
-    return human(memory) if rest else f"{gigabytes} GB"
+    if rest:
+        return human(memory)
+    return f"{gigabytes} GB"
 
 
 def _sizes(machines: Sequence[int]) -> str:
@@ -516,7 +539,7 @@ def _placed(config: NodeConfig, manifest: Manifest, machines: Sequence[int]) -> 
     if not fit:
         return None
     least = min(demands[stage] for stage in demands if stage != ENDS)
-    left = largest[len(heaviest) :] if len(machines) > 1 else []
+    left = largest[len(heaviest) :]
     small = [memory for memory in left if not _holds(config, memory, [least])]
     stages = range(manifest.pipeline.stages + 1)
     if len(machines) == 1:
@@ -627,7 +650,10 @@ class Forecast:
         """Return the bytes sent and the bytes received in ``seconds`` in which ``epochs`` epochs
         are trained. The leader at the ends (``leads``) sends the plans as well."""
         down = epochs * (self.activations + self.averaging) + seconds * self.idle
-        return down + (epochs * self.plans if leads else 0.0), down
+        up = down
+        if leads:
+            up += epochs * self.plans
+        return up, down
 
 
 def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = None) -> Forecast:
@@ -646,10 +672,17 @@ def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = N
     shapes = parameter_shapes(m, p.stages, stage)
     numbers = sum(math.prod(shape) for shape in shapes.values())
 
-    tensor = p.micro_batch * m.seq_len * m.d_model * (4 if p.wire == "fp32" else 2)
-    visits = 1.0 if stage == ENDS else manifest.scheduler.hops(p.stages) / p.stages
+    width = 2
+    if p.wire == "fp32":
+        width = 4
+    tensor = p.micro_batch * m.seq_len * m.d_model * width
+    visits = 1.0
+    if stage != ENDS:
+        visits = manifest.scheduler.hops(p.stages) / p.stages
     # Forward and backward for trained batches, forward only for held-out ones.
-    evaluated = t.eval_batches / t.eval_every if t.eval_every else 0.0
+    evaluated = 0.0
+    if t.eval_every:
+        evaluated = t.eval_batches / t.eval_every
     trained = t.target_batch // p.micro_batch
     frames = (2 * trained + evaluated) * visits / hosts[stage]
     activations = frames * (OVERHEAD * tensor + FRAME / 2)

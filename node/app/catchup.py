@@ -56,7 +56,10 @@ async def begin(
             if tries % SAID == 0:
                 text = f"the weights that the run begins from are awaited: {e}; its owner has them"
                 journal.emit("checkpoint", "weights-awaited", text, "warning")
-        await asyncio.sleep(retry_s * (SAID if tries > SAID else 1))
+        pause = retry_s
+        if tries > SAID:
+            pause *= SAID
+        await asyncio.sleep(pause)
 
 
 async def keep_base(work: StageRuntime, directory: Path, journal: Journal) -> None:
@@ -77,7 +80,9 @@ def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, i
         and e.body.epoch <= work.settings.epochs
     }
     held = {p: epoch for p, epoch in held.items() if p in work.colleagues.all} or held
-    return (median_high(held.values()) if held else 0), held
+    if not held:
+        return 0, held
+    return median_high(held.values()), held
 
 
 def donors_of(presence: Presence, held: Mapping[PeerId, int], newest: int) -> list[PeerId]:
@@ -85,7 +90,9 @@ def donors_of(presence: Presence, held: Mapping[PeerId, int], newest: int) -> li
     joiners, so that a crowd does not ask the same few."""
     able = [p for p, epoch in held.items() if epoch >= newest - 1]
     others = [p for p in able if p not in presence.view.leaders]
-    chosen = others if len(others) >= WITHOUT_LEADER else able
+    chosen = able
+    if len(others) >= WITHOUT_LEADER:
+        chosen = others
     return sorted(chosen, key=lambda p: sha256(f"{presence.me}/{p}".encode()).digest())[:DONORS]
 
 

@@ -30,7 +30,7 @@ from node.control.doctor import Checkup
 from node.control.pledges import Pledges
 from node.control.sockets import listener
 from node.control.text import incompatible_peers, wrapped
-from node.control.words import GONE, clean, span
+from node.control.words import GONE, ahead_or_behind, clean, span
 from node.core.clock import CLOCK_S
 from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
@@ -343,9 +343,11 @@ def _unwritable(home: Path, why: OSError) -> DoctorCheck:
     if why.errno not in (errno.EACCES, errno.EPERM):
         return fault("disk", cause, "look at that disk, or choose another  --home")
     foreign = home.is_dir() and home.stat().st_uid != os.getuid()
-    mend = partial(_make_writable, home), f"made {home} a directory that you may read and write"
+    mend: Mend | None = None
+    if not foreign:
+        mend = partial(_make_writable, home), f"made {home} a directory that you may read and write"
     step = f"make it a directory you may write:  chmod u+rwx {home}"
-    return fault("disk", cause, step, None if foreign else mend)
+    return fault("disk", cause, step, mend)
 
 
 def _existing(home: Path) -> Path:
@@ -365,9 +367,10 @@ def _key(ours: NodeConfig) -> list[DoctorCheck]:
     except LocalFault as e:
         status = path.stat()
         mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-        open_to_others = mine and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-        mend = partial(path.chmod, 0o600), f"took the rights of others from {path}"
-        return [fault("disk", e.what, e.next_step, mend if open_to_others else None)]
+        mend: Mend | None = None
+        if mine and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            mend = partial(path.chmod, 0o600), f"took the rights of others from {path}"
+        return [fault("disk", e.what, e.next_step, mend)]
     return []
 
 
@@ -404,11 +407,15 @@ def _room_on_disk(ours: NodeConfig, full: bool) -> list[DoctorCheck]:
     step = "free some space, or choose a --home on a larger disk"
     rests = listener(ours.control_socket) is None
     if gain:
-        when = "" if rests else "after  tutti stop  "
+        when = ""
+        if not rests:
+            when = "after  tutti stop  "
         step += f"; {when}--fix removes {human(gain)} that is made again"
-    names = ", ".join(str(p.relative_to(home)) for p in spare[:4])
-    mend = partial(_remove, spare), f"removed {human(gain)} that is made again: {names}"
-    return [fault("disk", cause, step, mend if gain and rests else None)]
+    mend: Mend | None = None
+    if gain and rests:
+        names = ", ".join(str(p.relative_to(home)) for p in spare[:4])
+        mend = partial(_remove, spare), f"removed {human(gain)} that is made again: {names}"
+    return [fault("disk", cause, step, mend)]
 
 
 def _remove(paths: Sequence[Path]) -> None:
@@ -435,7 +442,9 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
     aside = ours.home / "damaged"
     store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
     rests = listener(ours.control_socket) is None
-    stop = "" if rests else "tutti stop , then  "
+    stop = ""
+    if not rests:
+        stop = "tutti stop , then  "
     for stage in range(manifest.pipeline.stages + 1):
         folder = root / f"stage-{stage}"
         bad = dict(store.problems(stage))
@@ -447,17 +456,21 @@ def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
                 bad[store.path(stage, epoch).name] = e.what
         if bad:
             name, why = next(iter(bad.items()))
-            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            mend = (
-                partial(_set_aside, folder, bad, aside),
-                f"moved {len(bad)} damaged from {folder} to {aside}",
-            )
+            more = ""
+            if len(bad) > 1:
+                more = f" and {len(bad) - 1} more"
+            mend: Mend | None = None
+            if rests:
+                mend = (
+                    partial(_set_aside, folder, bad, aside),
+                    f"moved {len(bad)} damaged from {folder} to {aside}",
+                )
             yield fault(
                 "disk",
                 f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}",
                 "nothing, for older ones and other peers are asked; to have it out of the way:  "
                 f"{stop}tutti doctor disk --fix  (to {aside})",
-                mend if rests else None,
+                mend,
             )
 
 
@@ -486,7 +499,9 @@ def data(ours: NodeConfig) -> list[DoctorCheck]:
     except LocalFault as e:
         needed = ours.node.role == "ends" or _founded(ours, manifest)
         return [fault("data", e.what, e.next_step, warning=not needed)]
-    told = "as the run asks" if d.sha256 else "the run asks for no hash"
+    told = "the run asks for no hash"
+    if d.sha256:
+        told = "as the run asks"
     return [passed("data", f"{d.source}: {found.said}, sha256 {found.sha256[:12]}, {told}")]
 
 
@@ -507,7 +522,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     if ahead is not None and abs(ahead) > CLOCK_S:
         return [DoctorCheck(wrong_clock(ahead, peers), _synchronise())]
     if ahead is not None:
-        way = "ahead of" if ahead > 0 else "behind"
+        way = ahead_or_behind(ahead)
         return [passed("clock", f"{abs(ahead):.1f} s {way} those that answered")]
     # Files that this machine has written, with its own clock: the program's and this home's.
     written = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
@@ -569,4 +584,6 @@ def _manifest(ours: NodeConfig) -> Manifest | None:
         known = ours.remembered()
     except LocalFault:
         return None
-    return known[0] if known else None
+    if not known:
+        return None
+    return known[0]

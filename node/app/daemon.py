@@ -279,18 +279,23 @@ class Daemon(Node):
         if worth(self.manifest, stage, a.device.device):
             self.tasks.spawn(self._tune(a), "tuning")
         presence.changed()
-        what = f"stage {stage}, layers {a.layers}" if stage else f"the ends ({a.layers}, data)"
+        what = f"the ends ({a.layers}, data)"
+        if stage != ENDS:
+            what = f"stage {stage}, layers {a.layers}"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest, split)
         weights = self.manifest.model.weights
+        given = ""
+        if weights:
+            given = weights[stage].removeprefix(DIGEST)
         fetches = a.work.stage.empty
         await catch_up(
             a.work,
             presence,
             self.config.incoming_dir(self.manifest.run_id, stage),
             self.journal,
-            given=weights[stage].removeprefix(DIGEST) if weights else "",
+            given=given,
         )
         if fetches and a.work.stage.frozen is not None:
             where = self.config.base_dir(self.manifest.run_id, stage)
@@ -320,9 +325,15 @@ class Daemon(Node):
 
     def _members(self) -> set[PeerId]:
         """Peers that host a stage of the run, by the directory or the newest plan."""
-        hosts = set(self.presence.view.hosts) if self.presence else set[PeerId]()
-        plan = self.assembled.work.plan if self.assembled else None
-        return hosts | {m.peer for m in plan.members} if plan else hosts
+        hosts = set[PeerId]()
+        if self.presence:
+            hosts |= set(self.presence.view.hosts)
+        plan = None
+        if self.assembled:
+            plan = self.assembled.work.plan
+        if plan:
+            hosts |= {m.peer for m in plan.members}
+        return hosts
 
     async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
         """Announce an open run by mDNS, and try every peer that announces the same one; a private
@@ -515,7 +526,9 @@ class Daemon(Node):
     # ----------------------------------------------------------- the swarm
 
     def _bootstrap(self) -> list[str]:
-        addresses = list(self.invite.addresses) if self.invite else []
+        addresses = list[str]()
+        if self.invite:
+            addresses += self.invite.addresses
         addresses += [p for p in self.config.node.join if p.startswith("/")]
         m = self.manifest
         mine = m is not None and m.swarm.owner == self.identity.peer_id
@@ -546,8 +559,9 @@ class Daemon(Node):
         """Peers that host the block stages of a solo swarm of this home, now or at an earlier
         start."""
         found = set[PeerId]()
-        stages = self.manifest.pipeline.stages if self.manifest else 0
-        for stage in range(1, stages + 1):
+        if not self.manifest:
+            return found
+        for stage in range(1, self.manifest.pipeline.stages + 1):
             with contextlib.suppress(LocalFault):  # not made yet
                 key = self._child_home(stage) / self.config.identity_path.name
                 found.add(Identity.load(key).peer_id)
@@ -766,7 +780,9 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         daemon = uvloop.run(body())
         if daemon.moved:
             again(daemon.to_stage)
-        return int(ExitCode.INTERRUPTED if daemon.interrupted else ExitCode.OK)
+        if daemon.interrupted:
+            return int(ExitCode.INTERRUPTED)
+        return int(ExitCode.OK)
     except LocalFault as fault:
         if config.node.log_format != "json":
             raise

@@ -146,9 +146,10 @@ class DemoSwarm:
 
     def add(self, stage: int, number: int) -> Child:
         """One more daemon, not started yet."""
-        label = f"ends-{number}" if stage == ENDS else f"stage-{stage}-{number}"
+        label = f"ends-{number}"
         role = ("--role", "ends")
         if stage != ENDS:
+            label = f"stage-{stage}-{number}"
             role = ("--role", "stage", "--stage", str(stage))
         first = stage == ENDS and number == 0 and not self.options.rendezvous
         where = {"transport.p2p_port": self._port} if first else {"join": self.join}
@@ -193,7 +194,9 @@ def run(options: DemoOptions) -> int:
     several = options.manifest is None or options.manifest.averaging.cell != 1
     pairs = max(options.nodes) > 1 and several
     fine = outcome.digests_equal or not (outcome.compared or pairs)
-    return int(ExitCode.OK if fine and not outcome.failures else ExitCode.DEGRADED)
+    if fine and not outcome.failures:
+        return int(ExitCode.OK)
+    return int(ExitCode.DEGRADED)
 
 
 def play(options: DemoOptions) -> DemoOutcome:
@@ -278,13 +281,14 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
                 f"epoch {last} did not end in {STUCK_S:.0f} s",
                 f"see daemon.out of each peer below {swarm.home}",
             )
-        done = max(epoch / epochs, (now - began) / options.seconds if options.seconds else 0.0)
+        done = epoch / epochs
+        if options.seconds:
+            done = max(done, (now - began) / options.seconds)
         if options.kill and victim is None and done >= KILL_AT:
-            victim = next(
-                c
-                for c in swarm.children
-                if c.label.startswith("stage-2-" if len(options.nodes) > 2 else "stage-1-")
-            )
+            stage_label = "stage-1-"
+            if len(options.nodes) > 2:
+                stage_label = "stage-2-"
+            victim = next(c for c in swarm.children if c.label.startswith(stage_label))
             victim.kill()
             outcome.killed = victim.label
             killed_at = now
@@ -294,7 +298,9 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: "
             replacement = swarm.add(stage, options.nodes[stage])
             replacement.start()
             _say(f"a fresh daemon, {replacement.label}, takes its place")
-        s = swarm.snapshots.get(replacement.label, Snapshot()) if replacement else Snapshot()
+        s = Snapshot()
+        if replacement:
+            s = swarm.snapshots.get(replacement.label, s)
         works = s.epoch >= epoch - 1 and s.state == "training" and s.micro_batches > 0
         if works and not outcome.replaced_in_s:
             outcome.replaced_in_s = round(now - killed_at, 1)

@@ -83,14 +83,18 @@ class PeerBusy(LocalFault):
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
     """The swarm to run: the named one, the invite's, the one used last, or a new solo swarm."""
-    dialled = [what] if what and _is_address(what) else []
-    places = [*dialled, *ours.node.join]
-    invite = next(
-        (Invite.decode(text) for text in ([what] if what else []) + places if is_invite(text)), None
-    )
+    places = [*ours.node.join]
+    if what and _is_address(what):
+        places = [what, *places]
+    texts = places
+    if what:
+        texts = [what, *places]
+    invite = next((Invite.decode(text) for text in texts if is_invite(text)), None)
     addresses = tuple(p for p in places if p.startswith("/"))
     named = what is not None and not is_invite(what) and what not in places
-    file = Path(what) if named and what else ours.swarm
+    file = ours.swarm
+    if named and what:
+        file = Path(what)
     if file is not None:
         manifest = read_manifest(file)
         manifest.verify(invite.run_id if invite else None, me=who(ours))
@@ -220,10 +224,14 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, An
 
             places["hosts"] = host_entry(data)
         if kind not in ("builtin", "hf", "http", "https", "synthetic"):
-            path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
+            named = data
+            if kind == "file":
+                named = rest
+            path = Path(os.path.abspath(os.path.expanduser(named)))
+            name = path.name
             if path.is_dir():
                 check_not_saved(path)
-            name = f"{path.name}/" if path.is_dir() else path.name
+                name = f"{name}/"
             fields["data.source"] = f"file:{name}"
             places["data"] = str(path)
     if tokenizer is not None:
@@ -252,7 +260,10 @@ def run_name(model: Path | None, shape: str | None, data: str) -> str | None:
     elif kind == "hf":
         said = rest.partition("@")[0].partition(":")[0].rpartition("/")[2]
     elif data and kind not in ("builtin", "synthetic"):
-        said = Path(rest if kind == "file" else data).name.partition(".")[0]
+        named = data
+        if kind == "file":
+            named = rest
+        said = Path(named).name.partition(".")[0]
     else:
         return None
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", said).strip("._-")
@@ -315,7 +326,9 @@ def cut_to(
 
     Raises UsageFault for words that are no sizes, OutOfResources if no cut fits.
     """
-    given = None if ends_layers is None else int(ends_layers)
+    given = None
+    if ends_layers is not None:
+        given = int(ends_layers)
     cut = cut_for(NodeConfig(ours.home), manifest, sizes_of(machines), given)
     return amended(manifest, cut.settings), cut
 
@@ -434,9 +447,11 @@ def samples_shown(
     from node.data.samples import samples_at
 
     found = samples_at(corpus, positions, manifest.data.seed)
+    most = 0
+    if short:
+        most = SHORT
     lines = list[str]()
     for position, sample in zip(positions, found, strict=True):
-        most = SHORT if short else 0
         lines += sample_lines(sample, position + 1, tokenizer, bold=bold, most=most)
     return lines
 
@@ -660,7 +675,9 @@ def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
 
     Raises UsageFault for a place that is neither an invite nor an address.
     """
-    known = None if places else ours.remembered()
+    known = None
+    if not places:
+        known = ours.remembered()
     for text in places:
         if not (is_invite(text) or text.startswith("/")):
             raise UsageFault(
@@ -699,8 +716,10 @@ def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes]:
         return b"", _asker().seed()
     # A grant is good for anybody, so the key of this node may stay out of it; a token is good for
     # its peer only.
-    grant = is_grant(invite.admission)
-    asker = _asker() if grant else Identity.load_or_create(ours.identity_path)
+    if is_grant(invite.admission):
+        asker = _asker()
+    else:
+        asker = Identity.load_or_create(ours.identity_path)
     return shown(invite.admission, asker, invite.run_id), asker.seed()
 
 
@@ -837,7 +856,9 @@ def reading_lines(ours: NodeConfig, manifest: Manifest) -> list[str]:
         if named_for_one_run(place):
             lines.append(f"{place}, which you set as the {setting}")
         elif setting not in unproven:
-            where = f" in {place}" if place else ""
+            where = ""
+            if place:
+                where = f" in {place}"
             lines.append(f"{name}{where}, if a file there has the hash of the run's {setting}")
         elif places.own:
             lines.append(f"{name}, the {setting} in your own manifest")

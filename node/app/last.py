@@ -118,7 +118,9 @@ def _end(events: Path) -> tuple[float, str]:
         elif event["kind"] == STOPPING:
             at = event["at"]
             why = event["text"]
-    return (at, why) if why else (newest, "")
+    if not why:
+        return newest, ""
+    return at, why
 
 
 def _tail(events: Path) -> Iterator[dict[str, Any]]:

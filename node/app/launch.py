@@ -78,7 +78,9 @@ class Child:
 
     @property
     def pid(self) -> int:
-        return self.process.pid if self.process else 0
+        if self.process is None:
+            return 0
+        return self.process.pid
 
     def start(self) -> None:
         """Run ``tutti start`` with this child's home. Its words go to ``daemon.out`` in that
@@ -191,7 +193,9 @@ def _wait_answer(process: subprocess.Popen[bytes], log: Path, answers: Callable[
 def last_words(log: Path, code: int) -> LocalFault:
     """The fault that a daemon ended with, as it wrote it."""
     said = tail(log, LAST_LINES).splitlines()
-    known = ExitCode(code) if code in set(ExitCode) else ExitCode.UNEXPECTED
+    known = ExitCode.UNEXPECTED
+    if code in set(ExitCode):
+        known = ExitCode(code)
     begins = [at for at, line in enumerate(said) if line.startswith(FAULT)]
     if not begins:
         return LocalFault(f"the daemon ended with code {code}", f"its output is in {log}", known)

@@ -138,7 +138,9 @@ class Node(Peer[Assembled]):
         if why or a is None:
             return why
         verdict = check_memory(self.config, manifest, stage, a.memory_limit, a.main_memory)
-        return "" if verdict.ok else verdict.text
+        if verdict.ok:
+            return ""
+        return verdict.text
 
     # ----------------------------------------------------------- admission
 
@@ -148,13 +150,17 @@ class Node(Peer[Assembled]):
         return str(self.manifest.run_id)
 
     def _facts(self) -> Facts:
-        run_id = self._serves() if self.role != "rendezvous" else ""
+        run_id = ""
+        if self.role != "rendezvous":
+            run_id = self._serves()
         return Facts(run_id, self.name, VERSION, self.admission(RunId(run_id)), self.protocols())
 
     def protocols(self) -> Protocols:
         """Protocol versions that this node speaks and the run allows."""
-        oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
-        return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
+        oldest = OLDEST_PROTOCOL
+        if self.manifest:
+            oldest = max(oldest, self.manifest.swarm.protocol)
+        return Protocols(oldest, PROTOCOL)
 
     def _admit(self, peer: PeerId, hello: Hello) -> float:
         m = self.manifest
@@ -181,15 +187,18 @@ class Node(Peer[Assembled]):
 
     def admission(self, run_id: RunId) -> bytes:
         """Token that this peer shows to be let into a private run; empty if it has none."""
-        given = self.invite.admission if self.invite else self.config.admission
-        return self._shown(given, run_id=run_id)
+        if self.invite:
+            return self._shown(self.invite.admission, run_id=run_id)
+        return self._shown(self.config.admission, run_id=run_id)
 
     # ----------------------------------------------------------- the record, and other peers
 
     def open_peers(self) -> list[str]:
         """A multiaddr of every other peer that everybody can dial, rendezvous first."""
+        if self.presence is None:
+            return []
         entries = sorted(
-            self.presence.view.everybody.items() if self.presence else (),
+            self.presence.view.everybody.items(),
             key=lambda e: (e[1].body.role != "rendezvous", e[0]),
         )
         there = [
@@ -217,7 +226,9 @@ class Node(Peer[Assembled]):
 
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
         self.journal.names.learn(peer, body.name)
-        standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
+        standing = Standing.UNKNOWN
+        if body.reach in _STANDINGS:
+            standing = Standing(body.reach)
         relays = [PeerId(r) for r in body.relays]
         self.transport.learn(
             peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate

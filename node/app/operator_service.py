@@ -114,10 +114,9 @@ class OperatorService(SnapshotBuilder, Window):
         tried."""
         d = self._d
         found = self._resolve(peer)
-        entry = None
-        if d.presence:
-            entry = d.presence.view.everybody.get(found)
-        report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
+        report = pb.PingReport(peer=found)
+        if d.presence and (entry := d.presence.view.everybody.get(found)):
+            report.name = entry.body.name
         try:
             if improve:
                 await d.transport.lines.improve(found)
@@ -129,8 +128,9 @@ class OperatorService(SnapshotBuilder, Window):
             report.error = e.reason
         link = d.transport.peers().get(found)
         report.path = d.transport.path(found)
-        report.via = link.via if link else ""
-        report.via_name = d.journal.names.known(link.via) if link else ""
+        if link:
+            report.via = link.via
+            report.via_name = d.journal.names.known(link.via)
         report.tried.update(d.transport.lines.tried(found))
         return report
 
@@ -139,8 +139,11 @@ class OperatorService(SnapshotBuilder, Window):
             peer = peer_of_address(text)
             self._d.transport.learn(peer, [text])
             return peer
-        seen = self._d.presence.view.everybody if self._d.presence else {}
-        return resolve(text, {peer: entry.body.name for peer, entry in seen.items()})
+        names = dict[PeerId, str]()
+        if self._d.presence:
+            seen = self._d.presence.view.everybody
+            names = {peer: entry.body.name for peer, entry in seen.items()}
+        return resolve(text, names)
 
     # ----------------------------------------------------------- leaving
 
@@ -204,10 +207,14 @@ class OperatorService(SnapshotBuilder, Window):
     def _ends(self, a: Assembled) -> list[PeerId]:
         """Other peers at the ends: peers with a record first; the leader, which has the most to do,
         last."""
-        listed = set(self._d.presence.view.ends) if self._d.presence else set[PeerId]()
-        plan = a.work.plan
-        planned = {m.peer for m in plan.stage(ENDS)} if plan else set[PeerId]()
-        leader = plan.leader if plan else None
+        listed = set[PeerId]()
+        if self._d.presence:
+            listed = set(self._d.presence.view.ends)
+        planned = set[PeerId]()
+        leader = None
+        if plan := a.work.plan:
+            planned = {m.peer for m in plan.stage(ENDS)}
+            leader = plan.leader
         return sorted(
             (listed | planned) - {self._d.identity.peer_id},
             key=lambda p: (p not in listed, p == leader, p),

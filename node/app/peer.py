@@ -95,7 +95,9 @@ class Peer(ABC, Generic[S]):
         force; empty when it will."""
         if not self.open_to:
             return "its operator wants it where it is"
-        here = self.assembled.stage.stage if self.assembled else stage
+        here = stage
+        if self.assembled:
+            here = self.assembled.stage.stage
         if stage == here or not {here, stage} <= set(able(self.open_to, manifest.pipeline.stages)):
             return f"this peer does not change from {stage_name(here)} to {stage_name(stage)}"
         return ""
@@ -111,7 +113,9 @@ class Peer(ABC, Generic[S]):
             return self.to_stage
         if self.assembled is not None:
             return self.assembled.stage.stage
-        return self._choosing.stage if self._choosing else None
+        if self._choosing is None:
+            return None
+        return self._choosing.stage
 
     @property
     def settled(self) -> bool:
@@ -136,7 +140,9 @@ class Peer(ABC, Generic[S]):
         if self.role == "rendezvous":
             return "ready"
         if a is None:
-            return "choosing" if self.manifest and self.place is None else "starting"
+            if self.manifest and self.place is None:
+                return "choosing"
+            return "starting"
         if a.work.fetching < 1.0:
             return "joining"
         state = a.training.member.state
@@ -145,32 +151,52 @@ class Peer(ABC, Generic[S]):
             return "finished"
         if waits and (state is MemberState.IDLE or a.training.leader is not None):
             return "waiting"
-        return "ready" if state is MemberState.IDLE else "training"
+        if state is MemberState.IDLE:
+            return "ready"
+        return "training"
 
     def body(self) -> PeerBody:
         """This peer's record in the directory; without its name, its start, its protocols and how
         it is reached, which others add."""
         a = self.assembled
         state = self.state
+        state = _POSTED.get(state, state)
         stage = self.place
         to = self.to_cell
         role = self.role
-        if stage is not None:
-            role = "stage" if stage else "ends"
+        if stage == ENDS:
+            role = "ends"
+        elif stage is not None:
+            role = "stage"
+        if to is not None:
+            state = "choosing"
+        cell: str = to or ""
+        if not cell and self.presence:
+            cell = self.presence.cell
+        epoch = 0
+        tokens_per_s = 0.0
+        speed = 0.0
+        follows = ""
+        if a:
+            epoch = max(0, a.stage.version.epoch)
+            tokens_per_s = a.meter.tokens_per_s
+            speed = a.work.speed()
+        if a and to is None:
+            follows = a.training.following or ""
         return PeerBody(
             stage=stage or ENDS,
             role=role,
-            state="choosing" if to is not None else _POSTED.get(state, state),
+            state=state,
             open_to=self.open_to,
             settled=self.settled,
-            epoch=max(0, a.stage.version.epoch) if a else 0,
+            epoch=epoch,
             name="",
             version=VERSION,
-            tokens_per_s=a.meter.tokens_per_s if a else 0.0,
-            speed=a.work.speed() if a else 0.0,
+            tokens_per_s=tokens_per_s,
+            speed=speed,
             leads=a is not None and a.training.leader is not None and to is None,
-            follows=(a.training.following or "") if a and to is None else "",
-            cell=to or (self.presence.cell if self.presence else ""),
+            follows=follows,
+            cell=cell,
         )
 
     # ----------------------------------------------------------- coming
@@ -233,8 +259,9 @@ class Peer(ABC, Generic[S]):
         """
         if self.place != ENDS or self.open_to != "auto":
             raise why
-        step = f"; {why.next_step}" if why.next_step else ""
-        text = f"chooses a block stage instead of the ends: {why}{step}"
+        text = f"chooses a block stage instead of the ends: {why}"
+        if why.next_step:
+            text += f"; {why.next_step}"
         self.journal.emit("daemon", "ends-not-hosted", text, "warning")
         self.open_to = "stage"
         self._choosing = None
@@ -314,8 +341,12 @@ class Peer(ABC, Generic[S]):
                 # Peers that leave the same cell draw the same sample, and spread over it.
                 text = f"{training.cell}/{floor(self.clock.wall() / SAMPLE_S)}"
                 others = await cells_in_sight(presence.directory, text, first, self._stages)
-            seen, working = others if not goes else ({}, set())
-            own = {training.cell} if goes else set[CellId]()
+            seen, working = others
+            own = set[CellId]()
+            if goes:
+                seen = {}
+                working = set[CellId]()
+                own = {training.cell}
             to = machine.look(
                 training.cell,
                 training.member.term,
@@ -367,7 +398,9 @@ class Peer(ABC, Generic[S]):
         if self.moving or self.draining or self.ending:
             return
         self.to_cell = cell
-        epoch = self.assembled.stage.version.epoch if self.assembled is not None else 0
+        epoch = 0
+        if self.assembled is not None:
+            epoch = self.assembled.stage.version.epoch
         text = (
             f"no leader is at work in this cell, but one is in cell {cell}: joins it and gives up "
             f"the parameters here (epoch {epoch})"
@@ -431,7 +464,10 @@ async def cells_in_sight(directory: DirectoryPort, text: str, first: CellId, sta
     for cell in sorted(seen, key=need)[:ASKED] or [first]:
         view = View(await directory.read(cell_topic(cell)), cell)
         seen[cell] = view.stages()
-        working = working | {cell} if view.led() else working - {cell}
+        if view.led():
+            working = working | {cell}
+        else:
+            working = working - {cell}
     return {cell: here for cell, here in seen.items() if here}, working
 
 

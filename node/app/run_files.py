@@ -98,7 +98,9 @@ class RunFiles:
         """Names and hashes of the files without which the text cannot be read here, and which other
         peers may give: the tokenizer, and for conversations the files beside it."""
         data = self._manifest.data
-        wanted = named_files(data) if data.rows == "chat" else {}
+        wanted = dict[str, str]()
+        if data.rows == "chat":
+            wanted = named_files(data)
         if not _names_tokenizer(self._config.places_of(self._manifest)):
             wanted[TOKENIZER] = data.tokenizer_sha256
         return {n: sha256 for n, sha256 in wanted.items() if sha256 and self.read(sha256) is None}
@@ -165,4 +167,6 @@ def _read(path: Path, sha256: str, most: int) -> bytes | None:
         content = path.read_bytes() if sound else b""
     except (OSError, ValueError):  # gone, not readable, or a zero byte in its name
         return None
-    return content if hashlib.sha256(content).hexdigest() == sha256 else None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        return None
+    return content

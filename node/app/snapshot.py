@@ -73,7 +73,9 @@ class Tally:
         """Take over the report of a new plan on the epoch before it. Returns the seconds that this
         epoch took, 0 for unknown."""
         s = self.shown
-        since = now - self._at if self._at else 0.0
+        since = 0.0
+        if self._at:
+            since = now - self._at
         if plan.cell_id != self._cell:
             self._cell = plan.cell_id
             self.progress.restart()
@@ -92,8 +94,12 @@ class Tally:
         s.loss_val_before = plan.reference.held_out or s.loss_val_before
         if since > 0 and plan.tokens > s.tokens > 0:
             rate = (plan.tokens - s.tokens) / since
-            s.tokens_per_s = rate if not s.tokens_per_s else 0.7 * s.tokens_per_s + 0.3 * rate
-        seconds = since if plan.epoch == self._epoch + 1 else 0.0
+            if s.tokens_per_s:
+                rate = 0.7 * s.tokens_per_s + 0.3 * rate
+            s.tokens_per_s = rate
+        seconds = 0.0
+        if plan.epoch == self._epoch + 1:
+            seconds = since
         if seconds:
             self.last_said_s = self.forecast_s
             self.last_took_s = seconds
@@ -112,8 +118,9 @@ def _allowed(a: Assembled, m: Manifest | None) -> float:
     round_s = a.work.rounds.deadline_s
     if m is None or plan is None or not plan.paths:
         return 0.0
-    above = plan.deadline_s > m.training.epoch_timeout_s or round_s > m.averaging.round_timeout_s
-    return (plan.deadline_s + round_s) / 2 if above else 0.0
+    if plan.deadline_s > m.training.epoch_timeout_s or round_s > m.averaging.round_timeout_s:
+        return (plan.deadline_s + round_s) / 2
+    return 0.0
 
 
 class SnapshotBuilder:
@@ -146,6 +153,12 @@ class SnapshotBuilder:
         manifest = d.manifest
         traffic = transport.traffic
         up_rate, down_rate = traffic.lately()
+        cpu_s = 0.0
+        if t.cpu_began >= 0:
+            cpu_s = time.process_time() - t.cpu_began
+        step = ""
+        if d.assembled is None:
+            step = d.step
         s = pb.Snapshot(
             peer=d.identity.peer_id,
             name=d.name,
@@ -157,8 +170,8 @@ class SnapshotBuilder:
             addresses=d.transport.reachable.multiaddrs(),
             p2pd_restarts=transport.p2p.restarts,
             role=d.role,
-            swarm=self._swarm(manifest) if manifest is not None else None,
-            cpu_s=time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0,
+            swarm=self._swarm(manifest),
+            cpu_s=cpu_s,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             max_up=traffic.max_up,
@@ -168,7 +181,7 @@ class SnapshotBuilder:
             paths_to=Counter(p.path for p in transport.peers().values() if p.path),
             reachable=transport.reachable.words(len(transport.relays.held)),
             warnings=d.child_trouble.values(),
-            step="" if d.assembled is not None else d.step,
+            step=step,
         )
         s.MergeFrom(t.shown)
         if d.place is not None:
@@ -199,7 +212,28 @@ class SnapshotBuilder:
         leader = training.leader
         to = d.to_stage
         plan = work.plan
-        beside, beside_peak = (0, 0) if a.device.is_cuda else d.memory_beside()
+        beside = beside_peak = memory_process = 0
+        if not a.device.is_cuda:
+            beside, beside_peak = d.memory_beside()
+            memory_process = d.memory_process
+        costs = None
+        repaired = mismatches = 0
+        if leader:
+            costs = leader.routing.costs
+            repaired = leader.repaired
+            mismatches = leader.mismatches
+        replicas = 1
+        if d.presence:
+            replicas += len(d.presence.view.replicas(here))
+        phase = training.member.state.value
+        if to is not None:
+            phase = f"to {stage_name(to)}"
+        cell = None
+        if a.meetings is not None:
+            cell = self._cell_line(a, a.meetings, m)
+        change = None
+        if training.standing.known.revision:
+            change = change_line(training)
         paths = None
         if plan is not None and plan.paths:
             paths = pb.PathsLine(
@@ -208,22 +242,22 @@ class SnapshotBuilder:
                 round_s=plan.forecast[1],
                 last_said_s=self.tally.last_said_s,
                 last_took_s=self.tally.last_took_s,
-                why=self._reasons(plan, m, leader.routing.costs if leader else None),
+                why=self._reasons(plan, m, costs),
             )
         s = pb.Snapshot(
             stage=here,
             layers=a.layers,
-            replicas=1 + len(d.presence.view.replicas(here)) if d.presence else 1,
+            replicas=replicas,
             epoch=a.stage.version.epoch,
             digest=a.stage.digest,
-            phase=training.member.state.value if to is None else f"to {stage_name(to)}",
+            phase=phase,
             leader=training.leader_id() or "",
             leader_name=d.journal.names.known(training.leader_id()),
             device=a.device_said,
             precision=a.precision.format,
             memory_used=a.device.memory_used() + beside,
             memory_peak=a.device.memory_peak() + beside_peak,
-            memory_process=0 if a.device.is_cuda else d.memory_process,
+            memory_process=memory_process,
             memory_limit=a.memory_limit,
             memory_planned=a.memory.needed,
             memory_plan=[
@@ -246,16 +280,16 @@ class SnapshotBuilder:
                 members=work.rounds.members,
                 contributors=work.rounds.contributors,
                 bytes=work.rounds.nbytes,
-                repaired=leader.repaired if leader else 0,
+                repaired=repaired,
             ),
-            digest_mismatches=leader.mismatches if leader else 0,
+            digest_mismatches=mismatches,
             progress=work.fetching,
             momentum_lost=work.state_export.taking.lost,
             momentum_age=work.state_export.taking.age,
             optimizer_bytes=work.engines.owner.nbytes,
             paths=paths,
-            cell=self._cell_line(a, a.meetings, m) if a.meetings is not None else None,
-            change=change_line(training) if training.standing.known.revision else None,
+            cell=cell,
+            change=change,
         )
         if given_up := training.past.given_up_epochs:
             tokens = training.past.given_up_tokens
@@ -292,10 +326,12 @@ class SnapshotBuilder:
     def _cell_line(self, a: Assembled, meetings: CellMeetings, m: Manifest) -> pb.CellLine:
         d = self._d
         training = a.training
-        mates = d.presence.view.stages() if d.presence else ()
+        members = 1
+        if d.presence:
+            members += len(d.presence.view.stages())
         line = self._cell.line(
             training.cell,
-            1 + len(mates),
+            members,
             meetings.register.standing()[1],
             a.work.windows.news,
             m.outer.window_s,
@@ -318,16 +354,22 @@ class SnapshotBuilder:
         a = self._d.assembled
         now = time.monotonic()
         clocks = d.clocks
+        fault = "", ""
+        if d.fault is not None:
+            fault = d.fault.what, d.fault.next_step
+        starting = ""
+        if a is None and d.role != "rendezvous":
+            starting = d.step
         general = Situation(
             state=s.state,
             up_s=s.up_s,
-            fault=(d.fault.what, d.fault.next_step) if d.fault is not None else ("", ""),
+            fault=fault,
             p2p_up=d.transport.p2p.up,
             clock=clocks.wrong(),
             stopped_s=clocks.stopped_s,
             slept=clocks.slept,
             woke_s=now - clocks.woke_at,
-            starting=d.step if a is None and d.role != "rendezvous" else "",
+            starting=starting,
             disk=self._disk,
             child_trouble=tuple(d.child_trouble.values()),
         )
@@ -338,9 +380,16 @@ class SnapshotBuilder:
         text = a.work.engines.text
         plan = training.member.plan
         loading = d.loading()
-        leader = plan.leader if plan is not None and training.member.busy else training.leader_id()
+        if plan is not None and training.member.busy:
+            leader = plan.leader
+        else:
+            leader = training.leader_id()
         told, waits_for = training.leader_waits
-        voters = plan.electorate.voters if plan is not None else ()
+        if told != leader:
+            waits_for = ""
+        voters = ()
+        if plan is not None:
+            voters = plan.electorate.voters
         reportable = training.reportable(view.hosts)
         hosts = {peer: at for peer, at in view.hosts.items() if peer in reportable}
         about = {*hosts, *voters}
@@ -355,17 +404,23 @@ class SnapshotBuilder:
             # A peer that has just published its record reports with its next heartbeat.
             known = {*view.follows, *training.leader.roster.candidates, *unreached}
             reporting = {p: stage for p, stage in hosts.items() if p not in known}
+        text_trouble = ""
+        if text is not None:
+            text_trouble = text.trouble
+        idle_s = 0.0
+        if training.started and not busy:
+            idle_s = s.last_work_s
         return replace(
             general,
             awaits_weights=a.work.stage.empty and a.work.fetching >= 1.0,
             fetched=a.work.fetching,
             fetch_still_s=now - a.work.fetched_at,
-            text=text.trouble if text is not None else "",
+            text=text_trouble,
             wait=self._wait(a, loading),
             leader=leader,
             leads=training.leader is not None,
             leader_answers=told is not None and told == leader,
-            leader_waits=waits_for if told == leader else "",
+            leader_waits=waits_for,
             voters=voters,
             life={p: found for p, found in standing.items() if found[0] is not Life.LIVES},
             hosts=view.hosts,
@@ -374,7 +429,7 @@ class SnapshotBuilder:
             children_s=now - max(loading.values(), default=now),
             unreached=unreached,
             ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
-            idle_s=0.0 if busy or not training.started else s.last_work_s,
+            idle_s=idle_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
         )
 
@@ -384,14 +439,21 @@ class SnapshotBuilder:
         if not a.training.started:
             return None
         leader = a.training.leader
-        at_once = leader.waiting if leader is not None and loading else None
+        at_once = None
+        if leader is not None and loading:
+            at_once = leader.waiting
         return a.training.waiting() or at_once
 
-    def _swarm(self, m: Manifest) -> ask.SwarmLine:
+    def _swarm(self, m: Manifest | None) -> ask.SwarmLine | None:
+        if m is None:
+            return None
+        epoch = 0
+        if self._d.assembled:
+            epoch = max(0, self._d.assembled.stage.version.epoch)
         return ask.SwarmLine(
             name=m.swarm.name,
             run_id=m.run_id,
-            epoch=max(0, self._d.assembled.stage.version.epoch) if self._d.assembled else 0,
+            epoch=epoch,
             epochs=m.training.epochs,
             loss=self.tally.shown.loss,
             stages=m.pipeline.stages,
@@ -405,6 +467,9 @@ class SnapshotBuilder:
         t = d.transport
         now = d.clock.wall()
         r = t.reachable
+        lan = "off"
+        if d.lan is not None:
+            lan = d.lan.trouble
         report = pb.ReachReport(
             standing=r.standing.value,
             reachable=r.words(len(t.relays.held)),
@@ -415,11 +480,13 @@ class SnapshotBuilder:
             clients=t.relay.clients,
             circuits=t.relay.circuits,
             bootstrap=t.p2p.bootstrap.results,
-            lan=d.lan.trouble if d.lan is not None else "off",
+            lan=lan,
             ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
         )
+        if d.presence is None:
+            return report
         links = t.peers()
-        for peer, entry in sorted(d.presence.view.everybody.items() if d.presence else ()):
+        for peer, entry in sorted(d.presence.view.everybody.items()):
             b = entry.body
             link = links.get(peer, PeerLink())
             report.ways.append(
@@ -518,7 +585,9 @@ class SnapshotBuilder:
     def measure(self, snapshot: pb.Snapshot | None = None) -> None:
         """Look at every number of the metrics page that the screen shows as well. ``snapshot``: a
         recent one, where there is one: beside many peers they cost milliseconds each."""
-        s = self.snapshot() if snapshot is None else snapshot
+        s = snapshot
+        if s is None:
+            s = self.snapshot()
         page = [*gauges(s), tasks_gauge(kinds_of_tasks())]
         for name, text, totals in totals_of(s, self.tally.tokens_before):
             page.append(family := CounterMetricFamily(f"tutti_{name}", text, labels=["result"]))
@@ -543,7 +612,10 @@ class SnapshotBuilder:
     def peers_in_sight(self) -> ask.PeersAnswer:
         """Every peer in sight, this one first."""
         d = self._d
-        answer = ask.PeersAnswer(swarm=self._swarm(d.manifest) if d.manifest is not None else None)
+        answer = ask.PeersAnswer(swarm=self._swarm(d.manifest))
+        progress = 0.0
+        if d.assembled:
+            progress = d.assembled.work.fetching
         now = d.clock.wall()
         answer.peers.append(
             _peer_line(
@@ -551,7 +623,7 @@ class SnapshotBuilder:
                 d.body(),
                 path="self",
                 up_s=time.monotonic() - d.started,
-                progress=d.assembled.work.fetching if d.assembled else 0.0,
+                progress=progress,
             )
         )
         if d.presence is None:
@@ -633,8 +705,11 @@ def change_line(training: Training) -> pb.ChangeLine:
     """The owner's newest change to how cells average, beside the rules in force."""
     rules = training.standing.in_force
     o = rules.outer
-    cell = f"cells of {rules.cell}" if rules.cell else "one cell"
-    says = f"{cell}, {o.says}" if o.windows else cell
+    says = "one cell"
+    if rules.cell:
+        says = f"cells of {rules.cell}"
+    if o.windows:
+        says += f", {o.says}"
     known = training.standing.known
     if known.revoked:
         says += f", revoked peers: {len(known.revoked)}"

@@ -70,7 +70,9 @@ class ClockKeeper:
     def wrong(self) -> ClockOffset | None:
         """The difference to the clocks of other peers if that is too large, else None."""
         found = self._transport.clocks.offset()
-        return found if found is not None and abs(found.ahead_s) > CLOCK_S else None
+        if found is not None and abs(found.ahead_s) > CLOCK_S:
+            return found
+        return None
 
     async def watch(self) -> None:
         """Read the own clocks for as long as the daemon runs."""
@@ -105,7 +107,9 @@ class ClockKeeper:
         """Ask peers for the time if no answer told it lately, and report a change."""
         clocks = self._transport.clocks
         now = time.monotonic()
-        every_s = DOUBT_S if self._was_wrong else COMPARE_S
+        every_s = COMPARE_S
+        if self._was_wrong:
+            every_s = DOUBT_S
         there = self._transport.connected()
         self._asked_at = {p: at for p, at in self._asked_at.items() if p in there}
         if not any(clocks.knows(peer, every_s) for peer in there):

@@ -109,7 +109,9 @@ def first_work(device: Device, layers: bool) -> None:
     """Do a small forward and backward on the processor. It loads the libraries'
     parts for both, so a later measurement of the process includes them. ``layers``: the stage
     has layers, so its backward begins with a gradient that it is given."""
-    formats: tuple[Format, ...] = ("fp32", "bf16") if bf16_units() else ("fp32",)
+    formats: tuple[Format, ...] = ("fp32",)
+    if bf16_units():
+        formats = ("fp32", "bf16")
     for kind in formats:
         layer_pass(device, HEAD, FIRST_TOKENS, kind)()
     if layers:
@@ -124,7 +126,10 @@ def precision_of(manifest: Manifest, device: Device) -> Precision:
     parameters = manifest.optimizer.parameters
     width = manifest.model.d_model
     if device.is_cuda:
-        kind = device.usual_format if device.has_bf16 else card_format(device, width, parameters)
+        if device.has_bf16:
+            kind = device.usual_format
+        else:
+            kind = card_format(device, width, parameters)
         return Precision(device, parameters, lambda: kind)
     if not manifest.training.mixed_precision:
         return Precision(device, parameters)
@@ -135,10 +140,14 @@ def card_format(device: Device, width: int, parameters: str) -> Format:
     """The fastest format of a GPU without units for bf16, by the time of a layer of about this
     width. fp32, or for bf16 ``parameters`` emulated bf16, unless fp16 is faster by
     :data:`~node.optim.kernel_rule.GAIN`. A format that the card refuses is not taken."""
-    usual: Format = "bf16" if parameters == "bf16" else "fp32"
+    usual: Format = "fp32"
+    if parameters == "bf16":
+        usual = "bf16"
     side = max(HEAD, min(width, CARD_WIDTH) // HEAD * HEAD)
     seconds = {kind: _card_seconds(device, side, kind) for kind in (usual, FP16)}
-    return FP16 if GAIN * seconds[FP16] < seconds[usual] else usual
+    if GAIN * seconds[FP16] < seconds[usual]:
+        return FP16
+    return usual
 
 
 def _card_seconds(device: Device, width: int, kind: Format) -> float:
@@ -193,7 +202,8 @@ def tune(
     read are measured, and a failure to write them is reported in the answer.
     """
     stop = stop or threading.Event()
-    folder = user_dir("cache") if folder is None else folder
+    if folder is None:
+        folder = user_dir("cache")
     machine = this_machine()
     path = folder / f"kernels-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
     times = read_times(path, machine)
@@ -229,7 +239,9 @@ def read_times(path: Path, machine: str) -> Times | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     sound = all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values())
-    return times if sound and not following(times) else None
+    if sound and not following(times):
+        return times
+    return None
 
 
 def write_times(path: Path, machine: str, times: Times) -> str:

@@ -9,7 +9,7 @@ short ids of peers; the code that shows them adds names (:class:`node.core.names
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.control.words import lasting, several
+from node.control.words import ahead_or_behind, lasting, several
 from node.core.ids import ENDS, PeerId, short, stage_name, stage_names
 from node.training.protocol.waiting import Lack, Wait
 from node.training.vitals import Life
@@ -134,7 +134,9 @@ def _fault(s: Situation) -> Cause | None:
 
 def _leaves(s: Situation) -> Cause | None:
     """A peer that leaves, moves or has finished does not train; this is no fault."""
-    return NONE if s.state in ("finished", "draining", "moving", "stopping") else None
+    if s.state in ("finished", "draining", "moving", "stopping"):
+        return NONE
+    return None
 
 
 def _p2p(s: Situation) -> Cause | None:
@@ -228,7 +230,9 @@ def _silent_leader(s: Situation) -> Cause | None:
         return None
     voters = len(s.voters)
     living = sum(map(s.lives, s.voters))
-    votes = f"; {living} of {voters} voters live" if voters else ""
+    votes = ""
+    if voters:
+        votes = f"; {living} of {voters} voters live"
     step = "nothing to do: the voters that live follow another leader within seconds"
     if voters and 2 * living <= voters:
         step = "start the others again; without them those who are here go on after a minute"
@@ -341,7 +345,9 @@ def _other_waits(s: Situation) -> Cause | None:
 def _idle(s: Situation) -> Cause | None:
     if s.idle_s <= s.idle_most_s:
         return None
-    step = _OPEN_PORT if s.unreached else LOGS
+    step = LOGS
+    if s.unreached:
+        step = _OPEN_PORT
     return Cause("idle", f"no useful work for {lasting(s.idle_s)}{_no_way(s)}", step)
 
 
@@ -373,7 +379,7 @@ ROWS: tuple[Row, ...] = (
 
 def clock_words(offset: ClockOffset) -> str:
     """The difference of clocks as a sentence. With one other clock nobody knows which is wrong."""
-    way = "ahead of" if offset.ahead_s > 0 else "behind"
+    way = ahead_or_behind(offset.ahead_s)
     by = f"the clock of this machine is {lasting(abs(offset.ahead_s))} {way}"
     if len(offset.peers) == 1:
         return f"{by} that of {short(offset.peers[0])}: one of the two is wrong"
@@ -381,7 +387,9 @@ def clock_words(offset: ClockOffset) -> str:
 
 
 def _lacking(s: Situation) -> tuple[int, ...]:
-    return s.wait.stages if s.wait is not None and s.wait.lack is Lack.PEERS else ()
+    if s.wait is not None and s.wait.lack is Lack.PEERS:
+        return s.wait.stages
+    return ()
 
 
 def _joining(s: Situation) -> list[PeerId]:

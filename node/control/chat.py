@@ -29,7 +29,9 @@ class Chat:
     def __init__(self, client: ControlClient, settings: GenerateRequest, system: str = "") -> None:
         self._client = client
         self._settings = settings
-        self._system = [ChatMessage(role="system", content=system)] if system else []
+        self._system = list[ChatMessage]()
+        if system:
+            self._system.append(ChatMessage(role="system", content=system))
         self._said: list[ChatMessage] = []
 
     def reset(self) -> None:
@@ -128,7 +130,10 @@ def _shown(talk: Chat, text: str) -> None:
         raise
     except LocalFault as fault:
         print()
-        _note(f"{fault}; {fault.next_step}" if fault.next_step else str(fault))
+        said = str(fault)
+        if fault.next_step:
+            said += f"; {fault.next_step}"
+        _note(said)
 
 
 def _print(pieces: Iterator[str]) -> None:

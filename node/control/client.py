@@ -92,7 +92,10 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     ) -> Iterator[control_pb2.Event]:
         """History, then live events until the daemon ends or the iterator is closed."""
         request = control_pb2.EventsRequest(follow=follow, last=last, level=level)
-        return self._read(self._stub.Events, request, None if follow else self.timeout_s)
+        timeout_s = None
+        if not follow:
+            timeout_s = self.timeout_s
+        return self._read(self._stub.Events, request, timeout_s)
 
     def drain(self, timeout_s: float) -> Iterator[control_pb2.Event]:
         return self._read(

@@ -87,8 +87,10 @@ def plain(message: Message) -> dict[str, Any]:
             result[field.name] = [plain(v) if isinstance(v, Message) else v for v in value]
         elif isinstance(value, Message):
             result[field.name] = plain(value)
+        elif isinstance(value, bytes):
+            result[field.name] = value.hex()
         else:
-            result[field.name] = value.hex() if isinstance(value, bytes) else value
+            result[field.name] = value
     return result
 
 
@@ -113,8 +115,10 @@ def status(
         if bare:
             return lines
         # Whoever asks for more has a terminal that scrolls.
-        screenful = console.is_terminal and not verbose
-        return fitted(lines, console.width, console.height - 1 if screenful else 0)
+        height = 0
+        if console.is_terminal and not verbose:
+            height = console.height - 1
+        return fitted(lines, console.width, height)
 
     if watch and not as_json and console.is_terminal and not console.is_dumb_terminal:
         from rich.console import Group
@@ -132,7 +136,9 @@ def status(
             for line in screen(snapshot):
                 console.print(line, no_wrap=bare, soft_wrap=True)
         if not watch:
-            return ExitCode.OK if snapshot.healthy else ExitCode.DEGRADED
+            if snapshot.healthy:
+                return ExitCode.OK
+            return ExitCode.DEGRADED
         sys.stdout.flush()
         time.sleep(1.0)
 
@@ -169,7 +175,9 @@ def ping(report: PingReport, *, as_json: bool) -> ExitCode:
         say_json(plain(report))
     else:
         print("\n".join(ping_lines(report)))
-    return ExitCode.OK if report.rtt_s else ExitCode.NETWORK
+    if not report.rtt_s:
+        return ExitCode.NETWORK
+    return ExitCode.OK
 
 
 def drain(client: ControlClient, timeout_s: float, *, as_json: bool) -> ExitCode:
@@ -211,7 +219,9 @@ def _wait_gone(client: ControlClient) -> None:
     Raises TimedOut after STOP_S seconds."""
     if client.wait_gone(QUIET_S):
         return
-    who = f"pid {client.pid}" if client.pid else "the daemon"
+    who = "the daemon"
+    if client.pid:
+        who = f"pid {client.pid}"
     end = time.monotonic() + STOP_S
     said: str | None = None
     while time.monotonic() < end:
@@ -260,19 +270,19 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
         elif not as_json:
             print(shown(piece.text), end="", flush=True)
     if as_json:
-        say_json(
-            {
-                "prompt": request.prompt,
-                "text": text,
-                "tokens": [token for token, _ in tokens],
-                "logprobs": [chance for _, chance in tokens],
-                "tokens_per_s": speed,
-                "slow": slow,
-                "left_out": list(missing.asked),
-                "dead": list(missing.dead),
-                **({"ends": by} if by else {}),
-            }
-        )
+        document = {
+            "prompt": request.prompt,
+            "text": text,
+            "tokens": [token for token, _ in tokens],
+            "logprobs": [chance for _, chance in tokens],
+            "tokens_per_s": speed,
+            "slow": slow,
+            "left_out": list(missing.asked),
+            "dead": list(missing.dead),
+        }
+        if by:
+            document["ends"] = by
+        say_json(document)
     else:
         print()
         if speed:
@@ -336,7 +346,9 @@ def export(client: ControlClient, request: ExportRequest, *, as_json: bool) -> E
     if request.tokenizer:
         request.tokenizer = str(expanded(request.tokenizer).absolute())
     events = client.export(request)
-    newest = deque(events if as_json else _export_progress(events), maxlen=1)
+    if not as_json:
+        events = _export_progress(events)
+    newest = deque(events, maxlen=1)
     if not newest or newest[0].kind != "exported":
         raise LocalFault("the daemon exported nothing", "see  tutti logs --level error")
     fields = event_document(newest[0])["fields"]
@@ -445,7 +457,9 @@ def event_document(event: Event) -> dict[str, Any]:
 def local_time(at: float) -> str:
     """Unix seconds as the time of day here, with the date when it is another day."""
     moment = time.localtime(at)
-    form = "%H:%M:%S" if moment[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S"
+    form = "%H:%M:%S"
+    if moment[:3] != time.localtime()[:3]:
+        form = "%Y-%m-%d %H:%M:%S"
     return time.strftime(form, moment)
 
 
@@ -472,7 +486,9 @@ def _finite(value: Any) -> Any:
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def show_fault(fault: LocalFault, *, as_json: bool) -> None:

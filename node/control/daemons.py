@@ -94,7 +94,9 @@ def _home(one: Found) -> str:
 
 
 def _asked(path: Path, home: Path | None) -> Found:
-    where = home or (path.parent if control_socket(path.parent) == path else None)
+    where = home
+    if where is None and control_socket(path.parent) == path:
+        where = path.parent
     name = str(where or "")
     try:
         with ControlClient(path, ANSWER_S) as client:
@@ -102,14 +104,16 @@ def _asked(path: Path, home: Path | None) -> Found:
                 said = client.status()
             except LocalFault:
                 return Found(name, client.pid, SILENT)
-            work = said.role if said.role == "rendezvous" else stage_name(said.stage)
+            work = said.role
+            if work not in ("", "rendezvous"):
+                work = stage_name(said.stage)
             return Found(
                 home=said.home or name,
                 pid=client.pid,
                 state=clean(said.state, 12),
                 run_id=said.swarm.run_id,
                 swarm=said.swarm.name,
-                work=work if said.role else "",
+                work=work,
                 epoch=said.epoch,
             )
     except (NotRunning, OSError):

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from node.control.retries import Nobody, Unanswered
-from node.control.words import GONE, clean, span
+from node.control.words import GONE, ahead_or_behind, clean, span
 from node.core.addresses import Scope, scope
 from node.core.clock import CLOCK_S
 from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
@@ -127,7 +127,9 @@ class Diagnosis:
     @property
     def exit_code(self) -> ExitCode:
         """Exit code of a command with this finding: OK for a warning."""
-        return ExitCode.OK if self.ok else self.code
+        if self.ok:
+            return ExitCode.OK
+        return self.code
 
     def document(self) -> dict[str, Any]:
         """JSON-ready values."""
@@ -209,7 +211,9 @@ def unresolved(address: str, host: str, why: str) -> Diagnosis:
 
 def incompatible(address: str, theirs: Protocols, version: str, clock_s: float | None) -> Diagnosis:
     """A peer that answers and speaks no protocol version that is spoken here."""
-    software = f" (tutti {clean(version, 20)})" if version else ""
+    software = ""
+    if version:
+        software = f" (tutti {clean(version, 20)})"
     return Diagnosis(
         address,
         "answer",
@@ -238,8 +242,10 @@ def no_way(address: str, host: str, here: Machine) -> Diagnosis | None:
     try:
         leaves_from(host)
     except OSError:
-        default = "" if here.routes.get(version) else ": this machine has no default route"
-        return failed(address, "route", ExitCode.NO_ROUTE, f"no route to the network{default}")
+        cause = "no route to the network"
+        if not here.routes.get(version):
+            cause += ": this machine has no default route"
+        return failed(address, "route", ExitCode.NO_ROUTE, cause)
     return None
 
 
@@ -303,7 +309,9 @@ def clock_of(findings: Sequence[Diagnosis]) -> tuple[float | None, int]:
         for f in findings
         if f.address and f.clock_s is not None
     }
-    return (median(clocks.values()) if clocks else None), len(clocks)
+    if not clocks:
+        return None, 0
+    return median(clocks.values()), len(clocks)
 
 
 def fault_of(chosen: Diagnosis, findings: Sequence[Diagnosis]) -> LocalFault:
@@ -388,7 +396,7 @@ def watch_identity(
 
 def wrong_clock(ahead: float, peers: int) -> Diagnosis:
     """This clock is ``ahead`` seconds ahead of the median clock of ``peers`` peers."""
-    way = "ahead of" if ahead > 0 else "behind"
+    way = ahead_or_behind(ahead)
     whose = "the peer"
     if peers > 1:
         whose = f"the middle one of {peers} peers"

@@ -17,7 +17,7 @@ from node.control.diagnose import (
     verdict,
     watch_identity,
 )
-from node.control.words import clean, span
+from node.control.words import ahead_or_behind, clean, span
 from node.core.clock import CLOCK_S
 from node.core.ids import PeerId, named
 from node.identity.invites import peer_of_address
@@ -126,10 +126,12 @@ def daemon_lines(report: ReachReport) -> list[str]:
         for a, why in sorted(report.bootstrap.items())
     ]
     for way in report.ways:
-        via = f" by {who(way.via)}" if way.via else ""
-        proven = (
-            f"   {way.rtt_s * 1000:.0f} ms, proven {span(way.proven_s)} ago" if way.proven_s else ""
-        )
+        via = ""
+        if way.via:
+            via = f" by {who(way.via)}"
+        proven = ""
+        if way.proven_s:
+            proven = f"   {way.rtt_s * 1000:.0f} ms, proven {span(way.proven_s)} ago"
         lines.append(
             f"  {'peer':10} {who(way.peer)}, {clean(way.standing, 8)}: "
             f"{way.path or 'not reached'}{via}{proven}"
@@ -171,10 +173,12 @@ def checkup_lines(checkup: Checkup) -> list[str]:
     lines = ["this machine"]
     lines += [f"  {name:10} {address:28} {scope}" for name, address, scope in machine.addresses]
     for version, way in machine.routes.items():
-        leaves = f"leaves from {way}" if way else "no way out"
+        leaves = "no way out"
+        if way:
+            leaves = f"leaves from {way}"
         lines.append(f"  IPv{version:<7} {leaves}")
     if checkup.clock_s is not None:
-        way = "ahead of" if checkup.clock_s > 0 else "behind"
+        way = ahead_or_behind(checkup.clock_s)
         lines.append(f"  {'clock':10} {span(abs(checkup.clock_s))} {way} those that answered")
     of_addresses = [f for f in checkup.findings if f.address]
     if of_addresses:

@@ -241,8 +241,11 @@ class _Survey:
             found.append(AddressAnswers(not_tried(address, "the peer listens at its TCP address")))
         if not found:  # the time was over before anything was dialled
             seconds = trio.current_time() - begin
-            late = unresolved(address, place.host, f"was not resolved within {seconds:.2g} s")
-            found.append(AddressAnswers(late if place.named else silent(address, seconds)))
+            if place.named:
+                late = unresolved(address, place.host, f"was not resolved within {seconds:.2g} s")
+            else:
+                late = silent(address, seconds)
+            found.append(AddressAnswers(late))
         self._tcp.discard(address)
         if not self._tcp:
             self._tcp_failed.set()
@@ -265,7 +268,9 @@ class _Survey:
                     socket.EAI_NONAME,
                     getattr(socket, "EAI_NODATA", socket.EAI_NONAME),
                 )
-                why = "does not exist" if gone else "was not resolved: no name server answers"
+                why = "was not resolved: no name server answers"
+                if gone:
+                    why = "does not exist"
             except UnicodeError:
                 why = "cannot be a name"
         self._found[address].append(AddressAnswers(unresolved(address, place.host, why)))
@@ -459,8 +464,11 @@ async def _refused_udp(host: str, port: int) -> None:
 def _host(timeout: float, seed: bytes | None = None, *, quic: bool = False) -> IHost:
     """A libp2p host that only dials: nothing listens, nothing is announced or discovered, no
     metrics are served."""
+    key_pair = None
+    if seed is not None:
+        key_pair = create_new_key_pair(seed)
     return new_host(
-        key_pair=create_new_key_pair(seed) if seed is not None else None,
+        key_pair=key_pair,
         muxer_preference="YAMUX",
         enable_mDNS=False,
         enable_upnp=False,

@@ -128,7 +128,9 @@ def _pledged(path: Path) -> int:
     except OSError:
         return 0
     process = whole_number(pid)
-    taken = resident(process) - of_files(process) if process else 0
+    taken = 0
+    if process:
+        taken = resident(process) - of_files(process)
     return max(whole_number(nbytes) or 0, taken)
 
 

@@ -25,7 +25,9 @@ def lines(text: str, width: int, *, halves: bool, colour: bool) -> list[str]:
 
     # Capitals and digits take two thirds of the modules of other text.
     code = segno.make(text.upper(), error="l", micro=False, boost_error=False)
-    side = 1 if halves else 2
+    side = 2
+    if halves:
+        side = 1
     sizes = {border: code.symbol_size(border=border)[0] * side for border in BORDERS}
     border = next((b for b, columns in sizes.items() if columns <= width), None)
     if border is None:
@@ -35,13 +37,18 @@ def lines(text: str, width: int, *, halves: bool, colour: bool) -> list[str]:
             "tutti swarm invite",
         )
     rows = [[1 - bool(dark) for dark in row] for row in code.matrix_iter(border=border)]
-    drawn = _halves(rows) if halves else ["".join(map(WHOLE.__getitem__, row)) for row in rows]
+    if halves:
+        drawn = _halves(rows)
+    else:
+        drawn = ["".join(map(WHOLE.__getitem__, row)) for row in rows]
     if colour:
         return [f"{LIGHT_ON_DARK}{row}{PLAIN}" for row in drawn]
     return drawn
 
 
 def _halves(rows: Sequence[Sequence[int]]) -> list[str]:
-    even = [*rows, [0] * len(rows[0])] if len(rows) % 2 else rows
+    even = [*rows]
+    if len(rows) % 2:
+        even.append([0] * len(rows[0]))
     pairs = zip(even[::2], even[1::2], strict=True)
     return ["".join(HALVES[pair] for pair in zip(*two, strict=True)) for two in pairs]

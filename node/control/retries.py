@@ -121,7 +121,9 @@ class Retries:
             case Unanswered(proven, cause):
                 self._ever = True
                 self._life = now
-                most_s = PROVEN_S if proven else ACCEPTED_S
+                most_s = ACCEPTED_S
+                if proven:
+                    most_s = PROVEN_S
                 if now - self._answer >= most_s:
                     return GiveUp(
                         f"somebody is there and answers nothing for {span(most_s)}: {cause}"
@@ -139,7 +141,9 @@ class Retries:
                 return GiveUp(f"whoever was there has given no sign of life for {span(GONE_S)}")
             says = "no sign of life any more; trying on"
         else:
-            most_s = REFUSED_S if refused else SILENT_S
+            most_s = SILENT_S
+            if refused:
+                most_s = REFUSED_S
             if final or now - self._began >= most_s:
                 return GiveUp()
             # The few seconds for a daemon that is being started are waited for without a word.
@@ -149,7 +153,9 @@ class Retries:
         return self._again(outcome, self._next_pause(), now, roll, says)
 
     def _again(self, outcome: Outcome, pause_s: float, now: float, roll: float, says: str) -> Again:
-        place = outcome.place if isinstance(outcome, Busy) else 0
+        place = 0
+        if isinstance(outcome, Busy):
+            place = outcome.place
         news = type(outcome) is not self._kind
         if not news and place != self._place and now - self._said >= SAY_S:
             news = True
@@ -157,8 +163,10 @@ class Retries:
             self._kind = type(outcome)
             self._place = place
             self._said = now
+        else:
+            says = ""
         after_s = pause_s * (EARLIEST + (LATEST - EARLIEST) * roll)
-        return Again(after_s, self._within_s, says if news else "")
+        return Again(after_s, self._within_s, says)
 
     def _next_pause(self) -> float:
         pause_s = self._pause_s
@@ -167,7 +175,9 @@ class Retries:
 
 
 def _in_queue(place: int, again_s: float) -> str:
-    where = f", about {ordinal(place)} in its queue" if place else ""
+    where = ""
+    if place:
+        where = f", about {ordinal(place)} in its queue"
     return f"the swarm is busy{where}; asking again in about {max(1.0, again_s):.0f} s"
 
 

@@ -37,9 +37,11 @@ def clear_stale(path: Path) -> None:
         raise Refused(f"{path} is in the way and is not a socket", "move it away")
     pid = listener(path)
     if pid is not None:
-        who = f", pid {pid}" if pid else ""
+        what = "a daemon is already running here"
+        if pid:
+            what += f", pid {pid}"
         raise Refused(
-            f"a daemon is already running here{who}",
+            what,
             "see  tutti status ; end it with  tutti stop ; or use another --home",
         )
     path.unlink(missing_ok=True)
@@ -55,7 +57,9 @@ def listener(path: Path) -> int | None:
         except TimeoutError:
             return 0  # it exists but is too busy to take us: alive
         except OSError as e:
-            return 0 if e.errno == errno.EAGAIN else None
+            if e.errno == errno.EAGAIN:
+                return 0
+            return None
         if not hasattr(socket, "SO_PEERCRED"):
             return 0
         return struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]

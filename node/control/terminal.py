@@ -81,10 +81,14 @@ def _line(name: str) -> str:
     if "DIAGONAL" in name:
         if "CROSS" in name:
             return "X"
-        return "/" if "UPPER RIGHT TO LOWER LEFT" in name else "\\"
+        if "UPPER RIGHT TO LOWER LEFT" in name:
+            return "/"
+        return "\\"
     if flat and upright:
         return "+"
-    return "-" if flat else "|"
+    if flat:
+        return "-"
+    return "|"
 
 
 def _encode(error: UnicodeError) -> tuple[str, int]:

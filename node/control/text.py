@@ -112,16 +112,20 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         lines.append(_line("  cause", clean(s.reason, 400) or "not said", "yellow"))
     elif s.reason:
         lines.append(_line("  now", clean(s.reason, 400), "cyan"))
-    run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
-    leader = named(PeerId(clean(s.leader, 64)), clean(s.leader_name, 24))
-    if s.leader == s.peer:
+    run = ""
+    if s.swarm.run_id:
+        run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
+    leader = ""
+    if s.leader:
+        leader = named(PeerId(clean(s.leader, 64)), clean(s.leader_name, 24))
+    if s.leader and s.leader == s.peer:
         leader += ", this node"
     parts: list[tuple[str, str]] = []
     if verbose:
         parts = [("", line) for line in _memory_parts(s)]
     facts = [
         ("  fix", clean(s.next_step)),
-        ("swarm", run if s.swarm.run_id else ""),
+        ("swarm", run),
         ("done", done_words(s)),
         ("warm-up", warmup_words(s)),
         ("my work", _my_work(s)),
@@ -138,7 +142,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("memory", _memory(s)),
         *parts,
         ("metrics", clean(s.metrics_url)),
-        ("leader", leader if s.leader else ""),
+        ("leader", leader),
     ]
     lines += [_line(label, text) for label, text in facts if text]
     if n := s.digest_mismatches:
@@ -165,9 +169,9 @@ def _my_work(s: Snapshot) -> str:
         place += f" of {s.swarm.stages}"
     if not s.layers:
         return f"{place}, which it builds"
-    last = (
-        f"last useful work {span(s.last_work_s)} ago" if s.micro_batches else "no micro-batch yet"
-    )
+    last = "no micro-batch yet"
+    if s.micro_batches:
+        last = f"last useful work {span(s.last_work_s)} ago"
     replicas = ""
     if s.replicas:
         replicas = f", {s.replicas} replica{'s' * (s.replicas != 1)}"
@@ -215,11 +219,13 @@ def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
     width = max(30, width)
     facts: list[tuple[str, list[Text]]] = []
     for i, line in enumerate(lines):
-        label = line.plain[:LABEL].strip() if i else ""
-        if i and not label:
-            facts[-1][1].extend(_wrapped(line, width))  # more about the same
+        label = line.plain[:LABEL].strip()
+        if i == 0:
+            facts.append(("", [_squeezed(line, width)]))
+        elif label:
+            facts.append((label, _wrapped(line, width)))
         else:
-            facts.append((label, _wrapped(line, width) if i else [_squeezed(line, width)]))
+            facts[-1][1].extend(_wrapped(line, width))  # more about the same
     rows = [row for _, of in facts for row in of]
     if not height or len(rows) <= height:
         return rows
@@ -260,22 +266,26 @@ def doing(s: Snapshot) -> tuple[str, str]:
     is news, and a sentence."""
     place = stage_name(s.stage)
     if s.reason or not s.healthy:
-        step = f"; {clean(s.next_step)}" if s.next_step else ""
-        return s.cause or "degraded", f"{clean(s.reason, 400)}{step}"
+        why = clean(s.reason, 400)
+        if s.next_step:
+            why += f"; {clean(s.next_step)}"
+        return s.cause or "degraded", why
     if s.state == "joining":
         return "joining", f"fetching the state of {place} from others: {s.progress:.0%} is here"
     if s.role == "rendezvous":
         return s.state, f"peers connected: {paths_words(s.paths_to) or 'none yet'}"
-    said = (
-        _progress(s),
-        done_words(s),
-        f"warm-up until epoch {s.warmup}" if warmup_words(s) else "",
-        f"{count(s.micro_batches)} micro-batches at {place}",
-        f"last work {span(s.last_work_s)} ago" if s.micro_batches else "",
-        f"{count(s.tokens_per_s)} tok/s" if s.tokens_per_s else "",
+    said = [_progress(s), done_words(s)]
+    if warmup_words(s):
+        said.append(f"warm-up until epoch {s.warmup}")
+    said.append(f"{count(s.micro_batches)} micro-batches at {place}")
+    if s.micro_batches:
+        said.append(f"last work {span(s.last_work_s)} ago")
+    if s.tokens_per_s:
+        said.append(f"{count(s.tokens_per_s)} tok/s")
+    said += [
         f"peers: {paths_words(s.paths_to) or 'none yet'}",
         f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}",
-    )
+    ]
     return s.state, f"{clean(s.state, 12)}: {', '.join(filter(None, said))}"
 
 
@@ -287,7 +297,9 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
     said = ""
     if p.run_s:
         said = f"   should take {p.run_s:.2f} s + round {p.round_s:.2f} s"
-    of = f" of {p.last_said_s:.2f}" if p.last_said_s else ""
+    of = ""
+    if p.last_said_s:
+        of = f" of {p.last_said_s:.2f}"
     took = ""
     if p.last_took_s:
         took = f"   last took {p.last_took_s:.2f}{of} s"
@@ -356,7 +368,10 @@ def _fitting(
     """The columns that fit into ``width``, with their widths."""
     wide = {t: max([len(t), *(row[t].cell_len for row in rows)]) for t in titles}
     name = min(wide["NAME"], LONGEST_NAME)
-    wide["NAME"] = min(name, LEAST_NAME if width < NARROW else USUAL_NAME)
+    least = USUAL_NAME
+    if width < NARROW:
+        least = LEAST_NAME
+    wide["NAME"] = min(name, least)
     for title in SPARE:
         if sum(wide.values()) + len(wide) - 1 <= width:
             break
@@ -370,17 +385,22 @@ def cells_table(answer: CellsAnswer) -> Group:
     """Cells in sight, the own one first, and how many there are."""
     table = _table(("CELL", {}), ("STATE", {}), ("EPOCH", RIGHT), ("TOK/S", RIGHT), ("PEERS", {}))
     for c in answer.seen:
-        lacks = min(c.replicas, default=0) == 0
-        state = "lacks a stage" if lacks else "waiting"
+        state = Text("waiting", "yellow")
         if c.works:
-            state = "training"
+            state = Text("training")
+        elif min(c.replicas, default=0) == 0:
+            state = Text("lacks a stage", "yellow")
+        style = ""
         peers = "-".join(map(str, c.replicas))
+        if c.own:
+            style = "bold"
+            peers += "   (this node's)"
         table.add_row(
-            Text(short_cell(clean(c.cell, 16)), "bold" if c.own else ""),
-            Text(state, "" if c.works else "yellow"),
+            Text(short_cell(clean(c.cell, 16)), style),
+            state,
             f"{c.epoch:,}",
             f"{c.tokens_per_s:,.0f}",
-            Text(f"{peers}   (this node's)" if c.own else peers),
+            Text(peers),
         )
     total = f"{several(answer.cells, 'cell')}, {len(answer.seen)} in sight."
     return Group(table, Text(total))
@@ -417,7 +437,9 @@ def by_trouble(answer: PeersAnswer) -> list[PeerLine]:
             return 2
         if p.state in AGED:
             return 5
-        return 3 if p.state in ABSENT else 4
+        if p.state in ABSENT:
+            return 3
+        return 4
 
     return sorted(in_order(answer), key=lambda p: (cell(p), urgency(p)))
 
@@ -452,10 +474,12 @@ def other_cells_words(answer: PeersAnswer) -> str:
     if not number:
         return ""
     lacking = "each has every stage"
-    if lack:
-        lacking = f"{lack} lack{'s' * (lack == 1)} a stage"
     if number == 1:
-        lacking = "it lacks a stage" if lack else "it has every stage"
+        lacking = "it has every stage"
+    if number == 1 and lack:
+        lacking = "it lacks a stage"
+    elif lack:
+        lacking = f"{lack} lack{'s' * (lack == 1)} a stage"
     return f"{several(number, 'other cell')}, {lacking}"
 
 
@@ -491,24 +515,40 @@ def peer_cells(
     state = clean(p.state, 9)
     if p.state == "joining" and p.progress:
         state += f" {p.progress:.0%}"
-    if p.state in AGED:
-        state += f" {span(p.silent_s if p.state == 'silent' else p.seen_s)}"
-    path = "" if p.path == "self" else clean(p.path, 8)
-    mark = "*" if p.path == "self" else ""
+    if p.state == "silent":
+        state += f" {span(p.silent_s)}"
+    elif p.state in AGED:
+        state += f" {span(p.seen_s)}"
+    path = clean(p.path, 8)
+    mark = ""
+    if p.path == "self":
+        path = ""
+        mark = "*"
     if p.leads and p.state not in AGED:
         mark += "+"
-    name = peer if whole else short(peer)
+    name = short(peer)
+    if whole:
+        name = peer
+    of_cell = list[Text]()
+    if cells:
+        of_cell.append(Text(short_cell(clean(p.cell, 16)) or "-"))
+    speed = "-"
+    if p.tokens_per_s:
+        speed = count(p.tokens_per_s)
+    up = "-"
+    if p.up_s:
+        up = span(p.up_s)
     return (
         Text(f"{mark:<2}{name}"),
         Text(clean(p.name, 16)),
-        *([Text(short_cell(clean(p.cell, 16)) or "-")] if cells else ()),
+        *of_cell,
         Text(state, STATE_STYLE.get(p.state, "")),
         Text(_place(p, stages)),
         Text(path or "-"),
         Text(milliseconds(p.rtt_s)),
-        Text(count(p.tokens_per_s) if p.tokens_per_s else "-"),
+        Text(speed),
         Text(str(p.epoch)),
-        Text(span(p.up_s) if p.up_s else "-"),
+        Text(up),
         Text(clean(p.version, 8)),
     )
 
@@ -602,7 +642,9 @@ def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
     wide = max(len(words) for words, _ in rows)
     lines = []
     for i, (words, loss) in enumerate(rows):
-        over = f"   x {math.exp(loss - whole):.3f}" if i else ""
+        over = ""
+        if i:
+            over = f"   x {math.exp(loss - whole):.3f}"
         lines.append(f"{words:<{wide}}   loss {loss:.4f}   perplexity {math.exp(loss):.3f}{over}")
     return lines
 
@@ -682,19 +724,27 @@ def banner(
     title = f"tutti {version}"
     if solo:
         title += "   a solo swarm: every stage runs on this machine until others join"
-    heard = "listening on one address only, as --listen says" if listening else ""
+    heard = ""
     if everywhere:
         heard = "listening on all addresses; tutti status says how others reach this peer"
+    elif listening:
+        heard = "listening on one address only, as --listen says"
     who = f"{name}  {short(PeerId(peer))}"
     if new_key:
         who += "   a new key"
+    run = ""
+    if swarm:
+        run = f"{clean(swarm, 40)} {run_id[:12]}"
+    trained = ""
+    if model:
+        trained = f"{count(parameters)} parameters: {model}"
     rows = (
         ("identity", who),
         ("key", f"{key_path}   keep a backup: without it this PeerId is lost"),
         ("home", home),
-        ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""),
-        ("model", f"{count(parameters)} parameters: {model}" if model else ""),
-        *(("" if i else "network", address) for i, address in enumerate(listening)),
+        ("swarm", run),
+        ("model", trained),
+        *_labelled("network", listening),
         ("", heard),
         ("metrics", metrics_url),
     )
@@ -746,18 +796,20 @@ def consent_lines(
     signature = "NOT SIGNED"
     if signed:
         signature = f"signed by its owner {owner}"
-    kind = "private" if admission == "invite" else "open"
+    kind = "open"
+    if admission == "invite":
+        kind = "private"
     lines = [
         _plain("swarm", f"{clean(name, 64)}   run {run_id[:12]}   {kind}"),
         _plain("", signature),
         _plain("model", f"{count(parameters)} parameters: {clean(model)}"),
-        *(_plain("" if i else "memory", text) for i, text in enumerate(memory)),
+        *(_plain(label, text) for label, text in _labelled("memory", memory)),
         _plain("data", clean(data)),
         _plain("pipeline", clean(cut)),
         _plain("work", clean(work)),
-        *(_plain("" if i else "reads", clean(text, 500)) for i, text in enumerate(reads)),
+        *(_plain(label, clean(text, 500)) for label, text in _labelled("reads", reads)),
         _plain("code", "none is downloaded: this tutti trains, the swarm only sends numbers"),
-        *(_plain("traffic" if i == 0 else "", text) for i, text in enumerate(traffic)),
+        *(_plain(label, text) for label, text in _labelled("traffic", traffic)),
         _plain(
             "others see",
             "your IP addresses, node name, version and speed; peers of your stage your gradients, "
@@ -774,6 +826,11 @@ def consent_lines(
             )
         )
     return [part for line in lines for part in wrapped(line, width)]
+
+
+def _labelled(label: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+    """(label, text) of each row about one thing; only the first row shows the label."""
+    return [("" if i else label, text) for i, text in enumerate(texts)]
 
 
 def swarm_picture(
@@ -794,9 +851,9 @@ def swarm_picture(
         f"   epoch {s.epoch}/{s.swarm.epochs}", ""
     )
     if s.loss:
-        head.append(f"   loss {s.loss:.3f}", "bold").append(
-            f" from {s.loss_first:.3f}" if s.loss_first else ""
-        )
+        head.append(f"   loss {s.loss:.3f}", "bold")
+    if s.loss and s.loss_first:
+        head.append(f" from {s.loss_first:.3f}")
     measured = [one for one in snapshots if one.loss_val]
     if measured:
         head.append(f"   held out {max(measured, key=lambda one: one.epoch).loss_val:.3f}")
@@ -814,14 +871,19 @@ def swarm_picture(
 def _replica_rows(stages: Mapping[int, Sequence[Snapshot]], width: int, most: int) -> list[Text]:
     """A row for each replica; when there are too many, the stage's last row counts the rest."""
     total = sum(max(1, len(members)) for members in stages.values())
-    each = 1000 if total <= most else max(1, most // max(1, len(stages)))
+    each = 1000
+    if total > most:
+        each = max(1, most // max(1, len(stages)))
     rows: list[Text] = []
     for stage, members in stages.items():
         place = "ends" if stage == ENDS else f"stage {stage}"
         if not members:
             rows.append(Text(f"{place:<9}", "bold").append("✗ nobody holds it", "bold red"))
         for i, s in enumerate(members[:each]):
-            row = Text(f"{place if i == 0 else '':<9}", "bold")
+            label = place
+            if i:
+                label = ""
+            row = Text(f"{label:<9}", "bold")
             row.append(f"{MARK.get(s.state, '○')} ", STATE_STYLE.get(s.state, ""))
             row.append(f"{clean(s.name, 16):<17}").append(
                 f"{_activity(s):<17}", STATE_STYLE.get(s.state, "")
@@ -873,9 +935,13 @@ def _legend(snapshots: Sequence[Snapshot], tokens_per_s: float) -> Text:
     total = sum(spent.values())
     line = Text("time      ")
     for kind in TIME_KINDS:
-        share = f" {spent[kind] / total:.0%}" if total > 0 else ""
+        share = ""
+        if total > 0:
+            share = f" {spent[kind] / total:.0%}"
         line.append(TIME_GLYPH[kind], TIME_STYLE[kind]).append(f" {kind}{share}   ")
-    return line.append(f"{count(tokens_per_s)} tok/s" if tokens_per_s else "")
+    if tokens_per_s:
+        line.append(f"{count(tokens_per_s)} tok/s")
+    return line
 
 
 def _agreement(snapshots: Sequence[Snapshot]) -> Text:
@@ -942,7 +1008,9 @@ def done_words(s: Snapshot) -> str:
     share = f"{100 * s.epoch // epochs} %"
     if not s.left_s:
         return f"{share}, the time left is not known yet"
-    over_s = s.left_over_s if s.left_over_s < 60 else 60 * round(s.left_over_s / 60)
+    over_s = s.left_over_s
+    if over_s >= 60:
+        over_s = 60 * round(over_s / 60)
     return f"{share}, about {lasting(s.left_s)} left at the speed of the last {lasting(over_s)}"
 
 

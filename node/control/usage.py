@@ -66,7 +66,9 @@ class VerbGroup(_PrintedHelp, TyperGroup):
             command = self.get_command(ctx, name)
             if command is not None and not command.hidden:
                 panel = getattr(command, "rich_help_panel", None)
-                heading = panel if isinstance(panel, str) else "Commands"
+                heading = "Commands"
+                if isinstance(panel, str):
+                    heading = panel
                 panels.setdefault(heading, []).append((name, _first_sentence(command.help or "")))
         wide = max((len(name) for rows in panels.values() for name, _ in rows), default=0)
         rank = {heading: i for i, heading in enumerate(PANELS)}
@@ -89,8 +91,9 @@ class OneOf(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The word. Raises UsageFault for any other."""
         if value not in self.words:
-            names = [*param.opts] if param is not None and param.opts[0].startswith("-") else []
-            what = f"{names[0]} {value}" if names else f"there is no {value!r}"
+            what = f"there is no {value!r}"
+            if param is not None and param.opts[0].startswith("-"):
+                what = f"{param.opts[0]} {value}"
             raise UsageFault(what, f"allowed: {', '.join(self.words)}")
         return value
 

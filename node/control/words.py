@@ -12,7 +12,9 @@ def clean(text: str, limit: int = 200) -> str:
     """Text from outside made safe for a terminal: one line, no control or escape characters, at
     most ``limit`` long."""
     text = "".join(c if c.isprintable() else " " for c in text[: 4 * limit])
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return text
 
 
 def shown(text: str) -> str:
@@ -52,7 +54,9 @@ def bits(rate: float) -> str:
 
 def span(seconds: float) -> str:
     """At most five characters: "41s", "18m", "3h12m", "2d04h"."""
-    whole = int(max(0.0, seconds)) if math.isfinite(seconds) else 0
+    whole = 0
+    if math.isfinite(seconds):
+        whole = int(max(0.0, seconds))
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
@@ -68,7 +72,9 @@ def span(seconds: float) -> str:
 
 def lasting(seconds: float) -> str:
     """A duration inside a sentence, in at most two units: "45 s", "3 h 10 min"."""
-    whole = round(max(0.0, seconds)) if math.isfinite(seconds) else 0
+    whole = 0
+    if math.isfinite(seconds):
+        whole = round(max(0.0, seconds))
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     first = next((i for i, (_, size) in enumerate(units) if whole >= size), len(units) - 1)
     name, size = units[first]
@@ -78,6 +84,11 @@ def lasting(seconds: float) -> str:
         if rest := whole % size // step:
             text += f" {rest} {smaller}"
     return text
+
+
+def ahead_or_behind(seconds: float) -> str:
+    """Words for a clock that is ``seconds`` ahead of another: "ahead of", or "behind" below 0."""
+    return "ahead of" if seconds > 0 else "behind"
 
 
 def milliseconds(seconds: float) -> str:

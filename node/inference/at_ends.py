@@ -232,9 +232,11 @@ async def speak(
                     continue
                 speed = count / max(1e-9, time.monotonic() - began)
                 slow = slow_words(way.reroute, transport.path, training=2 * trained > count)
+                if speed >= SLOW:
+                    slow = ""
                 piece.last = True
                 piece.tokens_per_s = speed
-                piece.slow = slow if speed < SLOW else ""
+                piece.slow = slow
                 yield piece
         finally:
             await way.close()
@@ -315,14 +317,19 @@ async def sample(
         """The next token, its log-probability, and the text that it adds."""
         token = _pick(logits, request, dice)
         chance = float(torch.log_softmax(logits.double(), -1)[token])
-        return token, chance, "" if token in eos_ids else say(token)
+        text = ""
+        if token not in eos_ids:
+            text = say(token)
+        return token, chance, text
 
     for turn in range(request.max_tokens or 100):
         logits = (await forward(ids)).float()
         # A large vocabulary and a tokenizer take their time, and the event loop has none.
         token, chance, text = await asyncio.to_thread(drawn, logits)
         ids.append(token)
-        counted = len(prompt) if turn == 0 else 0
+        counted = 0
+        if turn == 0:
+            counted = len(prompt)
         yield pb.Piece(text=stops.feed(text), token=token, logprob=chance, prompt_tokens=counted)
         if token in eos_ids or stops.found:
             finish = "stop"

@@ -58,8 +58,10 @@ class StopTexts:
 
     def feed(self, text: str) -> str:
         """The text that can be shown now. Nothing follows a stop text."""
-        if self.found or not self._stops:
-            return "" if self.found else text
+        if self.found:
+            return ""
+        if not self._stops:
+            return text
         whole = self._held + text
         places = [at for stop in self._stops if (at := whole.find(stop)) >= 0]
         if places:

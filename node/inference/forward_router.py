@@ -90,19 +90,23 @@ def decide(
     kept = stages - len(asked) - len(dead)
     if dead and kept < fewest_hops(stages, settings.may_skip):
         most = stages - fewest_hops(stages, settings.may_skip)
-        what = (
-            f"stage {dead[0]} has" if len(dead) == 1 else f"stages {', '.join(map(str, dead))} have"
-        )
+        what = f"stages {', '.join(map(str, dead))} have"
+        if len(dead) == 1:
+            what = f"stage {dead[0]} has"
         already = ""
         if asked:
             already = f", {len(asked)} are left out already"
-        force = ",".join(map(str, sorted((*asked, *dead))))
+        step = (
+            "wait for a replacement (tutti peers shows who is there; tutti swarm invite brings one)"
+        )
+        if kept:
+            force = ",".join(map(str, sorted((*asked, *dead))))
+            step += f", or go without all the same: --drop-stages {force}"
         raise NetworkFault(
             f"{what} no live peer, and by itself this run leaves out at most {most} of its "
             f"{stages} block stages "
             f"(pipeline.may_skip = {settings.may_skip}){already}",
-            "wait for a replacement (tutti peers shows who is there; tutti swarm invite brings one)"
-            + (f", or go without all the same: --drop-stages {force}" if kept else ""),
+            step,
         )
     found = tuple(
         (s, tuple(live[s])) for s in range(1, stages + 1) if s not in asked and s not in dead
@@ -162,7 +166,9 @@ class ForwardRouter:
 
         Raises NetworkFault when a stage that may not be left out has nobody, or no way worked.
         """
-        reroute = self.reroute if self.reroute.live else await self.look()
+        reroute = self.reroute
+        if not reroute.live:
+            reroute = await self.look()
         why = ""
         for _ in range(TRIES):
             try:

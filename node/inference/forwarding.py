@@ -251,7 +251,10 @@ async def _next(transport: TransportPort, peer: PeerId, read: asyncio.Task[Any])
     given up without them."""
     missed = 0
     while not (await asyncio.wait((read,), timeout=WATCH_S))[0]:
-        missed = 0 if await is_alive(transport, peer) else missed + 1
+        if await is_alive(transport, peer):
+            missed = 0
+        else:
+            missed += 1
         if missed >= MISSES:
             raise PeerFault(peer, "does not answer any more")
     if read.cancelled():  # not by this task: the call went with its channel

@@ -100,7 +100,9 @@ class TextSession:
             if not kept:
                 self._hops = ()
                 whole = self._first == 0 and self._past == len(ids)
-                return logits if whole and len(ids) == len(piece) else None
+                if whole and len(ids) == len(piece):
+                    return logits
+                return None
         return logits
 
     def _goes_on(self, hops: tuple[Hop, ...], ids: Sequence[int]) -> bool:
@@ -118,7 +120,9 @@ class TextSession:
         context = self._pipeline.shape.context
         self._hops = hops
         self._number = self._dice.getrandbits(63)
-        self._first = 0 if len(ids) <= context else len(ids) - (context - context // 4)
+        self._first = 0
+        if len(ids) > context:
+            self._first = len(ids) - (context - context // 4)
         self._past = 0
         self._began = self._version()
         self.begun += 1

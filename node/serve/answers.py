@@ -28,7 +28,9 @@ def error_document(
 def fault_document(fault: LocalFault) -> tuple[int, dict[str, Any]]:
     """(HTTP status, body) for a fault of the daemon."""
     status, kind = STATUS.get(fault.code, (500, "server_error"))
-    text = f"{fault}; {fault.next_step}" if fault.next_step else str(fault)
+    text = str(fault)
+    if fault.next_step:
+        text += f"; {fault.next_step}"
     return status, error_document(text, kind)
 
 
@@ -67,10 +69,11 @@ class Answer:
         finish = self.finish or "length"
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
         if self.chat:
+            kind = "chat.completion"
             choice["message"] = {"role": "assistant", "content": self.text, "refusal": None}
         else:
+            kind = "text_completion"
             choice["text"] = self.text
-        kind = "chat.completion" if self.chat else "text_completion"
         return self._document(kind, [choice]) | {"usage": self.usage}
 
     def first(self) -> Iterator[dict[str, Any]]:
@@ -90,7 +93,9 @@ class Answer:
 
     @property
     def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self.chat else "text_completion"
+        if self.chat:
+            return "chat.completion.chunk"
+        return "text_completion"
 
     def _chunk(self, delta: Any, finish: str | None = None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
@@ -98,7 +103,9 @@ class Answer:
         return self._document(self._chunk_kind, [choice])
 
     def _document(self, kind: str, choices: list[Any]) -> dict[str, Any]:
-        prefix = "chatcmpl" if self.chat else "cmpl"
+        prefix = "cmpl"
+        if self.chat:
+            prefix = "chatcmpl"
         return {
             "id": f"{prefix}-{self.name}",
             "object": kind,

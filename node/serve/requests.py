@@ -103,12 +103,14 @@ def _drawing(body: Mapping[str, Any], most: int) -> GenerateRequest:
         seed = secrets.randbits(63)
     elif not isinstance(seed, int) or isinstance(seed, bool):
         raise BadRequest("seed must be a whole number", "seed")
-    top_p = _number(body, "top_p", 1.0, 0.0, 1.0)
+    # 1 keeps all tokens, 0 the likeliest one; the daemon has 0 for all.
+    top_p = max(_number(body, "top_p", 1.0, 0.0, 1.0), 1e-9)
+    if top_p >= 1.0:
+        top_p = 0.0
     return GenerateRequest(
         max_tokens=most,
         temperature=_number(body, "temperature", TEMPERATURE, 0.0, 2.0),
-        # 1 keeps all tokens, 0 the likeliest one; the daemon has 0 for all.
-        top_p=max(top_p, 1e-9) if top_p < 1.0 else 0.0,
+        top_p=top_p,
         seed=seed % (1 << 63),
         stop=_stops(body.get("stop")),
     )
@@ -134,7 +136,9 @@ def _most_tokens(value: Any, usual: int) -> int:
 def _stops(value: Any) -> list[str]:
     if value is None:
         return []
-    stops = [value] if isinstance(value, str) else value
+    stops = value
+    if isinstance(value, str):
+        stops = [value]
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise BadRequest("stop must be a text or a list of texts", "stop")
     if len(stops) > MOST_STOPS or any(len(stop) > 100 for stop in stops):
@@ -149,7 +153,8 @@ def _message(i: int, message: Any) -> ChatMessage:
     if not isinstance(role, str):
         raise BadRequest(f"message {i} has no role", "messages")
     # Newer clients call the system message so.
-    role = "system" if role == "developer" else role
+    if role == "developer":
+        role = "system"
     return ChatMessage(role=role, content=_content(i, message.get("content")))
 
 

@@ -249,9 +249,14 @@ class Monitor(App[str]):
         swarm.border_title = f"{clean(s.swarm.name, 14)} {s.swarm.run_id[:6]} {health}"
         swarm.update(_stack(swarm_lines(s, answer)))
         loss = self.query_one("#loss", Static)
-        losses = f"{'; '.join(loss_words(s))}; last {len(s.loss_history)} epochs"
-        loss.border_title = losses if s.loss_history else "loss"
-        loss.border_subtitle = f"warm-up, {warmup}" if (warmup := warmup_words(s)) else ""
+        title = "loss"
+        if s.loss_history:
+            title = f"{'; '.join(loss_words(s))}; last {len(s.loss_history)} epochs"
+        loss.border_title = title
+        subtitle = ""
+        if warmup := warmup_words(s):
+            subtitle = f"warm-up, {warmup}"
+        loss.border_subtitle = subtitle
         loss.update(
             loss_rows(s, max(10, loss.content_size.width), max(1, loss.content_size.height))
         )
@@ -260,7 +265,9 @@ class Monitor(App[str]):
     def _draw_peers(self, answer: PeersAnswer, trouble: str) -> None:
         table = self.query_one("#peers", DataTable)
         hidden = len(answer.peers) - max(0, table.size.height - 1)
-        more = f", +{hidden} more: arrow keys" if hidden > 0 else ""
+        more = ""
+        if hidden > 0:
+            more = f", +{hidden} more: arrow keys"
         table.border_title = f"peers ({len(answer.peers)}{more})"
         table.border_subtitle = trouble[:70]
         at, cells = table.scroll_y, has_cells(answer)
@@ -284,11 +291,13 @@ def _stack(lines: list[Text]) -> Group:
 
 def node_lines(s: Snapshot, width: int) -> list[Text]:
     """Describe this node in five lines."""
-    place = "ends" if s.stage == ENDS else f"{s.stage}/{s.swarm.stages}"
+    place = f"{s.stage}/{s.swarm.stages}"
     if s.role == "rendezvous":
         place = "rendezvous"
     elif not s.placed and not s.layers:
         place = "not chosen yet"
+    elif s.stage == ENDS:
+        place = "ends"
     replicas = ""
     if s.replicas:
         replicas = f"  {several(s.replicas, 'replica')}"
@@ -352,13 +361,17 @@ def _done(s: Snapshot) -> str:
 def _cell(c: CellLine) -> str:
     """One of how many, what came of the last window, when the next one is."""
     came = ""
-    if c.met == c.window:
-        came = "  averaged" if c.last == c.met else "  averages"
+    if c.met == c.window and c.last != c.met:
+        came = "  averages"
+    elif c.met == c.window:
+        came = "  averaged"
     elif c.alone:
         came = "  alone"
     elif c.last:
         came = "  averaged"
-    coming = f"  next {span(c.next_s)}" if c.next_s else ""
+    coming = ""
+    if c.next_s:
+        coming = f"  next {span(c.next_s)}"
     return f"{short_cell(clean(c.cell, 16))} of {c.cells}{came}{coming}"
 
 

@@ -103,12 +103,15 @@ class Progress:
         while now - self._seen[0][0] > RATE_S:
             self._seen.popleft()
         since, before = self._seen[0]
+        rate = 0.0
+        if now > since:
+            rate = (here - before) / (now - since)
         return {
             "stages": self.stages,
             "stages_done": self.done,
             "bytes": here,
             "bytes_total": self.total,
-            "bytes_per_s": (here - before) / (now - since) if now > since else 0.0,
+            "bytes_per_s": rate,
         }
 
 
@@ -217,7 +220,9 @@ class Exporter:
 
     def _new(self) -> Export:
         m = self._a.manifest
-        written = replace(m.model, adapter=0) if self._merged else m.model
+        written = m.model
+        if self._merged:
+            written = replace(m.model, adapter=0)
         directory = Path(self._request.directory)
         return Export(directory, written, m.optimizer.parameters, gguf=self._request.gguf)
 
@@ -230,7 +235,9 @@ class Exporter:
         result = Result(version, plan.tokens, plan.loss, plan.loss_val, plan.reference)
         adapters = m.model.adapter > 0 and not self._merged
         tokenizer = files.tokenizer_json is not None
-        base = await self._blocking(self._base_name, source.repository) if adapters else ""
+        base = ""
+        if adapters:
+            base = await self._blocking(self._base_name, source.repository)
         card = model_card(m, result, source, tokenizer=tokenizer, adapters=adapters)
         extras = _extras(files, card, base)
         size = await self._blocking(out.publish, extras)
@@ -320,7 +327,9 @@ class Exporter:
             if tokenizer is None and name not in MODEL_FILES:
                 continue
             content = await asyncio.to_thread(self._given, name, sha256)
-            found[name] = content if content is not None else await self._file(name, sha256)
+            if content is None:
+                content = await self._file(name, sha256)
+            found[name] = content
         files = TokenizerFiles(found, tokenizer)
         await asyncio.to_thread(files.check)
         return files
@@ -396,9 +405,10 @@ class Exporter:
                 asked = plan
                 look = loop.time() + LOOK_S
             elif plan is None and loop.time() >= until:
-                waits = self._a.training.waiting_for()
-                why = f": it waits for {waits}" if waits else ""
-                raise NetworkFault(f"this peer follows no plan yet{why}", _AGAIN)
+                what = "this peer follows no plan yet"
+                if waits := self._a.training.waiting_for():
+                    what += f": it waits for {waits}"
+                raise NetworkFault(what, _AGAIN)
             await asyncio.sleep(POLL_S)
 
     async def _keep(self, plan: Plan, stages: list[int]) -> _Common:
@@ -418,15 +428,21 @@ class Exporter:
         """Tensors of the stage hosted here at the version that the plan starts from; None where
         they are not here."""
         stage = self._a.stage
-        held = None if stage.empty else stage.held(plan.epoch, plan.lineage)
+        if stage.empty:
+            return None
+        held = stage.held(plan.epoch, plan.lineage)
         agreed = self._digest(plan, stage.stage)
-        return held.parameters if held is not None and agreed in (None, held.digest) else None
+        if held is None or agreed not in (None, held.digest):
+            return None
+        return held.parameters
 
     def _candidates(self, stage: int, plan: Plan | None = None) -> set[PeerId]:
         """Other peers that may have a stage: members that start from the plan's version, and peers
         that the directory shows there."""
         plan = plan or self._a.work.plan
-        members = {m.peer for m in plan.stage(stage) if m.current} if plan else set[PeerId]()
+        members = set[PeerId]()
+        if plan:
+            members = {m.peer for m in plan.stage(stage) if m.current}
         return (members | {*self._hosts(stage)}) - {self._transport.peer_id}
 
     def _digest(self, plan: Plan, stage: int) -> str | None:
@@ -570,10 +586,10 @@ class Exporter:
     async def _fetch(self, plan: Plan, donors: Donors, lasting: bool) -> Mapping[str, Tensor]:
         """The tensors of one stage. Raises _StageLost when no peer gives them any more."""
         stage = donors.stage
-        kept = self._config.export_dir(self._a.manifest.run_id) / f"stage-{stage}"
-        partial = self._partials.setdefault(
-            stage, Partial(kept if lasting else None, lasting=lasting)
-        )
+        kept = None
+        if lasting:
+            kept = self._config.export_dir(self._a.manifest.run_id) / f"stage-{stage}"
+        partial = self._partials.setdefault(stage, Partial(kept, lasting=lasting))
 
         def progress(done: int, total: int) -> None:
             self._progress.received[stage] = done
@@ -642,8 +658,10 @@ def _extras(files: TokenizerFiles, card: str, base: str) -> Extras:
 
 
 def _said(version: Version) -> str:
-    line = f" (lineage {version.lineage[:8]})" if version.lineage else ""
-    return f"epoch {version.epoch}{line}"
+    said = f"epoch {version.epoch}"
+    if version.lineage:
+        said += f" (lineage {version.lineage[:8]})"
+    return said
 
 
 def _listed(reasons: Mapping[PeerId, str]) -> str:

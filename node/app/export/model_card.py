@@ -57,11 +57,15 @@ def source_in(directory: str) -> Source:
     # The hub's own cache: models--ORG--NAME/snapshots/COMMIT.
     snapshot = Path(directory).absolute()
     cached = _CACHED.fullmatch(snapshot.parent.parent.name)
-    name = cached[1].replace("--", "/") if cached and snapshot.parent.name == "snapshots" else ""
+    name = ""
+    if cached and snapshot.parent.name == "snapshots":
+        name = cached[1].replace("--", "/")
+    if not _REPOSITORY.fullmatch(name):
+        name = ""
     head = _head(snapshot / CARD)
     stated = ((key, head.get(key)) for key in _LICENSE)
     return Source(
-        name if _REPOSITORY.fullmatch(name) else "",
+        name,
         tuple((key, value) for key, value in stated if isinstance(value, str) and value),
     )
 
@@ -74,10 +78,14 @@ def _head(card: Path) -> dict[str, Any]:
         with card.open("rb") as file:
             text = file.read(MOST_CARD).decode()
         found = re.match(r"---\r?\n(.*?)\r?\n---", text, re.DOTALL)
-        head = yaml.safe_load(found[1]) if found else None
+        if not found:
+            return {}
+        head = yaml.safe_load(found[1])
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
-    return head if isinstance(head, dict) else {}
+    if not isinstance(head, dict):
+        return {}
+    return head
 
 
 def model_card(
@@ -92,7 +100,8 @@ def model_card(
     ``adapters``: it holds adapters, by default if the run trains adapters."""
     import yaml
 
-    adapters = manifest.model.adapter > 0 if adapters is None else adapters
+    if adapters is None:
+        adapters = manifest.model.adapter > 0
     fields = _fields(manifest, source, adapters)
     head = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
     if not source.license:
@@ -105,16 +114,23 @@ def model_card(
 
 
 def _fields(manifest: Manifest, source: Source, adapter: bool) -> dict[str, Any]:
+    relation = "finetune"
+    library = "transformers"
+    tags = ["tutti", "decentralized-training"]
+    if adapter:
+        relation = "adapter"
+        library = "peft"
+        tags.append("lora")
     fields: dict[str, Any] = {}
     if source.repository:
         fields["base_model"] = source.repository
-        fields["base_model_relation"] = "adapter" if adapter else "finetune"
+        fields["base_model_relation"] = relation
     fields |= dict(source.license)
-    fields["library_name"] = "peft" if adapter else "transformers"
+    fields["library_name"] = library
     fields["pipeline_tag"] = "text-generation"
     if data := _dataset(manifest.data.source):
         fields["datasets"] = [data]
-    fields["tags"] = ["tutti", "decentralized-training", *(["lora"] if adapter else [])]
+    fields["tags"] = tags
     return fields
 
 
@@ -123,7 +139,9 @@ def _dataset(source: str) -> str:
     if not source.startswith("hf:"):
         return ""
     name = source.removeprefix("hf:").partition(":")[0].partition("@")[0]
-    return name if _REPOSITORY.fullmatch(name) else ""
+    if not _REPOSITORY.fullmatch(name):
+        return ""
+    return name
 
 
 def _what(manifest: Manifest, adapters: bool) -> str:
@@ -147,6 +165,9 @@ def _rows(manifest: Manifest, result: Result, source: Source) -> list[tuple[str,
     version = f"epoch {result.version.epoch:,} of {manifest.training.epochs:,}"
     if result.version.lineage:
         version += f", lineage {_code(result.version.lineage)}"
+    data = _code(d.source)
+    if d.sha256:
+        data += f", sha256 {_code(d.sha256)}"
     rows = [
         ("Run", _code(manifest.run_id)),
         ("Owner", _code(manifest.swarm.owner)),
@@ -154,12 +175,14 @@ def _rows(manifest: Manifest, result: Result, source: Source) -> list[tuple[str,
         ("Tokens", f"{result.tokens:,}"),
         ("Training loss", _loss(result.loss, result.before.training)),
         ("Held-out loss", _loss(result.loss_val, result.before.held_out)),
-        ("Data", _code(d.source) + (f", sha256 {_code(d.sha256)}" if d.sha256 else "")),
+        ("Data", data),
         ("Sequence", f"{m.seq_len:,} tokens"),
         ("Optimizer", _code(manifest.optimizer.name)),
     ]
     if m.weights:
-        name = f"{_code(source.repository)}, " if source.repository else ""
+        name = ""
+        if source.repository:
+            name = f"{_code(source.repository)}, "
         digests = ", ".join(_code(w.removeprefix(DIGEST)) for w in m.weights)
         rows.append(("Began from", f"{name}weights with the BLAKE3 digests {digests}"))
     if d.tokenizer_sha256:
@@ -170,13 +193,19 @@ def _rows(manifest: Manifest, result: Result, source: Source) -> list[tuple[str,
 
 def _loss(loss: float, before: float) -> str:
     """A loss, beside the loss before the first step if that is known (above 0)."""
-    said = _nats(loss) if loss > 0 else "not measured"
-    return f"{said}; before the first step {_nats(before)}" if before > 0 else said
+    said = "not measured"
+    if loss > 0:
+        said = _nats(loss)
+    if before > 0:
+        said += f"; before the first step {_nats(before)}"
+    return said
 
 
 def _nats(loss: float) -> str:
-    perplexity = f", perplexity {math.exp(loss):,.2f}" if loss < 20 else ""
-    return f"{loss:.4f} nats per token{perplexity}"
+    said = f"{loss:.4f} nats per token"
+    if loss < 20:
+        said += f", perplexity {math.exp(loss):,.2f}"
+    return said
 
 
 def _loading(source: Source, tokenizer: bool, adapters: bool) -> str:
