@@ -53,7 +53,9 @@ class DescriptionWait:
         """Seconds after the questions at which descriptions are not waited for any longer."""
         usual = max(LEAST_S, SPARE * self.longest_s, HASHED_S * self.nbytes)
         few = 2 * (self.described + self.refused) < self.asked
-        return FEW_TIMES * usual if few else usual
+        if few:
+            return FEW_TIMES * usual
+        return usual
 
 
 def alone_s(nbytes: int) -> float:

@@ -90,10 +90,11 @@ class Donors:
                 if not asked or (found and not fresh):
                     break
                 next_late = min((q.since + late_s for q in fresh), default=math.inf)
+                timeout = None
+                if fresh:
+                    timeout = max(0.0, next_late - now())
                 done, _ = await asyncio.wait(
-                    asked,
-                    timeout=max(0.0, next_late - now()) if fresh else None,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in [t for t in asked if t in done]:
                     question = asked.pop(task)

@@ -93,7 +93,9 @@ class Partial:
         self.directory = directory
         self.lasting = lasting
         self._held: dict[bytes, memoryview] = {}
-        self.version = None if directory is None else _version(directory)
+        self.version = None
+        if directory is not None:
+            self.version = _version(directory)
 
     def find(self, hashed: bytes, into: memoryview) -> bool:
         """Put the piece of this hash, exactly as long as ``into``, there; whether it is here.
@@ -340,7 +342,9 @@ class _Fetch:
         return groups
 
     async def _ask(self, peer: PeerId) -> _Offer | None:
-        begun = self.partial.version if self.version is None else None
+        begun = None
+        if self.version is None:
+            begun = self.partial.version
         expected = self.expected
         limit = min(self.patience.describe_s, alone_s(self.total))
         try:
@@ -370,13 +374,18 @@ class _Fetch:
         names = []
         if self.kind is not StateKind.PARAMETERS:
             names = sorted(self.shapes)
+        epoch = 0
+        lineage = ""
+        if version is not None:
+            epoch = version.epoch
+            lineage = version.lineage
         request = state_pb2.DescribeRequest(
             stage=self.stage,
             kind=self.kind.code,
-            epoch=0 if version is None else version.epoch,
+            epoch=epoch,
             any_epoch=version is None,
             names=names,
-            lineage="" if version is None else version.lineage,
+            lineage=lineage,
         )
         stub = state_pb2_grpc.StateStub(await self.transport.channel(peer))
         try:
@@ -438,7 +447,10 @@ class _Fetch:
         working = set[asyncio.Task[None]]()
 
         def employ(peers: Sequence[PeerId]) -> None:
-            for i in range(1 if self.gate else self.settings.fetch_parallel):
+            workers = self.settings.fetch_parallel
+            if self.gate:
+                workers = 1
+            for i in range(workers):
                 for donor in peers:
                     name = f"worker {i} of {donor[-6:]}"
                     working.add(tasks.spawn(self._worker(offer, donor), name))
@@ -461,7 +473,9 @@ class _Fetch:
                     worker.result()
         finally:
             await tasks.close()
-        return None if self.left else tensors
+        if self.left:
+            return None
+        return tensors
 
     async def _worker(self, offer: _Offer, donor: PeerId) -> None:
         """One request at a time to one donor, until there is nothing to ask it for."""
@@ -471,7 +485,10 @@ class _Fetch:
             piece.since = self.now()
             came = await self._take(offer, piece, donor)
             piece.asked.discard(donor)
-            failed = 0 if came else failed + 1
+            if came:
+                failed = 0
+            else:
+                failed += 1
             if failed >= self.patience.tries:
                 self.out.add(donor)
             if not came and not piece.asked and not piece.there:

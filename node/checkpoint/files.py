@@ -62,7 +62,10 @@ def directory(path: str | Path, at: int | None = None) -> Iterator[int]:
     path the user chose, links allowed. Raises OSError.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    fd = os.open(path, flags) if at is None else os.open(path, flags | os.O_NOFOLLOW, dir_fd=at)
+    if at is None:
+        fd = os.open(path, flags)
+    else:
+        fd = os.open(path, flags | os.O_NOFOLLOW, dir_fd=at)
     try:
         yield fd
     finally:

@@ -229,7 +229,9 @@ class Pins:
     def _leave(self, key: PinKey, peer: PeerId) -> None:
         """Take from ``peer`` the pins that it has not used for the longest time, until it may hold
         one for ``key`` too."""
-        most = OF_READER if self._established(peer) else OF_STRANGER
+        most = OF_STRANGER
+        if self._established(peer):
+            most = OF_READER
         mine = [p for p in self._pins.values() if peer in p.readings and p.key != key]
         mine.sort(key=lambda pin: pin.readings[peer].used)
         for pin in mine[: max(0, len(mine) + 1 - most)]:

@@ -332,9 +332,10 @@ class StateService(state_pb2_grpc.StateServicer):
         now = self._clock.now()
         stage = request.stage
         lineage = request.lineage
-        epoch = None if request.any_epoch else request.epoch
+        epoch = None
         pin = None
-        if epoch is not None:
+        if not request.any_epoch:
+            epoch = request.epoch
             pin = self.pins.find(stage, kind, epoch, lineage, now)
         # Spares of one version come one after the other, so an older snapshot of them may lack
         # some.

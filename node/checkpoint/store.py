@@ -471,7 +471,9 @@ class CheckpointStore:
             with _described(name, fd, entry) as file:
                 parts[name] = read_tensors(file, entry.size)
         whole = all(t.is_floating_point() for t in parts[PARAMETERS].values())
-        found = digest(parts[PARAMETERS]) if whole else ""
+        found = ""
+        if whole:
+            found = digest(parts[PARAMETERS])
         if not whole or manifest.digest not in ("", found):
             raise Refused("its parameters do not have the digest its manifest names")
         optimizer = by_part(parts[OPTIMIZER])

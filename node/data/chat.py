@@ -204,7 +204,9 @@ def conversations(row: Any, column: str, template: Template | None) -> list[Conv
     completion that are texts can be written. Raises Misfit."""
     if not isinstance(row, Mapping):
         raise Misfit("a row that is no object")
-    names = FIELDS if column == "text" else (column,)
+    names = FIELDS
+    if column != "text":
+        names = (column,)
     given = next((row[name] for name in names if row.get(name) is not None), None)
     tools = _tools(row.get("tools"))
     if given is not None:
@@ -280,7 +282,9 @@ def _joined(parts: Sequence[Any]) -> str:
 
 def _tools(given: Any) -> Any:
     """Tools of a row, which may be written as JSON."""
-    return (_parsed(given, "tools") if isinstance(given, str) else given) or None
+    if isinstance(given, str):
+        given = _parsed(given, "tools")
+    return given or None
 
 
 def _parsed(text: str, what: str) -> Any:

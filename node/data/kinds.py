@@ -37,10 +37,13 @@ class FileKind:
 
 def known_kind(name: str) -> FileKind | None:
     """The format that a file's name says; None for one that cannot be read."""
-    remote = name.startswith(("http://", "https://"))
-    path = Path(name.partition("?")[0] if remote else name)
+    if name.startswith(("http://", "https://")):
+        name = name.partition("?")[0]
+    path = Path(name)
     packed = _PACKED.get(path.suffix.lower(), "")
-    form = _FORMS.get((path.with_suffix("") if packed else path).suffix.lower())
+    if packed:
+        path = path.with_suffix("")
+    form = _FORMS.get(path.suffix.lower())
     if form is None or (packed and form == "parquet"):
         return None
     return FileKind(form, packed)

@@ -60,7 +60,9 @@ def data_directory(name: str, sha256: str, places: Places) -> Path:
     inside = place / base
     # A directory that is set for all runs holds the directory of each run under its name.
     within = places.data and (inside.is_dir() or "data" in places.for_all_runs)
-    found = inside if within else place
+    found = place
+    if within:
+        found = inside
     refuse((not found.is_dir(), f"{found} is no directory", step))
     return found
 
@@ -106,9 +108,12 @@ def directory(name: str, places: Places) -> Path | None:
         if named and any((place / mark).is_file() for mark in _SAVED):
             return place
         inside = place / Path(name).name
-        return inside if places.own and inside.is_dir() else None
-    own = expanded(name) if places.own else None
-    return own if own is not None and own.is_dir() else None
+        if places.own and inside.is_dir():
+            return inside
+        return None
+    if places.own and (own := expanded(name)).is_dir():
+        return own
+    return None
 
 
 def _located(name: str, setting: str, place: str, places: Places, *, proven: bool) -> Path:

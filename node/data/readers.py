@@ -149,15 +149,18 @@ class LeftOut:
     def add(self, reason: str) -> None:
         """Count a row without a document."""
         with self._lock:
-            known = reason in self.reasons or len(self.reasons) < MOST_REASONS
-            self.reasons[reason if known else "other reasons"] += 1
+            if reason not in self.reasons and len(self.reasons) >= MOST_REASONS:
+                reason = "other reasons"
+            self.reasons[reason] += 1
 
     @property
     def said(self) -> str:
         """The number of rows that were left out and why, for people; empty for none."""
         if not (total := self.reasons.total()):
             return ""
-        rows = "1 row is" if total == 1 else f"{total:,} rows are"
+        rows = f"{total:,} rows are"
+        if total == 1:
+            rows = "1 row is"
         if len(self.reasons) == 1:
             return f"{rows} left out ({self._most})"
         counts = (f"{n:,}: {reason}" for reason, n in self.reasons.most_common(3))
@@ -172,13 +175,10 @@ class LeftOut:
         """Log the rows that were left out. Raises UsageFault if every row was."""
         if not self.reasons:
             return
-        refuse(
-            (
-                not self.given,
-                f"{self._name} has no row that can be read: {self._most}",
-                _NO_TEMPLATE if "chat template" in self._most else _NO_FIELD,
-            )
-        )
+        step = _NO_FIELD
+        if "chat template" in self._most:
+            step = _NO_TEMPLATE
+        refuse((not self.given, f"{self._name} has no row that can be read: {self._most}", step))
         self.report()
 
     def report(self) -> None:
@@ -381,7 +381,10 @@ def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
                 f"cannot read {side}: {e}", 'write {"dtype": "uint16", "vocab": 50257}'
             ) from e
     known = type(vocab) is int and 0 < vocab <= 1 << 32
-    name = note.get("dtype", "uint16" if known and vocab <= 1 << 16 else "uint32")
+    smallest = "uint32"
+    if known and vocab <= 1 << 16:
+        smallest = "uint16"
+    name = note.get("dtype", smallest)
     refuse(
         (not known, f"{side}: vocab is {vocab!r}", "give the number of token ids"),
         (
@@ -390,7 +393,10 @@ def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
             'use "uint16" or "uint32"',
         ),
     )
-    ids = token_file(path, np.dtype("<u2") if name == "uint16" else np.dtype("<u4"))
+    if name == "uint16":
+        ids = token_file(path, np.dtype("<u2"))
+    else:
+        ids = token_file(path, np.dtype("<u4"))
     for start in range(0, len(ids), PIECE):
         largest = int(np.asarray(ids[start : start + PIECE]).max())
         refuse(

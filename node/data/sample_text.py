@@ -24,7 +24,9 @@ def sample_lines(
     characters after which the text is cut, 0 for all."""
     trained = int(sample.trained.sum())
     all_of_it = trained >= len(sample.ids) - 1 - int(sample.ends[:-1].sum())
-    how = "all trained on" if all_of_it else f"{trained:,} trained on"
+    how = f"{trained:,} trained on"
+    if all_of_it:
+        how = "all trained on"
     yield f"sample {number:,}: {len(sample.ids) - 1:,} tokens, {how}"
     mark = _painted(bold) if not all_of_it else lambda text, _: text
     left = most or None

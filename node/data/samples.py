@@ -38,13 +38,20 @@ class Sample:
 def sample_of(row: np.ndarray, end: int | None, marked: bool) -> Sample:
     """The sample of a row of ids, as :func:`node.training.state.text.pair` takes them."""
     row = row.astype(np.int64)
-    trained = (row & CONTEXT) == 0 if marked else np.ones(len(row), dtype=bool)
     ends = np.zeros(len(row), dtype=bool)
-    if end is not None:
-        ends = (row & LAST) != 0 if marked else row == end
+    if marked:
+        ids = ids_in(row)
+        trained = (row & CONTEXT) == 0
+        if end is not None:
+            ends = (row & LAST) != 0
+    else:
+        ids = row
+        trained = np.ones(len(row), dtype=bool)
+        if end is not None:
+            ends = row == end
     trained[:1] = False
     trained[1:] &= ~ends[:-1]
-    return Sample(ids_in(row) if marked else row, trained, ends)
+    return Sample(ids, trained, ends)
 
 
 def samples_at(found: Corpus | Stream, positions: Sequence[int], seed: int) -> list[Sample]:

@@ -227,8 +227,12 @@ class _Asked:
     def cached(self, source: str, documents: Documents, *, plain: bool = False) -> TokenFile:
         """Token ids of documents, which are read unless they are on the disk. ``plain``: it is a
         text without documents."""
-        end = None if plain else self.tokenizer.eos
-        named = f"{source}:{self.form.key}" if self.form.key else source
+        end = None
+        if not plain:
+            end = self.tokenizer.eos
+        named = source
+        if self.form.key:
+            named = f"{source}:{self.form.key}"
         counted = self._counted(documents)
         return cached(self.home, named, counted, self.tokenizer, end, marked=self.form.chat)
 
@@ -273,7 +277,9 @@ def _file(a: _Asked) -> _Found:
     plain = kind.form == "text"
     found = a.documents([(path, kind)])
     # Caches of older versions are named by the ending.
-    source = f"{ending}:{digest}" if not kind.packed else f"{kind.form}.{kind.packed}:{digest}"
+    source = f"{ending}:{digest}"
+    if kind.packed:
+        source = f"{kind.form}.{kind.packed}:{digest}"
     return a.cached(source, found, plain=plain), digest, tokenizer.vocab
 
 
@@ -313,7 +319,9 @@ def _hub(a: _Asked) -> _Found:
         )
     )
     dataset, column = readers.hub(f"{saved or where}{colon}{rest}", saved is not None)
-    form = replace(a.form, column=column) if column else a.form
+    form = a.form
+    if column:
+        form = replace(form, column=column)
     unseen = LeftOut(a.name)
     texts = readers.hub_rows(dataset)
     if not form.chat:
@@ -339,11 +347,13 @@ def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab
     if settings.holdout:
         held = max(int(len(tokens) * settings.holdout), window)
     cut = len(tokens) - held
+    uses = "to train on"
+    if held:
+        uses = "to train on and to hold out"
     refuse(
         (
             cut < window,
-            f"{settings.source} has {len(tokens)} tokens, too few for windows of {window} to train "
-            "on" + (" and to hold out" if held else ""),
+            f"{settings.source} has {len(tokens)} tokens, too few for windows of {window} {uses}",
             "give a longer text or a shorter model.seq_len",
         )
     )

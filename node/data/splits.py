@@ -38,7 +38,10 @@ def files_of_split(
     Raises UsageFault for a split that is not there, and without the library.
     """
     readable = sorted(name for name in names if known_kind(name))
-    chosen = configs.get(config) if config else _default(configs)
+    if config:
+        chosen = configs.get(config)
+    else:
+        chosen = _default(configs)
     if chosen is None and config:
         readable = [name for name in readable if config in name.split("/")[:-1]]
         refuse((not readable, f"no configuration and no directory {config!r}", _names(configs)))
@@ -54,7 +57,9 @@ def files_of_split(
         for other in _OTHER_SPLITS:
             files -= set(found.get(other, ()))
     refuse((not files, f"no files of {split!r} alone", "name the files in the card, README.md"))
-    return sorted(_of_most(files) if of_one_form else files)
+    if of_one_form:
+        return sorted(_of_most(files))
+    return sorted(files)
 
 
 def card_of(readme: str) -> dict[str, Any]:
@@ -73,7 +78,9 @@ def card_of(readme: str) -> dict[str, Any]:
 
 def configurations(card: Any) -> dict[str, Any]:
     """The configurations that a data set's card names, by their names."""
-    named = card.get("configs") if isinstance(card, dict) else None
+    named = None
+    if isinstance(card, dict):
+        named = card.get("configs")
     rows = []
     if isinstance(named, list):
         rows = [c for c in named or () if isinstance(c, dict)]
@@ -97,11 +104,14 @@ def _names(configs: Mapping[str, Any]) -> str:
 def _patterns(given: Any) -> dict[str, list[str]]:
     """Patterns of each split that a card gives; none where it gives none."""
     found = dict[str, list[str]]()
-    for entry in given if isinstance(given, list) else [given]:
+    if not isinstance(given, list):
+        given = [given]
+    for entry in given:
         if isinstance(entry, dict):
             path = entry.get("path", [])
-            paths = path if isinstance(path, list) else [path]
-            found.setdefault(str(entry.get("split", "train")), []).extend(map(str, paths))
+            if not isinstance(path, list):
+                path = [path]
+            found.setdefault(str(entry.get("split", "train")), []).extend(map(str, path))
         elif isinstance(entry, str):
             found.setdefault("train", []).append(entry)
     return found

@@ -46,8 +46,9 @@ class ByteTokenizer:
     def encode(self, text: str | bytes) -> np.ndarray:
         """Ids [n] of the text, uint8, no special ids added. Bytes are taken as UTF-8. A lone
         surrogate, which UTF-8 cannot say, becomes "?"."""
-        raw = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
-        return np.frombuffer(raw, dtype=np.uint8)
+        if not isinstance(text, bytes):
+            text = text.encode("utf-8", errors="replace")
+        return np.frombuffer(text, dtype=np.uint8)
 
     def encode_marked(self, found: Conversation) -> np.ndarray:
         """Ids [n] of the text of a conversation, uint32; CONTEXT marks tokens that are not trained
@@ -139,8 +140,11 @@ def byte_letters() -> list[str]:
     letters = []
     spare = 256
     for byte in range(256):
-        letters.append(chr(byte if byte in shown else spare))
-        spare += byte not in shown
+        if byte in shown:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(spare))
+            spare += 1
     return letters
 
 
@@ -188,8 +192,9 @@ class FileTokenizer:
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """As :meth:`ByteTokenizer.encode`, uint32."""
-        whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
-        raw = b"".join(self._call("encode", p.encode("utf-8", "replace")) for p in pieces(whole))
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", errors="replace")
+        raw = b"".join(self._call("encode", p.encode("utf-8", "replace")) for p in pieces(text))
         return self._checked(np.frombuffer(raw, dtype=np.uint32))
 
     def encode_marked(self, found: Conversation) -> np.ndarray:
@@ -276,7 +281,8 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
         stop = min(start + size, len(text))
         if stop < len(text):
             line = text.rfind("\n", start, stop)
-            stop = stop if line < 0 else line + 1
+            if line >= 0:
+                stop = line + 1
         yield text[start:stop]
         start = stop
 
@@ -290,7 +296,9 @@ def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> 
     if settings.rows == "chat":
         return LAST
     eos = tokenizer.eos
-    what = f"the tokenizer {settings.tokenizer}" if eos is None else settings.source
+    what = settings.source
+    if eos is None:
+        what = f"the tokenizer {settings.tokenizer}"
     refuse(
         (
             eos is None or eos > largest,

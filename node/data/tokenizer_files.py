@@ -160,7 +160,9 @@ class TokenizerFiles:
         config = self._json("tokenizer_config.json")
         legacy = self._json("special_tokens_map.json")
         # The library reads the map only where the configuration does not list the added tokens.
-        order = (config, legacy) if "added_tokens_decoder" in config else (legacy, config)
+        order = (legacy, config)
+        if "added_tokens_decoder" in config:
+            order = (config, legacy)
         found: dict[str, str] = {}
         for role in ROLES:
             texts = (_content(table.get(f"{role}_token")) for table in order)
@@ -171,8 +173,7 @@ class TokenizerFiles:
 
     @property
     def bos_id(self) -> int | None:
-        ids = self._ids("bos")
-        return ids[0] if ids else None
+        return next(iter(self._ids("bos")), None)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -180,8 +181,7 @@ class TokenizerFiles:
 
     @property
     def pad_id(self) -> int | None:
-        ids = self._ids("pad")
-        return ids[0] if ids else None
+        return next(iter(self._ids("pad")), None)
 
     @property
     def end_id(self) -> int | None:
@@ -214,7 +214,9 @@ class TokenizerFiles:
             if ids := _id_list(name, f"{role}_token_id", value):
                 return ids
         found = self.id_of(self.special_tokens.get(f"{role}_token", ""))
-        return () if found is None else (found,)
+        if found is None:
+            return ()
+        return (found,)
 
     @cached_property
     def _by_words(self) -> dict[str, tuple[str, int]]:
@@ -265,7 +267,9 @@ class TokenizerFiles:
         found = self._parsed.get(name)
         if found is None:
             raw = self.files.get(name)
-            found = {} if raw is None else _parsed(name, raw)
+            found = dict[str, Any]()
+            if raw is not None:
+                found = _parsed(name, raw)
             self._parsed[name] = found
         return found
 

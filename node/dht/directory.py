@@ -263,7 +263,9 @@ class Directory:
     async def _read(self, name: str, key: str) -> None:
         """Ask the DHT for all records under a key, unless the walk of the own post has just done
         so."""
-        posted = self._heard[1] if self._heard[0] == key else -math.inf
+        posted = -math.inf
+        if self._heard[0] == key:
+            posted = self._heard[1]
         if (node := self._node) is not None and self._clock.now() - posted > FRESH_S:
             with contextlib.suppress(*_DOWN):
                 await self._search(name, lambda: node.get(key, latest=True))
@@ -403,8 +405,11 @@ class Directory:
         if keep is None or keep is self._p2p:
             # hivemind stops reading what p2pd says when an answer comes that nobody waits for any
             # more, so the wait is cut short only where that p2pd is not used again.
+            wait_s = None
+            if keep is None:
+                wait_s = 1.0
             with contextlib.suppress(*_DOWN):
-                async with asyncio.timeout(1.0 if keep is None else None):
+                async with asyncio.timeout(wait_s):
                     await node.shutdown()
         node.is_alive = False
 
@@ -449,8 +454,10 @@ def _by_peer_leniently(entries: Iterable[PeerEntry], me: PeerId) -> dict[PeerId,
     are not QUIC's, the rest is dropped."""
     out: dict[PeerId, list[Multiaddr]] = {}
     for entry in entries:
+        if entry.peer == me:
+            continue
         claimed = [text for text in entry.body.maddrs if "/udp/" not in text]
-        for text in claimed if entry.peer != me else ():
+        for text in claimed:
             with contextlib.suppress(UsageFault):
                 out.setdefault(entry.peer, []).extend(_by_peer([text]).get(entry.peer, []))
     return {peer: addresses for peer, addresses in out.items() if addresses}

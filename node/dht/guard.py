@@ -328,7 +328,9 @@ class AdmissionFilter:
         return self._brought.allow(source.peer, self._clock.now())
 
     def _bucket(self, peer: PeerId) -> TokenBucket:
-        return self._rate if self._company.established(peer) else self._strangers
+        if self._company.established(peer):
+            return self._rate
+        return self._strangers
 
     def label(self, stub: Any) -> Any:
         """``stub`` with our token in every request."""
@@ -567,7 +569,9 @@ class SwarmProtocol(DHTProtocol):
         evicted = self._validator.evicted
         for key, writer in evicted:
             held = self.storage.get(DHTID.generate(source=key))
-            records: Any = held.value if held is not None else None
+            records: Any = None
+            if held is not None:
+                records = held.value
             if isinstance(records, DictionaryDHTValue):
                 del records[writer]
         evicted.clear()
@@ -594,7 +598,9 @@ class SwarmProtocol(DHTProtocol):
     def _shorten(self, key: DHTID, result: dht_pb2.FindResult, context: P2PContext) -> None:
         """Leave in ``result`` the records under ``key`` that the caller gets."""
         held = self.storage.get(key)
-        records: Any = held.value if held is not None else None
+        records: Any = None
+        if held is not None:
+            records = held.value
         if not isinstance(records, DictionaryDHTValue) or len(records) <= STRANGER_RECORDS:
             return
         short = DictionaryDHTValue()

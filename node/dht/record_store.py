@@ -96,6 +96,9 @@ class _Records(Generic[B]):
         if known is not None and known.raw == raw and abs(known.not_after - expires) <= SLACK_S:
             return False  # saves checking the same signature at every reading
         peer = PeerId(writer)
+        newest = -1
+        if known is not None:
+            newest = known.seq
         record = open_record(
             raw,
             key=self.key,
@@ -103,7 +106,7 @@ class _Records(Generic[B]):
             now_wall=now,
             max_ttl_s=limit.max_ttl_s,
             max_bytes=limit.max_record,
-            newest=known.seq if known is not None else -1,
+            newest=newest,
         )
         if abs(record.not_after - expires) > SLACK_S:
             raise WireError(
@@ -111,9 +114,9 @@ class _Records(Generic[B]):
             )
         token, body = unwrap(record.body)
         admitted = self._admitted(peer, token, now)
-        entry = (
-            DirectoryEntry(peer, self._read(body), record.seq, record.not_after) if body else None
-        )
+        entry = None
+        if body:
+            entry = DirectoryEntry(peer, self._read(body), record.seq, record.not_after)
         if peer != self._me:
             self._enter(peer, source, now)
         self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry, admitted)
@@ -150,7 +153,9 @@ class _Records(Generic[B]):
         """Sequence number and expiry of the writer's newest record, withdrawn or not; zeros for
         none."""
         posted = self._posted.get(writer)
-        return (posted.seq, posted.not_after) if posted is not None else (0, 0.0)
+        if posted is None:
+            return 0, 0.0
+        return posted.seq, posted.not_after
 
     def entries(self, now: float) -> dict[PeerId, DirectoryEntry[B]]:
         """Everybody admitted whose record holds at ``now`` and is not withdrawn, in PeerId

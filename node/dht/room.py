@@ -118,7 +118,9 @@ class Room(Generic[H]):
         if taken:
             return taken.evicted
         own = charge.payer == charge.writer and self._places.held_by(charge.payer) < self._each
-        absent = self._absent() if own else None
+        absent = None
+        if own:
+            absent = self._absent()
         if absent is None:
             raise NoRoom(taken.refusal)
         self.leave(absent)
@@ -127,8 +129,10 @@ class Room(Generic[H]):
 
     def _charge(self, writer: PeerId, source: Source) -> _Charge:
         established = self._company.established(writer)
-        own = established or source.peer == writer
-        return _Charge(writer, writer if own else _bearer(source), established)
+        payer = writer
+        if not established and source.peer != writer:
+            payer = _bearer(source)
+        return _Charge(writer, payer, established)
 
     def _absent(self) -> H | None:
         """The oldest record of a stranger that is neither connected nor was ever reached."""
@@ -140,5 +144,7 @@ class Room(Generic[H]):
 def _bearer(source: Source) -> PeerId:
     """The name under which a peer pays for records that it did not write: its own record does not
     count among them, and an established peer's place is not theirs."""
-    verb = "answer" if source.asked else "store"
+    verb = "store"
+    if source.asked:
+        verb = "answer"
     return PeerId(f"{verb} {source.peer}")

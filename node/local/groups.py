@@ -28,7 +28,9 @@ class Sharded:
 
     def shape(self, rank: int) -> tuple[int, int]:
         """Shape of a rank's shard, (rows, cols)."""
-        return (self.sizes[rank], self.cols) if self.dim == 0 else (self.rows, self.sizes[rank])
+        if self.dim == 0:
+            return self.sizes[rank], self.cols
+        return self.rows, self.sizes[rank]
 
     def part(self, rank: int) -> int:
         """Numbers of a rank's shard."""

@@ -52,7 +52,9 @@ class CutEnds(Ends):
         ).to_local()
 
     def _cut_logits(self, h: Tensor) -> DTensor:
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        head = self.lm_head
+        if head is None:
+            head = self.model.embed_tokens
         return cast(DTensor, F.linear(self._everywhere(self.model.norm(h)), head.weight).float())
 
     def _everywhere(self, tensor: Tensor) -> DTensor:
@@ -66,10 +68,11 @@ class Program:
     def __init__(self, here: Rank, settings: ModelSettings, stages: int, stage: int) -> None:
         self.here = here
         self.shapes = dict(sorted(parameter_shapes(settings, stages, stage).items()))
-        self.module = _cut(
-            CutEnds(settings) if stage == ENDS else build(settings, stages, stage),
-            here,
-        )
+        if stage == ENDS:
+            module = CutEnds(settings)
+        else:
+            module = build(settings, stages, stage)
+        self.module = _cut(module, here)
         self.ends = cast(CutEnds, self.module)
         """The module of stage 0."""
         self.parameters = dict(self.module.named_parameters())
@@ -103,7 +106,9 @@ class Program:
         Parameters the output does not depend on are left out. ``gradient`` None: the output is the
         loss.
         """
-        seed = None if gradient is None else gradient.to(output.dtype)
+        seed = None
+        if gradient is not None:
+            seed = gradient.to(output.dtype)
         with loss_parallel():
             found = torch.autograd.grad(
                 output, [*inputs, *self.parameters.values()], seed, allow_unused=True
@@ -122,7 +127,10 @@ class Program:
         of the new ones.
         """
         for name, shape in self.shapes.items():
-            part = self.here.deal(name, shape, None if whole is None else whole[name])
+            given = None
+            if whole is not None:
+                given = whole[name]
+            part = self.here.deal(name, shape, given)
             dim = cut_of(name)
             if dim is not None:
                 part = DTensor.from_local(
@@ -146,16 +154,18 @@ class Program:
     def _local(self, name: str, gradient: Tensor) -> Tensor:
         if isinstance(gradient, DTensor):
             dim = cut_of(name)
-            return gradient.redistribute(
-                placements=[Replicate() if dim is None else Shard(dim)]
-            ).to_local()
+            placement = Replicate()
+            if dim is not None:
+                placement = Shard(dim)
+            return gradient.redistribute(placements=[placement]).to_local()
         if per_head(name):
             return self.here.total(gradient.contiguous())
         return gradient
 
     def _finite(self, share: list[Tensor]) -> bool:
-        zero = torch.zeros((), device=self.here.device.device)
-        size = torch.stack(torch._foreach_norm(share)).sum() if share else zero  # pyright: ignore
+        size = torch.zeros((), device=self.here.device.device)
+        if share:
+            size = torch.stack(torch._foreach_norm(share)).sum()  # pyright: ignore
         return bool(torch.isfinite(self.here.total(size.float().reshape(()))))
 
 

@@ -49,14 +49,19 @@ class Rank:
         # By itself gloo binds to the address the machine's name resolves to, where strangers can
         # reach it.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        backend = "gloo"
+        device_id = None
+        if device.is_cuda:
+            backend = "nccl"
+            device_id = where
         with lost_is_a_fault():
             dist.init_process_group(
-                "nccl" if device.is_cuda else "gloo",
+                backend,
                 init_method=f"file://{store}",
                 rank=rank,
                 world_size=size,
                 timeout=limit,
-                device_id=where if device.is_cuda else None,
+                device_id=device_id,
             )
             return cls(rank, size, device, init_device_mesh(where.type, (size,)))
 

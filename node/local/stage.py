@@ -144,7 +144,10 @@ class CutMath(StageMath):
     ) -> Tensor:
         """Send ``x`` to all ranks and return rank 0's part of their ``compute`` of it. Their graphs
         are held while the output is; none is kept if no gradient is wanted."""
-        handle = self.ranks.handle() if torch.is_grad_enabled() else Handle(0)
+        if torch.is_grad_enabled():
+            handle = self.ranks.handle()
+        else:
+            handle = Handle(0)
         with self.ranks.command(what, keep=handle.number, shape=list(x.shape), **words):
             output = compute(self.program.here.share(x))
         if handle.number:
@@ -177,7 +180,9 @@ class CutMath(StageMath):
                 f"{tuple(output.shape)}"
             )
         handle = self.ranks.handle()
-        shape = None if gradient is None else list(gradient.shape)
+        shape = None
+        if gradient is not None:
+            shape = list(gradient.shape)
         with self.ranks.command("backward", graph=graph.number, keep=handle.number, shape=shape):
             seed = None
             if gradient is not None:
@@ -255,7 +260,9 @@ class CutSum(GradientSum):
             names = sorted(parts)
             with self._ranks.command("take", round=now, names=names):
                 self._whole = now, self._program.whole(parts, names)
-        return dict(self._whole[1]) if parts else {}, tokens
+        if not parts:
+            return {}, tokens
+        return dict(self._whole[1]), tokens
 
     def reset(self) -> None:
         """As of one device. The other ranks hear of it with the first share of the next round."""
@@ -283,9 +290,10 @@ def device_names(name: str, count: int) -> list[str]:
     wanted = name.strip().lower()
     if wanted == "cpu" or (wanted == "auto" and not gpus()):
         return ["cpu"] * count
-    _, _, number = (
-        "cuda:0" if wanted in ("auto", "cuda") else str(Device.pick(wanted).device)
-    ).partition(":")
+    first = "cuda:0"
+    if wanted not in ("auto", "cuda"):
+        first = str(Device.pick(wanted).device)
+    _, _, number = first.partition(":")
     names = [f"cuda:{int(number) + i}" for i in range(count)]
     Device.pick(names[-1])
     return names

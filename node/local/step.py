@@ -50,7 +50,10 @@ class TensorParallelStep:
         self._stack = stack
         self._overlap = overlap
         # Three: one is gathered into, one worked on, one scattered from.
-        count = min(3, len(self.groups)) if overlap else min(1, len(self.groups))
+        most = 3
+        if not overlap:
+            most = 1
+        count = min(most, len(self.groups))
         shards = max(
             (sum(m.part(here.rank) for slot in g for m in slot) for g in self.groups), default=0
         )
@@ -68,7 +71,9 @@ class TensorParallelStep:
         DeviceLost when a rank is gone or does not answer in time."""
         groups = self.groups
         depth = len(self._buffers)
-        ahead = 1 if self._overlap else 0
+        ahead = 0
+        if self._overlap:
+            ahead = 1
         gathers: dict[int, dist.Work] = {}
         scatters: dict[int, dist.Work] = {}
         for turn in range(-ahead, len(groups)):

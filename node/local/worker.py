@@ -77,7 +77,10 @@ class Worker:
     def _compute(
         self, what: str, keep: int, shape: list[int], document_ends: Sequence[int]
     ) -> None:
-        x = self._receive(shape, torch.int64 if what == "embed" else torch.float32)
+        dtype = torch.float32
+        if what == "embed":
+            dtype = torch.int64
+        x = self._receive(shape, dtype)
         if keep and what != "embed":
             x.requires_grad_()
         if what == "forward":

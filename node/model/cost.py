@@ -180,13 +180,17 @@ def stash_bytes(
     """
     tokens = micro_batch * settings.seq_len
     d = settings.d_model
-    beside = tokens * (2 * 4 * d + 2 * 8) if stage == ENDS else tokens * 4 * d
+    beside = tokens * 4 * d
+    if stage == ENDS:
+        beside = tokens * (2 * 4 * d + 2 * 8)
     layers = len(layers_of(settings, stages, stage))
     if recompute != "off":
         if recompute == "layers":
             beside += layers * tokens * 4 * d
         return beside
-    copies = cast_bytes(settings, stages, stage) if cast else 0
+    copies = 0
+    if cast:
+        copies = cast_bytes(settings, stages, stage)
     return beside + layers * graph_bytes(settings, tokens, masked, cast=cast) + copies
 
 
@@ -195,7 +199,9 @@ def cast_bytes(settings: ModelSettings, stages: int, stage: int) -> int:
     layers of a stage."""
     one = replace(settings, layers=1, ends_layers=0)
     numbers = count(parameter_shapes(one, 1, 1))
-    frozen = count(base_shapes(one, 1, 1)) if settings.adapter else 0
+    frozen = 0
+    if settings.adapter:
+        frozen = count(base_shapes(one, 1, 1))
     return 2 * (numbers + frozen) * len(layers_of(settings, stages, stage))
 
 
@@ -213,11 +219,14 @@ def graph_bytes(
     d = settings.d_model
     q = settings.heads * head_dim(settings)
     kv = settings.kv_heads * head_dim(settings)
+    queries = 2 * q
+    if masked:
+        queries = 3 * q
     if cast:
         # Norms are in fp32 and keep input, normalised input and root. Each of the five projections
         # that read their output keeps a bf16 copy of it.
         bytes_each = 2 * 4 * (2 * d + 1) + 5 * 2 * d
-        bytes_each += 2 * ((3 if masked else 2) * q + 2 * kv + 4 * settings.d_ff)
+        bytes_each += 2 * (queries + 2 * kv + 4 * settings.d_ff)
         bytes_each += 4 * settings.heads
         if settings.qk_norm:
             bytes_each += 4 * (2 * (q + kv) + settings.heads + settings.kv_heads)
@@ -227,7 +236,7 @@ def graph_bytes(
     per_token = 2 * (3 * d + 1)
     # Attention keeps rotated q and k, v, its output and one log-sum a head; q/k norms keep as the
     # others do.
-    per_token += (3 if masked else 2) * q + 2 * kv + settings.heads
+    per_token += queries + 2 * kv + settings.heads
     if settings.qk_norm:
         per_token += 2 * (q + kv) + settings.heads + settings.kv_heads
     # SwiGLU keeps gate, silu(gate), up and their product.
@@ -272,9 +281,10 @@ def work_bytes(
         through = (
             4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
             + frames_bytes(settings, micro_batch)
-            + (cast_bytes(settings, stages, stage) if cast and recompute != "off" else 0)
             + again * graph_bytes(settings, tokens, masked, cast=cast)
         )
+        if cast and recompute != "off":
+            through += cast_bytes(settings, stages, stage)
     return max(head, through)
 
 
@@ -304,8 +314,12 @@ def stage_bytes(
         kept = width * count(base_shapes(settings, stages, stage))
     waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
-    most = min(in_flight, uncounted_shares(stages if stage == ENDS else stage))
-    uncounted = most if trained > waiting else 1
+    uncounted = 1
+    if trained > waiting:
+        place = stage
+        if stage == ENDS:
+            place = stages
+        uncounted = min(in_flight, uncounted_shares(place))
     return StageBytes(
         parameters=kept + trained,
         gradients=4 * numbers,
@@ -389,11 +403,10 @@ def fits(
     ok = need.total <= limit
     table = need.table
     where = stage_name(stage)
+    verbs = ("take", "do not fit: they take")
     if stage != ENDS:
         where += f" of {stages}"
-    verbs = (
-        ("take", "do not fit: they take") if stage == ENDS else ("takes", "does not fit: it takes")
-    )
+        verbs = ("takes", "does not fit: it takes")
     text = (
         f"{where} {verbs[not ok]} {human(need.total)} of {human(available)} "
         f"({RESERVE:.0%} kept free)"
@@ -458,7 +471,9 @@ def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict
     in ``available`` bytes with ``RESERVE`` of them left free. The stage itself is on a device with
     memory of its own."""
     ok = needed <= available * (1 - RESERVE)
-    verb = "need" if ok else "do not fit: they need"
+    verb = "need"
+    if not ok:
+        verb = "do not fit: they need"
     text = (
         f"rounds between cells of stage {stage} of {stages} {verb} {human(needed)} of "
         f"{human(available)} main memory "

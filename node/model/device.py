@@ -108,7 +108,9 @@ class Device:
         """The context of a forward in a number format: autocast, nothing for fp32."""
         if kind == "fp32":
             return contextlib.nullcontext()
-        dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+        dtype = torch.float16
+        if kind == "bf16":
+            dtype = torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype)
 
     @property

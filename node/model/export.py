@@ -93,6 +93,9 @@ def config_of(
         "sliding_window": None,
         "max_window_layers": settings.layers,
     }
+    own = qwen
+    if kind == "llama":
+        own = llama
     return {
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind,
@@ -123,7 +126,7 @@ def config_of(
         "pad_token_id": None,
         **(ids or {}),
         MARK: {"format": 1},
-        **(llama if kind == "llama" else qwen),
+        **own,
     }
 
 
@@ -258,11 +261,14 @@ class Export:
         self._sizes: dict[str, int] = {}
         """Bytes of each file as they should be."""
         self._staged = self.directory.with_name(f".{self.directory.name}.{secrets.token_hex(4)}")
+        single = ""
+        if settings.adapter:
+            single = "adapter_model.safetensors"
         self._files = _sharded(
             {self._named(name): shape for name, shape in self._shapes.items()},
             parameters,
             shard_bytes,
-            "adapter_model.safetensors" if settings.adapter else "",
+            single,
         )
         self._where = {name: file for file in self._files for name in file.places}
         self.notes: list[str] = []
@@ -276,8 +282,10 @@ class Export:
     @property
     def needed(self) -> int:
         """Bytes that the disk must have free for all files."""
-        shapes = self._shapes.values() if self._gguf else ()
-        return self.nbytes + BESIDE + sum(map(gguf_bytes, shapes))
+        needed = self.nbytes + BESIDE
+        if self._gguf:
+            needed += sum(map(gguf_bytes, self._shapes.values()))
+        return needed
 
     def open(self) -> None:
         """Make the hidden directory and the file of tensors. Raises as :func:`check_place` too."""

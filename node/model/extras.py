@@ -26,8 +26,10 @@ class Extras:
     @property
     def ids(self) -> dict[str, int | list[int]]:
         """Ids of the roles that exist, as config.json names them."""
-        eos: int | list[int] | None = list(self.eos) if len(self.eos) > 1 else None
-        if len(self.eos) == 1:
+        eos: int | list[int] | None = None
+        if len(self.eos) > 1:
+            eos = list(self.eos)
+        elif len(self.eos) == 1:
             eos = self.eos[0]
         found = {"bos_token_id": self.bos, "eos_token_id": eos, "pad_token_id": self.pad}
         return {name: value for name, value in found.items() if value is not None}

@@ -110,7 +110,9 @@ def architecture(settings: ModelSettings) -> str:
     """Name of the architecture in GGUF."""
     if settings.qk_norm:
         return "qwen3"
-    return "qwen2" if settings.qkv_bias else "llama"
+    if settings.qkv_bias:
+        return "qwen2"
+    return "llama"
 
 
 def _tensors(settings: ModelSettings, files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
@@ -243,7 +245,9 @@ def _add_tokenizer(
     for token in body.get("added_tokens") or ():
         special = token.get("special", False)
         tokens[token["id"]] = token["content"]
-        types[token["id"]] = int(TokenType.CONTROL if special else TokenType.USER_DEFINED)
+        types[token["id"]] = int(TokenType.USER_DEFINED)
+        if special:
+            types[token["id"]] = int(TokenType.CONTROL)
     ids = {word: i for i, word in enumerate(tokens)}
     unknown = model.get("unk_token") or extras.words.get("unk_token")
     if pieces:
@@ -267,7 +271,8 @@ def _add_tokenizer(
 
 
 def _add_roles(writer: Any, extras: Extras, ids: Mapping[str, int], unknown: str | None) -> None:
-    end = ids.get(extras.words.get("eos_token", ""), extras.eos[0] if extras.eos else None)
+    first_end = next(iter(extras.eos), None)
+    end = ids.get(extras.words.get("eos_token", ""), first_end)
     for add, found in (
         (writer.add_bos_token_id, extras.bos),
         (writer.add_eos_token_id, end),
@@ -284,8 +289,9 @@ def _split(pre: Any, merges: Sequence[str]) -> str:
     if isinstance(pre, dict):
         steps = pre.get("pretokenizers", [pre])
     kinds = [step.get("type") for step in steps]
-    last = steps[-1] if steps else {}
-    by_words = last.get("use_regex", True)
+    by_words = True
+    if steps:
+        by_words = steps[-1].get("use_regex", True)
     if kinds == ["ByteLevel"] and (by_words or not merges):
         return "gpt-2"
     if kinds == ["Digits", "ByteLevel"] and by_words and steps[0].get("individual_digits"):

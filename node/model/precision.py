@@ -83,7 +83,9 @@ class Precision:
     @property
     def format(self) -> Format:
         chosen = self._choose()
-        return "bf16" if chosen == "fp32" and self._parameters == "bf16" else chosen
+        if chosen == "fp32" and self._parameters == "bf16":
+            return "bf16"
+        return chosen
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward. A processor computes in fp32 where no gradient is recorded:

@@ -56,12 +56,15 @@ def fields_of(c: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], in
         rope = rope_fields(c, most)
         if c.get("sliding_window") and c.get("use_sliding_window", kind == "mistral"):
             most = min(most, c["sliding_window"])
+        usual_width = 0
+        if kind == "qwen3":
+            usual_width = 128
         fields = {
             "layers": c["num_hidden_layers"],
             "d_model": c["hidden_size"],
             "heads": c["num_attention_heads"],
             "kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
-            "head_width": c.get("head_dim") or (128 if kind == "qwen3" else 0),
+            "head_width": c.get("head_dim") or usual_width,
             "d_ff": c["intermediate_size"],
             "vocab": c["vocab_size"],
             "seq_len": min(SEQ_LEN, most),

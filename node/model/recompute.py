@@ -57,7 +57,8 @@ class _Recomputed(torch.autograd.Function):
                 y = y * cast(Tensor, gradients[0])
                 gradients = (None,)
         wanted = [t for t, needs in zip(node.trained, needs_trained, strict=True) if needs]
-        wanted = [x, *wanted] if needs_x else wanted
+        if needs_x:
+            wanted = [x, *wanted]
         found = iter(torch.autograd.grad(y, wanted, gradients, allow_unused=True))
         of_all = (next(found) if needs else None for needs in (needs_x, *needs_trained))
         return None, *of_all

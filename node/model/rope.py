@@ -64,7 +64,10 @@ def rope_fields(config: Mapping[str, Any], most: int) -> dict[str, Any]:
             "rope_high": rope["high_freq_factor"],
             "rope_context": before,
         }
-    factor = rope["factor"] if kind == "yarn" else rope.get("factor")
+    if kind == "yarn":
+        factor = rope["factor"]
+    else:
+        factor = rope.get("factor")
     if factor is None:
         factor = most / before
     fields |= {"rope_factor": factor, "rope_context": before}
@@ -129,7 +132,9 @@ def frequencies(settings: ModelSettings, length: int = 1) -> Tensor:
     kind = s.rope_kind
     if kind == "longrope":
         half = len(s.rope_factors) // 2
-        chosen = s.rope_factors[half:] if regime(s, length) else s.rope_factors[:half]
+        chosen = s.rope_factors[:half]
+        if regime(s, length):
+            chosen = s.rope_factors[half:]
         return 1.0 / (torch.tensor(chosen) * s.rope_theta**exponents)
     if kind == "dynamic":
         stretched = s.rope_factor * max(length, s.rope_context) / s.rope_context

@@ -137,8 +137,10 @@ def layers_said(settings: ModelSettings, stages: int, stage: int) -> str:
 def ends_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
     """Parameters of stage 0 beside its layers; a tied head has no tensor of its own."""
     matrix = (settings.vocab, settings.d_model)
-    head = {} if settings.tied else {HEAD: matrix}
-    return {EMBEDDING: matrix, FINAL_NORM: (settings.d_model,), **head}
+    shapes = {EMBEDDING: matrix, FINAL_NORM: (settings.d_model,)}
+    if not settings.tied:
+        shapes[HEAD] = matrix
+    return shapes
 
 
 def layer_shapes(settings: ModelSettings, layer: int) -> dict[str, tuple[int, ...]]:
@@ -178,7 +180,9 @@ def base_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, t
     layer_cut(settings, stages)
     if not ENDS <= stage <= stages:
         raise UsageFault(f"there is no stage {stage}", f"choose a stage between 0 and {stages}")
-    shapes = ends_shapes(settings) if stage == ENDS else {}
+    shapes = dict[str, tuple[int, ...]]()
+    if stage == ENDS:
+        shapes = ends_shapes(settings)
     for layer in layers_of(settings, stages, stage):
         shapes |= layer_shapes(settings, layer)
     return shapes

@@ -131,8 +131,12 @@ class Attention(nn.Module):
         self.k_proj = _linear(settings.d_model, settings.kv_heads * self.width, bias)
         self.v_proj = _linear(settings.d_model, settings.kv_heads * self.width, bias)
         self.o_proj = _linear(settings.heads * self.width, settings.d_model)
-        self.q_norm = RMSNorm(self.width, settings.norm_eps) if settings.qk_norm else None
-        self.k_norm = RMSNorm(self.width, settings.norm_eps) if settings.qk_norm else None
+        if settings.qk_norm:
+            self.q_norm = RMSNorm(self.width, settings.norm_eps)
+            self.k_norm = RMSNorm(self.width, settings.norm_eps)
+        else:
+            self.q_norm = None
+            self.k_norm = None
         self.grouped = settings.heads != settings.kv_heads
 
     def forward(self, x_BTD: Tensor, rope: Rope, lengths: tuple[int, ...] = ()) -> Tensor:
@@ -338,7 +342,10 @@ class Ends(_Stage):
         super().__init__(settings, range(settings.ends_layers))
         self.model.embed_tokens = _Embedding(settings.vocab, settings.d_model)
         self.model.norm = RMSNorm(settings.d_model, settings.norm_eps)
-        self.lm_head = None if settings.tied else _linear(settings.d_model, settings.vocab)
+        if settings.tied:
+            self.lm_head = None
+        else:
+            self.lm_head = _linear(settings.d_model, settings.vocab)
         self.logits_at_once = LOGITS_AT_ONCE
         """Logits (numbers, not bytes) that one piece of the loss may hold."""
         initialise(self, settings)
@@ -364,7 +371,9 @@ class Ends(_Stage):
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """Final norm and head: [..., D] to fp32 logits [..., V]."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        head = self.lm_head
+        if head is None:
+            head = self.model.embed_tokens
         return F.linear(self.model.norm(h_BTD), head.weight).float()
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
@@ -391,7 +400,9 @@ class Ends(_Stage):
 
     def _head_parameters(self) -> list[Tensor]:
         """Parameters that :meth:`logits` reads."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        head = self.lm_head
+        if head is None:
+            head = self.model.embed_tokens
         return [*self.model.norm.parameters(), *head.parameters()]
 
     def _piece(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
@@ -423,9 +434,10 @@ def build(
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
     parameter_shapes(settings, stages, stage)
-    module = (
-        Ends(settings) if stage == ENDS else Blocks(settings, layers_of(settings, stages, stage))
-    )
+    if stage == ENDS:
+        module = Ends(settings)
+    else:
+        module = Blocks(settings, layers_of(settings, stages, stage))
     return module.to(dtype_of(parameters))
 
 
@@ -438,7 +450,9 @@ def initialise(module: nn.Module, settings: ModelSettings) -> None:
     ``init_std``; the two projections that write to the residual stream are scaled by 1/sqrt(2
     layers), as in GPT-2.
     """
-    for name, parameter in () if settings.weights else module.named_parameters():
+    if settings.weights:
+        return
+    for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
             continue

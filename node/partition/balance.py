@@ -53,7 +53,10 @@ def longest_first(problem: OwnershipProblem, begin: Sequence[int] | None = None)
     ``begin``: owners already fixed, -1 for the units to place. Raises OutOfResources when a unit
     finds no room.
     """
-    owner = list(begin) if begin is not None else [-1] * len(problem.costs)
+    if begin is not None:
+        owner = list(begin)
+    else:
+        owner = [-1] * len(problem.costs)
     state = SearchState(problem, owner)
     room = problem.room
     used = state.used
@@ -116,7 +119,9 @@ def _first_fit(problem: OwnershipProblem, time: float) -> list[int] | None:
                 at += 1
             else:
                 del kinds[at], keys[at]
-    return None if keys else owner
+    if keys:
+        return None
+    return owner
 
 
 def _shake(state: SearchState, work: ComparisonBudget, goal: float) -> SearchState:
@@ -125,7 +130,9 @@ def _shake(state: SearchState, work: ComparisonBudget, goal: float) -> SearchSta
     best = state
     dice = 1
     few = len(state.load)
-    for _ in range(SHAKES if few > 2 else 0):
+    if few <= 2:
+        return best
+    for _ in range(SHAKES):
         if work.left <= 0 or best.makespan() <= goal:
             break
         slow = best.slowest()

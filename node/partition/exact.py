@@ -46,7 +46,8 @@ def settle(state: SearchState, floor: float, work: int = BRANCH_WORK) -> tuple[S
                     high = min(middle, best.makespan())
                 else:
                     low = middle
-                    floor = max(floor, middle) if proven else floor
+                    if proven:
+                        floor = max(floor, middle)
             if best.makespan() > floor * (1 + 1e-9):
                 owner, proven = _packed(problem, best.makespan() * (1 - 1e-9), beam, pack)
                 if owner is not None:
@@ -108,7 +109,10 @@ def _fillings(
     unused)."""
     most = min(left[kind], room // costs[kind])
     last = kind + 1 == len(costs)
-    for taken in range(most, most - 1 if last else -1, -1):
+    least = 0
+    if last:
+        least = most
+    for taken in range(most, least - 1, -1):
         rest = room - taken * costs[kind]
         after = (*left[:kind], left[kind] - taken, *left[kind + 1 :])
         if last:
@@ -185,7 +189,9 @@ def _branched(
         free = (max(0, int(limit * s) - held) for held, s in zip(load, speeds, strict=True))
         if sum(free) < tails[unit]:
             return True
-        least = owner[unit - 1] if unit and costs[unit] == costs[unit - 1] else 0
+        least = 0
+        if unit and costs[unit] == costs[unit - 1]:
+            least = owner[unit - 1]
         tried: set[tuple[int, float]] = set()
         choices: list[tuple[float, int]] = []
         for peer, s in enumerate(speeds):

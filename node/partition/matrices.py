@@ -158,10 +158,12 @@ def state_bytes(method: Method, rows: int, cols: int, masters: bool = False) -> 
     moments, and two for each side (statistics, basis). ``masters`` adds 2 bytes a number, the lower
     half of fp32 numbers whose upper half all peers have."""
     numel = rows * cols
-    whole = 2 if method in ("adamw", "soap") else 1
-    sides = sum(2 * a * a for a in (rows, cols) if a <= MAX_SIDE)
-    state = FP32 * (whole * numel + (sides if method in ("shampoo", "soap") else 0))
-    return state + 2 * numel * masters
+    kept = numel
+    if method in ("adamw", "soap"):
+        kept += numel
+    if method in ("shampoo", "soap"):
+        kept += sum(2 * a * a for a in (rows, cols) if a <= MAX_SIDE)
+    return FP32 * kept + 2 * numel * masters
 
 
 class Rates:

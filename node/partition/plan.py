@@ -131,7 +131,9 @@ def assign_units(
     peers = [peer for peer, _ in ordered]
     refuse((len(set(peers)) != len(peers), "a member is named twice", "name each peer once"))
     known = [speed for _, speed in ordered if speed > 0]
-    typical = math.fsum(known) / len(known) if known else 1.0
+    typical = 1.0
+    if known:
+        typical = math.fsum(known) / len(known)
     speeds = [quantised(speed if speed != 0 else typical) for _, speed in ordered]
     scale = -math.frexp(max(speeds, default=1.0))[1]
     speeds = [max(math.ldexp(speed, scale), SLOWEST) for speed in speeds]
@@ -224,8 +226,9 @@ def _cut(queue: Sequence[Unit], count: int, most: int) -> list[list[Unit]] | Non
         while at < count and used[at] + size > most:
             at += 1
         if at == count:
-            alone = [[v] for v in queue] + [[] for _ in range(count - len(queue))]
-            return alone if count >= len(queue) else None
+            if count < len(queue):
+                return None
+            return [[v] for v in queue] + [[] for _ in range(count - len(queue))]
         groups[at].append(u)
         used[at] += size
         done += u.cost
@@ -250,7 +253,9 @@ def _before(previous: Mapping[str, int | None], name: str, ranks: int) -> int | 
     if name not in previous:
         return None
     rank = previous[name]
-    return rank if rank is not None and 0 <= rank < ranks else -1
+    if rank is None or not 0 <= rank < ranks:
+        return -1
+    return rank
 
 
 def _check(

@@ -62,7 +62,9 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
     home = [-1 if peer is None else peer for peer in before]
     sizes = [0 if peer is None else size for peer, size in zip(before, problem.sizes, strict=True)]
     orphaned = sum(size for peer, size in zip(home, sizes, strict=True) if peer < 0)
-    fresh_work = FRESH_WORK if work >= WORK else work
+    fresh_work = work
+    if work >= WORK:
+        fresh_work = FRESH_WORK
     if all(peer < 0 for peer in home):
         owner, floor = balance(problem, fresh_work)
         return Repaired(owner, orphaned, orphaned, floor)
@@ -81,10 +83,14 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
         return Repaired(first, 0, least, floor)
     tried: list[tuple[float, int, list[int]]] = []
     large = len(problem.costs) * len(problem.speeds) > LARGE
-    spends = SPENDS[-1:] if large or work < WORK else SPENDS
+    spends = SPENDS
+    if large or work < WORK:
+        spends = SPENDS[-1:]
+    tastes = TASTES
     if large:
         work *= 4
-    for taste, spend in product(range(1 if large else TASTES), spends):
+        tastes = 1
+    for taste, spend in product(range(tastes), spends):
         state = SearchState(problem, first)
         moves = _Moves(state, home, sizes, taste)
         moves.run(floor * WISH, 0, ComparisonBudget(work))
@@ -94,7 +100,8 @@ def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = 
         tried.append((state.makespan(), orphaned + moves.spent, state.owner))
     if (reached := min(tried)[0]) > must:
         # Kept units may be in the way of the ones that had to move.
-        fresh_work = min(fresh_work, LARGE_WORK) if large else fresh_work
+        if large:
+            fresh_work = min(fresh_work, LARGE_WORK)
         state, spent, floor = _anew(problem, home, sizes, fresh_work)
         must = bearable(problem, floor)
         if state.makespan() <= ANEW * reached:

@@ -66,7 +66,9 @@ def find_gateway() -> Gateway | None:
     is Linux's)."""
     try:
         address = default_gateway(ROUTES.read_text(encoding="utf-8"))
-        local = leaves_from(address) if address else ""
+        local = ""
+        if address:
+            local = leaves_from(address)
     except OSError:
         return None
     if address and not is_loopback(local):

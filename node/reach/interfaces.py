@@ -59,7 +59,9 @@ def kind_of(name: str, networks: Path = NETWORKS) -> InterfaceKind:
     here = networks / name
     named_virtual = name.startswith(_VIRTUAL_NAMES)
     if not here.is_dir():
-        return InterfaceKind.VIRTUAL if named_virtual else InterfaceKind.HARDWARE
+        if named_virtual:
+            return InterfaceKind.VIRTUAL
+        return InterfaceKind.HARDWARE
     if (here / "tun_flags").exists() or _devtype(here) in _TUNNELS:
         return InterfaceKind.VIRTUAL
     if _has_hardware(here, networks):
@@ -219,7 +221,9 @@ def check_free(
 
 def taken(host: str, port: int, setting: str, kind: socket.SocketKind, why: str) -> NetworkFault:
     """The NetworkFault for a port that cannot be bound because of ``why``."""
-    protocol = "tcp" if kind == socket.SOCK_STREAM else "udp"
+    protocol = "udp"
+    if kind == socket.SOCK_STREAM:
+        protocol = "tcp"
     return NetworkFault(
         f"cannot listen on {protocol} port {port} of {host}: "
         f"{why.lower()}{_holder(port, protocol)}",

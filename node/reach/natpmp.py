@@ -92,9 +92,9 @@ def pmp_address() -> bytes:
 
 def pmp_map(port: Port, external: int, lifetime: int) -> bytes:
     """Ask to map ``port`` for ``lifetime`` seconds, at ``external`` if free; 0 s deletes."""
-    return struct.pack(
-        "!BBHHHI", _PMP, MAPS[port[0]], 0, port[1], external if lifetime else 0, lifetime
-    )
+    if not lifetime:
+        external = 0
+    return struct.pack("!BBHHHI", _PMP, MAPS[port[0]], 0, port[1], external, lifetime)
 
 
 def read_pmp(data: bytes) -> MapAnswer:
@@ -270,7 +270,10 @@ class NatPmp(_Pmp):
         return before == answer.host
 
     async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
-        request = pmp_map(port, before.external if before else port[1], lifetime)
+        external = port[1]
+        if before:
+            external = before.external
+        request = pmp_map(port, external, lifetime)
         answer = await self._exchange(
             request, lambda data: self._read(data, MAPS[port[0]], port[1])
         )
@@ -325,7 +328,11 @@ class Pcp(_Pmp):
             self._note(answer.epoch)
             return answer
 
-        external, host = (before.external, before.host) if before else (port[1], "0.0.0.0")
+        external = port[1]
+        host = "0.0.0.0"
+        if before:
+            external = before.external
+            host = before.host
         request = pcp_map(self.gateway.local, self._nonce, port, external, host, lifetime)
         return await self._exchange(request, accept)
 

@@ -100,8 +100,11 @@ class PortMapper:
             if self._wanted or self._used:
                 await self._follow(self._look())
                 self._lament()
+            until = None
+            if self._wanted:
+                until = min(again, self._renew_at)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(again, self._renew_at) if self._wanted else None):
+                async with asyncio.timeout_at(until):
                     await self._news.wait()
 
     async def _follow(self, gateway: Gateway | None) -> None:
@@ -124,7 +127,10 @@ class PortMapper:
                 await self._choose()
 
     def _turn_to(self, gateway: Gateway | None) -> None:
-        self._ways = self._make(gateway) if gateway else ()
+        if gateway:
+            self._ways = self._make(gateway)
+        else:
+            self._ways = ()
         self._gateway = gateway
         self._used = None
         self.tried = {}
@@ -135,7 +141,9 @@ class PortMapper:
         all have answered or given up (UPnP: some 4 s, 20 s at most)."""
         self._used = None
         self._renew_at = math.inf
-        ways = self._ways if self._wanted else ()
+        ways: Sequence[GatewayProtocol] = ()
+        if self._wanted:
+            ways = self._ways
         probes = [self._tasks.spawn(_trouble(w.probe()), f"probe-{w.name}") for w in ways]
         for way, probe in zip(ways, probes, strict=True):
             why = await probe
@@ -151,7 +159,9 @@ class PortMapper:
         """Request the wanted mappings, new or again, and no others. Raises RouterFault."""
         self._asked = self._wanted
         mappings, lease_s = await way.map(self._asked)
-        self._used = way if self._asked else None
+        self._used = None
+        if self._asked:
+            self._used = way
         self._renew_at = asyncio.get_running_loop().time() + max(SHORTEST_S, lease_s / 2)
         self._now_mapped(mappings)
 
@@ -159,13 +169,21 @@ class PortMapper:
         if mapped == self.mappings:
             return
         self.mappings = mapped
-        text = ", ".join(f"{m.protocol} {m.internal} at {m.host}:{m.external}" for m in mapped)
-        how = mapped[0].how if mapped else ""
+        kind = "ports-unmapped"
+        text = "the router maps no port any more"
+        level = "warning"
+        how = ""
+        if mapped:
+            kind = "ports-mapped"
+            level = "info"
+            how = mapped[0].how
+            ports = ", ".join(f"{m.protocol} {m.internal} at {m.host}:{m.external}" for m in mapped)
+            text = f"the router maps by {how}: {ports}"
         self._journal.emit(
             "reach",
-            "ports-mapped" if mapped else "ports-unmapped",
-            f"the router maps by {how}: {text}" if mapped else "the router maps no port any more",
-            level="info" if mapped else "warning",
+            kind,
+            text,
+            level=level,
             how=how,
             mappings=[[m.protocol, m.internal, m.host, m.external] for m in mapped],
         )

@@ -107,7 +107,10 @@ class Shares:
         self._pairs.pop(pair, None)
 
     def _fill(self, now: float) -> None:
-        most = self.rate * (max(LATE_S, self._burst_s) if self._busy else self._burst_s)
+        burst_s = self._burst_s
+        if self._busy:
+            burst_s = max(LATE_S, burst_s)
+        most = self.rate * burst_s
         self._tokens = max(
             self._tokens, min(most, self._tokens + self.rate * max(0.0, now - self._at))
         )

@@ -78,7 +78,9 @@ class Reach:
         if not fresh:
             return Standing.UNKNOWN
         yes = sum(self.ports[0] in r.open for r in fresh)
-        return Standing.OPEN if 2 * yes > len(fresh) else Standing.CLOSED
+        if 2 * yes > len(fresh):
+            return Standing.OPEN
+        return Standing.CLOSED
 
     def bulk_open(self, now: float) -> bool:
         """Return True if the gRPC port answers from outside too."""
@@ -101,7 +103,9 @@ class Reach:
 
     def whom_to_ask(self, connected: Iterable[PeerId], now: float) -> list[PeerId]:
         """Peers that should be asked now, at most three at a time."""
-        every = AGAIN_SOON_S if self.standing(now) is Standing.UNKNOWN else AGAIN_S
+        every = AGAIN_S
+        if self.standing(now) is Standing.UNKNOWN:
+            every = AGAIN_SOON_S
         due = [p for p in connected if now - self._asked.get(p, -every) >= every]
         due.sort(key=lambda p: (self._asked.get(p, -1e9), p))
         busy = sum(now - at < every for at in self._asked.values())

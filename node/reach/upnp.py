@@ -86,12 +86,16 @@ class Upnp(GatewayProtocol):
 
     async def _ask(self, port: Port) -> tuple[Mapping, float]:
         before = self.held.get(port)
-        external = before.external if before else port[1]
+        external = port[1]
+        if before:
+            external = before.external
         tries = OTHER_PORTS
         while True:
             mapping = Mapping(*port, self._host, external, self.name)
             self.held[port] = mapping  # it may be made although the answer comes too late
-            lease = 0 if self._permanent else LEASE_S
+            lease = LEASE_S
+            if self._permanent:
+                lease = 0
             try:
                 await self._run(lambda m=mapping, s=lease: self._add(m, s), CALL_S)
             except _Said as e:

@@ -105,8 +105,12 @@ class Dissolution:
             self._worked = True
             self._since = now
             return None
-        patience = PATIENCE_S if self._worked else START_S
+        patience = START_S
+        if coming:
+            patience = COMING_S
+        elif self._worked:
+            patience = PATIENCE_S
         able = {c: here for c, here in seen.items() if c in working}
-        if not able or now - self._since < (COMING_S if coming else patience):
+        if not able or now - self._since < patience:
             return None
         return spread({*mates, self._me}, able, self._stages)[self._me]

@@ -119,7 +119,9 @@ class Choosing:
                 return self._help(others, now)
             return None
         self.may_build |= age >= 2 * LOOK_S
-        patience = SETTLE_S if self.may_build else STABLE_S
+        patience = STABLE_S
+        if self.may_build:
+            patience = SETTLE_S
         if calm >= patience:
             return self._correct(others, now)
         return None

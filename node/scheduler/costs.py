@@ -58,7 +58,9 @@ class SecondsPerUnit:
     @property
     def per_second(self) -> float:
         """Units per second; 0 when nothing was measured."""
-        return 1.0 / self.seconds_per_unit if self.count else 0.0
+        if not self.count:
+            return 0.0
+        return 1.0 / self.seconds_per_unit
 
 
 def quantise(speed: float, previous: float = 0.0, per_octave: int = 4) -> float:
@@ -141,7 +143,9 @@ def decoded(number: int) -> float:
     """The inverse of :func:`code`. Raises WireError for a number outside its range."""
     if not 0 <= number <= MOST_CODE:
         raise WireError("a time beyond the scale of costs")
-    return 0.0 if number == 0 else SMALLEST_S * 10 ** ((number - 1) / STEPS)
+    if number == 0:
+        return 0.0
+    return SMALLEST_S * 10 ** ((number - 1) / STEPS)
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,9 @@ def believe(
         for p, m in said.items()
         if p not in ends and m.forward_s > 0 and m.backward_s > 0
     ]
-    ratio = min(max(median(ratios), BACKWARD[0]), BACKWARD[2]) if ratios else BACKWARD[1]
+    ratio = BACKWARD[1]
+    if ratios:
+        ratio = min(max(median(ratios), BACKWARD[0]), BACKWARD[2])
     both = {
         p: (m.forward_s + m.backward_s) * max(1.0, doubts.get(p, 1.0))
         for p, m in said.items()

@@ -123,7 +123,9 @@ def level(
     home = {peer: stage for stage, replicas in view.items() for peer in replicas if peer in free}
     waits = sorted(home, key=_turn, reverse=True)
     waits.sort(key=lambda peer: view[home[peer]][peer])
-    targets = set(cells if lacking is None else lacking)
+    targets = set(cells)
+    if lacking is not None:
+        targets = set(lacking)
     loads = {stage: math.fsum(replicas.values()) for stage, replicas in cells.items()}
     before = min(loads.values(), default=0.0)
     steps = list[tuple[PeerId, int, int]]()
@@ -136,7 +138,9 @@ def level(
             loads[stage] = math.fsum(cells[stage].values())
         if lacking is not None:
             targets.discard(target)
-    gain = min(loads.values(), default=0.0) / before if before > 0 else math.inf
+    gain = math.inf
+    if before > 0:
+        gain = min(loads.values(), default=0.0) / before
     return [Move(peer, source, target, gain) for peer, source, target in steps]
 
 
@@ -231,5 +235,7 @@ def choose_moves(
         if after >= before * at_least and pays > paid:
             best = len(steps)
             paid = pays
-            gain = after / before if before > 0 else math.inf
+            gain = math.inf
+            if before > 0:
+                gain = after / before
     return [Move(peer, source, target, gain) for peer, source, target in steps[:best]]

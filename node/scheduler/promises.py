@@ -78,6 +78,10 @@ def unfair_share(
     if fair and unknown:
         speeds = [v for _, v in ends if 0 < v < math.inf] or [NOMINAL]
         slowest = max(min(speeds), max(unknown) / soon)
-        fastest = min(max(speeds), (min(unknown) + 1) / late if late else math.inf)
+        fastest = max(speeds)
+        if late:
+            fastest = min(fastest, (min(unknown) + 1) / late)
         fair = max(unknown) <= min(unknown) + 1 and slowest <= fastest * (1 + ROUNDING)
-    return "" if fair else "ends peers start micro-batches by other shares than their speeds"
+    if fair:
+        return ""
+    return "ends peers start micro-batches by other shares than their speeds"

@@ -44,7 +44,9 @@ def _numbers(indices: Sequence[int]) -> str:
     runs = [[index for _, index in run] for _, run in grouped]
     said = ["-".join(map(str, sorted({run[0], run[-1]}))) for run in runs[:RUNS]]
     more = sum(map(len, runs[RUNS:]))
-    return ", ".join([*said, f"{more} more"] if more else said)
+    if more:
+        said.append(f"{more} more")
+    return ", ".join(said)
 
 
 def _way(path: Path, stages: int, live: set[int]) -> str:
@@ -52,7 +54,9 @@ def _way(path: Path, stages: int, live: set[int]) -> str:
     why: list[str] = []
     for stage in range(1, stages + 1):
         if stage not in hops:
-            reason = "its turn" if stage in live else "nobody there"
+            reason = "nobody there"
+            if stage in live:
+                reason = "its turn"
             why.append(f"skips stage {stage} ({reason})")
     why += [
         f"stage {stage} after {front} (shorter so)"

@@ -283,7 +283,9 @@ class Router:
     def improved(self, job: SearchJob, routes: Routes, makespan: float) -> None:
         """A search has ended with this plan."""
         tries, before = self._searched.get(job.task.shape, (0, INFINITE))
-        again = tries + 1 if makespan > before * (1 - MOVED) else 1
+        again = 1
+        if makespan > before * (1 - MOVED):
+            again = tries + 1
         self._searched[job.task.shape] = (again, makespan)
         self._keep(job.task, routes, "search")
 
@@ -404,13 +406,17 @@ def _compute(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> di
         p: costs.compute.get(p) or (1 / speeds[p] if speeds.get(p) else 0.0) for p in task.peers
     }
     found = {p: s for p, s in known.items() if s > 0}
-    everywhere = median(found.values()) if found else 1 / NOMINAL
+    everywhere = 1 / NOMINAL
+    if found:
+        everywhere = median(found.values())
     for stage, peers in ((ENDS, tuple(o for o, _ in task.counts)), *task.stages):
         # The ends do other work than a stage: unless they report a cost, it is taken to be small.
         here = [found[p] for p in peers if p in found]
         if here:
             usual = median(here)
+        elif stage == ENDS:
+            usual = everywhere / 10
         else:
-            usual = everywhere / 10 if stage == ENDS else everywhere
+            usual = everywhere
         found.update({p: usual for p in peers if p not in found})
     return found

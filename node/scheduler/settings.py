@@ -71,7 +71,9 @@ class SchedulerSettings:
                 f"at most {hops - 1}, or a smaller scheduler.skip",
             ),
         )
-        kept = min(self.keep_first, stages) if hops < stages else 0
+        kept = 0
+        if hops < stages:
+            kept = min(self.keep_first, stages)
         refuse(
             (
                 micro_batches * (hops - kept) < stages - kept,
@@ -90,7 +92,9 @@ class SchedulerSettings:
 
             peers = tuple(range(stages + 1))
             count = stages - kept
-            visits = (count,) * kept + (hops - kept,) * count if kept else ()
+            visits = ()
+            if kept:
+                visits = (count,) * kept + (hops - kept,) * count
             deal(
                 PathProblem(
                     "settings",

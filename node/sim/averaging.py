@@ -107,7 +107,9 @@ def simulate(name: str, trial: AveragingTrial) -> AveragingFinding:
     sent, busiest = _traffic(_strategy(name, trial).meet(trial.peers, 0, trial.seed), trial)
     bias = float(np.sqrt(np.mean(np.square([bias for _, bias in runs]))))
     pieces = OUTER.get(name, 1)
-    every = max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
+    every = 1
+    if name in OUTER:
+        every = max(1, OUTER_EVERY // OUTER[name])
     return AveragingFinding(
         name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every
     )
@@ -166,8 +168,10 @@ def _strategy(name: str, t: AveragingTrial) -> Strategy:
 def axes(text: str) -> tuple[int, ...]:
     """The grid of a text such as "32,32"; empty for an empty text. Raises UsageFault for anything
     else."""
+    if not text:
+        return ()
     try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
+        return tuple(int(part) for part in text.split(","))
     except ValueError as e:
         raise UsageFault(f"the grid is {text!r}", "give the axes as --grid 32,32") from e
 
@@ -341,7 +345,8 @@ class Pushed:
         # A refused peer keeps its change, on top of the values that it pulls.
         self.base[turns, where] = after
         self.values[turns, where] = np.where(taken[:, None], after, after + changed)
-        self.server[where] = after[-1] if len(turns) else self.server[where]
+        if len(turns):
+            self.server[where] = after[-1]
 
     def _admitted(self, turns: NDArray[np.int64], bound: int | None) -> Flags:
         if bound is None:

@@ -34,7 +34,10 @@ def run_command(
     cannot be run."""
     if picture:
         pictures.check(picture)
-    schedule = _read(replay, setup) if replay else lay(scenarios, setup, seed)
+    if replay:
+        schedule = _read(replay, setup)
+    else:
+        schedule = lay(scenarios, setup, seed)
     begin = time.perf_counter()
     outcome = run(setup, schedule)
     took = time.perf_counter() - begin
@@ -43,7 +46,9 @@ def run_command(
     if save:
         with writing(save, "choose another place"):
             save.write_text(outcome.schedule.to_json(), encoding="utf-8")
-    name = "replay" if replay else ", ".join(scenarios)
+    name = ", ".join(scenarios)
+    if replay:
+        name = "replay"
     if picture:
         title = f"{setup.peers} peers, {setup.stages} stages, {name}, seed {schedule.seed}"
         pictures.write(picture, lambda: svg(outcome, title), lambda: figure(outcome, title))
@@ -53,7 +58,9 @@ def run_command(
     else:
         print("\n".join(report(outcome, name, took)))
         _complain(save, outcome)
-    return ExitCode.OK if outcome.violation is None and outcome.finished else ExitCode.DEGRADED
+    if outcome.violation is None and outcome.finished:
+        return ExitCode.OK
+    return ExitCode.DEGRADED
 
 
 def run_averaging(
@@ -64,10 +71,11 @@ def run_averaging(
     from node.sim import averaging
 
     trial = averaging.AveragingTrial(peers, averaging.axes(grid), failure, seeds=seeds, seed=seed)
+    names = (name,)
+    if name == "all":
+        names = averaging.NAMES
     begin = time.perf_counter()
-    found = [
-        averaging.simulate(each, trial) for each in (averaging.NAMES if name == "all" else (name,))
-    ]
+    found = [averaging.simulate(each, trial) for each in names]
     took = time.perf_counter() - begin
     if as_json:
         print(json.dumps(averaging.document(trial, found) | {"wall_s": round(took, 3)}), flush=True)
@@ -89,7 +97,10 @@ def setup_of(
     Raises UsageFault for numbers that do not fit together."""
     if small:
         return Setup(epochs=epochs or Setup.epochs)
-    agreed = read_manifest(manifest) if manifest else Manifest.default_demo()
+    if manifest:
+        agreed = read_manifest(manifest)
+    else:
+        agreed = Manifest.default_demo()
     return Setup.of(agreed, peers, ends or max(1, peers // 12), epochs or None, stages or None)
 
 
@@ -150,13 +161,15 @@ def _complain(save: Path | None, outcome: ScheduleOutcome) -> None:
         if not outcome.finished:
             print("the run did not finish in the time it was given", file=sys.stderr)
         return
+    hint = ""
+    if not save:
+        hint = "   (write FILE with --save FILE)"
     print(
         f"\nVIOLATION  {v}",
         *(f"  {line}" for line in v.recent),
         "the smallest schedule that shows it:",
         outcome.schedule.to_json(),
-        f"again:  tutti simulate … --replay {save or 'FILE'}"
-        + ("" if save else "   (write FILE with --save FILE)"),
+        f"again:  tutti simulate … --replay {save or 'FILE'}{hint}",
         sep="\n",
         file=sys.stderr,
     )

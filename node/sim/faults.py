@@ -105,8 +105,13 @@ def _over(swarm: SimSwarm, trouble: Trouble) -> None:
 def _pick(
     swarm: SimSwarm, f: Fault, able: Callable[[SimPeer], bool] = lambda p: True
 ) -> SimPeer | None:
-    found = [p for p in swarm.live(f.stage if f.stage >= 0 else None) if able(p)]
-    return found[f.who % len(found)] if found else None
+    stage = None
+    if f.stage >= 0:
+        stage = f.stage
+    found = [p for p in swarm.live(stage) if able(p)]
+    if not found:
+        return None
+    return found[f.who % len(found)]
 
 
 def _say(swarm: SimSwarm, f: Fault, who: object = "") -> None:
@@ -140,7 +145,9 @@ def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """Kill a peer. An epoch may survive the death if the peer does not lead it and another current
     member of the peer's stage is left."""
     chief = swarm.chief()
-    plan = chief.leader.plan if chief is not None and chief.leader is not None else None
+    plan = None
+    if chief is not None and chief.leader is not None:
+        plan = chief.leader.plan
     spared = victim is not chief and victim.leader is None
     if spared and plan is not None and (m := plan.member(victim.name)) is not None and m.current:
         spared = any(
@@ -192,7 +199,9 @@ def _stop_all(swarm: SimSwarm, f: Fault) -> Trouble:
 
 def _outage(swarm: SimSwarm, f: Fault) -> Trouble:
     """Everybody of a block stage dies and comes back from its disk, if there is anything on it."""
-    stage = f.stage if f.stage > 0 else 1 + f.who % swarm.setup.stages
+    stage = f.stage
+    if stage <= 0:
+        stage = 1 + f.who % swarm.setup.stages
     victims = swarm.live(stage)
     if any(v.disk.places for v in victims):
         yield from _all_restart(swarm, f, victims)
@@ -223,7 +232,9 @@ def _pause(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 
 def _join(swarm: SimSwarm, f: Fault) -> None:
-    stage = f.stage if f.stage >= 0 else f.who % (swarm.setup.stages + 1)
+    stage = f.stage
+    if stage < 0:
+        stage = f.who % (swarm.setup.stages + 1)
     _say(swarm, f, swarm.add(stage).name)
 
 
@@ -598,5 +609,7 @@ def estimate(setup: Setup) -> float:
     slots = max(1, min(setup.replicas, setup.ends * setup.in_flight))
     work = setup.micro_batches / slots * 3 * setup.work.forward_s * (1 + setup.work.unequal) / 2
     parts = max(sum(p.bytes for p in ps) for ps in setup.parts.values())
-    wire = 2 * parts * 8 / setup.links.bandwidth if setup.links.bandwidth else 0.0
+    wire = 0.0
+    if setup.links.bandwidth:
+        wire = 2 * parts * 8 / setup.links.bandwidth
     return 2.0 + setup.epochs * (first + work + 8 * way + wire + setup.work.step_s * 3)

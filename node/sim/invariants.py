@@ -222,7 +222,9 @@ class CountsOnce(Checker):
         seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
         for giver in step.contributors:
             taken = mean.of(opened.plan_hash, giver)
-            for sample in taken.samples if taken and self.swarm.honest(giver) else ():
+            if not taken or not self.swarm.honest(giver):
+                continue
+            for sample in taken.samples:
                 other = seen.setdefault(sample, giver)
                 self.must(
                     other == giver,
@@ -328,7 +330,9 @@ class NoSampleLost(Checker):
         while at is not None and at.epoch >= old.epoch:
             if at == old:
                 return True
-            at = self.books[at].parent if at in self.books else None
+            if at not in self.books:
+                return False
+            at = self.books[at].parent
         return False
 
 
@@ -463,7 +467,9 @@ class OnlyGrow(Checker):
         m = peer.member
         self.must(m.term >= term, f"{peer.name} falls back from term {term} to {m.term}")
         if m.at.epoch < at.epoch and not any(isinstance(a, ev.GoTo) for a in actions):
-            mine = m.plan.member(peer.name) if m.plan else None
+            mine = None
+            if m.plan:
+                mine = m.plan.member(peer.name)
             self.must(
                 mine is not None and not mine.current,
                 f"{peer.name} falls back from epoch {at.epoch} to {m.at.epoch} at "

@@ -89,9 +89,10 @@ def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:
             )
         case "accusation":
             plan = peer.member.plan
-            for m in plan.members if plan else ():
-                if m.peer != peer.name:
-                    peer.training.accuse(m.peer)
+            if plan:
+                for m in plan.members:
+                    if m.peer != peer.name:
+                        peer.training.accuse(m.peer)
     return h
 
 

@@ -270,6 +270,14 @@ class SimPeer(Peer[Services]):
             return ValueMath(module, wire, device, setup.work.forward_s, setup.work.ends_s)
 
         recorder = make.recorder(self)
+        member = make.member
+        leader = make.leader
+        if recorder is not None:
+            member = recorder.member
+            leader = recorder.leader
+        sample_text = None
+        if not stage:
+            sample_text = SampleText(manifest.model.seq_len, setup.micro_batch)
         ports = Ports(
             self.identity,
             self.transport,
@@ -285,14 +293,14 @@ class SimPeer(Peer[Services]):
             self.owner,
             setup.parts,
             PipelineLimits(stash, setup.in_flight),
-            None if stage else SampleText(manifest.model.seq_len, setup.micro_batch),
+            sample_text,
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
             machines=Deciding(
                 self._watched(make.pipeline, watch.pipeline),
                 self._watched(make.round, watch.round),
-                self._watched(make.member if recorder is None else recorder.member, watch.member),
-                self._watched(make.leader if recorder is None else recorder.leader, watch.leader),
+                self._watched(member, watch.member),
+                self._watched(leader, watch.leader),
                 self._search,
             ),
             recorder=recorder,
@@ -319,7 +327,9 @@ class SimPeer(Peer[Services]):
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
         """Flip a bit of the tensors on the way into their place, if ``flip`` asks for it. It
         changes new values only, not the old ones kept to go back to."""
-        kept = self.assembled.stage._before if self.assembled is not None else None
+        kept = None
+        if self.assembled is not None:
+            kept = self.assembled.stage._before
         if self.flip and isinstance(tensors, dict) and (kept is None or tensors is not kept[0]):
             self.flip = False
             name = min(tensors)
@@ -374,7 +384,9 @@ class SimPeer(Peer[Services]):
             swarm.record_store.withdraw(self.name, self.clock.wall())
             swarm.watch.note(f"{self.name} has left")
             return
-        where = self.to_stage if self.to_cell is None else f"cell {self.to_cell}"
+        where = self.to_stage
+        if self.to_cell is not None:
+            where = f"cell {self.to_cell}"
         swarm.watch.note(f"{self.name} has moved to {where}")
         if self.to_cell is not None:
             self.disk.change_cell(self.to_cell)
@@ -414,7 +426,9 @@ class SimPeer(Peer[Services]):
     @property
     def stage(self) -> int:
         """Its present or coming stage; -1 while that is open."""
-        here = self.place if self.assembled is None else self.assembled.stage.stage
+        here = self.place
+        if self.assembled is not None:
+            here = self.assembled.stage.stage
         return next((stage for stage in (here, self.named) if stage is not None), -1)
 
     @property
@@ -444,7 +458,9 @@ class SimPeer(Peer[Services]):
 
     @property
     def leader(self) -> Leader | None:
-        return None if self.assembled is None else self.assembled.training.leader
+        if self.assembled is None:
+            return None
+        return self.assembled.training.leader
 
     @property
     def member(self) -> Member:

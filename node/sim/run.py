@@ -71,7 +71,9 @@ class ScheduleOutcome:
     def tokens_per_s(self) -> float:
         """Committed tokens a second; repeated epochs count once."""
         last = {(c.cell, c.epoch): c.tokens for c in self.commits}
-        return sum(last.values()) / self.seconds if self.seconds else 0.0
+        if not self.seconds:
+            return 0.0
+        return sum(last.values()) / self.seconds
 
     def summary(self) -> dict[str, Any]:
         """Numbers, for ``--json``."""
@@ -83,6 +85,16 @@ class ScheduleOutcome:
             "windows_alone": self.counts["windows-alone"],
             "outer_rounds": self.counts["means-in-place"],
         }
+        samples_double = 0
+        violation = None
+        if self.violation is not None:
+            if self.violation.id in ("I3", "I4"):
+                samples_double = 1
+            violation = {
+                "id": self.violation.id,
+                "time": self.violation.time,
+                "what": self.violation.what,
+            }
         return {
             "seed": self.schedule.seed,
             "peers": self.setup.peers,
@@ -107,20 +119,12 @@ class ScheduleOutcome:
             "samples_counted": self.counts["samples-counted"],
             "samples_returned": self.counts["samples-returned"],
             "samples_lost": self.samples_lost,
-            "samples_double": 0
-            if self.violation is None or self.violation.id not in ("I3", "I4")
-            else 1,
+            "samples_double": samples_double,
             "moments_lost": self.moments_lost,
             "recovery_s": _spread(self.recoveries),
             "detection_s": _spread(self.detections),
             **(cells if self.cells_lead else {}),
-            "violation": None
-            if self.violation is None
-            else {
-                "id": self.violation.id,
-                "time": self.violation.time,
-                "what": self.violation.what,
-            },
+            "violation": violation,
         }
 
 
@@ -161,8 +165,12 @@ def _play(swarm: SimSwarm, healed: float) -> bool:
             since = max(world.now, healed)
         elif world.now - since > PATIENCE_S and not swarm.troubles:
             chief = swarm.chief()
-            leader = chief.leader if chief is not None else None
-            why = leader.waiting if leader is not None else Wait(Lack.ENDS)
+            leader = None
+            if chief is not None:
+                leader = chief.leader
+            why = Wait(Lack.ENDS)
+            if leader is not None:
+                why = leader.waiting
             if why is not None and why.lack is Lack.COMMON and not _common(swarm):
                 return False
             text = f"no commit in {PATIENCE_S:.0f} s: {why or 'nothing is waited for'}"
@@ -219,7 +227,9 @@ def _outcome(
 
 
 def _spread(values: list[float]) -> dict[str, float] | None:
-    return {"median": round(median(values), 3), "worst": round(max(values), 3)} if values else None
+    if not values:
+        return None
+    return {"median": round(median(values), 3), "worst": round(max(values), 3)}
 
 
 def shrink(

@@ -107,10 +107,13 @@ class Setup:
         that a journey may leave out."""
         if self.scheduler is not None:
             return self.scheduler, self.may_skip
-        skip = 0.5 if seed % 8 == 4 else 0.0
-        return SchedulerSettings("round-robin" if seed % 4 else "planned", skip), max(
-            self.may_skip, skip
-        )
+        skip = 0.0
+        if seed % 8 == 4:
+            skip = 0.5
+        kind = "planned"
+        if seed % 4:
+            kind = "round-robin"
+        return SchedulerSettings(kind, skip), max(self.may_skip, skip)
 
     @property
     def peers(self) -> int:
@@ -120,7 +123,9 @@ class Setup:
     def operations_per_s(self) -> float:
         """Operations a second of an optimizer's step here; 0 where it takes no time."""
         costs = [p.cost for p in self.parts[1]]
-        return sum(costs) / len(costs) / self.work.step_s if self.work.step_s else 0.0
+        if not self.work.step_s:
+            return 0.0
+        return sum(costs) / len(costs) / self.work.step_s
 
     def manifest(self, seed: int) -> Manifest:
         """The manifest that the peers of this seed's schedule share, for the few numbers that stand

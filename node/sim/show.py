@@ -62,16 +62,26 @@ def timeline(o: ScheduleOutcome, width: int, colour: bool = False) -> list[str]:
     levels = [0] * columns
     for c in o.commits:
         i = min(columns - 1, int(c.at / span * columns))
-        levels[i] = max(levels[i], c.epoch) if c.cell else c.epoch
+        if c.cell:
+            levels[i] = max(levels[i], c.epoch)
+        else:
+            levels[i] = c.epoch
     for i in range(1, columns):
-        levels[i] = max(levels[i], levels[i - 1]) if o.cells_lead else levels[i] or levels[i - 1]
+        if o.cells_lead:
+            levels[i] = max(levels[i], levels[i - 1])
+        else:
+            levels[i] = levels[i] or levels[i - 1]
     red, green, dim, plain = (RED, GREEN, DIM, PLAIN) if colour else ("", "", "", "")
     lines = []
     for row in range(HEIGHT, 0, -1):
         cells = "".join(
             BLOCKS[min(8, max(0, round((level / top * HEIGHT - row + 1) * 8)))] for level in levels
         )
-        name = f"{top:>6} " if row == HEIGHT else f"{0:>6} " if row == 1 else " " * 7
+        name = " " * 7
+        if row == HEIGHT:
+            name = f"{top:>6} "
+        elif row == 1:
+            name = f"{0:>6} "
         lines.append(f"{dim}{name}{plain}{green}{cells.rstrip()}{plain}")
     marks = [" "] * columns
     for at, kind, *_ in o.struck:
@@ -89,7 +99,9 @@ def _lines(o: ScheduleOutcome) -> list[list[tuple[float, int]]]:
     where it was founded."""
     made: dict[str, list[tuple[float, int]]] = {}
     for c in o.commits:
-        begin = (c.at, c.epoch - 1) if made else (0.0, 0)
+        begin = (0.0, 0)
+        if made:
+            begin = (c.at, c.epoch - 1)
         made.setdefault(c.cell, [begin]).append((c.at, c.epoch))
     return list(made.values()) or [[(0.0, 0)]]
 
@@ -101,7 +113,9 @@ def _legend(o: ScheduleOutcome, width: int) -> list[str]:
         word = f"{MARKS[kind]} {kind}"
         if lines[-1] and len(lines[-1]) + 2 + len(word) > width:
             lines.append("")
-        lines[-1] += ("  " if lines[-1] else "") + word
+        if lines[-1]:
+            lines[-1] += "  "
+        lines[-1] += word
     return [line[:width] for line in lines]
 
 

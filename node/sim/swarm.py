@@ -42,7 +42,12 @@ class SimSwarm(Swarm):
                 self.world.push(0.3 * self.world.rng.random(), peer.boot)
 
     def _machine(self, stage: int | None, open_to: str = "auto") -> SimPeer:
-        kind = f"n{self.seed}" if stage is None else f"{'s' if stage else 'e'}{stage:02d}"
+        if stage is None:
+            kind = f"n{self.seed}"
+        elif stage:
+            kind = f"s{stage:02d}"
+        else:
+            kind = f"e{stage:02d}"
         name = PeerId(f"{kind}-{next(self._numbers[kind]):03d}")
         slowness = 1.0 + (self.setup.work.unequal - 1.0) * self.world.rng.random()
         peer = self.peers[name] = SimPeer(self, name, stage, slowness, open_to)

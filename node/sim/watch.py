@@ -182,9 +182,9 @@ class HistoryRecorder:
         base: Version | None,
         actions: Sequence[Any],
     ) -> None:
-        heard = (
-            event.term if isinstance(event, ev.Heartbeat) and self.swarm.honest(event.peer) else 0
-        )
+        heard = 0
+        if isinstance(event, ev.Heartbeat) and self.swarm.honest(event.peer):
+            heard = event.term
         self.grow.plan(peer, plan, (max(term, heard), base), actions)
         self.owners.plan(plan)
         self.once.plan(plan)
@@ -223,8 +223,9 @@ class HistoryRecorder:
             term = machine.term
             actions = decide()
             self.grow.member(peer, event, actions, at, term)
-            told = [lies.told(peer, a) for a in actions] if peer.lie else actions
-            return [a for a in told if a is not None]
+            if peer.lie:
+                actions = [lies.told(peer, a) for a in actions]
+            return [a for a in actions if a is not None]
 
         return _seen(machine, look)
 

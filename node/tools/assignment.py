@@ -71,7 +71,9 @@ def assign(
     tried = 1
 
     def used() -> float:
-        share = (clock() - began) / limit_s if limit_s else 0.0
+        share = 0.0
+        if limit_s:
+            share = (clock() - began) / limit_s
         if moves:
             return max(share, tried / moves)
         return share
@@ -119,7 +121,10 @@ def worst_link(problem: PathProblem) -> float:
 def _exchanged(problem: PathProblem, dice: random.Random) -> PathProblem | None:
     """Two peers of different stages change places, or three in a ring; None: they may not."""
     hosts = problem.stage_of
-    chosen = dice.sample(sorted(hosts), min(len(hosts), 2 if dice.random() < 0.8 else 3))
+    count = 3
+    if dice.random() < 0.8:
+        count = 2
+    chosen = dice.sample(sorted(hosts), min(len(hosts), count))
     if len({hosts[n] for n in chosen}) < len(chosen):
         return None
     ring = dict(zip(chosen, [*chosen[1:], chosen[0]], strict=True))

@@ -30,7 +30,9 @@ def label(problem: PathProblem, n: int) -> str:
     stage = "ends"
     if problem.stage_of.get(n) != 0:
         stage = f"{problem.stage_of.get(n, '-')!s:>4}"
-    place = problem.labels[n][:10] if problem.labels else ""
+    place = ""
+    if problem.labels:
+        place = problem.labels[n][:10]
     return f"{stage} {n:>4} {place}".rstrip()
 
 
@@ -111,7 +113,9 @@ def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:
         f'font-size="14">{escape(title)}</text>',
     ]
     for k, n in enumerate(rows):
-        shade = "#f4f4f4" if problem.stage_of[n] % 2 else "#ffffff"
+        shade = "#ffffff"
+        if problem.stage_of[n] % 2:
+            shade = "#f4f4f4"
         parts.append(
             f'<rect x="0" y="{place[n]:.1f}" width="{left + wide}" height="{height}" '
             f'fill="{shade}"/>\n'
@@ -157,7 +161,11 @@ def figure(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> Fig
     high = min(MOST_INCHES, 1.6 + 0.24 * len(rows))
     made = new_figure(wide, high)
     axes = made.add_subplot()
-    few = len(tasks) <= FEW_TASKS
+    numbered: Sequence[ReplayTask] = ()
+    edge = 0.0
+    if len(tasks) <= FEW_TASKS:
+        numbered = tasks
+        edge = 0.4
     for n in rows:
         if problem.stage_of[n] % 2:
             axes.axhspan(place[n] - 0.5, place[n] + 0.5, color="#f2f2f2", linewidth=0, zorder=0)
@@ -170,10 +178,10 @@ def figure(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> Fig
             height=0.84,
             color=COLOURS[kind],
             edgecolor="white",
-            linewidth=0.4 if few else 0.0,
+            linewidth=edge,
             label=word,
         )
-    for t in tasks if few else ():
+    for t in numbered:
         if t.kind != "l" and (t.end - t.start) / span * wide > LEAST_INCHES:
             axes.text(
                 (t.start + t.end) / 2,

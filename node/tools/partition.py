@@ -116,7 +116,9 @@ def picture(plan: OwnershipPlan, asked: Mapping[str, Any]) -> list[str]:
     lines = [f"{'rank':>5}  {'speed':>8}  {'units':>5}  {'state':>9}  time/ideal"]
     for r in shown:
         bar = "█" * max(round(times[r] * scale), 1 if count[r] else 0)
-        where = f"{r:>5}" if tensor == 1 else f"{r // tensor}.{r % tensor}".rjust(5)
+        where = f"{r:>5}"
+        if tensor != 1:
+            where = f"{r // tensor}.{r % tensor}".rjust(5)
         lines.append(
             f"{where}  {plan.speeds[r]:>8.3g}  {count[r]:>5}  {human(held[r]):>9}  "
             f"{times[r]:>7.3f}  {bar}"
@@ -156,7 +158,9 @@ def _matrices(rows: Any) -> tuple[Matrix, ...]:
     made: list[Matrix] = []
     names: set[str] = set()
     for i, row in enumerate(rows):
-        name = row.get("name") if isinstance(row, dict) else None
+        name = None
+        if isinstance(row, dict):
+            name = row.get("name")
         if not isinstance(name, str) or not name or len(name) > 500:
             raise UsageFault(
                 f"matrix {i} has no name", 'give {"name": "w", "rows": 64, "cols": 64}'
@@ -194,10 +198,13 @@ def _speeds(given: Any, ranks: int) -> tuple[float, ...]:
     if given is None:
         return (1.0,) * ranks
     if isinstance(given, dict):
-        given = (
-            [given.get(str(rank)) for rank in range(ranks)] if len(given) == ranks else list(given)
-        )
-    count = len(given) if isinstance(given, list) else "no"
+        if len(given) == ranks:
+            given = [given.get(str(rank)) for rank in range(ranks)]
+        else:
+            given = list(given)
+    count = "no"
+    if isinstance(given, list):
+        count = len(given)
     refuse(
         (
             count != ranks,
@@ -244,7 +251,9 @@ def _previous(given: Any, matrices: tuple[Matrix, ...]) -> dict[str, int | None]
 def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:
     if given is None:
         return None
-    figures = given if isinstance(given, list) else [given] * ranks
+    figures = given
+    if not isinstance(given, list):
+        figures = [given] * ranks
     refuse(
         (
             len(figures) != ranks,

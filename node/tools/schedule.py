@@ -60,7 +60,9 @@ def run_command(
     found = None
     if assign:
         # The same number of seconds as planning, or half of the moves.
-        half = max(1, moves // 2) if moves else None
+        half = None
+        if moves:
+            half = max(1, moves // 2)
         found = assignment.assign(problem, clock=_clock(), limit_s=limit_s, moves=half, seed=seed)
         problem = found.problem
     plan = make_plan(problem, clock=_clock(), limit_s=limit_s, moves=moves or None, seed=seed)
@@ -140,7 +142,9 @@ def picture(plan: PathPlan) -> list[str]:
         alone = [estimator.solo(plan.routes[i]) for i in mine]
         visits = Counter(p.stage_of[n] for i in mine for n in plan.routes[i][1:])
         trained = " ".join(f"{s}:{visits[s]}" for s in range(1, len(p.stages)))
-        place = p.labels[o] if p.labels else ""
+        place = ""
+        if p.labels:
+            place = p.labels[o]
         name = f"{o} {place}"
         last = max(done[i] for i in mine)
         lines.append(
@@ -149,7 +153,9 @@ def picture(plan: PathPlan) -> list[str]:
         )
     if len(p.stages[0]) > 40:
         lines.append(f"  and {len(p.stages[0]) - 40} more")
-    saved = 1 - plan.bound / plan.makespan if plan.makespan else 0.0
+    saved = 0.0
+    if plan.makespan:
+        saved = 1 - plan.bound / plan.makespan
     binding = max(plan.bounds, key=lambda name: plan.bounds[name])
     lines += [
         "",

@@ -56,7 +56,9 @@ def grpc_target(address: str) -> str:
         or not 0 < int(port) < 65536
     ):
         raise WireError(f"not an address: {address[:80]!r}")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    bare = host
+    if host.startswith("[") and host.endswith("]"):
+        bare = host[1:-1]
     try:
         version = ipaddress.ip_address(bare).version
     except ValueError:
@@ -95,7 +97,9 @@ def is_quic(multiaddr: str) -> bool:
 def host_of(multiaddr: str) -> str:
     """The host of a multiaddr, "" where it names none."""
     words = multiaddr.split("/")
-    return words[2] if len(words) > 2 and words[1] in ("ip4", "ip6", "dns", "dns4", "dns6") else ""
+    if len(words) > 2 and words[1] in ("ip4", "ip6", "dns", "dns4", "dns6"):
+        return words[2]
+    return ""
 
 
 def ip_of(multiaddr: str) -> tuple[str, int] | None:
@@ -108,8 +112,9 @@ def ip_of(multiaddr: str) -> tuple[str, int] | None:
     if "%" in host:
         return None
     port = part_of(multiaddr, "tcp")
-    good = re.fullmatch("[0-9]{1,5}", port) and int(port) < 1 << 16
-    return host, int(port) if good else 0
+    if re.fullmatch("[0-9]{1,5}", port) and int(port) < 1 << 16:
+        return host, int(port)
+    return host, 0
 
 
 class AddressBook:

@@ -54,7 +54,9 @@ class PeerClocks:
     def of(self, peer: PeerId) -> float | None:
         """Seconds by which this clock is ahead of the clock of ``peer``, None if unknown."""
         found = self._ahead.get(peer)
-        return found[0] if found is not None and self._now() - found[1] < FRESH_S else None
+        if found is not None and self._now() - found[1] < FRESH_S:
+            return found[0]
+        return None
 
     def offset(self) -> ClockOffset | None:
         """This clock beside the middle one of all that were compared lately; None if none was."""

@@ -88,7 +88,9 @@ class Connections:
         taken = self._places.take(remote, peer, block_of(remote[0]))
         if not taken:
             return [remote]
-        return [taken.evicted] if taken.evicted is not None else []
+        if taken.evicted is None:
+            return []
+        return [taken.evicted]
 
     def _is_idle(self, seen: _Seen, now: float) -> bool:
         if seen.peer is None:

@@ -155,7 +155,9 @@ class Tokens:
         """Peer that this token (hex) was given to; None for an unknown token. Hashes are compared,
         so timing tells nothing."""
         peer = self._owner.get(_key(shown))
-        return peer if peer is not None and self.knows(peer) else None
+        if peer is not None and self.knows(peer):
+            return peer
+        return None
 
     def accept(self, peer: PeerId, until: float = math.inf) -> None:
         """The peer's Hello was good: from now on its token speaks for it, until this Unix time."""
@@ -270,8 +272,11 @@ class Handshake:
             self._tokens.revoke(peer)
             if isinstance(e, NoCommonProtocol):
                 self._mismatched(peer, e.theirs, e.version)
-            nonsense = e if isinstance(e, WireError) else None
-            code = e.code if isinstance(e, LocalFault) else ExitCode.PROTOCOL
+            if isinstance(e, WireError):
+                nonsense = e
+            code = ExitCode.PROTOCOL
+            if isinstance(e, LocalFault):
+                code = e.code
             farewell = Farewell(code=code, reason=str(e), **self._facts().versions())
             reply = HandshakeFrame(farewell=farewell)
         await write_frame(writer, reply.SerializeToString())

@@ -252,7 +252,9 @@ class P2pDaemon:
             return Rung.NONE
         if peer in self.punched:
             return Rung.PUNCHED
-        return Rung.TUNNEL if set(ends) & set(self.book.of(peer)) else Rung.REVERSED
+        if set(ends) & set(self.book.of(peer)):
+            return Rung.TUNNEL
+        return Rung.REVERSED
 
     def block(self, peer: PeerId) -> str:
         """The address block of the connection to a peer; "" where there is none."""
@@ -353,7 +355,9 @@ class P2pDaemon:
         raises. A ``carrier`` opens streams for many peers behind it, so their number is limited by
         these peers.
         """
-        places = self._relayed if carrier else self._streams
+        places = self._streams
+        if carrier:
+            places = self._relayed
 
         async def host(stream: _Stream, reader: asyncio.StreamReader) -> None:
             try:
@@ -469,7 +473,9 @@ class P2pDaemon:
                 async with asyncio.timeout(TCP_FIRST_S):
                     await self.p2p._client.connect(who, [Multiaddr(a) for a in tcp])
                 return
-        usable = addresses if self._settings.quic else tcp
+        usable = tcp
+        if self._settings.quic:
+            usable = addresses
         await self.p2p._client.connect(who, [Multiaddr(a) for a in usable])
 
     async def _open(
@@ -498,7 +504,10 @@ class P2pDaemon:
         settings = self._settings
         tcp, udp = self._ports
         local = is_loopback(settings.host)
-        hosts = [settings.host] if settings.host else list(wildcards())
+        if settings.host:
+            hosts = [settings.host]
+        else:
+            hosts = list(wildcards())
         if not tcp and len(hosts) > 1:
             # One port for all families and transports: what others are told must not depend on how
             # they come.
@@ -507,7 +516,10 @@ class P2pDaemon:
             check_free(host, tcp, "transport.p2p_port")
             if settings.quic and not local:
                 check_free(host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
-        listen = listen_addresses(hosts, tcp, udp if settings.quic and not local else None)
+        quic_port = None
+        if settings.quic and not local:
+            quic_port = udp
+        listen = listen_addresses(hosts, tcp, quic_port)
         made: Any = await self._kind.create(
             host_maddrs=listen,
             announce_maddrs=self._announced() or None,
@@ -573,7 +585,10 @@ class P2pDaemon:
             self._overgrown = f"held {held >> 20} MiB of memory, {limit >> 20} are allowed"
             self.p2p._child.kill()
         elif held > HANG_UP * limit:
-            before = math.inf if held > HANG_UP_ALL * limit else time.monotonic() - MUTE_S
+            if held > HANG_UP_ALL * limit:
+                before = math.inf
+            else:
+                before = time.monotonic() - MUTE_S
             await self._hang_up(dict.fromkeys(self._links.strangers(before), "memory"))
 
     async def _hang_up(self, ended: dict[PeerId, str]) -> None:
@@ -637,7 +652,8 @@ class P2pDaemon:
                 level="warning",
                 restarts=self.restarts,
             )
-            delay = FIRST_DELAY_S if time.monotonic() - began > STABLE_S else delay
+            if time.monotonic() - began > STABLE_S:
+                delay = FIRST_DELAY_S
             p2p = await self._revive(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
             self._journal.emit("transport", "p2pd-up", "p2pd runs again", restarts=self.restarts)
@@ -729,7 +745,9 @@ class Bootstrap:
             self._journal.emit("transport", "bootstrap", text, level=level, address=address)
         # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
         told = bool(before) and before != NOT_TRIED
-        self.results[address] = before if "dial backoff" in why and told else why
+        if "dial backoff" in why and told:
+            return
+        self.results[address] = why
 
 
 class RuntimeDirectory:

@@ -181,4 +181,6 @@ def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:
     if isinstance(code, grpc.StatusCode):
         unusual = f"answered {code.name}"
     said = _SAID.get(code, unusual)
-    return PeerFault(peer, f"{said}: {details}" if details else said)
+    if details:
+        said = f"{said}: {details}"
+    return PeerFault(peer, said)

@@ -423,7 +423,9 @@ class Transport:
 
     def path(self, peer: PeerId) -> str:
         line = self.lines.open.get(peer)
-        return line.rung.word if line else ""
+        if line:
+            return line.rung.word
+        return ""
 
     def rate_left(self, peer: PeerId) -> float:
         """See ``TransportPort.rate_left``."""
@@ -442,6 +444,11 @@ class Transport:
             line = self.lines.open.get(peer)
             moved = self._moved.get(peer) or Moved()
             rtt, proven = self._pinged.get(peer, (0.0, 0.0))
+            since = 0.0
+            via = PeerId("")
+            if line:
+                since = line.since
+                via = line.via
             found[peer] = PeerLink(
                 self.path(peer),
                 rtt,
@@ -449,8 +456,8 @@ class Transport:
                 moved.received,
                 met.name,
                 met.version,
-                line.since if line else 0.0,
-                line.via if line else PeerId(""),
+                since,
+                via,
                 *moved.rates(time.monotonic()),
                 proven,
             )
@@ -542,7 +549,10 @@ class Transport:
     def _mind_newcomers(self, due: float, now: float) -> None:
         """Let newcomers in as fast as this process bears it, and say that some wait."""
         newcomers = self.asking.newcomers
-        contended = self._contention.share() if newcomers.waiting else self._contention.rest()
+        if newcomers.waiting:
+            contended = self._contention.share()
+        else:
+            contended = self._contention.rest()
         newcomers.measured(now - due, contended, now)
         self._metrics.newcomers_waiting.set(newcomers.waiting)
         if newcomers.waiting and now - self._queue_said >= QUEUE_SAID_S:
@@ -664,7 +674,9 @@ class Transport:
         )
 
     async def _welcome(self, peer: PeerId, reader: Any, writer: Any) -> None:
-        rate = self._rate if self.established(peer) else self._strangers
+        rate = self._strangers
+        if self.established(peer):
+            rate = self._rate
         allowed = rate.allow(peer, time.monotonic())
         try:
             async with asyncio.timeout(self._handshake_s()):
@@ -692,7 +704,9 @@ class Transport:
         self._incompatible[peer] = theirs, time.monotonic()
         if known is None or known[0] != theirs:
             ours = self._facts().protocols
-            software = f" (tutti {version})" if version else ""
+            software = ""
+            if version:
+                software = f" (tutti {version})"
             self._rate_limit.emit(
                 peer,
                 "transport",
@@ -733,7 +747,9 @@ class Transport:
 
     def _refuse_banned(self, peer: PeerId) -> None:
         if (left := self._banned(peer)) > 0:
-            step = "wait" if left < math.inf else "ask the owner of the run"
+            step = "ask the owner of the run"
+            if left < math.inf:
+                step = "wait"
             raise Refused(f"you: {until_heard(left)}", step, ExitCode.REFUSED)
 
     async def _p2p_up(self, p2p: object) -> None:

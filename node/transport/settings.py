@@ -85,16 +85,17 @@ class TransportSettings:
         transfer, and on a slow link they are answered late; with them a short wait would end
         healthy connections, so windows are of a fixed size instead.
         """
-        timeout_s = (
-            max(self.keepalive_timeout_s, self.relayed_timeout_s if relayed else 0.0) + slack_s
-        )
+        least_s = 0.0
+        if relayed:
+            least_s = self.relayed_timeout_s
+        timeout_s = max(self.keepalive_timeout_s, least_s) + slack_s
+        times = 1
+        if server:
+            times = SERVER_TIMES
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
-            (
-                "grpc.keepalive_time_ms",
-                round(1000 * self.keepalive_s * (SERVER_TIMES if server else 1)),
-            ),
+            ("grpc.keepalive_time_ms", round(1000 * self.keepalive_s * times)),
             ("grpc.keepalive_timeout_ms", round(1000 * timeout_s)),
             ("grpc.http2.ping_timeout_ms", round(1000 * timeout_s)),
             ("grpc.keepalive_permit_without_calls", int(probe_idle)),

@@ -147,9 +147,9 @@ class Share(shares.Shares):
             if (granted := self._granted.get(number)) is not None and not granted.done():
                 granted.set_result(None)
         wait = self.wait()
-        self._timer = (
-            None if wait is None else asyncio.get_running_loop().call_later(wait, self._go_on)
-        )
+        self._timer = None
+        if wait is not None:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._go_on)
 
 
 class Traffic(Moved):
@@ -198,7 +198,13 @@ class Traffic(Moved):
 
     def count_raw(self, sent: int, received: int) -> None:
         """Bytes of streams that are not gRPC's: p2pd's own."""
-        self._count(on_wire(sent, 0) if sent else 0, on_wire(received, 0) if received else 0)
+        up = 0
+        if sent:
+            up = on_wire(sent, 0)
+        down = 0
+        if received:
+            down = on_wire(received, 0)
+        self._count(up, down)
 
     def _count(self, up: int, down: int, up_paid: bool = False, down_paid: bool = False) -> None:
         now = time.monotonic()

@@ -75,7 +75,10 @@ class Coded(Numbers):
             raise WireError(
                 f"{data.numel()} bytes for {self.numbers} numbers as {codec}, expected {expected}"
             )
-        raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
+        if self.numbers:
+            raw = _aligned(data)
+        else:
+            raw = torch.empty(0, dtype=torch.uint8)
         if codec in FAULTS and (fault := FAULTS[codec](raw, self.numbers)):
             raise WireError(fault)
         self.lies = codec == "fp32"

@@ -53,7 +53,10 @@ def nbytes_of(numbers: int, name: str) -> int:
             return 4 * -(-numbers // INT4_BLOCK) + -(-numbers // 2)
         case "top-k":
             whole, rest = divmod(numbers, TOP_BLOCK)
-            return whole * top_row(TOP_BLOCK) + (top_row(rest) if rest else 0)
+            nbytes = whole * top_row(TOP_BLOCK)
+            if rest:
+                nbytes += top_row(rest)
+            return nbytes
         case _:
             raise ValueError(f"unknown number format {name!r}: use {', '.join(FORMATS)}")
 

@@ -311,7 +311,9 @@ class RoundMachine:
     def _objection(self, number: int, began: Began, opened: Opened) -> EndStream | None:
         """The refusal of a head that is wrong in any state of the round; None if nothing is
         wrong."""
-        group = opened.groups[began.group] if began.group < len(opened.groups) else None
+        group = None
+        if began.group < len(opened.groups):
+            group = opened.groups[began.group]
         names = set(began.names)
         plan = began.plan_hash
         owners = began.ownership_hash
@@ -426,7 +428,9 @@ class RoundMachine:
         epoch = None
         if stream:
             epoch = self._epochs.get(stream.began.round.epoch)
-        return (stream, epoch) if stream and epoch else None
+        if stream and epoch:
+            return stream, epoch
+        return None
 
     def _uploaded(self, number: int, now: float) -> list[Action]:
         match self._in_epoch(number):

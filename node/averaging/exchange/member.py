@@ -122,9 +122,10 @@ class Exchanges:
         # Encoded while the group before is uploaded. The lock is requested at once, so that groups
         # are uploaded in order: the owner reads only the first ones that are not fresh, and a later
         # group that held the lock would block them.
-        coded = asyncio.get_running_loop().run_in_executor(
-            None, self._coded, names if self._giving else ()
-        )
+        given: tuple[str, ...] = ()
+        if self._giving:
+            given = names
+        coded = asyncio.get_running_loop().run_in_executor(None, self._coded, given)
         await self._turn.acquire()
         with ExitStack() as turn:
             turn.callback(self._turn.release)
@@ -160,13 +161,16 @@ class _Upload:
 
     async def messages(self) -> AsyncIterator[bytes]:
         request = self.request
+        tokens = 0
+        if self.parts:
+            tokens = request.tokens
         head = averaging_pb2.ContributionHead(
             epoch=request.round.epoch,
             term=request.round.term,
             attempt=request.round.attempt,
             plan_hash=request.plan_hash,
             ownership_hash=request.ownership_hash,
-            tokens=request.tokens if self.parts else 0,
+            tokens=tokens,
             tensors=[head for head, _ in self.parts],
             group=self.group.index,
             group_digest=self.group.digest,

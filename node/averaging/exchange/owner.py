@@ -226,7 +226,9 @@ class ExchangeServer:
         """Begin an attempt. ``norms``: norms of our own gradients; if empty, our gradients are not
         used. Raises ValueError if the attempt is not newer."""
         me = self._transport.peer_id
-        tokens = request.tokens if norms else 0
+        tokens = 0
+        if norms:
+            tokens = request.tokens
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, EpochState())
         until = started + request.deadline_s
@@ -377,9 +379,10 @@ class ExchangeServer:
             while True:
                 order = await line.orders.get()
                 attempt = self._attempt(line.began.round)
-                patience.reschedule(
-                    loop.time() + (attempt.request.deadline_s if attempt else longest)
-                )
+                allowed_s = longest
+                if attempt:
+                    allowed_s = attempt.request.deadline_s
+                patience.reschedule(loop.time() + allowed_s)
                 match order:
                     case Read():
                         if not await self._receive(line, requests):
@@ -583,7 +586,11 @@ class ExchangeServer:
                 stepped = attempt.step(means)
                 fresh = {name: Coded.of(stepped[name]) for name in names}
         made = {name: settled(name, fresh[name], down) for name in names}
-        tokens, by = (0, ()) if reduced is None else (reduced.tokens, reduced.contributors)
+        tokens = 0
+        by: tuple[PeerId, ...] = ()
+        if reduced is not None:
+            tokens = reduced.tokens
+            by = reduced.contributors
         return reduced and replace(reduced, numbers=()), {
             name: FreshPart(tensor, me, tokens, by, down, data)
             for name, (tensor, data) in made.items()

@@ -102,7 +102,10 @@ class CellRound(ExchangeServer):
                     name for name in group.names if name not in held or held[name].source != owner
                 )
                 if lacking:
-                    ask.setdefault(owner, []).append((group, lacking if giving else group.names))
+                    wanted = group.names
+                    if giving:
+                        wanted = lacking
+                    ask.setdefault(owner, []).append((group, wanted))
         return ask
 
     async def _gather(

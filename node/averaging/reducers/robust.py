@@ -46,7 +46,9 @@ def merge_exchange(count: int) -> tuple[tuple[int, int], ...]:
     algorithm M."""
     pairs: list[tuple[int, int]] = []
     top = 1 << max(0, (count - 1).bit_length() - 1)
-    p = top if count > 1 else 0
+    p = 0
+    if count > 1:
+        p = top
     while p:
         q = top
         r = 0
@@ -154,11 +156,16 @@ def centered(
             w / total * _within(float(d), radius) for d, w in zip(distances, weights, strict=True)
         ]
         shares = shares + np.asarray(moves) @ apart
-    return [float(s) for s in shares[:n]], float(shares[n]) if center is not None else 0.0
+    kept = 0.0
+    if center is not None:
+        kept = float(shares[n])
+    return [float(s) for s in shares[:n]], kept
 
 
 def _within(norm: float, radius: float) -> float:
-    return 1.0 if norm <= radius else radius / norm
+    if norm <= radius:
+        return 1.0
+    return radius / norm
 
 
 def _products(rows: Sequence[tuple[Contribution, int, float]]) -> NDArray[np.float64]:

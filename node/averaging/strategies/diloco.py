@@ -58,9 +58,14 @@ def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
     for name, delta in mean.items():
         if not bool(torch.isfinite(delta).all()):
             raise ValueError(f"the pseudo-gradient of {name} is not finite")
-        buf = momentum[name] * s.momentum + delta if s.momentum else delta.clone()
+        if s.momentum:
+            buf = momentum[name] * s.momentum + delta
+        else:
+            buf = delta.clone()
         # delta + momentum * buf is buf itself without momentum.
-        along = delta + s.momentum * buf if s.optimizer == "nesterov" and s.momentum else buf
+        along = buf
+        if s.optimizer == "nesterov" and s.momentum:
+            along = delta + s.momentum * buf
         anchor[name] = anchor[name] - s.lr * along
         momentum[name] = buf
     return OuterState(anchor, momentum)

@@ -347,7 +347,9 @@ class GroupForming:
         left = far[self.most - 1 :]
         members = frozenset((self.me, *chosen))
         self.done = GroupFormed(self.key, members)
-        released: list[Action] = [Release(tuple(left))] if left else []
+        released = list[Action]()
+        if left:
+            released.append(Release(tuple(left)))
         return [NameGroup(self.key, members), *released, self.done]
 
     def _named(self, event: GroupNamed) -> list[Action]:

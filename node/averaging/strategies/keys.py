@@ -51,7 +51,9 @@ def meeting_keys(
     axis = window % len(shape)
     others = [place[(axis + n) % len(shape)] for n in range(1, len(shape))]
     keys = [f"{axis}-{'.'.join(map(str, others))}", f"{axis}-{'.'.join(map(str, others[1:]))}"]
-    tried = keys[: len(others)] if len(others) > 1 else [*keys[: len(others)], EVERYBODY]
+    tried = keys[: len(others)]
+    if len(others) <= 1:
+        tried.append(EVERYBODY)
     # Two cells that count different cells can take the same place: the line has room for both.
     return tuple(tried), max(2, *s.grid)
 

@@ -100,7 +100,9 @@ class Pairs:
     def meet(self, count: int, round: int, seed: int) -> Groups:
         drawn = order(count, seed, "pairs", round)
         labels = np.arange(count)
-        pairs = 1 if self.single else count // 2
+        pairs = count // 2
+        if self.single:
+            pairs = 1
         labels[drawn[:pairs]] = labels[drawn[pairs : 2 * pairs]]
         return Groups(labels)
 

@@ -62,7 +62,9 @@ class Confined:
     def __init__(self, cpu_s: int | None = None) -> None:
         """``cpu_s``: seconds of processor time for one part of an answer; None for
         :data:`CPU_S`."""
-        self._cpu_s = CPU_S if cpu_s is None else cpu_s
+        if cpu_s is None:
+            cpu_s = CPU_S
+        self._cpu_s = cpu_s
         limits = (str(MEMORY), str(self._cpu_s))
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         # An editable installation finds this program by a hook, and the process has none.
@@ -240,7 +242,9 @@ class Pool:
         with self._lock:
             usable = [p for p in self._idle if now - p.used < KEPT_S and p.running]
             old = [p for p in self._idle if p not in usable]
-            process = usable.pop() if usable else None
+            process = None
+            if usable:
+                process = usable.pop()
             self._idle = usable
             if process is not None:
                 self._busy.add(process)

@@ -122,7 +122,9 @@ class Source:
 
     def read(self, size: int = -1) -> bytes:
         """All of ``size`` bytes unless the file ends before."""
-        stop = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        stop = self._size
+        if size is not None and size >= 0:
+            stop = min(self._at + size, self._size)
         found = bytearray()
         while self._at < stop:
             send(ASK, json.dumps([self._at, min(BUFFER, stop - self._at)]).encode())

@@ -135,7 +135,10 @@ class Reader:
                 for rows in file.iter_batches(LOOKED_AT, use_threads=False):
                     yield from rows.to_pylist()
             return
-        rows = self._rows(head) if head["form"] != "lines" else map(_parsed, self._lines(head))
+        if head["form"] == "lines":
+            rows = map(_parsed, self._lines(head))
+        else:
+            rows = self._rows(head)
         yield from (row for row in rows if isinstance(row, dict))
 
     def _lines(self, head: dict[str, Any]) -> Iterator[bytes]:
@@ -304,7 +307,9 @@ def _values(text: Iterator[str], name: str) -> Iterator[Any]:
             stop = at
             whole = False
         if whole:
-            yield {} if value is None else value
+            if value is None:
+                value = {}
+            yield value
             at = stop
             continue
         if done:
@@ -341,8 +346,10 @@ def _table_rows(text: Iterator[str], head: dict[str, Any]) -> Iterator[dict[str,
     csv.field_size_limit(LONGEST)
     lines = _text_lines(text)
     names = next(lines, "")
-    comma = "\t" if head["form"] == "tsv" else ","
-    if comma == "," and "," not in names:
+    comma = ","
+    if head["form"] == "tsv":
+        comma = "\t"
+    elif "," not in names:
         comma = next((other for other in ";\t|" if other in names), ",")
 
     def all_lines() -> Iterator[str]:
@@ -397,7 +404,9 @@ def _batches(file: Any, head: dict[str, Any], columns: list[str]) -> Iterator[tu
 def _chat_columns(names: list[str], column: str) -> list[str]:
     from node.data.chat import FIELDS
 
-    wanted = (*FIELDS, "prompt", "completion") if column == "text" else (column,)
+    wanted = (column,)
+    if column == "text":
+        wanted = (*FIELDS, "prompt", "completion")
     return [name for name in names if name in (*wanted, "tools")]
 
 
@@ -409,7 +418,8 @@ def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
             f"{name} has no column {column!r}", f"it has {names}; name one:  --set data.column=NAME"
         )
     kind = schema.field(schema.names.index(column)).type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_dictionary(kind):
+        kind = kind.value_type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise Unfit(
             f"{name} holds {str(kind)[:80]} in {column!r}, not text",

@@ -75,11 +75,15 @@ def _lines(
     first = max(0, start - 1)
     raw = files.read(shard, first, stop)
     _check_text(raw, shard)
-    begin = 0 if start == 0 else raw.find(b"\n") + 1
-    if start and not begin:
-        return  # the middle of a long line, which begins in a part before
+    begin = 0
+    if start:
+        begin = raw.find(b"\n") + 1
+        if not begin:
+            return  # the middle of a long line, which begins in a part before
     at = first + len(raw)
-    rest = [raw[begin:]] if len(raw) > begin else []
+    rest = list[bytes]()
+    if len(raw) > begin:
+        rest.append(raw[begin:])
     while rest and not rest[-1].endswith(b"\n") and at < shard.size:
         more = files.read(shard, at, at + BLOCK)
         at += len(more)

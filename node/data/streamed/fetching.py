@@ -81,7 +81,9 @@ class AllowedHosts:
                     f"data_hosts has {entry!r}, which is no host",
                     "give names, addresses or networks:  nas.lan, 10.0.0.7:8000, 10.0.0.0/8",
                 )
-            port = int(found[2]) if found[2] else None
+            port = None
+            if found[2]:
+                port = int(found[2])
             self._hosts.add((found[1].strip("[]").lower(), port))
 
     def allows(self, host: str, port: int, address: str) -> bool:

@@ -201,8 +201,11 @@ class Files:
 
     def _coming(self, answer: httpx2.Response) -> Iterator[bytes]:
         """A body as it comes. Raises NetworkFault after :meth:`stop`."""
-        whole = is_packed(answer, str(answer.url.path))
-        for piece in answer.iter_bytes() if whole else answer.iter_raw():
+        if is_packed(answer, str(answer.url.path)):
+            pieces = answer.iter_bytes()
+        else:
+            pieces = answer.iter_raw()
+        for piece in pieces:
             self.go_on()
             self.received += len(piece)
             yield piece
@@ -216,7 +219,10 @@ class Files:
         """Path of a whole shard on this disk. Its hash is compared when it was fetched, or first
         read since the start, because a power cut may lose the last writes. Parts that came before a
         failure are not fetched again. Raises as :meth:`read` does."""
-        path = self._path(shard, "shard") if shard.remote else Path(shard.name)
+        if shard.remote:
+            path = self._path(shard, "shard")
+        else:
+            path = Path(shard.name)
         with self._alone(path):
             if shard.remote and self.used(path) and path not in self._compared:
                 try:
@@ -234,7 +240,9 @@ class Files:
         """The text of a shard that is packed, a table, or in another encoding, as a shard of this
         disk: text in UTF-8, or lines of JSON. Raises as :meth:`read` does, and OutOfResources when
         it does not fit below the cap."""
-        way = "" if encoding == "utf-8" and not kind.table else f"{kind.form}-{encoding}."
+        way = ""
+        if encoding != "utf-8" or kind.table:
+            way = f"{kind.form}-{encoding}."
         path = self._path(shard, f"{way}text")
         with self._alone(path):
             if not self.used(path):
@@ -259,7 +267,9 @@ class Files:
 
     def _path(self, shard: Shard, ending: str) -> Path:
         # Blocks of two versions make no file.
-        version = shard.sha256 or (self._tag(shard) if ending.endswith("block") else "")
+        version = shard.sha256
+        if not version and ending.endswith("block"):
+            version = self._tag(shard)
         key = hashlib.sha256(f"{shard.name}\n{shard.size}\n{version}".encode()).hexdigest()
         return self.folder / f"{key[:32]}.{ending}"
 
@@ -273,7 +283,9 @@ class Files:
         step = "check  --data PATH"
         with open_regular(path, step) as file:
             try:
-                digest = self._digest(file) if shard.sha256 else ""
+                digest = ""
+                if shard.sha256:
+                    digest = self._digest(file)
                 size = os.fstat(file.fileno()).st_size
             except OSError as e:
                 raise UsageFault(f"cannot read {path}: {e.strerror}", step) from e
@@ -326,17 +338,23 @@ class Files:
             self._name(part, path)
 
     def _fetch_into(self, part: Path, shard: Shard) -> None:
-        have = part.stat().st_size if self.used(part) else 0
+        have = 0
+        if self.used(part):
+            have = part.stat().st_size
         if have < shard.size:
-            headers = {"Range": f"bytes={have}-"} if have else {}
-            if have and (tag := self._tag(shard)):
-                headers["If-Range"] = tag
+            headers = dict[str, str]()
+            if have:
+                headers["Range"] = f"bytes={have}-"
+                if tag := self._tag(shard):
+                    headers["If-Range"] = tag
             with self._asked(shard.name, headers) as answer:
                 packed = is_packed(answer, shard.name)
                 # A server that knows no ranges, or has another version now, sends all of it.
                 rest = f"bytes {have}-{shard.size - 1}/{shard.size}"
                 goes_on = have and answer.headers.get("content-range", "") == rest
-                missing = str(shard.size - have if goes_on else shard.size)
+                missing = str(shard.size)
+                if goes_on:
+                    missing = str(shard.size - have)
                 comes = answer.headers.get("content-length", missing)
                 if comes != missing and not packed:
                     raise _other(shard, f"{comes[:20]} bytes come, not {missing}")
@@ -454,7 +472,9 @@ def size_and_tag(url: str, client: httpx2.Client) -> tuple[int, str]:
     if size is None:
         raise UsageFault(f"the server says no size of {url}", "use another server")
     # A weak tag (W/) says that two versions mean the same, not that their bytes do.
-    return size, "" if tag.startswith("W/") or len(tag) > MOST_TAG else tag
+    if tag.startswith("W/") or len(tag) > MOST_TAG:
+        tag = ""
+    return size, tag
 
 
 def _other(shard: Shard, why: str) -> UsageFault:

@@ -90,7 +90,9 @@ class Pieces:
 
     def after(self, number: int) -> int:
         """Replacement for an empty piece."""
-        return number + 1 if number >= 0 else -1 - (-number % self.held)
+        if number >= 0:
+            return number + 1
+        return -1 - (-number % self.held)
 
     def elsewhere(self, number: int) -> int:
         """A piece that lies far from this one, mostly in another shard."""

@@ -100,7 +100,10 @@ def listed(
         if settings.sizes:
             sized = _with_sizes(found, settings)
         else:
-            sized = _sized(found, client, go_on, MOST_SIZED if places.own else MOST_ASKED)
+            most = MOST_ASKED
+            if places.own:
+                most = MOST_SIZED
+            sized = _sized(found, client, go_on, most)
         listing = Listing(source, sized, tuple(shard.size for shard in sized))
     shards = tuple(s for s in listing.shards if s.size)
     refuse((not shards, f"{source} has no text", "name a source with at least one shard"))
@@ -254,7 +257,10 @@ def _hub(name: str, admitted: bool) -> Listing:
     errors = library("huggingface_hub.errors", "hf:")
     where, *rest = name.split(":")
     repository, _, revision = where.partition("@")
-    config, split = rest[:2] if len(rest) > 1 else ("", *rest, "train")[:2]
+    if len(rest) > 1:
+        config, split = rest[:2]
+    else:
+        config, split = ("", *rest, "train")[:2]
     try:
         info = hub.HfApi(token=None if admitted else False).dataset_info(
             repository, revision=revision or None, timeout=HUB_S, files_metadata=True
@@ -276,7 +282,9 @@ def _hub(name: str, admitted: bool) -> Listing:
     try:
         chosen = files_of_split(files, configurations(card), config, split, of_one_form=True)
     except UsageFault as e:
-        said = ":".join((config, split)) if config else split
+        said = split
+        if config:
+            said = f"{config}:{split}"
         raise UsageFault(
             f"{repository} has no files of {said}: {e.what}",
             f"check hf:NAME:CONFIG:SPLIT ; {e.next_step}",

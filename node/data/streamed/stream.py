@@ -122,7 +122,9 @@ def _largest(shards: Sequence[Shard], form: RowFormat, json: FileKind) -> tuple[
         kind = kind_of(shard.name)
         if made_anew(json if kind == _ARRAY else kind, form):
             return 2 * shard.size
-        return shard.size if shard.remote and shard.size <= WHOLE else 0
+        if shard.remote and shard.size <= WHOLE:
+            return shard.size
+        return 0
 
     found = max(shards, key=room)
     return found, room(found)
@@ -193,7 +195,9 @@ class Stream:
         self.left = LeftOut(settings.source)
         """Rows without a document that were met."""
         plain = all(kind_of(s.name).form == "text" for s in listing.shards)
-        most = BYTES if plain and settings.tokenizer == "bytes" else tokenizer.vocab
+        most = tokenizer.vocab
+        if plain and settings.tokenizer == "bytes":
+            most = BYTES
         self.end = mark_between(settings, tokenizer, most)
         """The id that ends a document, where documents are kept apart."""
         self._tokenizer = tokenizer
@@ -330,7 +334,9 @@ class Stream:
                 number = min(waiting, key=self._urgency.__getitem__)
                 self._under_way.add(number)
                 try:
-                    others = ELSEWHERE if number in self._waiting_again else 0
+                    others = 0
+                    if number in self._waiting_again:
+                        others = ELSEWHERE
                     await asyncio.get_running_loop().run_in_executor(
                         self._pool, self._make, number, others
                     )
@@ -375,7 +381,9 @@ class Stream:
             future.exception()  # nobody may wait for a piece that was only expected
 
     async def _failed(self, e: Exception) -> None:
-        step = f"; {e.next_step}" if isinstance(e, LocalFault) else ""
+        step = ""
+        if isinstance(e, LocalFault):
+            step = f"; {e.next_step}"
         self.trouble = f"{e}{step}"
         if not self._warned:
             self._warned = True
@@ -427,9 +435,13 @@ class Stream:
             documents, ended = documents_of(
                 self.files, self.listing.shards[part.shard], part, self.form, self.left
             )
-            end = self._tokenizer.eos if ended else None
+            end = None
+            if ended:
+                end = self._tokenizer.eos
             ids += [document_ids(d, self._tokenizer, end).astype(self._kind) for d in documents]
-        found = np.concatenate(ids) if ids else np.empty(0, dtype=self._kind)
+        found = np.empty(0, dtype=self._kind)
+        if ids:
+            found = np.concatenate(ids)
         self.tokenised += len(found)
         return found
 

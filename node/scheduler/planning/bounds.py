@@ -40,7 +40,10 @@ def lower_bounds(problem: PathProblem) -> dict[str, float]:
     if blocks and (p.equal_visits or p.hops == blocks):
         tails = _tails(p)
         for s in range(1, blocks + 1):
-            visits = p.visits[s - 1] if p.visits else p.total * p.hops // blocks
+            if p.visits:
+                visits = p.visits[s - 1]
+            else:
+                visits = p.total * p.hops // blocks
             found["stage"] = max(found["stage"], _stage(p, s, visits))
             found["slots"] = max(found["slots"], _slots(p, s, visits, tails))
     return found
@@ -82,7 +85,10 @@ def _slots(p: PathProblem, s: int, visits: int, tails: list[dict[int, float]]) -
     """Before stage s a path has been at the stages before it at most, and by a swap at a few behind
     it; the rest comes after."""
     peers = p.stages[s]
-    more = max(0, min(p.hops - 1, p.hops - s - (p.max_swap_distance if p.max_swaps else 0)))
+    more = p.hops - s
+    if p.max_swaps:
+        more -= p.max_swap_distance
+    more = max(0, min(p.hops - 1, more))
     stay = min((1 + p.backward) * p.compute[n] + tails[more][n] for n in peers)
     return visits * stay / sum(p.slots[n] for n in peers)
 
@@ -110,7 +116,9 @@ def shortest_trips(p: PathProblem) -> dict[int, float]:
     if q == 0:
         return {o: p.compute[o] * (1 + p.backward + p.loss) + 2 * p.delays[o][o] for o in p.counts}
     widest = max(len(stage) for stage in p.stages)
-    count = comb(blocks, q) * (1 + q * q // 2 if p.max_swaps else 1)
+    count = comb(blocks, q)
+    if p.max_swaps:
+        count *= 1 + q * q // 2
     if len(p.counts) * count * q * widest * widest <= MOST_STEPS:
         walks = [
             order
@@ -139,7 +147,9 @@ def _steps(p: PathProblem, block: Sequence[int]) -> Any:
     infinite where no path goes."""
     stage = np.array([p.stage_of[n] for n in block])
     delays = np.array(p.delays)[np.ix_(block, block)]
-    back = p.max_swap_distance if p.max_swaps else 0
+    back = 0
+    if p.max_swaps:
+        back = p.max_swap_distance
     ahead = stage[None, :] - stage[:, None]
     step = delays + delays.T + (1 + p.backward) * np.array(p.compute)[block][None, :]
     step[(ahead == 0) | (ahead < -back) | (ahead > p.max_jump + back)] = inf

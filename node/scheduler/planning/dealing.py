@@ -125,11 +125,10 @@ def _exchange(
                     while at is not None:
                         trail.append((at[1], at[2]))
                         at = came[at[0]]
-                    return (
-                        trail[::-1]
-                        if all(c <= pool[was] for was, c in Counter(w for w, _ in trail).items())
-                        else None
-                    )
+                    changed = Counter(w for w, _ in trail)
+                    if any(c > pool[w] for w, c in changed.items()):
+                        return None
+                    return trail[::-1]
     return None
 
 

@@ -152,4 +152,6 @@ class Estimator:
                     upcoming[n] = at + 1
                     tick += 1
                     push(heap, (end, tick, orders[n][at], 0))
-        return top if len(home) == len(routes) and top <= cutoff else INFINITE
+        if len(home) == len(routes) and top <= cutoff:
+            return top
+        return INFINITE

@@ -96,7 +96,10 @@ class _Cheap:
 
 def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
     """Take one of the remaining sets out of ``pool``: one that pays debts, if there is any."""
-    found = _offered(pool, owed, 1, None)[0] if owed else next(iter(pool))
+    if owed:
+        found = _offered(pool, owed, 1, None)[0]
+    else:
+        found = next(iter(pool))
     _take(found, pool, owed)
     return found
 
@@ -135,7 +138,9 @@ class Tables:
         if len(stays) < slots:
             return t
         held = sorted(out for came, out in stays if came <= t < out)
-        return held[-slots] if len(held) >= slots else t
+        if len(held) < slots:
+            return t
+        return held[-slots]
 
     def crowd(self, n: int, came: float, out: float) -> float:
         """Seconds from came to out during which peer n would hold more than it has slots,
@@ -146,9 +151,9 @@ class Tables:
         overlaps = sorted(
             (min(out, o) - max(came, c) for c, o in stays if c < out and o > came), reverse=True
         )
-        return (
-            overlaps[self.problem.slots[n] - 1] if len(overlaps) >= self.problem.slots[n] else 0.0
-        )
+        if len(overlaps) < self.problem.slots[n]:
+            return 0.0
+        return overlaps[self.problem.slots[n] - 1]
 
     def start(self, n: int, t: float, took: float) -> float:
         """The earliest start at or after t of a task of ``took`` seconds in a gap between the
@@ -188,7 +193,11 @@ def insertion(
     ``sets`` are given out so that owed stages come first.
     """
     dice = random.Random(seed)
-    noise = 0.15 if seed else 0.0
+    noise = 0.0
+    shuffler = None
+    if seed:
+        noise = 0.15
+        shuffler = dice
     small = problem.total <= FEW
     tables = Tables(problem, in_order=not (by_origin and small))
     pool = Counter(sets)
@@ -210,7 +219,9 @@ def insertion(
     while launches:
         if not go_on():
             return None
-        used = spent() if spent else 0.0
+        used = 0.0
+        if spent:
+            used = spent()
         if used >= 1.0:
             _finish(tables, lists, pool, owed)
             break
@@ -223,9 +234,10 @@ def insertion(
             effort = 1
         width, tries = EFFORTS[effort]
         first, t, _, o = heapq.heappop(launches)
-        t = max(t, first) if not by_origin else t
+        if not by_origin:
+            t = max(t, first)
         tried: list[tuple[float, StageSet, Route]] = []
-        for stages in _offered(pool, owed[o], tries, dice if seed else None):
+        for stages in _offered(pool, owed[o], tries, shuffler):
             score, route = _route(tables, near, o, t, stages, width)
             tried.append((score * (1 + noise * dice.random() / 2), stages, route))
         _, stages, route = min(tried, key=itemgetter(0))
@@ -373,7 +385,9 @@ def _book(tables: Tables, route: Route, t: float) -> float:
     before = -1
     came: dict[int, float] = {}
     for n in route:
-        t = came[n] = t if before < 0 else tables.slot(n, t + p.delays[before][n])
+        if before >= 0:
+            t = tables.slot(n, t + p.delays[before][n])
+        came[n] = t
         t = tables.book(n, tables.start(n, t, p.compute[n]), p.compute[n])
         before = n
     work = p.loss * p.compute[o]

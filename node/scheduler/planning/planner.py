@@ -88,7 +88,9 @@ class _Budget:
 
     def share(self, seconds: float) -> float:
         """``seconds`` as a share of the limit; 0 without a limit."""
-        return seconds / self.limit_s if self.limit_s else 0.0
+        if not self.limit_s:
+            return 0.0
+        return seconds / self.limit_s
 
     def used(self, moves: int) -> float:
         """Share that is used: 0..1 and more."""
@@ -254,7 +256,9 @@ def _starts(
     tried, an insertion counting as eight."""
     turns = 0
     while budget.used(turns * 8) < STARTS and best.makespan > bound * ENOUGH:
-        dice = 0 if not turns else seed * 1_000_003 + turns
+        dice = 0
+        if turns:
+            dice = seed * 1_000_003 + turns
         routes = insertion(problem, sets, dice, turns % 4 != 3, lambda: budget.used(0) < STARTS)
         if routes is None:
             break
@@ -286,10 +290,16 @@ def _improve(
                 return 1.0
             return (budget.step(moves) - here) / (there - here)
 
-        search.lanes = lanes[0] if coarse and lanes else 0
-        search.begin(lanes[1] if coarse and lanes else best.routes)
+        search.lanes = 0
+        routes = best.routes
+        if coarse and lanes:
+            search.lanes, routes = lanes
+        search.begin(routes)
         budget.begin()
-        search.run(progress, INFINITE if best.debt else best.makespan, best.offer, heat)
+        cutoff = best.makespan
+        if best.debt:
+            cutoff = INFINITE
+        search.run(progress, cutoff, best.offer, heat)
     return search.moves
 
 

@@ -278,7 +278,9 @@ def _stages(given: Any, peers: int) -> tuple[tuple[int, ...], ...]:
 def _each(given: Any, what: str, least: int, peers: Sequence[int]) -> dict[int, int]:
     """A whole number for each of these peers, from one figure for all or from one figure for
     each."""
-    figures = given if isinstance(given, list) else [given] * len(peers)
+    figures = given
+    if not isinstance(given, list):
+        figures = [given] * len(peers)
     refuse(
         (
             len(figures) != len(peers),
@@ -291,7 +293,8 @@ def _each(given: Any, what: str, least: int, peers: Sequence[int]) -> dict[int, 
 
 def _lists(given: Any, what: str, example: str) -> dict[str, list[Any]]:
     """An object of lists, nothing for none."""
-    given = {} if given is None else given
+    if given is None:
+        given = {}
     fine = isinstance(given, dict) and all(isinstance(x, list) for x in given.values())
     refuse((not fine, f"{what} is not an object", f"give {example}"))
     return given

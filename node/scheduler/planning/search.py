@@ -133,7 +133,10 @@ class PathSearch:
         moves = [self._reroute] * 4 + [self._replica] * 2 + [self._trade] * 2 + [self._turn]
         if p.hops < len(p.stages) - 1:
             moves.append(self._exchange)
-            moves += [self._exchange if p.equal_visits else self._restage] * 3
+            change = self._restage
+            if p.equal_visits:
+                change = self._exchange
+            moves += [change] * 3
         return moves
 
     def _pick(self) -> int:
@@ -247,7 +250,10 @@ class PathSearch:
         """Routes of a set of stages, the shortest first."""
         found = self._pools.get((origin, stages))
         if found is None:
-            several = orders(self.problem, stages, 64 if len(stages) <= 6 else 8)
+            most = 8
+            if len(stages) <= 6:
+                most = 64
+            several = orders(self.problem, stages, most)
             each = sum(len(self.problem.stages[s]) for s in stages)
             width = max(LEAST, min(POOL, MOST_STEPS // max(1, len(several) * each)))
             made = {r for order in several for r in self._shortest(origin, order, width)}

@@ -125,7 +125,10 @@ class SimDht:
         for name in [p for p, held in posted.items() if held[0].entry.not_after <= self.now()]:
             if self._under.get(name) != topic:
                 del posted[name]
-        most = self.settings.max_peers if topic == PEERS else most_writers(topic)
+        if topic == PEERS:
+            most = self.settings.max_peers
+        else:
+            most = most_writers(topic)
         return len(self.under(topic)) < most
 
     def _hold(self, topic: str, entry: Any, wall: float) -> None:

@@ -111,7 +111,8 @@ class VirtualTime:
                         handle = ready.popleft()
                     elif later and later[0][0] <= until:
                         when, _, handle = heapq.heappop(later)
-                        self.now = when if when > self.now else self.now
+                        if when > self.now:
+                            self.now = when
                     else:
                         break
                     callback = handle.callback

@@ -101,7 +101,9 @@ class Links:
         if at.loss and self._rng.random() < at.loss:
             seconds += RETRANSMIT_S + 2 * at.latency_s
         if at.bandwidth and nbytes:
-            begin = link.free_at if link.free_at > now else now
+            begin = now
+            if link.free_at > now:
+                begin = link.free_at
             link.free_at = begin + nbytes * 8 / at.bandwidth
             seconds += link.free_at - now
         return seconds
@@ -322,7 +324,9 @@ class SimTransport:
             else:
                 self._probed.add(there)
                 Probe(self, peer)
-        self._keepalive = self.loop.call_later(after, self._keep_alive) if self.lines else None
+        self._keepalive = None
+        if self.lines:
+            self._keepalive = self.loop.call_later(after, self._keep_alive)
 
     def _cut(self, peer: PeerId) -> bool:
         """Return True if a wall stands in one of the two directions."""
@@ -386,13 +390,11 @@ class Call:
         self.over = False
         self._serving: asyncio.Task[None] | None = None
         self._last_out = self._last_back = 0.0
-        self._timer = (
-            None
-            if timeout is None
-            else here.loop.call_later(
+        self._timer = None
+        if timeout is not None:
+            self._timer = here.loop.call_later(
                 timeout, self.fail, grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time"
             )
-        )
         here.calls[self] = None
         if here.loop.dead or self.there is None:
             self.fail(grpc.StatusCode.UNAVAILABLE, "no connection")
@@ -448,8 +450,10 @@ class Call:
         there = self.there
         net = self.here.net
         if there is not None and not there.loop.dead:
-            cut = net.links.cut(here.peer_id, self.peer)
-            after = SILENT_S if cut else net.links.travel(here.peer_id, self.peer, 0, net.world.now)
+            if net.links.cut(here.peer_id, self.peer):
+                after = SILENT_S
+            else:
+                after = net.links.travel(here.peer_id, self.peer, 0, net.world.now)
             net.world.push(after, self._gone, loop=there.loop)
 
     def _close(self) -> None:
@@ -473,7 +477,9 @@ class Call:
 
     def _bytes(self, items: tuple[Any, ...]) -> int:
         net = self.here.net
-        return sum(net.weigh(self.method, item) for item in items) if net.links.limited else HEAD
+        if not net.links.limited:
+            return HEAD
+        return sum(net.weigh(self.method, item) for item in items)
 
     def _carry(
         self,
@@ -497,9 +503,10 @@ class Call:
         # Messages of one stream come in order.
         if b is self.here:
             at = self._last_back = max(at, self._last_back)
+            lost = None
         else:
             at = self._last_out = max(at, self._last_out)
-        lost = None if b is self.here else self._refused
+            lost = self._refused
         world.push(at - world.now, do, *args, loop=b.loop, lost=lost)
 
     def _refused(self) -> None:
@@ -525,7 +532,9 @@ class Call:
         there = self.there
         if self.over:
             return
-        handler = there.server.handler(self.method) if there.serving else None
+        handler = None
+        if there.serving:
+            handler = there.server.handler(self.method)
         if there.book.banned(self.here.peer_id, there.net.world.now) > 0:
             self.back((), True, _error(grpc.StatusCode.PERMISSION_DENIED, "banned"))
         elif self.method == "/tutti.v1.Link/Ping":

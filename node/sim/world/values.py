@@ -102,7 +102,8 @@ class ValueMath(StageMath):
     ) -> tuple[memoryview, tuple[int, ...]]:
         self._spend(self._forward_s)
         y = _read(reader)
-        y = y[:, -1:] if last_only else y
+        if last_only:
+            y = y[:, -1:]
         return _bytes(y), tuple(y.shape)
 
     def embed(self, work: VisitBuffers) -> None:

@@ -195,7 +195,10 @@ class Lines:
         began = self._patience.running(now)
         lost = now - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
         try:
-            async with asyncio.timeout(self._redial_s(peer) if lost else None) as limit:
+            redial_s = None
+            if lost:
+                redial_s = self._redial_s(peer)
+            async with asyncio.timeout(redial_s) as limit:
                 self._limits[peer] = limit
                 line = await self._first(peer)
         except TimeoutError as e:
@@ -237,17 +240,19 @@ class Lines:
                 if waiting:
                     name, way = waiting.pop(0)
                     running[self._tasks.spawn(_caught(way), f"{kind} {short(peer)} {name}")] = name
+                timeout = None
+                if waiting:
+                    timeout = head_start_s
                 done, _ = await asyncio.wait(
-                    running,
-                    timeout=head_start_s if waiting else None,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
                 won: Connection | None = None
                 for one in done:
                     name = running.pop(one)
                     made = one.result()
-                    outcome[name] = made.reason if isinstance(made, PeerFault) else ""
+                    outcome[name] = ""
                     if isinstance(made, PeerFault):
+                        outcome[name] = made.reason
                         reasons[name] = made
                     elif won is None:
                         won = made
@@ -296,8 +301,12 @@ class Lines:
         if old is not None:
             self._tasks.spawn(self._retire(old), f"retire {short(peer)}")
         name = named(peer, line.met.name)
-        via = f" by {short(line.via)}" if line.via else ""
-        instead = f" instead of {old.rung.word}" if old else ""
+        via = ""
+        if line.via:
+            via = f" by {short(line.via)}"
+        instead = ""
+        if old:
+            instead = f" instead of {old.rung.word}"
         self._journal.emit(
             "transport",
             "line-up",
@@ -352,8 +361,10 @@ class Lines:
         known = self._tried[peer]
         known.climb.connected = self._p2p.how(peer)
         known.climb.dialable = bool(line.met.targets)
-        attempt = None if known.busy else known.climb.due(now)
-        known.busy |= attempt is not None
+        if known.busy:
+            return None
+        attempt = known.climb.due(now)
+        known.busy = attempt is not None
         return attempt
 
     async def _better(self, peer: PeerId, line: Connection, attempt: ClimbAttempt) -> None:
@@ -397,7 +408,9 @@ class Lines:
 
         async def one(target: str) -> Connection:
             channel = await self._opened(met, target, patience)
-            rung = Rung.MAPPED if target in met.mapped else Rung.DIRECT
+            rung = Rung.DIRECT
+            if target in met.mapped:
+                rung = Rung.MAPPED
             return Connection(met, rung, channel, None, time.time())
 
         targets = without_own_bridges(met.targets, host_of_target)

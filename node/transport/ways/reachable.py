@@ -146,7 +146,9 @@ class Reachable:
         if self.standing is Standing.UNKNOWN:
             return "not known yet: nobody has tried to dial this peer"
         punched = sum(self._p2p.how(p) is Rung.PUNCHED for p in self._p2p.links)
-        parts = [f"relayed by {relays}"] if relays else []
+        parts = list[str]()
+        if relays:
+            parts.append(f"relayed by {relays}")
         if punched:
             parts.append(f"punched with {punched}")
         return (
@@ -244,8 +246,11 @@ class Reachable:
         while True:
             if self._p2p.up and not self.local:  # it may have come up at another port
                 p2p = self._p2p.port
-                quic = [("udp", p2p)] if self._transport.quic else []
-                self.mapper.want([("tcp", p2p), *quic, ("tcp", self._grpc_port())])
+                wanted = [("tcp", p2p)]
+                if self._transport.quic:
+                    wanted.append(("udp", p2p))
+                wanted.append(("tcp", self._grpc_port()))
+                self.mapper.want(wanted)
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
             links = self._p2p.links
@@ -286,8 +291,13 @@ class Reachable:
             await self.connect(peer)
         except PeerFault:
             # A peer that others cannot dial either is worth rare tries: it may be on this LAN.
-            dials.failures += 3 if known.standing is Standing.CLOSED else 1
-            longest_s = LONGEST_S if self._p2p.links else CUT_OFF_S
+            if known.standing is Standing.CLOSED:
+                dials.failures += 3
+            else:
+                dials.failures += 1
+            longest_s = CUT_OFF_S
+            if self._p2p.links:
+                longest_s = LONGEST_S
             pause_s = min(longest_s, AGAIN_S * 2.0 ** (dials.failures - 1))
             dials.next = time.monotonic() + pause_s
         finally:
