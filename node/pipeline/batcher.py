@@ -1,6 +1,7 @@
 """Work of the same kind that waits for the device at the same time, done in one pass."""
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,12 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 Waiting = deque[tuple[In, Future[Any]]]
 """Items that wait for a pass, in order of arrival, and where their results go."""
+PATIENCE = 0.5
+"""Share of the time of a pass for which an item waits for others."""
+PATIENCE_S = 0.02
+"""Most seconds of that."""
+GAIN = 0.25
+"""Weight of the newest pass in the average time of a pass."""
 
 
 class Batcher(Generic[In, Out]):
@@ -22,6 +29,10 @@ class Batcher(Generic[In, Out]):
     ``compute`` returns a result, or an error, for each item, in their order. If it raises, the
     items are computed one by one, so that one of them cannot spoil the others. The total ``size``
     of the items of a pass is at most ``most``, unless one item alone is larger.
+
+    ``company()``: number of items of size 1 that come about as often as each other, for example one
+    for each text under way. Such an item waits for the others, but only for a part of the time that
+    a pass takes: items that were in one pass of the hop before stay together.
     """
 
     def __init__(
@@ -30,12 +41,19 @@ class Batcher(Generic[In, Out]):
         compute: Callable[[Sequence[In]], Sequence[Out | Exception]],
         size: Callable[[In], int],
         most: int,
+        company: Callable[[], int] = lambda: 1,
     ) -> None:
         self._device = device
         self._compute = compute
         self._size = size
         self._most = most
+        self._company = company
         self._waiting: defaultdict[Priority, Waiting[In]] = defaultdict(deque)
+        self._gathering: defaultdict[Priority, list[Future[Any]]] = defaultdict(list)
+        """Results of items for which no job is queued yet."""
+        self._timers: dict[Priority, asyncio.TimerHandle] = {}
+        self._pass_s = 0.0
+        """Average seconds of a pass over items of size 1; written by the device thread."""
 
     async def run(self, item: In, priority: Priority) -> Out:
         """The result for ``item``, at the latest when a job of ``priority`` would have its turn;
@@ -43,10 +61,28 @@ class Batcher(Generic[In, Out]):
         result: Future[Any] = Future()
         waiting = self._waiting[priority]
         waiting.append((item, result))
-        # A job for each item: those that find nothing left do nothing.
-        job = self._device.enqueue(priority, partial(self._pass, waiting))
-        job.add_done_callback(lambda job: job.cancelled() and result.cancel())
+        self._gathering[priority].append(result)
+        patience_s = min(PATIENCE * self._pass_s, PATIENCE_S)
+        if self._size(item) != 1 or len(waiting) >= self._company() or not patience_s:
+            self._release(priority)
+        elif priority not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[priority] = loop.call_later(patience_s, self._release, priority)
         return await asyncio.wrap_future(result)
+
+    def _release(self, priority: Priority) -> None:
+        """Queue a job for each item that has none: those that find nothing left do nothing."""
+        timer = self._timers.pop(priority, None)
+        if timer is not None:
+            timer.cancel()
+        step = partial(self._pass, self._waiting[priority])
+        for result in self._gathering.pop(priority, ()):
+            try:
+                job = self._device.enqueue(priority, step)
+            except RuntimeError:  # the device is closed
+                result.cancel()
+            else:
+                job.add_done_callback(partial(_cancel_with, result))
 
     def _pass(self, waiting: Waiting[In]) -> None:
         batch = self._next(waiting)
@@ -54,6 +90,7 @@ class Batcher(Generic[In, Out]):
             return
         items = [item for item, _ in batch]
         failed: Exception | None = None
+        began = time.perf_counter()
         try:
             found = list(self._compute(items))
         except Exception as error:  # noqa: BLE001 - the waiter gets it
@@ -61,6 +98,9 @@ class Batcher(Generic[In, Out]):
             found = [error]
             if len(items) != 1:
                 found = [self._alone(item) for item in items]
+        if all(self._size(item) == 1 for item in items):
+            took_s = time.perf_counter() - began
+            self._pass_s += (GAIN if self._pass_s else 1.0) * (took_s - self._pass_s)
         for (_, result), value in zip(batch, found, strict=True):
             if isinstance(value, Exception):
                 result.set_exception(value)
@@ -88,3 +128,8 @@ class Batcher(Generic[In, Out]):
             return self._compute([item])[0]
         except Exception as error:  # noqa: BLE001 - the waiter gets it
             return error
+
+
+def _cancel_with(result: Future[Any], job: Future[Any]) -> None:
+    if job.cancelled():
+        result.cancel()

@@ -94,10 +94,18 @@ class ForwardRequests:
         """Results that are being read: purpose, number and sender."""
         self._waiting: dict[tuple[int, int], _Waiting] = {}
         self._steps = Batcher[TextStep, memoryview](
-            pipeline.device, pipeline.math.extend_texts, lambda step: step.count, TOKENS_AT_ONCE
+            pipeline.device,
+            pipeline.math.extend_texts,
+            lambda step: step.count,
+            TOKENS_AT_ONCE,
+            self._texts_under_way,
         )
         self._heads = Batcher[FrameReader, Tensor](
-            pipeline.device, pipeline.math.text_logits, lambda reader: 1, TEXTS_AT_ONCE
+            pipeline.device,
+            pipeline.math.text_logits,
+            lambda reader: 1,
+            TEXTS_AT_ONCE,
+            self._texts_under_way,
         )
         self._expiring: asyncio.TimerHandle | None = None
 
@@ -219,6 +227,9 @@ class ForwardRequests:
         texts.expire(self._pipeline.clock.now())
         if len(texts):
             self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
+
+    def _texts_under_way(self) -> int:
+        return self._pipeline.texts.under_way(self._pipeline.clock.now())
 
     async def compute(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the device thread and return its result. Raises PeerFault, of this peer,

@@ -23,7 +23,7 @@ from node.pipeline.batcher import Batcher
 from node.pipeline.device import DeviceThread, Priority
 from node.pipeline.events import Claim, Direction
 from node.pipeline.frames import frames
-from node.pipeline.texts import TextKey, TextTable
+from node.pipeline.texts import LATELY_S, TextKey, TextTable
 from node.wire.tensors import encode
 from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import DEEP, MODEL
@@ -549,3 +549,60 @@ def test_the_memory_that_is_set_aside_is_what_a_text_takes():
 
     math = StageMath(build(MODEL, 3, 1), "fp32")
     assert math.text_bytes(GROWTH + 1) == text_bytes(MODEL, 1, GROWTH + 1)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """An item waits for others as long as a test takes."""
+    monkeypatch.setattr("node.pipeline.batcher.PATIENCE_S", 600.0)
+    monkeypatch.setattr("node.pipeline.batcher.PATIENCE", 1e9)
+
+
+async def test_the_next_tokens_of_texts_under_way_wait_for_each_other(device, patient):
+    passes = []
+    batcher = Batcher(
+        device, lambda x: passes.append(list(x)) or list(x), lambda x: 1, 9, lambda: 3
+    )
+    assert await batcher.run(0, Priority.TOKEN) == 0, "nobody knows yet how long a pass takes"
+    running = [asyncio.ensure_future(batcher.run(item, Priority.TOKEN)) for item in (1, 2)]
+    await device.run(lambda: None)
+    assert passes == [[0]]
+    assert await batcher.run(3, Priority.TOKEN) == 3
+    assert await asyncio.gather(*running) == [1, 2]
+    assert passes == [[0], [1, 2, 3]]
+
+
+async def test_a_token_waits_for_a_part_of_a_pass_only(device, monkeypatch):
+    monkeypatch.setattr("node.pipeline.batcher.PATIENCE_S", 0.001)
+    batcher = Batcher(device, list, lambda x: 1, 9, lambda: 3)
+    assert [await batcher.run(item, Priority.TOKEN) for item in range(3)] == [0, 1, 2]
+
+
+async def test_a_prompt_waits_for_nobody(device, patient):
+    batcher = Batcher(device, list, int, 100, lambda: 3)
+    assert await batcher.run(1, Priority.TOKEN) == 1
+    assert await batcher.run(64, Priority.TOKEN) == 64
+
+
+async def test_who_waits_for_others_is_told_that_the_device_is_closed(patient):
+    device = DeviceThread()
+    batcher = Batcher(device, list, lambda x: 1, 9, lambda: 2)
+    await batcher.run(0, Priority.TOKEN)
+    waiting = asyncio.ensure_future(batcher.run(1, Priority.TOKEN))
+    await asyncio.sleep(0)
+    device.close()
+    batcher._release(Priority.TOKEN)
+    await asyncio.wait([waiting], timeout=10)
+    assert waiting.cancelled()
+
+
+def test_texts_with_a_turn_lately_are_under_way():
+    table = TextTable(1000, lambda tokens: tokens)
+    one, two = (TextKey(PeerId("a"), number, PeerId("b")) for number in (1, 2))
+    cache = table.take(one, 0, 5, 0.0)
+    assert cache is not None
+    assert table.under_way(60.0) == 1, "its turn takes long"
+    table.done(one, cache, 60.0)
+    table.take(two, 0, 5, 60.0)
+    assert table.under_way(60.0) == 2
+    assert table.under_way(60.0 + 2 * LATELY_S) == 1
