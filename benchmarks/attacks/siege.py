@@ -46,7 +46,7 @@ GROWTH_MIB, LEFT_MIB = 128.0, 32.0
 EPOCHS = 0.9
 JOIN_S = 30.0
 
-BLAMED = ("fault", "banned", "voted-twice", "peer-on-probation", "liar")
+BLAMED = ("fault", "banned", "voted-twice", "peer-on-probation", "liar", "shares-unnamed")
 """Events that blame the peer that they name."""
 HARMED = ("banned", "rate-limited", "peer-lost")
 """Events of a peer that has refused, or given up, the peer that the event names. A fault alone

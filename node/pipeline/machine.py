@@ -15,7 +15,8 @@ and was alive after all. A name that gets lost costs a count and never adds one.
 A share takes the same memory as the stage's parameters. So each origin has a number of places for
 unnamed shares, and a gradient without a place is not computed yet. It waits until the origin names
 an earlier share. If none is named in time, the gradient is computed and passed on, and its share
-here is thrown away: an origin that names nothing loses its own work and holds up nobody.
+here is thrown away: an origin that names nothing loses its own work and holds up nobody. After an
+epoch in which it named none of its shares, nobody waits for its names until it gives one.
 
 If no replica of a block stage can be reached, and the run allows it, a forward leaves that hop out;
 the gradient takes the same way back. Activations that came over different stages are different: a
@@ -189,6 +190,10 @@ class PipelineMachine:
         self.suspects = Suspects()
         self._begun: deque[str] = deque(maxlen=BEGUN)
         """Hashes of the plans that were in force here."""
+        self._naming: set[PeerId] = set()
+        """Origins that have named a share in this epoch."""
+        self._nameless: set[PeerId] = set()
+        """Origins that named none in the last epoch in which they had shares here."""
         self._adopt(None)
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
@@ -203,9 +208,17 @@ class PipelineMachine:
 
     def unsure(self, besides: Collection[int] = ()) -> int:
         """Number of gradients that were passed on while the origin has not yet said if this peer's
-        share counts. ``besides``: micro-batches to leave out."""
-        return sum(
-            v.undecided(k.position) and k.index not in besides for k, v in self.visits.items()
+        share counts, and may be expected to. ``besides``: micro-batches to leave out."""
+        unnamed = self.unnamed(besides)
+        return sum(count for origin, count in unnamed.items() if origin not in self._nameless)
+
+    def unnamed(self, besides: Collection[int] = ()) -> Counter[PeerId]:
+        """Number of gradients of each origin that were passed on while it has not yet said if this
+        peer's share counts."""
+        return Counter(
+            visit.journey[0].peer
+            for key, visit in self.visits.items()
+            if visit.undecided(key.position) and key.index not in besides
         )
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -289,11 +302,14 @@ class PipelineMachine:
         self.suspects.gone.clear()
         self.plan = plan
         self.closed = False
+        self._naming.clear()
         if plan is not None:
             self._begun.append(plan.hash)
         self.paths: dict[int, Path] = {p.index: p for p in plan.paths} if plan else {}
         """The plan's path of each micro-batch."""
         self._weights = Counter(path.origin for path in self.paths.values())
+        if plan is not None:
+            self._nameless &= self._weights.keys()
         mine = plan.member(self.me) if plan else None
         self._stage = mine.stage if mine else ENDS
         cells = current(plan) if plan else {}
@@ -305,6 +321,7 @@ class PipelineMachine:
         if self.plan is None or self.plan.epoch != epoch or self.closed:
             return []
         self.closed = True
+        self._nameless |= self.unnamed().keys() - self._naming
         actions: list[Action] = []
         for key in list(self.visits):
             if key.position == 0:
@@ -720,6 +737,8 @@ class PipelineMachine:
         path = self.paths.get(event.index)
         if path is None or event.caller != path.origin:
             return [Answer(Say.REFUSED, "only the origin says that a micro-batch counts")]
+        self._naming.add(path.origin)
+        self._nameless.discard(path.origin)
         here = next(
             (i for i, hop in enumerate(path.journey) if hop.stage == self._stage != ENDS), 0
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault, OutOfResources
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Hop, Path, Plan
 from node.model.device import out_of_memory
 from node.model.documents import ends_of
@@ -292,7 +292,7 @@ class Pipeline(PipelineBase):
 
         The leader may hear that a micro-batch is finished, and we from the leader that the epoch
         is, before the origin's note is here; a share that is not named by then is lost. ``dropped``
-        micro-batches are not waited for.
+        micro-batches are not waited for, nor is an origin that named none in the epoch before.
         """
         longest = self.transport.patience.within("named", RECEIPTS_S, self.clock.now())
         try:
@@ -305,12 +305,14 @@ class Pipeline(PipelineBase):
                     self._handled.clear()
                     await self._handled.wait()
         except TimeoutError:
-            self.telemetry.emit(
-                "shares-unnamed",
-                f"{self.machine.unsure(dropped)} shares do not count: no origin named us",
-                "warning",
-                epoch=epoch,
-            )
+            for origin, count in self.machine.unnamed(dropped).items():
+                self.telemetry.emit(
+                    "shares-unnamed",
+                    f"{count} shares of {short(origin)} do not count: it did not name this peer",
+                    "warning",
+                    epoch=epoch,
+                    peer=origin,
+                )
 
     @property
     def micro_batches(self) -> int:

@@ -45,7 +45,7 @@ def left_out(plan: Plan, position: int, *stages: int) -> ev.Claim:
     journey = tuple(
         Hop(h.stage, PeerId("")) if h.stage in stages else h for h in plan.paths[0].journey
     )
-    return ev.Claim(3, plan.hash, 0, journey, position)
+    return ev.Claim(plan.epoch, plan.hash, 0, journey, position)
 
 
 def visited_backward(machine: PipelineMachine, plan: Plan) -> Key:
@@ -117,6 +117,23 @@ def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
         (named, [Say.TAKE]),
     )
     assert not machine.unsure()
+
+
+def test_nobody_waits_for_an_origin_that_names_nothing_until_it_names_a_share():
+    machine, plan = at("s2a")
+    visited_backward(machine, plan)
+    assert machine.unnamed() == {ORIGIN: 1}
+    machine.handle(ev.Close(3), 0.0)
+    following = replace(plan, epoch=4)
+    machine.handle(ev.AdoptPlan(following), 0.0)
+    visited_backward(machine, following)
+    assert machine.unnamed() == {ORIGIN: 1}
+    assert not machine.unsure()
+    machine.handle(ev.Counted(4, following.hash, 0, ORIGIN), 0.0)
+    third = replace(plan, epoch=5)
+    machine.handle(ev.AdoptPlan(third), 0.0)
+    visited_backward(machine, third)
+    assert machine.unsure() == 1
 
 
 def claims_at_2(plan: Plan) -> list[ev.Claim]:
