@@ -31,8 +31,6 @@ OF_STRANGER = 2
 """Snapshots that a stranger may read: it needs parameters and the outer optimizer's state."""
 IDLE_S = 60.0
 """Seconds for which a snapshot that nobody uses is held."""
-IDLE_OF_STRANGER_S = 25.0
-"""The same where only strangers have read it. Readers ask again at least every 20 s."""
 STUCK_S = 600.0
 """Seconds for which a reader may take no byte, though it asks for descriptions again: it may be
 busy with another stage."""
@@ -90,10 +88,9 @@ class Reading:
         elapsed = now - self.began - GRACE_S
         return self.again or (not self.done and elapsed * self.total > self.got * within_s)
 
-    def over(self, now: float, idle_s: float = IDLE_S) -> bool:
-        """Return True if the reader takes nothing any more: it has asked for nothing for
-        ``idle_s``, or has read nothing for long."""
-        return now - self.used > idle_s or (not self.done and now - self.moved > STUCK_S)
+    def over(self, now: float) -> bool:
+        """Return True if the reader takes nothing any more."""
+        return now - self.used > IDLE_S or (not self.done and now - self.moved > STUCK_S)
 
 
 @dataclass
@@ -348,11 +345,7 @@ class Pins:
         """Let go of pins without a reader that takes anything, and of every pin older than
         :data:`LONGEST_S`."""
         for pin in list(self._pins.values()):
-            for peer, reading in list(pin.readings.items()):
-                idle_s = IDLE_OF_STRANGER_S
-                if self._established(peer):
-                    idle_s = IDLE_S
-                if reading.over(now, idle_s):
-                    del pin.readings[peer]
+            for peer in [p for p, reading in pin.readings.items() if reading.over(now)]:
+                del pin.readings[peer]
             if not pin.readings or now - pin.born > LONGEST_S:
                 del self._pins[pin.key]

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import torch
 
-from node.checkpoint.pins import Pin, PinKey, Pins
+from node.checkpoint.pins import IDLE_S, Pin, PinKey, Pins
 from node.checkpoint.run_file import LARGEST_FILE
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import StateKind, StateProvider
@@ -23,7 +23,6 @@ from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.core.memory import give_freed_back
 from node.identity.places import Places, block_of
 from node.transport.port import TransportPort
 from node.transport.traffic import Share
@@ -46,8 +45,8 @@ UNREAD_S = 30.0
 FILE_S = 300.0
 """Seconds for one request for a file. Where another peer needs the place, a reader keeps it if it
 is on its way to have the file within half of that."""
-TIDY_S = 5.0
-"""Seconds between two looks for snapshots that nobody reads any more."""
+
+
 _BUSY = "all snapshots are in use, try again later"
 
 
@@ -347,7 +346,7 @@ class StateService(state_pb2_grpc.StateServicer):
         if held is None:
             raise Unserved(grpc.StatusCode.NOT_FOUND, "not held here")
         if not len(self.pins):
-            asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
+            asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
         pin = self.pins.hold(PinKey(stage, kind, held[0]), held[1], peer, now)
         if pin is None:
             raise Unserved(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
@@ -355,14 +354,9 @@ class StateService(state_pb2_grpc.StateServicer):
 
     def _tidy(self) -> None:
         """An epoch's memory is given back although no joiner asks again."""
-        loop = asyncio.get_running_loop()
-        held = self.pins.nbytes
         self.pins.expire(self._clock.now())
         if len(self.pins):
-            loop.call_later(TIDY_S, self._tidy)
-        elif held:
-            # Training needs no snapshot again, so the allocator need not keep their memory.
-            loop.run_in_executor(None, give_freed_back)
+            asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
 
     @asynccontextmanager
     async def _stream(self, context: Any) -> AsyncIterator[PeerId]:

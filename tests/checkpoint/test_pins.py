@@ -8,7 +8,6 @@ import torch
 
 from node.checkpoint.pins import (
     GRACE_S,
-    IDLE_OF_STRANGER_S,
     IDLE_S,
     LONGEST_S,
     OF_READER,
@@ -134,36 +133,26 @@ def test_who_has_read_everything_and_begins_anew_gives_way(donor: Donor) -> None
 
 
 def test_a_snapshot_ends_without_a_reader_that_takes_anything(donor: Donor) -> None:
-    pin = donor.describe(MEMBER, 1)
+    pin = donor.describe("reader", 1)
     while donor.held():
         # The reader asks again and again, like a peer busy with another stage, and takes nothing.
         donor.now += 0.9 * IDLE_S
         if pin is not None and donor.pins.holds(pin):
-            donor.pins.reads(pin, MEMBER, ("w",), donor.now)
+            donor.pins.reads(pin, PeerId("reader"), ("w",), donor.now)
     assert STUCK_S < donor.now < STUCK_S + IDLE_S
-    donor.describe(MEMBER, 2)
+    donor.describe("reader", 2)
     donor.now += IDLE_S + 1
     assert donor.held() == []
 
 
 def test_no_snapshot_is_held_for_ever(donor: Donor) -> None:
-    pin = donor.describe(MEMBER, 1)
+    pin = donor.describe("reader", 1)
     began = donor.now
     while pin is not None and donor.pins.holds(pin):
         donor.now += 0.9 * IDLE_S
-        donor.read(MEMBER, pin, 0.001)
+        donor.read("reader", pin, 0.001)
         donor.pins.expire(donor.now)
     assert LONGEST_S < donor.now - began < LONGEST_S + IDLE_S
-
-
-def test_a_stranger_that_goes_away_holds_a_snapshot_for_less_long(donor: Donor) -> None:
-    for epoch in range(OF_STRANGER):
-        donor.describe("stranger", epoch)
-    donor.now += IDLE_OF_STRANGER_S
-    assert len(donor.held()) == OF_STRANGER
-    donor.describe(MEMBER, 0)
-    donor.now += 0.1
-    assert donor.held() == [0], "a member may come back to it"
 
 
 def test_a_donor_that_gives_little_expects_no_more() -> None:
