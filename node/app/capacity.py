@@ -90,7 +90,7 @@ class MainMemory:
     libraries: int = 0
 
     def of(self, processes: int) -> int:
-        """Bytes of so many daemons without their stages."""
+        """Bytes of ``processes`` daemons without their stages."""
         return processes * self.process - (processes - 1) * self.libraries
 
 

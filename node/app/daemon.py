@@ -260,7 +260,7 @@ class Daemon(Node):
         built = resident(os.getpid()) + self.memory_beside()[0]
         self.memory_process = max(0, built - a.parameter_bytes) + KERNELS
         takes = main_memory(self.manifest, stage, a.memory, a.device.is_cuda)
-        self.pledges.pledge(self.memory_process - own.libraries + takes)
+        self.pledges.pledge(self.memory_process - of_files(os.getpid()) + takes)
         self.tasks.spawn(self._keep_pledge(), "pledge", eternal=True)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)

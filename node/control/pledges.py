@@ -59,7 +59,7 @@ class Pledges:
 
     def others(self) -> int:
         """Bytes of main memory that other daemons take. A daemon counts with its pledge, or with
-        what it has in memory if that is more, without libraries: the one that asks has the same.
+        what it has in memory if that is more, without libraries, which this daemon has too.
         Removes pledges of daemons that have ended. Blocks as :meth:`alone`."""
         total = 0
         # An unfinished pledge looks like the pledge of a daemon that has ended.

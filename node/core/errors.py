@@ -70,7 +70,7 @@ class WireError(TuttiError, ValueError):
 
 
 class OversizedMessage(WireError):
-    """A message that is ``times`` as large as what is read of its kind."""
+    """A message beyond the size of its kind. ``times``: its size over the largest allowed one."""
 
     def __init__(self, name: str, nbytes: int, most: int) -> None:
         super().__init__(f"{name} of {nbytes} bytes, at most {most} are read")

@@ -54,7 +54,8 @@ class _Page:
 
 class FaultBook:
     """Bans for :data:`FIRST_BAN_S` when weights within :data:`WINDOW_S` reach ``threshold``; twice
-    as long each time after that. Faults from before a ban count after it too.
+    as long each time after that. Whole faults, of weight 1 or more, from before a ban count after
+    it too.
 
     A ban is at most ``max_ban_s`` long. A peer that behaved for ``forgive_s`` after its ban starts
     afresh. Only the ``max_peers`` peers heard of last are remembered, so strangers with many keys
@@ -94,7 +95,12 @@ class FaultBook:
         if page.bans and now - page.until >= self._forgive:
             page.bans = 0
         page.recent.append((now, weight))
-        if sum(w for at, w in page.recent if now - at < WINDOW_S) < self._threshold:
+        since = -math.inf
+        if weight < 1.0:
+            # A small fault may be nobody's: it renews no ban.
+            since = page.until
+        counted = sum(w for at, w in page.recent if now - at < WINDOW_S and at >= since)
+        if counted < self._threshold:
             return 0.0
         length = min(self._longest, FIRST_BAN_S * 2.0 ** min(page.bans, 60))
         page.bans += 1

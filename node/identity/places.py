@@ -5,8 +5,8 @@ Keys cost nothing, and addresses little. So a stranger that finds the strangers'
 place of the holder that has most: first of the address block with most places, in it of the peer
 with most. A newcomer with its first call is let in while a flood of others hold theirs.
 
-Places that are held for a moment can go by turns besides: of peers with as many places, who has had
-more of them lately gives way.
+Strangers can take turns besides, at places that are held for a moment: a stranger without a place
+takes one that was held for long, of the stranger that had the most places lately.
 """
 
 import ipaddress
@@ -24,8 +24,10 @@ BLOCK_4 = 24
 BLOCK_6 = 48
 """Bits of an IPv6 address that its block has: an end site (RFC 6177)."""
 MORE = 2
-"""A stranger had more turns than another one if it had this many times as many, and as many
-besides."""
+"""A stranger gives way to another one if it had at least this many times the turns of the other,
+whose next one is counted."""
+LONG_S = 1.0
+"""Seconds for which a place is kept in any case: most messages are complete by then."""
 REMEMBERED = 16
 """Turns that count, for each place."""
 
@@ -68,7 +70,7 @@ class Places(Generic[H]):
 
     ``established(peer)`` says if ``peer`` is a member of the run or has worked with this peer; it
     is asked when a place is taken. ``what`` names the places in refusals, for example "calls".
-    ``by_turns``: strangers take turns.
+    ``by_turns``: strangers take turns, by the times that :meth:`take` is told.
     """
 
     def __init__(
@@ -92,6 +94,8 @@ class Places(Generic[H]):
         self._by_turns = by_turns
         self._turns = Counter[PeerId]()
         """Places that each stranger had lately."""
+        self._since: dict[H, float] = {}
+        """Time at which each stranger's holder came; kept where strangers take turns."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -108,8 +112,9 @@ class Places(Generic[H]):
         """The number of places that strangers hold."""
         return self._strangers
 
-    def take(self, holder: H, peer: PeerId, block: str = "") -> Taken[H]:
-        """Give ``holder`` a place of ``peer`` until :meth:`leave`. ``block``: see :func:`block_of`.
+    def take(self, holder: H, peer: PeerId, block: str = "", now: float = 0.0) -> Taken[H]:
+        """Give ``holder`` a place of ``peer`` until :meth:`leave`. ``block``: see :func:`block_of`;
+        ``now``: monotonic seconds.
 
         The caller ends what ``evicted`` names; its place is gone already.
         """
@@ -125,10 +130,13 @@ class Places(Generic[H]):
             return Taken(evicted=evicted)
         share = self.total // 2
         if self._strangers >= share or len(self._holders) >= self.total:
-            evicted = self._greedier(peer, block)
+            evicted = self._greedier(peer, block) or self._served(peer, block, now)
             if evicted is None:
                 return Taken(f"the {share} {self.what} for strangers are taken")
         self._enter(holder, peer, block, evicted)
+        if self._by_turns:
+            self._since[holder] = now
+            self._had_turn(peer)
         return Taken(evicted=evicted)
 
     def leave(self, holder: H) -> None:
@@ -143,6 +151,7 @@ class Places(Generic[H]):
         if block is None:
             return
         self._strangers -= 1
+        self._since.pop(holder, None)
         held = self._blocks[block].held
         held[peer].remove(holder)
         if not held[peer]:
@@ -158,8 +167,6 @@ class Places(Generic[H]):
         if block is not None:
             self._strangers += 1
             self._blocks.setdefault(block, _Block()).held.setdefault(peer, []).append(holder)
-            if self._by_turns:
-                self._had_turn(peer)
 
     def _had_turn(self, peer: PeerId) -> None:
         self._turns[peer] += 1
@@ -189,9 +196,18 @@ class Places(Generic[H]):
         richest = max(own.held.values(), key=len, default=[])
         if len(richest) > len(own.held.get(peer, ())) + 1:
             return richest[-1]
-        if not self._by_turns or not own.held or peer in own.held:
-            return None
-        served = max(own.held, key=lambda holder: self._turns[holder])
-        if self._turns[served] >= MORE * (self._turns[peer] + 1):
-            return own.held[served][-1]
         return None
+
+    def _served(self, peer: PeerId, block: str, now: float) -> H | None:
+        """A holder of the block that came long ago, of the peer that had clearly more turns than
+        ``peer``, which holds no place; None for no such holder."""
+        held = self._blocks.get(block, _Block[H]()).held
+        if not self._by_turns or peer in held:
+            return None
+        old = {
+            p: holders[0] for p, holders in held.items() if now - self._since[holders[0]] >= LONG_S
+        }
+        served = max(old, key=lambda p: self._turns[p], default=None)
+        if served is None or self._turns[served] < MORE * (self._turns[peer] + 1):
+            return None
+        return old[served]

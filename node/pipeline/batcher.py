@@ -1,7 +1,6 @@
 """Work of the same kind that waits for the device at the same time, done in one pass."""
 
 import asyncio
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,22 +16,22 @@ Waiting = deque[tuple[In, Future[Any]]]
 PATIENCE = 0.5
 """Share of the time of a pass for which an item waits for others."""
 PATIENCE_S = 0.02
-"""Most seconds of that."""
+"""Most seconds for which it waits."""
 GAIN = 0.25
 """Weight of the newest pass in the average time of a pass."""
 
 
 class Batcher(Generic[In, Out]):
-    """Collects items while the device is busy and computes all waiting items of one priority
-    together, on the device thread.
+    """Computes all items of one priority that wait for the device together, on the device
+    thread.
 
     ``compute`` returns a result, or an error, for each item, in their order. If it raises, the
     items are computed one by one, so that one of them cannot spoil the others. The total ``size``
     of the items of a pass is at most ``most``, unless one item alone is larger.
 
-    ``company()``: number of items of size 1 that come about as often as each other, for example one
-    for each text under way. Such an item waits for the others, but only for a part of the time that
-    a pass takes: items that were in one pass of the hop before stay together.
+    ``company(priority)``: number of items of size 1 that come about as often as each other, for
+    example one for each text under way. Such an item waits for the others, but only for a part of
+    the time that a pass takes: items that were in one pass of the hop before stay together.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Batcher(Generic[In, Out]):
         compute: Callable[[Sequence[In]], Sequence[Out | Exception]],
         size: Callable[[In], int],
         most: int,
-        company: Callable[[], int] = lambda: 1,
+        company: Callable[[Priority], int] = lambda priority: 1,
     ) -> None:
         self._device = device
         self._compute = compute
@@ -56,14 +55,14 @@ class Batcher(Generic[In, Out]):
         """Average seconds of a pass over items of size 1; written by the device thread."""
 
     async def run(self, item: In, priority: Priority) -> Out:
-        """The result for ``item``, at the latest when a job of ``priority`` would have its turn;
-        raises its error, and CancelledError where the device is closed before."""
+        """The result for ``item``. Raises its error, and CancelledError where the device is closed
+        before."""
         result: Future[Any] = Future()
         waiting = self._waiting[priority]
         waiting.append((item, result))
         self._gathering[priority].append(result)
         patience_s = min(PATIENCE * self._pass_s, PATIENCE_S)
-        if self._size(item) != 1 or len(waiting) >= self._company() or not patience_s:
+        if self._size(item) != 1 or len(waiting) >= self._company(priority) or not patience_s:
             self._release(priority)
         elif priority not in self._timers:
             loop = asyncio.get_running_loop()
@@ -90,7 +89,7 @@ class Batcher(Generic[In, Out]):
             return
         items = [item for item, _ in batch]
         failed: Exception | None = None
-        began = time.perf_counter()
+        began = self._device.now()
         try:
             found = list(self._compute(items))
         except Exception as error:  # noqa: BLE001 - the waiter gets it
@@ -99,7 +98,7 @@ class Batcher(Generic[In, Out]):
             if len(items) != 1:
                 found = [self._alone(item) for item in items]
         if all(self._size(item) == 1 for item in items):
-            took_s = time.perf_counter() - began
+            took_s = self._device.now() - began
             self._pass_s += (GAIN if self._pass_s else 1.0) * (took_s - self._pass_s)
         for (_, result), value in zip(batch, found, strict=True):
             if isinstance(value, Exception):

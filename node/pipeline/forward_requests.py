@@ -228,8 +228,9 @@ class ForwardRequests:
         if len(texts):
             self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
 
-    def _texts_under_way(self) -> int:
-        return self._pipeline.texts.under_way(self._pipeline.clock.now())
+    def _texts_under_way(self, priority: Priority) -> int:
+        guests = priority is not Priority.TOKEN
+        return self._pipeline.texts.under_way(self._pipeline.clock.now(), guests=guests)
 
     async def compute(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the device thread and return its result. Raises PeerFault, of this peer,

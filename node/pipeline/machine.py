@@ -208,7 +208,8 @@ class PipelineMachine:
 
     def unsure(self, besides: Collection[int] = ()) -> int:
         """Number of gradients that were passed on while the origin has not yet said if this peer's
-        share counts, and may be expected to. ``besides``: micro-batches to leave out."""
+        share counts, without those of origins that named nothing in the epoch before.
+        ``besides``: micro-batches to leave out."""
         unnamed = self.unnamed(besides)
         return sum(count for origin, count in unnamed.items() if origin not in self._nameless)
 
@@ -230,6 +231,9 @@ class PipelineMachine:
 
     def _handle(self, event: Event, now: float) -> list[Action]:
         if isinstance(event, Note) and (answer := self._in_force(event.epoch, event.plan_hash)):
+            if isinstance(event, Counted):
+                # Too late for this epoch; in the next one its names are waited for again.
+                self._nameless.discard(event.caller)
             return [Answer(Say.REFUSED, answer.reason)]
         match event:
             case Arrived():
@@ -737,8 +741,6 @@ class PipelineMachine:
         path = self.paths.get(event.index)
         if path is None or event.caller != path.origin:
             return [Answer(Say.REFUSED, "only the origin says that a micro-batch counts")]
-        self._naming.add(path.origin)
-        self._nameless.discard(path.origin)
         here = next(
             (i for i, hop in enumerate(path.journey) if hop.stage == self._stage != ENDS), 0
         )
@@ -747,6 +749,8 @@ class PipelineMachine:
         if not here or visit is None:
             return [Answer(Say.TAKE)]
         visit.named = True
+        self._naming.add(path.origin)
+        self._nameless.discard(path.origin)
         return [Answer(Say.TAKE), *self._count(key, visit)]
 
     def _drop(self, index: int, reason: str) -> list[Action]:

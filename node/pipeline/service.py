@@ -8,7 +8,7 @@ job ends with its result encoded, so that a frame crosses between the threads on
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 
 from torch import Tensor, nn
@@ -295,7 +295,7 @@ class Pipeline(PipelineBase):
         micro-batches are not waited for, nor is an origin that named none in the epoch before.
         """
         longest = self.transport.patience.within("named", RECEIPTS_S, self.clock.now())
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(longest):
                 while (
                     (plan := self.machine.plan)
@@ -304,15 +304,17 @@ class Pipeline(PipelineBase):
                 ):
                     self._handled.clear()
                     await self._handled.wait()
-        except TimeoutError:
-            for origin, count in self.machine.unnamed(dropped).items():
-                self.telemetry.emit(
-                    "shares-unnamed",
-                    f"{count} shares of {short(origin)} do not count: it did not name this peer",
-                    "warning",
-                    epoch=epoch,
-                    peer=origin,
-                )
+        plan = self.machine.plan
+        if plan is None or plan.epoch != epoch:
+            return
+        for origin, count in self.machine.unnamed(dropped).items():
+            self.telemetry.emit(
+                "shares-unnamed",
+                f"{count} shares of {short(origin)} do not count: it did not name this peer",
+                "warning",
+                epoch=epoch,
+                peer=origin,
+            )
 
     @property
     def micro_batches(self) -> int:

@@ -16,7 +16,7 @@ from node.model.text_cache import TextCache
 IDLE_S = 120.0
 """Seconds without a turn after which a text is forgotten."""
 LATELY_S = 0.5
-"""A text with a turn in so many seconds is under way."""
+"""Seconds after its last turn in which a text counts as under way."""
 YIELD_S = 10.0
 """Seconds without a turn after which a text makes room for another one."""
 GUESTS = 0.25
@@ -64,10 +64,12 @@ class TextTable:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def under_way(self, now: float) -> int:
-        """Number of texts that had a turn within :data:`LATELY_S`."""
-        texts = self._texts.values()
-        return sum(text.busy or now - text.used <= LATELY_S for text in texts)
+    def under_way(self, now: float, *, guests: bool = False) -> int:
+        """Number of texts of members, or of guests, that had a turn within :data:`LATELY_S`."""
+        return sum(
+            text.guest is guests and (text.busy or now - text.used <= LATELY_S)
+            for text in self._texts.values()
+        )
 
     def take(
         self, key: TextKey, past: int, count: int, now: float, *, guest: bool = False

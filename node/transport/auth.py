@@ -235,7 +235,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         the call."""
         if self.rows[call.method].size <= SMALL or self._callers.established(call.peer):
             return
-        taken = self._large.take(call, call.peer, call.block)
+        taken = self._large.take(call, call.peer, call.block, time.monotonic())
         if taken.evicted is not None:
             self._refusals.count("place", taken.evicted.peer)
             _end(taken.evicted, _PLACE_LOST)
@@ -252,9 +252,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             name, row = limit_of(method, self.rows[method], raw)
             if row.sender is Sender.LEADER and not self._callers.leads(peer):
                 self._refusals.count("sender", peer)
-                # Leaders that have lost a vote are known; a stranger has no reason to try.
-                breach = row.breach if self._callers.established(peer) else 1.0
-                self._callers.fault(peer, f"{name} of a peer that does not lead", breach)
+                self._callers.fault(peer, f"{name} of a peer that does not lead", row.breach)
                 return _Instead(NoteReply(reason="this peer follows another leader"))
             if len(raw) > row.size:
                 self._refusals.count("size", peer)

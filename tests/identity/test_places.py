@@ -105,11 +105,12 @@ def test_strangers_take_turns_where_places_are_held_for_a_moment() -> None:
         if len(some) == 4:
             some.leave(held.pop(0)[0])
         holder = f"call-{number}", PeerId(f"stranger-{number % 20}")
-        assert some.take(*holder, "a")
+        assert some.take(*holder, "a", number / 10)
         held.append(holder)
-    assert not some.take("again", PeerId("stranger-0"), "a"), "it has had as many as the others"
-    assert some.take("first", NEWCOMER, "a").evicted in {holder for holder, _ in held}
-    assert not some.take("second", NEWCOMER, "a"), "it has a place"
+    assert not some.take("again", PeerId("stranger-0"), "a", 300.0), "it had as many as the others"
+    assert not some.take("first", NEWCOMER, "a", 19.95), "the others' messages may be under way"
+    assert some.take("first", NEWCOMER, "a", 300.0).evicted in {holder for holder, _ in held}
+    assert not some.take("second", NEWCOMER, "a", 300.0), "it has a place"
 
 
 def test_turns_of_long_ago_are_forgotten() -> None:

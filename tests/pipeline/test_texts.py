@@ -561,7 +561,7 @@ def patient(monkeypatch):
 async def test_the_next_tokens_of_texts_under_way_wait_for_each_other(device, patient):
     passes = []
     batcher = Batcher(
-        device, lambda x: passes.append(list(x)) or list(x), lambda x: 1, 9, lambda: 3
+        device, lambda x: passes.append(list(x)) or list(x), lambda x: 1, 9, lambda priority: 3
     )
     assert await batcher.run(0, Priority.TOKEN) == 0, "nobody knows yet how long a pass takes"
     running = [asyncio.ensure_future(batcher.run(item, Priority.TOKEN)) for item in (1, 2)]
@@ -574,19 +574,19 @@ async def test_the_next_tokens_of_texts_under_way_wait_for_each_other(device, pa
 
 async def test_a_token_waits_for_a_part_of_a_pass_only(device, monkeypatch):
     monkeypatch.setattr("node.pipeline.batcher.PATIENCE_S", 0.001)
-    batcher = Batcher(device, list, lambda x: 1, 9, lambda: 3)
+    batcher = Batcher(device, list, lambda x: 1, 9, lambda priority: 3)
     assert [await batcher.run(item, Priority.TOKEN) for item in range(3)] == [0, 1, 2]
 
 
 async def test_a_prompt_waits_for_nobody(device, patient):
-    batcher = Batcher(device, list, int, 100, lambda: 3)
+    batcher = Batcher(device, list, int, 100, lambda priority: 3)
     assert await batcher.run(1, Priority.TOKEN) == 1
     assert await batcher.run(64, Priority.TOKEN) == 64
 
 
 async def test_who_waits_for_others_is_told_that_the_device_is_closed(patient):
     device = DeviceThread()
-    batcher = Batcher(device, list, lambda x: 1, 9, lambda: 2)
+    batcher = Batcher(device, list, lambda x: 1, 9, lambda priority: 2)
     await batcher.run(0, Priority.TOKEN)
     waiting = asyncio.ensure_future(batcher.run(1, Priority.TOKEN))
     await asyncio.sleep(0)
@@ -606,3 +606,4 @@ def test_texts_with_a_turn_lately_are_under_way():
     table.take(two, 0, 5, 60.0)
     assert table.under_way(60.0) == 2
     assert table.under_way(60.0 + 2 * LATELY_S) == 1
+    assert table.under_way(60.0, guests=True) == 0

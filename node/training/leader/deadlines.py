@@ -61,7 +61,7 @@ class Deadlines:
         self._runs = Took()
         self._rounds = Took()
         self._changes = Took()
-        """Of rounds in which parts had new owners, which may wait for the optimizer's state."""
+        """Times of rounds with new owners, which may wait for the optimizer's state."""
         self._outer = Took()
 
     # ----------------------------------------------------------- measurements
