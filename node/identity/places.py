@@ -5,8 +5,9 @@ Keys cost nothing, and addresses little. So a stranger that finds the strangers'
 place of the holder that has most: first of the address block with most places, in it of the peer
 with most. A newcomer with its first call is let in while a flood of others hold theirs.
 
-Strangers can take turns besides, at places that are held for a moment: a stranger without a place
-takes one that was held for long, of the stranger that had the most places lately.
+Strangers can take turns besides, at places for a moment. A stranger without a place takes the
+oldest place of the stranger with the most turns lately, once that place was held for
+:data:`LONG_S`.
 """
 
 import ipaddress
@@ -24,8 +25,8 @@ BLOCK_4 = 24
 BLOCK_6 = 48
 """Bits of an IPv6 address that its block has: an end site (RFC 6177)."""
 MORE = 2
-"""A stranger gives way to another one if it had at least this many times the turns of the other,
-whose next one is counted."""
+"""Least ratio of the turns of two strangers at which the one with more gives way. The turn for
+which the other asks counts."""
 LONG_S = 1.0
 """Seconds for which a place is kept in any case: most messages are complete by then."""
 REMEMBERED = 16
@@ -70,7 +71,7 @@ class Places(Generic[H]):
 
     ``established(peer)`` says if ``peer`` is a member of the run or has worked with this peer; it
     is asked when a place is taken. ``what`` names the places in refusals, for example "calls".
-    ``by_turns``: strangers take turns, by the times that :meth:`take` is told.
+    ``by_turns``: strangers take turns, by the ``now`` of :meth:`take`.
     """
 
     def __init__(
@@ -130,7 +131,9 @@ class Places(Generic[H]):
             return Taken(evicted=evicted)
         share = self.total // 2
         if self._strangers >= share or len(self._holders) >= self.total:
-            evicted = self._greedier(peer, block) or self._served(peer, block, now)
+            evicted = self._greedier(peer, block)
+            if evicted is None and self._by_turns:
+                evicted = self._served(peer, block, now)
             if evicted is None:
                 return Taken(f"the {share} {self.what} for strangers are taken")
         self._enter(holder, peer, block, evicted)
@@ -199,10 +202,11 @@ class Places(Generic[H]):
         return None
 
     def _served(self, peer: PeerId, block: str, now: float) -> H | None:
-        """A holder of the block that came long ago, of the peer that had clearly more turns than
-        ``peer``, which holds no place; None for no such holder."""
+        """The oldest holder of the peer of the block with the most turns. None if that peer had not
+        clearly more turns than ``peer``, if the holder came within :data:`LONG_S`, or if ``peer``
+        has a place already."""
         held = self._blocks.get(block, _Block[H]()).held
-        if not self._by_turns or peer in held:
+        if peer in held:
             return None
         old = {
             p: holders[0] for p, holders in held.items() if now - self._since[holders[0]] >= LONG_S

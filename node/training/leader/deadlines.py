@@ -108,7 +108,7 @@ class Deadlines:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
         longer = min(AGAIN**attempt, AGAIN_MOST)
         kinds = [self._rounds_like(plan, steady) for steady in (True, False)]
-        expected = max(self._expected(roster, plan, measured) for measured in kinds)
+        expected = self._expected(roster, plan, max(took.expected for took in kinds))
         return min(max(self._waits.round_s, expected) * longer, MOST_S)
 
     def usual_round(
@@ -127,7 +127,8 @@ class Deadlines:
         if measured.count < MEASURED:
             return most
         longer = patience * min(AGAIN**attempt, AGAIN_MOST)
-        return min(max(LEAST_S, self._expected(roster, plan, measured)) * longer, most)
+        expected = self._expected(roster, plan, measured.expected)
+        return min(max(LEAST_S, expected) * longer, most)
 
     def usual_run(self, plan: Plan, patience: float = 1.0) -> float:
         """Seconds after which the micro-batches of a plan take unusually long, times ``patience``.
@@ -137,13 +138,14 @@ class Deadlines:
         expected = max(SPARE * self._runs.expected, MARGIN * plan.forecast[0])
         return min(max(LEAST_RUN_S, expected) * patience, plan.deadline_s)
 
-    def _expected(self, roster: Roster, plan: Plan, measured: Took) -> float:
-        """Seconds for a round with a margin: from speeds and sizes, and from earlier rounds."""
+    def _expected(self, roster: Roster, plan: Plan, measured_s: float) -> float:
+        """Seconds for a round with a margin: from speeds and sizes, and from the ``measured_s`` of
+        earlier rounds."""
         said = _believed(roster)
         usual = _median(m.tera_s for m in said.values())  # for peers that do not know it
         stages = sorted({m.stage for m in plan.members})
         reckoned = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
-        return max(MARGIN * reckoned, SPARE * measured.expected)
+        return max(MARGIN * reckoned, SPARE * measured_s)
 
     # ----------------------------------------------------------- parts of the above
 
