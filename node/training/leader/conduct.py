@@ -4,7 +4,7 @@ Enters: seconds that a peer cost the others, and epochs that it did in time. Lea
 probation, and how much longer than usual a peer is waited for. Never: a clock, or an epoch.
 
 There is one rule: a peer that costs the others time is on probation for a multiple of that time. A
-peer on probation listens: it owns no part, gets no micro-batch, and nobody waits for it.
+peer on probation is in no plan, unless its stage or a majority needs it.
 """
 
 import math
@@ -57,7 +57,7 @@ class Conduct:
         return self._records
 
     def on_probation(self, now: float) -> frozenset[PeerId]:
-        """Peers on probation at ``now``: they listen."""
+        """Peers on probation at ``now``."""
         return frozenset(p for p, record in self._records.items() if now < record.until)
 
     def probation_s(self, peer: PeerId, now: float) -> float:

@@ -24,6 +24,7 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import ALL_OWN
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules
+from node.training.protocol.votes import decide
 
 DEPART_S = 15.0
 """Seconds for which a peer that left is expected to give the state it held."""
@@ -96,6 +97,7 @@ class Planning:
         finished = base.epoch >= facts.epochs
         rules = self.in_force(past)
         members, owners = self._draft(roster, base, past)
+        members = _without_idle(members, roster.probation, electorate)
         sampler = Sampler(past.cursor)
         cursor = sampler.cursor()
         paths: tuple[Path, ...] = ()
@@ -339,6 +341,17 @@ class Planning:
             except OutOfResources:
                 return False
         return True
+
+
+def _without_idle(
+    members: Sequence[PlanMember], probation: Collection[PeerId], electorate: Electorate
+) -> tuple[PlanMember, ...]:
+    """The members without those on ``probation`` that would only listen: owners would send each of
+    them the parameters of every epoch, for nothing. All members if the others could not commit."""
+    rest = tuple(m for m in members if m.current or m.peer not in probation)
+    if decide(electorate, {m.peer for m in rest}):
+        return rest
+    return tuple(members)
 
 
 def _half(

@@ -27,10 +27,10 @@ def peer_lost(peer: PeerId, why: str) -> RecordFact:
 
 
 def on_probation(peer: PeerId, why: str, seconds: float) -> RecordFact:
-    """A peer is put on probation, and listens for ``seconds``."""
+    """A peer is put on probation for ``seconds``."""
     return RecordFact(
         "peer-on-probation",
-        f"peer {short(peer)} {why}: it listens for {seconds:.0f} s, and nobody waits for it",
+        f"peer {short(peer)} {why}: no plan includes it for {seconds:.0f} s",
         "warning",
         {"peer": peer, "seconds": round(seconds, 1)},
     )

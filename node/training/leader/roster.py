@@ -81,7 +81,7 @@ class Roster:
         self.unproven: set[Version] = set()
         """Versions that were not made here, and that too few of the voters can have committed."""
         self.probation: frozenset[PeerId] = frozenset()
-        """Peers on probation: they listen if their stage can do without them."""
+        """Peers on probation: they do no work if their stage can do without them."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
