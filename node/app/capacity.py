@@ -24,6 +24,7 @@ from node.core.numbers import human
 from node.manifest import Manifest
 from node.model.cost import (
     LOGITS_AT_ONCE,
+    LOGITS_LEAST,
     RECOMPUTE,
     RESERVE,
     MemoryRow,
@@ -171,8 +172,9 @@ def check_memory(
 ) -> Verdict:
     """Judge if ``stage`` fits into ``limit`` bytes of this peer's device. ``beside`` is for a GPU,
     which computes under autocast: bytes of main memory into which the state of outer rounds has to
-    fit; 0 where the device is main memory. As little is computed again for a backward as makes the
-    stage fit. ``said`` explains the limit to people."""
+    fit; 0 where the device is main memory. As little is computed again for a backward, and the loss
+    is computed in as large pieces, as makes the stage fit. ``said`` explains the limit to
+    people."""
     m = manifest.model
     p = manifest.pipeline
     outer = manifest.outer
@@ -189,8 +191,11 @@ def check_memory(
             modes = RECOMPUTE
     if stage == ENDS and not m.ends_layers:
         modes = ("off",)
+    ways = [(mode, LOGITS_AT_ONCE) for mode in modes]
+    if stage == ENDS:
+        ways.append((modes[-1], LOGITS_LEAST))
     tried: list[Verdict] = []
-    for mode in modes:
+    for mode, logits in ways:
         in_format = [
             fits(
                 m,
@@ -204,6 +209,7 @@ def check_memory(
                 width=manifest.optimizer.width,
                 masked=manifest.data.document_mask,
                 cast=cast,
+                logits=logits,
             )
             for cast in casts(manifest, beside > 0)
         ]
@@ -367,16 +373,16 @@ def logits_at_once(
     GPU launches the same kernels for a small piece as for a large one, so there a piece may take a
     quarter of the memory that ``verdict`` leaves beside the stash."""
     if not gpu or stage != ENDS:
-        return LOGITS_AT_ONCE
+        return verdict.logits
     left = _left_by_stash(config, manifest, stage, verdict, gpu)
-    return max(LOGITS_AT_ONCE, min(LOGITS_MOST, left // 4 // LOGIT_BYTES))
+    return max(verdict.logits, min(LOGITS_MOST, left // 4 // LOGIT_BYTES))
 
 
 def _beside_stash(
     config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict, gpu: bool
 ) -> int:
     """Bytes that the plan of memory leaves beside the stash and larger pieces of the loss."""
-    beyond = logits_at_once(config, manifest, stage, verdict, gpu) - LOGITS_AT_ONCE
+    beyond = logits_at_once(config, manifest, stage, verdict, gpu) - verdict.logits
     left = _left_by_stash(config, manifest, stage, verdict, gpu)
     return left - LOGIT_BYTES * beyond
 

@@ -31,6 +31,8 @@ everything; keep the input of every layer, and compute the layers again one by o
 of the stage, and compute it again whole. The gradients are the same to the bit."""
 LOGITS_AT_ONCE = 1 << 24
 """Logits (numbers, not bytes) that one piece of the loss may hold in a plan; 64 MiB in fp32."""
+LOGITS_LEAST = 1 << 22
+"""The same where memory is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,8 @@ class StageBytes:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``table`` has the
-    parts, ``spare`` is left for optimizer state, ``recompute`` is one of :data:`RECOMPUTE`."""
+    parts, ``spare`` is left for optimizer state, ``recompute`` is one of :data:`RECOMPUTE`,
+    ``logits`` is the number that one piece of the loss may hold."""
 
     ok: bool
     needed: int
@@ -147,6 +150,7 @@ class Verdict:
     next_step: str = ""
     recompute: str = "off"
     table: tuple[MemoryRow, ...] = ()
+    logits: int = LOGITS_AT_ONCE
 
     @property
     def parts(self) -> list[str]:
@@ -263,17 +267,19 @@ def work_bytes(
     masked: bool = False,
     *,
     cast: bool = False,
+    logits: int = LOGITS_AT_ONCE,
 ) -> int:
     """Bytes of the largest passing tensors of one backward. In layers these are the SwiGLU's
     gradients, the tensors that come in and go out, and the ones that are computed again. In the
-    head they are logits and their gradients. The ends go through one of them at a time. ``cast``:
-    as for :func:`stash_bytes`; the copies are passing tensors where no micro-batch keeps them."""
+    head they are logits and their gradients, at most ``logits`` at once, and at least those of one
+    token. The ends go through one of them at a time. ``cast``: as for :func:`stash_bytes`; the
+    copies are passing tensors where no micro-batch keeps them."""
     tokens = micro_batch * settings.seq_len
     layers = len(layers_of(settings, stages, stage))
     head = through = 0
     if stage == ENDS:
         # logits, log-probabilities, gradient
-        head = 3 * 4 * min(tokens * settings.vocab, max(LOGITS_AT_ONCE, settings.vocab))
+        head = 3 * 4 * min(tokens * settings.vocab, max(logits, settings.vocab))
         if cast:
             head += 2 * settings.vocab * settings.d_model
     if layers:
@@ -300,10 +306,12 @@ def stage_bytes(
     width: int = 4,
     masked: bool = False,
     cast: bool = False,
+    logits: int = LOGITS_AT_ONCE,
 ) -> StageBytes:
     """Plan the memory of ``stage`` on one peer with ``in_flight`` micro-batches stashed, together
     with the memory of ``rounds``. ``width``: bytes of a parameter, and of its gradient by one
-    micro-batch; gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`.
+    micro-batch; gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`; ``logits``: as
+    for :func:`work_bytes`.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
@@ -312,7 +320,8 @@ def stage_bytes(
     kept = 0
     if settings.adapter:
         kept = width * count(base_shapes(settings, stages, stage))
-    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast)
+    one = (settings, stages, stage, micro_batch, recompute, masked)
+    waiting = stash_bytes(*one, cast=cast)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
     uncounted = 1
     if trained > waiting:
@@ -327,7 +336,7 @@ def stage_bytes(
         stash=(in_flight + 1 - uncounted) * waiting,
         shares=uncounted * trained,
         uncounted=uncounted,
-        work=work_bytes(settings, stages, stage, micro_batch, recompute, masked, cast=cast),
+        work=work_bytes(*one, cast=cast, logits=logits),
         before=trained,
         rounds=rounds,
     )
@@ -371,6 +380,7 @@ def fits(
     width: int = 4,
     masked: bool = False,
     cast: bool = False,
+    logits: int = LOGITS_AT_ONCE,
 ) -> Verdict:
     """Verdict on ``stage`` in ``available`` bytes with ``RESERVE`` of them left free. The rest as
     for :func:`stage_bytes`.
@@ -396,6 +406,7 @@ def fits(
             width=width,
             masked=masked,
             cast=cast,
+            logits=logits,
         )
 
     need = size()
@@ -419,7 +430,7 @@ def fits(
     # State that is owned stands twice in a round.
     spare = min(free - need.passes, (free - (need.round - rounds.staged)) // 2)
     if ok:
-        return Verdict(ok, need.total, available, text, max(0, spare), "", recompute, table)
+        return Verdict(ok, need.total, available, text, max(0, spare), "", recompute, table, logits)
     flights = (n for n in range(in_flight - 1, 0, -1) if size(in_flight=n).total <= limit)
     batches = (
         n
@@ -447,7 +458,7 @@ def fits(
             if size(stages=n, stage=1).total <= limit
         )
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
-    return Verdict(ok, need.total, available, text, 0, _one_of(steps), recompute, table)
+    return Verdict(ok, need.total, available, text, 0, _one_of(steps), recompute, table, logits)
 
 
 def _layers(settings: ModelSettings, stages: int, stage: int) -> int:

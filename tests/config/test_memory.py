@@ -24,7 +24,7 @@ from node.app.capacity import (
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
-from node.model.cost import LOGITS_AT_ONCE, Verdict
+from node.model.cost import LOGITS_AT_ONCE, LOGITS_LEAST, Verdict
 from node.model.device import CONTEXT
 from node.telemetry import resources
 
@@ -217,6 +217,20 @@ def test_pieces_of_the_loss_are_larger_where_a_gpu_has_memory_left(tmp_path: Pat
     assert LOGITS_AT_ONCE < found(4 * GIB) < LOGITS_MOST
     assert LOGIT_BYTES * found(4 * GIB) < GIB, "a quarter of what the stash leaves"
     assert found(64 * GIB) == LOGITS_MOST
+
+
+def test_pieces_of_the_loss_are_smaller_where_memory_is_short(tmp_path: Path) -> None:
+    ours = config(tmp_path)
+    wide = amended(DEMO, {"model.vocab": 100_000, "model.seq_len": 2048})
+    ample = check_memory(ours, wide, 0, 64 * GIB)
+    assert ample.logits == LOGITS_AT_ONCE
+    scarce = check_memory(ours, wide, 0, ample.needed)
+    assert scarce.ok
+    assert scarce.logits == LOGITS_LEAST
+    assert ample.needed - scarce.needed == 12 * (LOGITS_AT_ONCE - LOGITS_LEAST)
+    assert logits_at_once(ours, wide, 0, scarce) == LOGITS_LEAST
+    block = check_memory(ours, wide, 1, check_memory(ours, wide, 1, 64 * GIB).needed)
+    assert block.logits == LOGITS_AT_ONCE, "a block stage has no head"
 
 
 def test_keys_and_values_of_texts_have_the_memory_that_is_left(tmp_path: Path) -> None:
