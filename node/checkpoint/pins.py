@@ -30,7 +30,10 @@ of outer rounds."""
 OF_STRANGER = 2
 """Snapshots that a stranger may read: it needs parameters and the outer optimizer's state."""
 IDLE_S = 60.0
-"""Seconds for which a snapshot that nobody uses is held."""
+"""Seconds for which a snapshot is held for a reader that uses it no more. It may wait as long for
+the description by another donor."""
+BEHIND_S = 10.0
+"""The same for a reader that has taken bytes, but not enough to be on its way to have them all."""
 STUCK_S = 600.0
 """Seconds for which a reader may take no byte, though it asks for descriptions again: it may be
 busy with another stage."""
@@ -88,9 +91,9 @@ class Reading:
         elapsed = now - self.began - GRACE_S
         return self.again or (not self.done and elapsed * self.total > self.got * within_s)
 
-    def over(self, now: float) -> bool:
-        """Return True if the reader takes nothing any more."""
-        return now - self.used > IDLE_S or (not self.done and now - self.moved > STUCK_S)
+    def over(self, idle_s: float, now: float) -> bool:
+        """Return True if the reader takes nothing any more: it used the snapshot ``idle_s`` ago."""
+        return now - self.used > idle_s or (not self.done and now - self.moved > STUCK_S)
 
 
 @dataclass
@@ -320,11 +323,21 @@ class Pins:
         return all(reading.done or not reading.got for reading in pin.readings.values())
 
     def _slow(self, pin: Pin, now: float) -> bool:
-        within_s = PACE_S
-        if self._rate:
-            count = sum(len(p.readings) for p in self._pins.values())
-            within_s = max(within_s, 2 * count * pin.nbytes / self._rate)
+        within_s = self._within_s(pin)
         return all(reading.behind(within_s, now) for reading in pin.readings.values())
+
+    def _within_s(self, pin: Pin) -> float:
+        """Seconds in which a reader has to be on its way to read a snapshot."""
+        if not self._rate:
+            return PACE_S
+        count = sum(len(p.readings) for p in self._pins.values())
+        return max(PACE_S, 2 * count * pin.nbytes / self._rate)
+
+    def _idle_s(self, pin: Pin, reading: Reading, now: float) -> float:
+        """Seconds for which a snapshot is held for this reader after its last use."""
+        if pin.readers or not reading.got or not reading.behind(self._within_s(pin), now):
+            return IDLE_S
+        return BEHIND_S
 
     @staticmethod
     def _pace(pin: Pin, now: float) -> float:
@@ -345,7 +358,8 @@ class Pins:
         """Let go of pins without a reader that takes anything, and of every pin older than
         :data:`LONGEST_S`."""
         for pin in list(self._pins.values()):
-            for peer in [p for p, reading in pin.readings.items() if reading.over(now)]:
-                del pin.readings[peer]
+            for peer, reading in list(pin.readings.items()):
+                if reading.over(self._idle_s(pin, reading, now), now):
+                    del pin.readings[peer]
             if not pin.readings or now - pin.born > LONGEST_S:
                 del self._pins[pin.key]

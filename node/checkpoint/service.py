@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import torch
 
-from node.checkpoint.pins import IDLE_S, Pin, PinKey, Pins
+from node.checkpoint.pins import BEHIND_S, Pin, PinKey, Pins
 from node.checkpoint.run_file import LARGEST_FILE
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import StateKind, StateProvider
@@ -23,6 +23,7 @@ from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.core.memory import give_freed_back
 from node.identity.places import Places, block_of
 from node.transport.port import TransportPort
 from node.transport.traffic import Share
@@ -37,6 +38,8 @@ STREAMS = 16
 """Requests of one joiner served at once."""
 NAMES = 20_000
 """Tensors a question may name."""
+TIDY_S = BEHIND_S
+"""Seconds between two looks for snapshots that nobody reads any more."""
 FILES = 8
 """Requests for files of the run served at once, one of each peer; half of them may be of
 strangers."""
@@ -152,6 +155,7 @@ class StateService(state_pb2_grpc.StateServicer):
         self._share = Share(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()
+        self._tidying: asyncio.TimerHandle | None = None
         state_pb2_grpc.add_StateServicer_to_server(self, transport.server)
 
     async def Describe(
@@ -345,18 +349,24 @@ class StateService(state_pb2_grpc.StateServicer):
         held = given or self._provider.describe(stage, kind, epoch, lineage)
         if held is None:
             raise Unserved(grpc.StatusCode.NOT_FOUND, "not held here")
-        if not len(self.pins):
-            asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
+        if self._tidying is None:
+            self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
         pin = self.pins.hold(PinKey(stage, kind, held[0]), held[1], peer, now)
         if pin is None:
             raise Unserved(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
         return pin
 
     def _tidy(self) -> None:
-        """An epoch's memory is given back although no joiner asks again."""
+        """Give the memory of snapshots back although no joiner asks again."""
+        loop = asyncio.get_running_loop()
+        held = self.pins.nbytes
         self.pins.expire(self._clock.now())
+        if self.pins.nbytes < held:
+            # The pages are needed no more: an epoch's snapshot is beside what training takes.
+            loop.run_in_executor(None, give_freed_back)
+        self._tidying = None
         if len(self.pins):
-            asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
+            self._tidying = loop.call_later(TIDY_S, self._tidy)
 
     @asynccontextmanager
     async def _stream(self, context: Any) -> AsyncIterator[PeerId]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from node.checkpoint.pins import (
+    BEHIND_S,
     GRACE_S,
     IDLE_S,
     LONGEST_S,
@@ -145,12 +146,43 @@ def test_a_snapshot_ends_without_a_reader_that_takes_anything(donor: Donor) -> N
     assert donor.held() == []
 
 
+def test_a_snapshot_ends_soon_after_a_reader_that_took_next_to_nothing(donor: Donor) -> None:
+    pin = donor.describe("nibbler", 1)
+    other = donor.describe("reader", 2)
+    assert pin is not None
+    assert other is not None
+    for _ in range(50):
+        donor.now += 1.0
+        donor.read("nibbler", pin, 1 / SIZE)
+    donor.read("reader", other, 0.1)
+    donor.now += BEHIND_S + 1
+    assert donor.held() == [2], "who gets on may rest for longer"
+    donor.now += IDLE_S
+    assert donor.held() == []
+
+
+def test_a_snapshot_is_held_for_a_reader_that_waits_for_another_donor(donor: Donor) -> None:
+    donor.describe("reader", 1)
+    donor.now += IDLE_S - 1
+    assert donor.held() == [1]
+
+
+def test_a_snapshot_is_held_while_a_slow_reader_takes_a_message(donor: Donor) -> None:
+    pin = donor.describe("reader", 1)
+    assert pin is not None
+    donor.now += 50.0
+    donor.read("reader", pin, 1 / SIZE)
+    pin.readers += 1
+    donor.now += BEHIND_S + 1
+    assert donor.held() == [1]
+
+
 def test_no_snapshot_is_held_for_ever(donor: Donor) -> None:
     pin = donor.describe("reader", 1)
     began = donor.now
     while pin is not None and donor.pins.holds(pin):
         donor.now += 0.9 * IDLE_S
-        donor.read("reader", pin, 0.001)
+        donor.read("reader", pin, IDLE_S / PACE_S)
         donor.pins.expire(donor.now)
     assert LONGEST_S < donor.now - began < LONGEST_S + IDLE_S
 
