@@ -15,7 +15,7 @@ _REMEMBERED = 64  # faults of one peer that count at once
 WINDOW_S = 100.0
 """Seconds in which faults count together."""
 FIRST_BAN_S = 10.0
-"""Seconds of a peer's first ban."""
+"""Seconds of a peer's first ban, if it did not go far beyond the threshold."""
 
 
 class TokenBucket:
@@ -53,9 +53,10 @@ class _Page:
 
 
 class FaultBook:
-    """Bans for :data:`FIRST_BAN_S` when weights within :data:`WINDOW_S` reach ``threshold``; twice
-    as long each time after that. Whole faults, of weight 1 or more, from before a ban count after
-    it too.
+    """Bans for :data:`FIRST_BAN_S` when weights within :data:`WINDOW_S` reach ``threshold``, and
+    twice as long each time after that. Whole faults, of weight 1 or more, from before a ban count
+    after it too. A ban is n times as long when the weights since the last one are n times the
+    threshold.
 
     A ban is at most ``max_ban_s`` long. A peer that behaved for ``forgive_s`` after its ban starts
     afresh. Only the ``max_peers`` peers heard of last are remembered, so strangers with many keys
@@ -102,7 +103,9 @@ class FaultBook:
         counted = sum(w for at, w in page.recent if now - at < WINDOW_S and at >= since)
         if counted < self._threshold:
             return 0.0
-        length = min(self._longest, FIRST_BAN_S * 2.0 ** min(page.bans, 60))
+        anew = sum(w for at, w in page.recent if now - at < WINDOW_S and at >= page.until)
+        times = max(1.0, anew / self._threshold)
+        length = min(self._longest, times * FIRST_BAN_S * 2.0 ** min(page.bans, 60))
         page.bans += 1
         page.until = now + length
         return length

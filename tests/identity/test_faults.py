@@ -37,6 +37,12 @@ def test_further_faults_during_a_ban_do_not_lengthen_it() -> None:
     assert book.banned(A, 9.9) == pytest.approx(0.1)
 
 
+def test_a_ban_is_as_many_times_longer_as_its_faults_are_beyond_the_threshold() -> None:
+    book = FaultBook()
+    assert book.count(A, 12, 0) == 40
+    assert book.count(A, 1, 40) == 20, "faults from before the last ban do not count twice"
+
+
 def test_after_a_ban_one_more_fault_is_enough_while_the_others_count() -> None:
     book = FaultBook()
     assert book.count(A, 3, 0) == 10
