@@ -43,6 +43,7 @@ from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report, cpuinfo
 from node.app.tuning import tune
 from node.core.memory import keep_freed
+from node.model.device import set_threads
 from node.optim.kernel_rule import way
 from node.optim.newton_schulz import newton_schulz_all, rule_of
 from node.optim.owner import Owner
@@ -186,7 +187,7 @@ def speed(
             if left <= 0:
                 report.add(f"{number} {name}, {scene.name}: no time was left", 0, "", holds=False)
                 continue
-            torch.set_num_threads(scene.threads)
+            set_threads(scene.threads)
             scene.table(
                 report,
                 name,

@@ -141,11 +141,10 @@ def _measure_alone(threads: int, epochs: int) -> float:
 
 
 def _alone(threads: int, epochs: int) -> float:
-    import torch
-
     from benchmarks.reference.swarm import Reference
+    from node.model.device import set_threads
 
-    torch.set_num_threads(threads)
+    set_threads(threads)
     with tempfile.TemporaryDirectory() as home:
         rows = list(Reference(_manifest(epochs), Path(home)).train(epochs))[WARM:]
     return sum(r.tokens for r in rows) / sum(r.seconds for r in rows)

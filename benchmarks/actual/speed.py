@@ -23,6 +23,7 @@ from benchmarks.actual.generated import WAIT_S, commits, epochs_a_second, made, 
 from benchmarks.lab.fleet import Peer
 from benchmarks.lab.real import smollm2
 from benchmarks.report import Report
+from node.model.device import set_threads
 from node.telemetry.resources import bf16_units
 
 RANK = 8
@@ -60,7 +61,7 @@ def rows(report: Report, root: Path) -> None:
 def _format(report: Report, root: Path, *, bf16: bool) -> None:
     there = smollm2()
     threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    set_threads(threads)  # and the same library of products as the daemons
     step = _peft(there, bf16=bf16)
     step()
     box = made(root, there, SETTINGS | {"training.mixed_precision": bf16})

@@ -46,7 +46,7 @@ from node.telemetry.events import Journal
 from node.telemetry.resources import bf16_units
 
 LOCK = "kernels.lock"
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 1 << 16
 """Largest size of a file of times that is read; a whole one has 2 KiB."""
 CARD_WIDTH = 1024

@@ -13,6 +13,7 @@ import torch
 
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import most_resident
+from node.model.products import prefer_faster
 from node.telemetry import resources
 
 Format = Literal["fp32", "bf16", "fp16"]
@@ -187,12 +188,14 @@ class Device:
 
 
 def set_threads(threads: int) -> None:
-    """Let torch use ``threads`` CPU threads, 0 for every core that this process may keep busy.
+    """Let torch use ``threads`` CPU threads, 0 for every core that this process may keep busy, and
+    choose the library of their products (:mod:`node.model.products`).
 
     Daemons that share a machine should share its cores too: more threads than cores cost a factor,
     not a percentage.
     """
     torch.set_num_threads(threads or resources.cores())
+    prefer_faster()
 
 
 def _absent(wanted: str, there: int) -> OutOfResources:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from node.core.ids import ENDS
 from node.model.cost import LOGITS_AT_ONCE
 from node.model.documents import NO_TARGET, for_loss, lengths_of
+from node.model.products import linear
 from node.model.recompute import recomputed
 from node.model.rope import frequencies, regime
 from node.model.settings import ModelSettings
@@ -107,6 +108,9 @@ class _Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
 
 
 class _Embedding(nn.Embedding):
@@ -233,7 +237,7 @@ class Adapted(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias) + self.lora_B(self.lora_A(x)) * self.scale
+        return linear(x, self.weight, self.bias) + self.lora_B(self.lora_A(x)) * self.scale
 
 
 class SwiGLU(nn.Module):
@@ -374,7 +378,7 @@ class Ends(_Stage):
         head = self.lm_head
         if head is None:
             head = self.model.embed_tokens
-        return F.linear(self.model.norm(h_BTD), head.weight).float()
+        return linear(self.model.norm(h_BTD), head.weight).float()
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; number of

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from node.core.errors import OutOfResources, UsageFault
+from node.model import device as devices
 from node.model.device import Device, device_lost, out_of_memory, set_threads
 from node.telemetry import resources
 from node.telemetry.resources import GroupMemory
@@ -78,10 +79,13 @@ def test_the_limit_of_a_control_group_counts(monkeypatch):
     assert Device.pick("cpu").memory_free() == 1 << 19
 
 
-def test_threads():
+def test_threads(monkeypatch):
+    chosen: list[int] = []
+    monkeypatch.setattr(devices, "prefer_faster", lambda: chosen.append(torch.get_num_threads()))
     for threads, found in ((0, resources.cores()), (1, 1)):
         set_threads(threads)
         assert torch.get_num_threads() == found
+    assert chosen == [resources.cores(), 1], "the library is measured with these threads"
 
 
 @pytest.mark.parametrize(

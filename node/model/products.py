@@ -1,0 +1,81 @@
+"""fp32 matrix products on a CPU: by torch's usual library, or by oneDNN where that is as exact and
+faster on this processor.
+
+torch's usual library is Intel's MKL. On processors of AMD with AVX-512 it does less than half of
+what oneDNN does (220 and 480 GFLOP/s on two cores of a Zen 4). torch has a public switch that hands
+fp32 products to oneDNN and lets it round factors to bf16. oneDNN rounds them only where a processor
+has tiles for that (AMX), so whether it does is measured too.
+"""
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SHAPES = ((256, 512, 512), (64, 96, 192), (8, 512, 1024))
+"""Rows, inputs and outputs of the products that are tried."""
+TRIES = 7
+GAIN = 1.15
+"""Least speed over the usual library's at which oneDNN is taken."""
+AS_EXACT = 2.0
+"""Largest error over the usual library's. Rounding to bf16 makes it a thousand times larger."""
+
+_USUAL, _ONEDNN = "none", "bf16"
+
+
+def prefer_faster() -> bool:
+    """Choose the library for all fp32 products of this process on its CPU, by some 20 ms of
+    measurements; call it when the number of threads is set. Return True if it is oneDNN."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    settings: Any = torch.backends.mkldnn.matmul
+    draw = torch.Generator().manual_seed(1)
+    pairs = [
+        (torch.randn(rows, inputs, generator=draw), torch.randn(outputs, inputs, generator=draw))
+        for rows, inputs, outputs in SHAPES
+    ]
+    truth = [x.double() @ w.double().t() for x, w in pairs]
+    seconds: dict[str, list[float]] = {_USUAL: [], _ONEDNN: []}
+    errors: dict[str, float] = {}
+    for _ in range(TRIES):
+        for library, took in seconds.items():
+            settings.fp32_precision = library
+            began = time.perf_counter()
+            products = [F.linear(x, w) for x, w in pairs]
+            took.append(time.perf_counter() - began)
+            errors[library] = _error(products, truth)
+    exact = errors[_ONEDNN] <= AS_EXACT * errors[_USUAL]
+    if exact and median(seconds[_USUAL]) >= GAIN * median(seconds[_ONEDNN]):
+        settings.fp32_precision = _ONEDNN
+        return True
+    settings.fp32_precision = _USUAL
+    return False
+
+
+def by_onednn() -> bool:
+    """Return True if oneDNN computes fp32 products on the CPU."""
+    settings: Any = torch.backends.mkldnn.matmul
+    return settings.fp32_precision == _ONEDNN
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b, [..., inputs] to [..., outputs]. A single row outside of training is left to the
+    usual library, which is as fast there: the memory is the limit."""
+    alone = x.numel() == x.shape[-1] and not torch.is_grad_enabled()
+    if not (alone and x.dtype is torch.float32 and x.device.type == "cpu" and by_onednn()):
+        return F.linear(x, weight, bias)
+    row = torch.mv(weight, x.reshape(-1))
+    if bias is not None:
+        row += bias
+    return row.reshape(*x.shape[:-1], -1)
+
+
+def _error(products: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """Largest error of some products, over the largest number in each."""
+    return max(
+        float((p - t).abs().max() / t.abs().max()) for p, t in zip(products, truth, strict=True)
+    )
