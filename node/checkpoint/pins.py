@@ -33,7 +33,8 @@ IDLE_S = 60.0
 """Seconds for which a snapshot is held for a reader that uses it no more. It may wait as long for
 the description by another donor."""
 BEHIND_S = 10.0
-"""The same for a reader that has taken bytes, but not enough to be on its way to have them all."""
+"""The same for a reader that has taken bytes of this snapshot or of another, but not enough to be
+on its way to have them all."""
 STUCK_S = 600.0
 """Seconds for which a reader may take no byte, though it asks for descriptions again: it may be
 busy with another stage."""
@@ -333,11 +334,14 @@ class Pins:
         count = sum(len(p.readings) for p in self._pins.values())
         return max(PACE_S, 2 * count * pin.nbytes / self._rate)
 
-    def _idle_s(self, pin: Pin, reading: Reading, now: float) -> float:
-        """Seconds for which a snapshot is held for this reader after its last use."""
-        if pin.readers or not reading.got or not reading.behind(self._within_s(pin), now):
-            return IDLE_S
-        return BEHIND_S
+    def _nibblers(self, now: float) -> set[PeerId]:
+        """Readers that have taken bytes of a snapshot and will not have it in time."""
+        return {
+            peer
+            for pin in self._pins.values()
+            for peer, reading in pin.readings.items()
+            if not pin.readers and reading.got and reading.behind(self._within_s(pin), now)
+        }
 
     @staticmethod
     def _pace(pin: Pin, now: float) -> float:
@@ -357,9 +361,13 @@ class Pins:
     def expire(self, now: float) -> None:
         """Let go of pins without a reader that takes anything, and of every pin older than
         :data:`LONGEST_S`."""
+        nibblers = self._nibblers(now)
         for pin in list(self._pins.values()):
             for peer, reading in list(pin.readings.items()):
-                if reading.over(self._idle_s(pin, reading, now), now):
+                idle_s = IDLE_S
+                if peer in nibblers and not pin.readers:
+                    idle_s = BEHIND_S
+                if reading.over(idle_s, now):
                     del pin.readings[peer]
             if not pin.readings or now - pin.born > LONGEST_S:
                 del self._pins[pin.key]

@@ -149,6 +149,7 @@ def test_a_snapshot_ends_without_a_reader_that_takes_anything(donor: Donor) -> N
 def test_a_snapshot_ends_soon_after_a_reader_that_took_next_to_nothing(donor: Donor) -> None:
     pin = donor.describe("nibbler", 1)
     other = donor.describe("reader", 2)
+    donor.describe("nibbler", 3)
     assert pin is not None
     assert other is not None
     for _ in range(50):
