@@ -21,7 +21,6 @@ from cli import app
 from node.app.snapshot import gauges, tasks_gauge, totals_of
 from node.config import ENVIRONMENT, NODE_RULES, NodeSettings
 from node.config import SECTIONS as NODE_SECTIONS
-from node.control.usage import PANELS
 from node.core.tables import FieldRule, meanings, settings_of, type_sentence
 from node.manifest import GONE, MANIFEST_RULES
 from node.manifest import SECTIONS as MANIFEST_SECTIONS
@@ -106,21 +105,14 @@ def paragraphs(help_text: str) -> list[str]:
 
 def command_line() -> str:
     """The page of all commands, in the order of ``tutti help``."""
-    root = app.built([])
-    assert isinstance(root, click.Group)
-    context = click.Context(root, info_name="tutti")
+    context = click.Context(app, info_name="tutti", **app.context_settings)
     body = list[str]()
-    panel = dict[str, str]()
-    for name in root.list_commands(context):
-        command = root.get_command(context, name)
-        heading = getattr(command, "rich_help_panel", None)
-        panel[name] = heading if isinstance(heading, str) else "Commands"
-    ordered = [*PANELS, *sorted({*panel.values()} - {*PANELS})]
-    for heading in ordered:
+    heading_of = {verb.name: heading for heading, verbs in app.panels.items() for verb in verbs}
+    for heading in app.panels:
         body += [f"## {heading}", ""]
-        for inner, command in commands(root, context):
+        for inner, command in commands(app, context):
             words = inner.command_path.split()
-            if panel[words[1]] != heading:
+            if heading_of[words[1]] != heading:
                 continue
             usage = " ".join([inner.command_path, *command.collect_usage_pieces(inner)])
             body += [f"### {inner.command_path}", "", "```text", usage, "```", ""]
@@ -128,7 +120,7 @@ def command_line() -> str:
             rows = option_rows(command, inner)
             if rows:
                 body += table(["argument or option", "meaning"], rows)
-    about = f"{prose(root.help or '')} {prose(root.epilog or '')}"
+    about = f"{prose(app.help or '')} {prose(app.epilog or '')}"
     return page("Command line", about, body)
 
 

@@ -15,7 +15,6 @@ from benchmarks.report import ROOT
 from node.core.errors import LocalFault, UsageFault
 
 MODULES = {
-    "annotated-doc": "annotated_doc",
     "anyio": "anyio",
     "base58": "base58",
     "blake3": "blake3",
@@ -44,12 +43,10 @@ MODULES = {
     "Pygments": "pygments",
     "rich": "rich.console",
     "safetensors": "safetensors.torch",
-    "shellingham": "shellingham",
     "sortedcontainers": "sortedcontainers",
     "tokenizers": "tokenizers",
     "tomlkit": "tomlkit",
     "truststore": "truststore",
-    "typer": "typer",
     "typing_extensions": "typing_extensions",
     "uvloop": "uvloop",
     "varint": "varint",

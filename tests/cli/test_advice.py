@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 import pytest
-import typer.main
 
 import cli
 from node.config import EXAMPLE, KNOWN, NodeConfig
@@ -27,7 +26,7 @@ def verbs(
         yield path, command
 
 
-VERBS = dict(verbs(typer.main.get_command(cli.app)))
+VERBS = dict(verbs(cli.app))
 
 
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 import cli
+from node.commands.line import launching, shared
 from node.config import NodeConfig
 from node.control.diagnose import Unreachable, failed
 from node.core.errors import ExitCode, Refused
@@ -164,7 +165,7 @@ def test_joining_needs_a_yes(tutti, ours):
 )
 def test_a_rendezvous_listens_where_it_is_set(tutti, monkeypatch, set_as, flags, port):
     ran = []
-    monkeypatch.setattr(cli, "_run_daemon", lambda ours, *_: ran.append(ours))
+    monkeypatch.setattr(launching, "run_daemon", lambda ours, *_: ran.append(ours))
     monkeypatch.setenv("TUTTI_P2P_PORT", set_as)
     tutti("bootstrap", *flags).good()
     assert [ours.transport.p2p_port for ours in ran] == [port]
@@ -218,7 +219,7 @@ def test_the_swarm_that_was_looked_at_is_started(tutti, home, monkeypatch, verb)
     started = []
     answer = Answer(manifest=ManifestAnswer(toml=raw))
     monkeypatch.setattr("node.app.joining.observe", lambda *_: answer)
-    monkeypatch.setattr(cli, "_run_daemon", lambda *swarm: started.append(swarm))
+    monkeypatch.setattr(launching, "run_daemon", lambda *swarm: started.append(swarm))
 
     def execv(_: str, words: list[str]) -> None:
         monkeypatch.delitem(sys.modules, "libp2p")
@@ -264,15 +265,15 @@ def test_what_names_no_swarm_is_refused(tutti, words, code, says):
 
 def test_what_was_not_expected_leaves_its_story_in_a_file(home):
     done = in_a_process(
-        f"import sys; sys.argv[1:] = []; import cli; cli.HOME['home'] = {str(home)!r}; "
-        "sys.excepthook = cli._crashed; 1 / 0"
+        "import sys; sys.argv[1:] = []; from node.commands.line import running; "
+        f"running.HOME['home'] = {str(home)!r}; sys.excepthook = running.crashed; 1 / 0"
     )
     refused(done, 1, "unexpected ZeroDivisionError")
     assert "ZeroDivisionError" in (home / "log" / "crash.log").read_text()
 
 
 def test_ctrl_c_is_130(tutti, monkeypatch):
-    monkeypatch.setattr(cli, "_client", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(shared, "client", Mock(side_effect=KeyboardInterrupt))
     shown = tutti("status")
     assert shown.returncode == 130
     assert "interrupted" in shown.stderr

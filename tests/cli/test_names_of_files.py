@@ -4,8 +4,9 @@ import shlex
 
 import pytest
 
-import cli
 from node.app.launch import as_flags
+from node.commands.line import launching
+from node.commands.line.options import assignments
 from node.config import NodeConfig
 from node.manifest import read_manifest
 
@@ -43,7 +44,7 @@ def test_a_run_is_made_checked_and_started_wherever_its_files_are(
     tutti("swarm", "inspect", str(file)).good()
     tutti("doctor", "data").good()
     ran = []
-    monkeypatch.setattr(cli, "_run_daemon", lambda *swarm: ran.append(swarm))
+    monkeypatch.setattr(launching, "run_daemon", lambda *swarm: ran.append(swarm))
     tutti("start", str(file), "--data", str(at)).good()
     ((ours, manifest, invite),) = ran
     assert (manifest.run_id, invite) == (read_manifest(file).run_id, None)
@@ -54,9 +55,9 @@ def test_a_run_is_made_checked_and_started_wherever_its_files_are(
 def test_a_path_reaches_another_process_as_it_is(tmp_path, name):
     path = str(tmp_path / name)
     words = as_flags({"data": path, "name": "anna"})
-    given = cli._assignments([word for word in words if word != "--set"])
+    given = assignments([word for word in words if word != "--set"])
     assert NodeConfig.load({"home": tmp_path, **given}, {}).node.data == path
 
 
 def test_an_assignment_may_be_written_as_in_toml():
-    assert cli._assignments(["name = anna"]) == {"name": "anna"}
+    assert assignments(["name = anna"]) == {"name": "anna"}

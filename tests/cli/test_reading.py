@@ -131,7 +131,7 @@ def test_what_a_person_agrees_to_is_named_for_this_run(join, home, diary, monkey
     home.mkdir()
     (home / "config.toml").write_text(f'data = "{diary}"\n')
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("typer.confirm", lambda *_, **__: True)
+    monkeypatch.setattr("click.confirm", lambda *_, **__: True)
     ours = NodeConfig.load({"home": home}, {})
     ours.keep_places(of(OWNER).run_id, ours.places(of(OWNER).run_id))
     assert ours.places(of(OWNER).run_id).for_all_runs == ("data",), "a start agrees to nothing"

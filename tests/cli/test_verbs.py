@@ -9,11 +9,11 @@ import time
 
 import click
 import pytest
-import typer.main
 
 import cli
 from node.app import launch
 from node.app.last import STARTED, STOPPING
+from node.commands.line import launching
 from node.control import commands
 from node.core.errors import ExitCode
 from node.core.version import VERSION
@@ -22,8 +22,7 @@ from node.manifest import Manifest
 from node.training.protocol.rules import mark
 from tests.cli.conftest import in_a_process, refused
 
-APP = typer.main.get_command(cli.app)
-assert isinstance(APP, click.Group)
+APP = cli.app
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
@@ -240,7 +239,7 @@ def test_the_flags_of_a_background_start_reach_the_daemon(tutti, home, monkeypat
     assert f"tutti stop --home {home}" in said
     assert str(home / launch.LOG) in said
     ran = []
-    monkeypatch.setattr(cli, "_run_daemon", lambda ours, *_: ran.append(ours))
+    monkeypatch.setattr(launching, "run_daemon", lambda ours, *_: ran.append(ours))
     tutti(*asked[0]).good()
     (ours,) = ran
     assert (ours.home, ours.transport.host, ours.transport.max_up) == (home, "127.0.0.1", 2.5e6)

@@ -54,6 +54,7 @@ PLANTED = {
     "optimizers": ("node/training/planted.py", "import pytorch_optimizer\n"),
     "plots": ("node/training/planted.py", "from matplotlib.figure import Figure\n"),
     "libp2p": ("node/control/planted.py", "import libp2p\n"),
+    "click": ("node/control/planted.py", "import click\n"),
     "no-torch": ("node/scheduler/planted.py", "import torch.nn\n"),
     "no-torch: by a detour": ("node/control/planted.py", "import node.wire.tensors\n"),
     "no-torch: plans of micro-groups": ("node/local/groups.py", "\nimport torch\n"),

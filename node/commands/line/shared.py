@@ -1,0 +1,77 @@
+"""Parts of commands: this node's settings, its daemon, and output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from node.core.errors import UsageFault
+
+if TYPE_CHECKING:
+    from node.config import NodeConfig
+    from node.control.client import ControlClient
+
+HOME_OPTION = "--home"
+HOME: dict[str, str] = {}
+"""The directory given by ``--home``, which may stand anywhere on the command line: under "home",
+and absent if it was not given."""
+
+
+def take_home(words: list[str]) -> list[str]:
+    """Take ``--home DIR`` out of a command line into :data:`HOME`, and return the other words.
+    Raises UsageFault if the directory is missing."""
+    rest: list[str] = []
+    it = iter(words)
+    for word in it:
+        if word == "--":
+            return [*rest, word, *it]
+        if word == HOME_OPTION:
+            value = next(it, None)
+            if value is None:
+                raise UsageFault("--home needs a directory", "tutti --home DIR status")
+            HOME["home"] = value
+        elif word.startswith(f"{HOME_OPTION}="):
+            HOME["home"] = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return rest
+
+
+def config(flags: Mapping[str, Any]) -> NodeConfig:
+    """Settings of this node, with the ones given on the command line; None stands for one that was
+    not given. Raises UsageFault."""
+    from node.config import NodeConfig
+
+    return NodeConfig.load({**HOME, **flags})
+
+
+def client(ours: NodeConfig | None = None) -> ControlClient:
+    """The daemon of ``ours``; without it of the home named, whose settings are then not read: that
+    would take as long as asking. Raises NotRunning."""
+    from node.control.client import ControlClient
+    from node.core.home import control_socket, home_named, user_dir
+
+    if ours:
+        home = ours.home
+    else:
+        home = home_named(HOME.get("home")) or user_dir("data")
+    return ControlClient(control_socket(home), home=home)
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, which has everything that is not data."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(document: Any) -> None:
+    """Print a document on stdout."""
+    from node.control.commands import say_json
+
+    say_json(document)
+
+
+def bold() -> bool:
+    """Return True if stdout is a terminal whose user wants colour."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
