@@ -64,6 +64,7 @@ app = VerbGroup(
             about.version,
             about.help_of,
             about.config,
+            about.completion,
             identity.identity,
         ),
     },

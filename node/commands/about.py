@@ -1,4 +1,4 @@
-"""The program itself: ``version``, ``help`` and ``config``."""
+"""The program itself: ``version``, ``help``, ``config`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from node.commands.line import options, shared
-from node.commands.line.usage import PROGRAM, argument, command
+from node.commands.line.usage import PROGRAM, OneOf, argument, command
 from node.control import terminal
 from node.core.errors import ExitCode
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
+
+SHELLS = ("bash", "zsh", "fish")
 
 
 @command()
@@ -71,4 +73,16 @@ def config(config: Path | None, settings: dict[str, Any], as_json: bool) -> int:
     else:
         terminal.as_file(sys.stdout)
         print(config_toml(ours), end="")
+    return ExitCode.OK
+
+
+@command()
+@argument("shell", metavar="SHELL", type=OneOf(SHELLS), help="bash, zsh or fish.")
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> int:
+    """Print the script by which a shell completes verbs, options and files. docs/operating.md says
+    where it goes."""
+    from node.commands.line.completing import script
+
+    print(script(ctx.find_root().command, shell), end="")
     return ExitCode.OK

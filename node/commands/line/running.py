@@ -11,7 +11,7 @@ from types import TracebackType
 import click
 
 from node.commands.line.shared import HOME, say, take_home
-from node.commands.line.usage import PROGRAM, what_was_wrong
+from node.commands.line.usage import COMPLETION, PROGRAM, what_was_wrong
 from node.control import terminal
 from node.core import interrupts, libraries
 from node.core.errors import (
@@ -46,6 +46,9 @@ def _run(app: click.Command, words: list[str]) -> int:
     """Run one command; its exit code, after every fault has been shown."""
     try:
         _check_text(words)
+        question = os.environ.get(COMPLETION)
+        if question:
+            return _complete(app, question)
         line = take_home(words)
         if line[:1] in (["--version"], ["-V"]):
             line[0] = "version"
@@ -84,6 +87,17 @@ def _run(app: click.Command, words: list[str]) -> int:
             raise
         terminal.mute(sys.stdout)
         return _unwritten(error, words)
+
+
+def _complete(app: click.Command, question: str) -> int:
+    """Answer a shell that completes a line; no fault of the line is shown there."""
+    from node.commands.line.completing import answer
+
+    text = answer(app, question)
+    if text is None:
+        return ExitCode.USAGE
+    print(text, end="")
+    return ExitCode.OK
 
 
 def _unwritten(error: OSError, words: list[str]) -> int:

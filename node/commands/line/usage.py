@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "tutti"
 """The program's name in help and errors."""
+COMPLETION = "_TUTTI_COMPLETE"
+"""Environment variable with the question of a shell that completes a line: SHELL_complete, or
+SHELL_source for the script."""
 
 Decorator = Callable[[Callable[..., Any]], Any]
 """Adds an argument or an option to the function of a command."""
