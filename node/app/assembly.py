@@ -31,7 +31,7 @@ from node.app.capacity import (
 )
 from node.app.change import read, under
 from node.app.run_files import ModelFiles, RunFiles
-from node.app.tuning import first_work, precision_of
+from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -230,8 +230,6 @@ async def assemble(
     precision = Precision(device, parameters)
     if local is None:
         precision = await asyncio.to_thread(precision_of, manifest, device)
-    if local is None and not device.is_cuda:
-        await asyncio.to_thread(first_work, device, bool(module.layers))
     thread = DeviceThread(
         backward_first=config.limits.backward_first,
         failed=tells_of_lost(device, on_error),

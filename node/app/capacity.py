@@ -45,9 +45,10 @@ from node.training.rounds.memory import outer_bytes
 if TYPE_CHECKING:
     from node.model.device import Device
 
-KERNELS = 48 << 20
+KERNELS = 112 << 20
 """Bytes of main memory of the kernels that libraries of torch compile for the shapes they meet, and
-keep: 42 MiB after the trials by which a machine's kernels are chosen."""
+keep: 42 MiB after the trials by which a machine's kernels are chosen, and as much again for the
+shapes of a stage."""
 PROCESS = 416 << 20
 """Bytes of main memory of a daemon and its p2pd without a stage, where they cannot be measured."""
 AMPLE = 1 << 60

@@ -28,7 +28,7 @@ from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_
 from node.app.node import Node
 from node.app.operator_service import OperatorService
 from node.app.peer import keep
-from node.app.tuning import tune_meanwhile, worth
+from node.app.tuning import first_work, tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.pledges import RENEW_S, Pledges
 from node.control.retries import (
@@ -64,6 +64,7 @@ from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
 from node.inference.forwarding import EndsService
 from node.manifest import Manifest
+from node.model.device import Device, set_threads
 from node.model.settings import DIGEST
 from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
@@ -225,6 +226,7 @@ class Daemon(Node):
             kept=self.config.cell(self.manifest.run_id),
             company=bool(bootstrap),
         )
+        await self._first_work()
         process = resident(os.getpid()) + self.memory_beside()[0] + KERNELS
         own = MainMemory(process=process, libraries=of_files(os.getpid()))
         split: dict[int, str] = {}
@@ -256,7 +258,6 @@ class Daemon(Node):
             stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
-        # Torch and the libraries have done their first work, which takes memory beside any stage's.
         built = resident(os.getpid()) + self.memory_beside()[0]
         self.memory_process = max(0, built - a.parameter_bytes) + KERNELS
         takes = main_memory(self.manifest, stage, a.memory, a.device.is_cuda)
@@ -664,6 +665,15 @@ class Daemon(Node):
         if self.presence:
             others = self.presence.view.everybody.values()
         return not any(e.body.reach == Standing.OPEN.value for e in others)
+
+    async def _first_work(self) -> None:
+        """Let torch do its first work on the processor, if stages of this daemon work there: it
+        takes memory beside any stage's. Raises as :meth:`Device.pick`."""
+        node = self.config.node
+        device = Device.pick(node.device)
+        if node.local_devices == 1 and not device.is_cuda:
+            set_threads(node.threads)
+            await asyncio.to_thread(first_work, device)
 
     async def _keep_pledge(self) -> None:
         while True:

@@ -19,8 +19,10 @@ from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses, only_on, peer_of_address
 from node.inference import at_ends, forwarding
 from node.manifest import Manifest
+from node.reach.interfaces import without_bridges
 from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
+from node.transport.addresses import host_of
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
@@ -270,7 +272,8 @@ class OperatorService(SnapshotBuilder, Window):
         if m is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
         named = [place for place in d.config.node.join if place.startswith("/")]
-        known = d.transport.reachable.multiaddrs() + d.open_peers() + named
+        own = without_bridges(d.transport.reachable.multiaddrs(), host_of)
+        known = own + d.open_peers() + named
         addresses = fitting_addresses(known)
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         closed = d.transport.reachable.standing is Standing.CLOSED

@@ -105,18 +105,17 @@ def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
     return max(ours, default=0) >= MEASURED_FROM
 
 
-def first_work(device: Device, layers: bool) -> None:
-    """Do a small forward and backward on the processor. It loads the libraries'
-    parts for both, so a later measurement of the process includes them. ``layers``: the stage
-    has layers, so its backward begins with a gradient that it is given."""
+def first_work(device: Device) -> None:
+    """Do a small forward and backward on a processor. It loads the libraries' parts for both, so a
+    later measurement of the process includes them."""
     formats: tuple[Format, ...] = ("fp32",)
     if bf16_units():
         formats = ("fp32", "bf16")
     for kind in formats:
         layer_pass(device, HEAD, FIRST_TOKENS, kind)()
-    if layers:
-        x = torch.ones(1, requires_grad=True)
-        torch.autograd.grad(2 * x, x, torch.ones(1))
+    # A stage's backward begins with a gradient that it is given.
+    x = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(2 * x, x, torch.ones(1))
 
 
 def precision_of(manifest: Manifest, device: Device) -> Precision:

@@ -32,10 +32,11 @@ _TUNNELS = ("wireguard", "vxlan", "geneve", "gre", "tun")
 """Kinds (DEVTYPE) of interfaces that put packets inside other packets."""
 _TUNNEL_TYPES = ("65534", "768", "769", "776", "778")
 """Hardware types (if_arp.h): none, IPv4 and IPv6 in IP, IPv6 in IPv4, GRE."""
-_VIRTUAL_NAMES = (
+_BRIDGE_NAMES = (
     *("docker", "br-", "veth", "virbr", "lxc", "lxd", "podman", "cni", "flannel", "cali"),
-    *("tun", "tap", "wg", "tailscale", "zt", "utun", "feth", "vmnet", "vboxnet", "bridge"),
+    *("vmnet", "vboxnet", "bridge"),
 )
+_TUNNEL_NAMES = ("tun", "tap", "wg", "tailscale", "zt", "utun", "feth")
 """First letters of interface names, used where nothing else tells the kind of an interface."""
 
 T = TypeVar("T")
@@ -49,27 +50,34 @@ class InterfaceKind(IntEnum):
     """A network card, or a bond, a VLAN or a bridge above one."""
     OTHER = 1
     """An interface without hardware, as a container sees its only one."""
-    VIRTUAL = 2
-    """A bridge for containers or virtual machines, which many machines have under the same address;
-    a VPN or another tunnel."""
+    TUNNEL = 2
+    """A VPN or another tunnel."""
+    BRIDGE = 3
+    """A bridge for containers or virtual machines, which many machines have under the same
+    address."""
 
 
 def kind_of(name: str, networks: Path = NETWORKS) -> InterfaceKind:
     """The kind of an interface, from Linux's directory of them; elsewhere by its name."""
     here = networks / name
-    named_virtual = name.startswith(_VIRTUAL_NAMES)
+    named = InterfaceKind.OTHER
+    if name.startswith(_BRIDGE_NAMES):
+        named = InterfaceKind.BRIDGE
+    elif name.startswith(_TUNNEL_NAMES):
+        named = InterfaceKind.TUNNEL
     if not here.is_dir():
-        if named_virtual:
-            return InterfaceKind.VIRTUAL
-        return InterfaceKind.HARDWARE
+        if named is InterfaceKind.OTHER:
+            return InterfaceKind.HARDWARE
+        return named
     if (here / "tun_flags").exists() or _devtype(here) in _TUNNELS:
-        return InterfaceKind.VIRTUAL
+        return InterfaceKind.TUNNEL
     if _has_hardware(here, networks):
         return InterfaceKind.HARDWARE
-    tunnel = _read(here / "type") in _TUNNEL_TYPES
-    if named_virtual or tunnel or (here / "bridge").is_dir():
-        return InterfaceKind.VIRTUAL
-    return InterfaceKind.OTHER
+    if (here / "bridge").is_dir():
+        return InterfaceKind.BRIDGE
+    if _read(here / "type") in _TUNNEL_TYPES:
+        return InterfaceKind.TUNNEL
+    return named
 
 
 def _has_hardware(here: Path, networks: Path, depth: int = 4) -> bool:
@@ -155,8 +163,16 @@ def without_own_bridges(addresses: Iterable[T], host: Callable[[T], str]) -> lis
     dial would end here, because packets to them never leave this machine. All addresses where there
     are no others, as for a peer on this machine. ``host``: the host of an address."""
     given = list(addresses)
-    virtual = {a for a, kind in address_kinds().items() if kind is InterfaceKind.VIRTUAL}
+    virtual = {a for a, kind in address_kinds().items() if kind >= InterfaceKind.TUNNEL}
     return [a for a in given if host(a).strip("[]") not in virtual] or given
+
+
+def without_bridges(addresses: Iterable[T], host: Callable[[T], str]) -> list[T]:
+    """Addresses of this machine for others, without those of its bridges: theirs have the same
+    ones. All addresses where there are no others. ``host``: the host of an address."""
+    given = list(addresses)
+    bridges = {a for a, kind in address_kinds().items() if kind is InterfaceKind.BRIDGE}
+    return [a for a in given if host(a).strip("[]") not in bridges] or given
 
 
 def family_of(host: str) -> socket.AddressFamily:

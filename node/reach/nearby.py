@@ -383,5 +383,5 @@ def _interfaces() -> Interfaces:
         if any(e.family == socket.AF_INET6 for e in usable):
             senders.append(socket.if_nametoindex(name))
         ours += [(kind_of(name), e.address) for e in usable]
-    best = [address for kind, address in ours if kind is not InterfaceKind.VIRTUAL]
+    best = [address for kind, address in ours if kind < InterfaceKind.TUNNEL]
     return tuple(senders), tuple(best or [address for _, address in ours])

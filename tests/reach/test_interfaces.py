@@ -11,11 +11,12 @@ from node.reach.interfaces import (
     InterfaceKind,
     kind_of,
     own_addresses,
+    without_bridges,
     without_own_bridges,
 )
 from node.transport.addresses import grpc_target, host_of, host_of_target
 
-HARDWARE, OTHER, VIRTUAL = InterfaceKind
+HARDWARE, OTHER, TUNNEL, BRIDGE = InterfaceKind
 
 NETWORKS: dict[str, tuple[Iterable[str], str]] = {
     # name: (entries of its directory, text of uevent)
@@ -39,7 +40,8 @@ NETWORKS: dict[str, tuple[Iterable[str], str]] = {
 KINDS = {
     HARDWARE: ("enp3s0", "wlan0", "wwan0", "bond0", "bond0.7", "br-lan"),
     OTHER: ("eth0", "loop"),
-    VIRTUAL: ("veth1", "docker0", "mynet", "office", "home", "ztabc", "overlay", "he-ipv6"),
+    TUNNEL: ("office", "home", "ztabc", "overlay", "he-ipv6"),
+    BRIDGE: ("veth1", "docker0", "mynet"),
 }
 
 
@@ -64,7 +66,7 @@ def test_the_kind_is_what_linux_says(networks: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("en0", HARDWARE), ("utun3", VIRTUAL), ("bridge100", VIRTUAL)]
+    ("name", "kind"), [("en0", HARDWARE), ("utun3", TUNNEL), ("bridge100", BRIDGE)]
 )
 def test_elsewhere_names_tell_the_kind(tmp_path: Path, name: str, kind: InterfaceKind) -> None:
     assert kind_of(name, tmp_path) is kind
@@ -86,16 +88,20 @@ def nine_bridges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     here += [("lan", "192.168.7.2"), ("lan", "fd00::2"), ("tun0", "100.64.0.9"), ("lo", "::1")]
     there = [(name, address, name != "br-172.25.0.1") for name, address in here]
     monkeypatch.setattr(interfaces, "every_address", lambda: there)
-    virtual = {name for name, _ in here} - {"lan", "lo"}
-    monkeypatch.setattr(
-        interfaces, "kind_of", lambda name: VIRTUAL if name in virtual else HARDWARE
-    )
+    kinds = {"lan": HARDWARE, "lo": HARDWARE, "tun0": TUNNEL}
+    monkeypatch.setattr(interfaces, "kind_of", lambda name: kinds.get(name, BRIDGE))
     return bridges
+
+
+def test_what_others_are_given_has_no_address_of_a_bridge(nine_bridges: list[str]) -> None:
+    own = own_addresses()
+    assert without_bridges(own, str) == ["192.168.7.2", "fd00::2", "100.64.0.9"]
+    assert without_bridges(nine_bridges, str) == nine_bridges, "where there are no others"
 
 
 def test_addresses_of_bridges_and_tunnels_come_last(nine_bridges: list[str]) -> None:
     assert own_addresses() == ("192.168.7.2", "fd00::2", "100.64.0.9", *nine_bridges[:-1])
-    assert interfaces.address_kinds()[nine_bridges[-1]] is VIRTUAL, "it does not run"
+    assert interfaces.address_kinds()[nine_bridges[-1]] is BRIDGE, "it does not run"
 
 
 def test_interfaces_that_have_link_local_addresses_alone_are_not_looked_at(
@@ -135,12 +141,12 @@ def test_an_address_of_an_own_bridge_is_not_dialled(nine_bridges: list[str]) -> 
 
 
 def test_bridges_are_not_announced_beside_the_lan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearby, "kind_of", lambda name: VIRTUAL)
+    monkeypatch.setattr(nearby, "kind_of", lambda name: BRIDGE)
     alone = nearby._interfaces()[1]
     monkeypatch.setattr(nearby, "kind_of", lambda name: HARDWARE)
     assert nearby._interfaces()[1] == alone, "told where there is nothing better"
     if not alone:
         pytest.skip("no interface here has an address and multicast")
-    kinds = iter((HARDWARE, *[VIRTUAL] * 99))
+    kinds = iter((HARDWARE, *[BRIDGE] * 99))
     monkeypatch.setattr(nearby, "kind_of", lambda name: next(kinds))
     assert nearby._interfaces()[1] == alone[:1]
