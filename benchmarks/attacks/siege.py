@@ -36,6 +36,10 @@ NEWCOMER_AT_S = 5.0
 EPOCHS_BETWEEN = 3
 """Epochs between two minutes, for the swarm to go on without the newcomer of the first."""
 LOOK_S = 0.5
+SETTLE_S = 20.0
+SETTLED_MIB = 5.0
+"""A daemon whose memory grows by less in :data:`SETTLE_S` has taken what its own work needs."""
+SETTLE_MOST_S = 240.0
 WEIGH_S = 2.5
 """Seconds between two looks at the memory: each takes some milliseconds for every daemon."""
 RIPE_S = 45.0
@@ -262,6 +266,17 @@ def processor_s(pids: Iterable[int]) -> float:
     return found
 
 
+def settle(peers: Sequence[Peer]) -> None:
+    """Wait until the daemons' memory grows no more by their own work, at most
+    :data:`SETTLE_MOST_S`."""
+    ends = time.monotonic() + SETTLE_MOST_S
+    grown = math.inf
+    while grown > SETTLED_MIB and time.monotonic() < ends:
+        before = memory(peers)
+        time.sleep(SETTLE_S)
+        grown = memory(peers).beyond(before)[0]
+
+
 def minute(
     place: Siege,
     seconds: float,
@@ -359,6 +374,7 @@ def _left(event: Told, newcomer: Peer, until: float) -> bool:
 
 def assault(report: Report, place: Siege, attack: Attack, name: str, seconds: float) -> None:
     """The rows of one attack. ``name``: how they begin."""
+    settle(place.peers)
     if attack.bent:
         # One member more takes its share of the lines, so the quiet minute has an honest one.
         with _member(place, attack.stage, "true"):

@@ -18,6 +18,7 @@ from typing import IO
 
 from node.core.memory import of_files, resident
 from node.core.numbers import whole_number
+from node.telemetry.resources import left_by
 
 LOCK = "lock"
 WAIT_S = 10.0
@@ -58,17 +59,19 @@ class Pledges:
             yield
 
     def others(self) -> int:
-        """Bytes of main memory that other daemons take. A daemon counts with its pledge, or with
-        what it has in memory if that is more, without libraries, which this daemon has too.
-        Removes pledges of daemons that have ended. Blocks as :meth:`alone`."""
-        total = 0
+        """Bytes of main memory that other daemons take from this one. A daemon counts with its
+        pledge, or with what it has in memory if that is more, without libraries, which this daemon
+        has too. Of the limit of a control group only daemons inside of it take something. Removes
+        pledges of daemons that have ended. Blocks as :meth:`alone`."""
+        found: dict[int, int] = {}
         # An unfinished pledge looks like the pledge of a daemon that has ended.
         with self.alone(), contextlib.suppress(OSError):
             self._prepare()
             for path in self._folder.iterdir():
-                if path.name not in (LOCK, self._name):
-                    total += _pledged(path)
-        return total
+                if path.name not in (LOCK, self._name) and (pledge := _pledged(path)):
+                    pid, nbytes = pledge
+                    found[pid] = found.get(pid, 0) + nbytes
+        return left_by(found)
 
     def pledge(self, nbytes: int) -> None:
         """Tell the other daemons that this one takes ``nbytes`` at most, without its libraries. The
@@ -117,21 +120,21 @@ class Pledges:
             raise OSError(f"{self._folder} is not a private directory")
 
 
-def _pledged(path: Path) -> int:
-    """Bytes of one pledge; 0, and the file is gone, if its daemon has ended."""
+def _pledged(path: Path) -> tuple[int, int] | None:
+    """Process and bytes of one pledge; None, and the file is gone, if its daemon has ended."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:
             if _locked(file, fcntl.LOCK_SH):
                 path.unlink()
-                return 0
+                return None
             pid, _, nbytes = file.read(MOST_BYTES).strip().partition(" ")
     except OSError:
-        return 0
-    process = whole_number(pid)
+        return None
+    process = whole_number(pid) or 0
     taken = 0
     if process:
         taken = resident(process) - of_files(process)
-    return max(whole_number(nbytes) or 0, taken)
+    return process, max(whole_number(nbytes) or 0, taken)
 
 
 def _locked(file: IO[str] | IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:

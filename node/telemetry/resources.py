@@ -7,8 +7,8 @@ the topmost one that is visible. Leaves: bytes and a number of cores. Never: a c
 
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,8 @@ class GroupMemory:
 
     limit: int
     used: int
+    place: Path = field(default=Path(), compare=False)
+    """The group's directory."""
 
 
 def memory_total() -> int:
@@ -76,8 +78,26 @@ def memory_limits(root: Path = ROOT) -> list[GroupMemory]:
             cached = _row(stat, "total_inactive_file") or 0
         known = [limit for limit in limits if limit is not None]
         if known:
-            found.append(GroupMemory(min(known), max(0, used - cached)))
+            found.append(GroupMemory(min(known), max(0, used - cached), group))
     return found
+
+
+def left_by(others: Mapping[int, int]) -> int:
+    """Bytes by which other daemons make :func:`memory_total` less, at least 0. ``others``: bytes
+    that each takes, by process. A daemon outside of this process's control group takes nothing of
+    the group's limit, only of the machine."""
+    total = memory_total()
+    taken = [0, sum(others.values()) - (psutil.virtual_memory().total - total)]
+    for group in memory_limits():
+        inside = sum(n for pid, n in others.items() if group.place in memory_groups(pid))
+        taken.append(inside - (group.limit - total))
+    return max(taken)
+
+
+def memory_groups(pid: int, root: Path = ROOT) -> set[Path]:
+    """Directories of all control groups of a process for its memory. ``root`` as for
+    :func:`memory_limits`."""
+    return {group for _, group in _groups("memory", root, str(pid))}
 
 
 def core_quotas(root: Path = ROOT) -> list[float]:
@@ -114,10 +134,10 @@ class _Mount:
     point: Path
 
 
-def _groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
-    """(version, directory) of each control group of this process for a controller, the innermost
+def _groups(controller: str, root: Path, process: str = "self") -> Iterator[tuple[int, Path]]:
+    """(version, directory) of each control group of a process for a controller, the innermost
     first. A hybrid system has the controller in version 1 or 2, and is asked for both."""
-    ours = _paths(controller, root)
+    ours = _paths(controller, root, process)
     mounts = _mounts(controller, root)
     for version, path in ours.items():
         inside = [m for m in mounts if m.version == version and _within(path, m.top)]
@@ -139,10 +159,10 @@ def _within(path: str, top: str) -> bool:
     return top == "/" or path == top or path.startswith(f"{top}/")
 
 
-def _paths(controller: str, root: Path) -> dict[int, str]:
-    """This process's group, by version, for a controller."""
+def _paths(controller: str, root: Path, process: str) -> dict[int, str]:
+    """A process's group, by version, for a controller."""
     found: dict[int, str] = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _text(root / f"proc/{process}/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         # A path that leaves its namespace ("/../other") is of a group that is not visible here.

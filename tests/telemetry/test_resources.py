@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from node.telemetry import resources
-from node.telemetry.resources import GroupMemory, core_quotas, cores, memory_limits
+from node.telemetry.resources import GroupMemory, core_quotas, cores, left_by, memory_limits
 
 MIB = 1 << 20
 UNLIMITED = "9223372036854771712"
@@ -177,3 +178,27 @@ def test_the_lowest_limit_counts(monkeypatch) -> None:
     assert resources.memory_free() == MIB
     monkeypatch.setattr(resources, "memory_limits", lambda: [GroupMemory(MIB, 2 * MIB)])
     assert resources.memory_free() == 0
+
+
+def test_daemons_outside_of_a_control_group_take_nothing_of_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine = 1000 * MIB
+    monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(total=machine))
+    ours = GroupMemory(100 * MIB, 0, tmp_path / "ours")
+    monkeypatch.setattr(resources, "memory_limits", lambda: [ours])
+    groups = {1: {tmp_path, tmp_path / "ours"}, 2: {tmp_path}}
+    monkeypatch.setattr(resources, "memory_groups", lambda pid: groups[pid])
+    assert left_by({}) == 0
+    assert left_by({1: 30 * MIB, 2: 500 * MIB}) == 30 * MIB
+    assert left_by({2: 950 * MIB}) == 50 * MIB, "the machine has no more than 50 MiB for us"
+    monkeypatch.setattr(resources, "memory_limits", list)
+    assert left_by({1: 30 * MIB, 2: 500 * MIB}) == 530 * MIB
+
+
+def test_the_groups_of_another_process_are_found(tmp_path: Path) -> None:
+    root = tree(tmp_path, "0::/a", [v2()], {"proc/7/cgroup": "0::/a/b"})
+    ours = resources.memory_groups(os.getpid(), root)
+    assert ours == set(), "it is not in this tree"
+    theirs = resources.memory_groups(7, root)
+    assert {path.relative_to(root).as_posix() for path in theirs} == {f"{S}/a/b", f"{S}/a", S}
