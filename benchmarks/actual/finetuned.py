@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.actual.generated import commits, made, peers_of
 from benchmarks.lab.fleet import Box, Hang
 from benchmarks.lab.moby_dick import moby_dick
@@ -16,6 +14,7 @@ from benchmarks.lab.real import smollm2
 from benchmarks.reference.swarm import Reference
 from benchmarks.report import Report
 from node.manifest import Manifest, amended
+from node.model.device import set_threads
 from protos.control_pb2 import Snapshot
 
 RANK = 16
@@ -42,7 +41,7 @@ QUICK = Size({"training.epochs": 12, "training.target_batch": 4}, seeds=(1,))
 
 def rows(report: Report, root: Path, *, quick: bool = False) -> None:
     """Rows of the whole model, of adapters, and of a rate that is too large."""
-    torch.set_num_threads(2)
+    set_threads(2)
     size = QUICK if quick else WHOLE
     _compared(report, "full", size, {}, root / "full")
     _compared(report, f"adapters of rank {RANK}", size, {"model.adapter": RANK}, root / "adapters")
