@@ -38,7 +38,7 @@ LARGE = (
     (f"functions of more than {reading.PARAMETERS} parameters", reading.long_signatures),
     (f"classes of more than {reading.ATTRIBUTES} attributes", reading.large_classes),
 )
-MACHINES = ("node/training/", "node/cells/")
+COORDINATION = ("node/consensus/", "node/epoch/", "node/outer/", "node/stage/", "node/coordinator/")
 FILES = 20
 SHARED = 20
 SKIPPED = 20
@@ -117,9 +117,9 @@ def read_aloud(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
         _list(found, named)
     for what, count in LARGE:
         found = count(code)
-        there = [one for one in found if one.startswith(MACHINES)]
+        there = [one for one in found if one.startswith(COORDINATION)]
         old = len(count(code_before))
-        target = "none in node/training and node/cells"
+        target = "none in the coordination"
         report.add(
             f"1 {what}", len(there), "", f"{len(found)} in all; before {old}", target, not there
         )

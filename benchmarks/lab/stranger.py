@@ -40,24 +40,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc.aio
 
-from node.core.clock import SystemClock
-from node.core.errors import PeerFault
-from node.core.ids import ENDS, NO_CELL, PeerId
-from node.core.journey import Hop, Plan, PlanMember, Version
-from node.core.journey import Path as Way
-from node.core.version import VERSION
-from node.dht.directory import Directory
-from node.dht.record import PeerBody
-from node.dht.settings import DirectorySettings
-from node.identity.keys import Identity
-from node.manifest import Manifest
-from node.telemetry.events import Journal
-from node.telemetry.metrics import Metrics
-from node.telemetry.sinks import JsonlSink
-from node.training.presence import Presence
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.votes import (
+from node.consensus.votes import (
     NO_WARRANT,
     Ballot,
     Certificate,
@@ -68,6 +51,23 @@ from node.training.protocol.votes import (
     signing_domain,
     support_said,
 )
+from node.coordinator import notes
+from node.coordinator.presence import Presence
+from node.core.clock import SystemClock
+from node.core.errors import PeerFault
+from node.core.ids import ENDS, NO_CELL, PeerId
+from node.core.journey import Hop, Plan, PlanMember, Version
+from node.core.journey import Path as Way
+from node.core.version import VERSION
+from node.dht.directory import Directory
+from node.dht.record import PeerBody
+from node.dht.settings import DirectorySettings
+from node.epoch import events as ev
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.telemetry.sinks import JsonlSink
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings

@@ -42,6 +42,7 @@ from node.control.retries import (
 )
 from node.control.service import ControlService
 from node.control.text import banner
+from node.coordinator.presence import COMING, Presence
 from node.core import interrupts
 from node.core.addresses import Scope
 from node.core.errors import (
@@ -69,7 +70,6 @@ from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
 from node.telemetry.resources import cores
 from node.telemetry.sinks import say
-from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 

@@ -11,7 +11,6 @@ from node.app.assembly import Assembled
 from node.app.export.exporter import Exporter
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
-from node.cells.register import CellReader
 from node.control.naming import resolve
 from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
@@ -19,6 +18,7 @@ from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses, only_on, peer_of_address
 from node.inference import at_ends, forwarding
 from node.manifest import Manifest
+from node.outer.register import CellReader
 from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask

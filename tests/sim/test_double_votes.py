@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from node.consensus.votes import DoubleVote, Vote, names, signing_domain
+from node.coordinator import notes
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, PeerId
 from node.core.journey import Version
 from node.sim.process import SimPeer, SimSigner
 from node.sim.setup import LinkProfile, Setup, WorkTimes
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.training.protocol import notes
-from node.training.protocol.votes import DoubleVote, Vote, names, signing_domain
 from protos import training_pb2 as pb
 
 pytestmark = pytest.mark.usefixtures("silence")

@@ -4,7 +4,7 @@ ten seconds, and finds its place again."""
 import pytest
 
 from benchmarks.lab.struck import DEEDS, SHAPES, StruckSwarm
-from node.training.service import BROKEN_S, Unheard
+from node.coordinator.service import BROKEN_S, Unheard
 from protos import training_pb2 as pb
 
 pytestmark = pytest.mark.usefixtures("silence")

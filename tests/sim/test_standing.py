@@ -3,10 +3,10 @@ waits."""
 
 import pytest
 
+from node.coordinator.vitals import Life
+from node.epoch.waiting import Lack, Wait
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
-from node.training.protocol.waiting import Lack, Wait
-from node.training.vitals import Life
 from tests.sim.outcomes import PlayedSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from node.consensus.votes import Trust
+from node.coordinator.briefing import Briefing
 from node.core.ids import NO_CELL
 from node.core.journey import Plan, Version
-from node.training.leader.briefing import Briefing
-from node.training.leader.leader import Leader
-from node.training.protocol.facts import RunFacts
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.votes import Trust
+from node.epoch.facts import RunFacts
+from node.epoch.leader.leader import Leader
+from node.epoch.plan_context import PlanContext
 
 
 class BriefedLeader:

@@ -9,8 +9,8 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import MOST_PATHS, Hop, Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
-from node.training.protocol import events as ev
-from node.training.protocol.bounds import (
+from node.epoch import events as ev
+from node.epoch.bounds import (
     MOST_SAMPLES,
     MOST_TERM,
     PLANS_PER_S,

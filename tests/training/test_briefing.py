@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from node.consensus.votes import Quorum, Trust
+from node.coordinator.briefing import Briefing
 from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Version
 from node.core.samples import SampleClass
-from node.training.leader.briefing import Briefing
-from node.training.leader.leader import Leader
-from node.training.leader.roster import Roster
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.votes import Quorum, Trust
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
+from node.epoch.leader.roster import Roster
+from node.epoch.plan_context import PlanContext
 from tests.training.run_facts import facts
 from tests.training.test_double_votes import proof as double_vote
 from tests.training.test_leader import S1, S2, T1, E, heard

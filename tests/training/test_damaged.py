@@ -11,14 +11,14 @@ import pytest
 
 from node.averaging.strategies.outer import REMOVED
 from node.checkpoint import files
+from node.coordinator.presence import View
+from node.coordinator.service import Training
 from node.core.clock import SystemClock
 from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.training.member import MemberState
-from node.training.presence import View
-from node.training.protocol import events as ev
-from node.training.service import Training
+from node.epoch import events as ev
+from node.epoch.member import MemberState
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 

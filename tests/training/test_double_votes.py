@@ -4,13 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.core.errors import WireError
-from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import Version
-from node.training.leader.leader import Leader
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.votes import (
+from node.consensus.votes import (
     KEPT,
     MOST_COMPARED,
     MOST_TOLD,
@@ -23,6 +17,12 @@ from node.training.protocol.votes import (
     names,
     signing_domain,
 )
+from node.coordinator import notes
+from node.core.errors import WireError
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.journey import Version
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
 from protos import training_pb2 as pb
 from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from node.coordinator.presence import View
 from node.core.ids import PeerId
 from node.dht.record import DirectoryEntry, PeerBody
+from node.epoch.pace import COMPANY, HEARTBEAT_S
 from node.pipeline.timing import Timing
-from node.training.presence import View
-from node.training.protocol.pace import COMPANY, HEARTBEAT_S
 from tests.training.test_damaged import taking_part
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from node.coordinator import notes
+from node.coordinator.service import LARGE_PLAN, Training
 from node.core import journey
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import MOST_LISTS, Hop, Path, Plan, PlanMember
+from node.epoch.bounds import Bounds
 from node.pipeline.events import MicroBatchDone
-from node.training.protocol import notes
-from node.training.protocol.bounds import Bounds
-from node.training.service import LARGE_PLAN, Training
 from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
 

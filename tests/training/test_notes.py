@@ -9,6 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from node.consensus.votes import signing_domain
+from node.coordinator import notes
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import (
@@ -25,12 +27,10 @@ from node.core.journey import (
     lineage_after,
 )
 from node.core.samples import SampleClass
+from node.epoch import events as ev
+from node.epoch.bounds import MOST_TERM
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.bounds import MOST_TERM
-from node.training.protocol.votes import signing_domain
 from protos import training_pb2 as pb
 from tests.training.test_votes import certificate
 

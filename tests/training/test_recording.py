@@ -15,22 +15,8 @@ from typing import Any
 import pytest
 
 import cli
-from node.core.errors import ExitCode, LocalFault
-from node.core.ids import CellId, PeerId
-from node.core.journey import Host, Partner, Version, Window
-from node.core.samples import SampleClass
-from node.scheduler.costs import LinkCost, Measured
-from node.sim.faults import Schedule
-from node.sim.run import run
-from node.sim.setup import Setup
-from node.sim.tapes import Tapes
-from node.training.leader.leader import Leader
-from node.training.member import Member
-from node.training.protocol import events as ev
-from node.training.protocol.facts import RunFacts
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.rules import Rules
-from node.training.protocol.votes import (
+from node.consensus.rules import Rules
+from node.consensus.votes import (
     Ballot,
     Certificate,
     DoubleVote,
@@ -38,15 +24,29 @@ from node.training.protocol.votes import (
     Supporter,
     Vote,
 )
-from node.training.recording import file as recording_file
-from node.training.recording.chain import Chain, RecordingDamaged, documents, text_of
-from node.training.recording.file import RecordingFile
-from node.training.recording.player import KINDS, Played, Player
-from node.training.recording.recorder import Recorder
-from node.training.recording.setup import LeaderStart, MemberStart
-from node.training.recording.setup import Setup as RecordedSetup
-from node.training.recording.show import differing, lines
-from node.training.recording.values import Reader, Writer
+from node.coordinator.recording import file as recording_file
+from node.coordinator.recording.chain import Chain, RecordingDamaged, documents, text_of
+from node.coordinator.recording.file import RecordingFile
+from node.coordinator.recording.player import KINDS, Played, Player
+from node.coordinator.recording.recorder import Recorder
+from node.coordinator.recording.setup import LeaderStart, MemberStart
+from node.coordinator.recording.setup import Setup as RecordedSetup
+from node.coordinator.recording.show import differing, lines
+from node.coordinator.recording.values import Reader, Writer
+from node.core.errors import ExitCode, LocalFault
+from node.core.ids import CellId, PeerId
+from node.core.journey import Host, Partner, Version, Window
+from node.core.samples import SampleClass
+from node.epoch import events as ev
+from node.epoch.facts import RunFacts
+from node.epoch.leader.leader import Leader
+from node.epoch.member import Member
+from node.epoch.plan_context import PlanContext
+from node.scheduler.costs import LinkCost, Measured
+from node.sim.faults import Schedule
+from node.sim.run import run
+from node.sim.setup import Setup
+from node.sim.tapes import Tapes
 
 A = PeerId("a")
 B = PeerId("b")

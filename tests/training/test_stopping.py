@@ -17,11 +17,11 @@ from node.checkpoint.schedule import CheckpointSchedule
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import LocalFault
 from node.core.ids import PeerId
+from node.epoch import events as ev
+from node.epoch.member import MemberState
+from node.epoch.plan_context import PlanContext, makes
 from node.optim.settings import OptimSettings
-from node.training.member import MemberState
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import PlanContext, makes
-from node.training.state.engines import Engines
+from node.stage.engines import Engines
 from tests.training.conftest import Rig, shared
 from tests.training.test_damaged import taking_part
 from tests.training.test_meeting import DELTAS, _words, two_and_one

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from node.consensus.votes import FORGET_S, Ballot, Certificate, Trust
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, Version
 from node.core.samples import SampleClass
-from node.training.leader.leader import PROOF_AGAIN_S, Leader
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.votes import FORGET_S, Ballot, Certificate, Trust
+from node.epoch import events as ev
+from node.epoch.leader.leader import PROOF_AGAIN_S, Leader
+from node.epoch.plan_context import PlanContext
 from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds, tell, the_plan

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from node.coordinator import service
+from node.coordinator.vitals import Life, Vitals
 from node.core.ids import PeerId
-from node.training import service
-from node.training.protocol import events as ev
-from node.training.vitals import Life, Vitals
+from node.epoch import events as ev
 from protos import training_pb2 as pb
 from tests.training.test_damaged import taking_part
 

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import Refused, WireError
-from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import Electorate, Plan, PlanMember, Version
-from node.identity.keys import is_signed
-from node.sim.process import SimSigner
-from node.telemetry.events import Journal
-from node.training.protocol import notes
-from node.training.protocol.votes import (
+from node.consensus.votes import (
     ALONE_S,
     FORGET_S,
     FRESH_S,
@@ -32,8 +25,15 @@ from node.training.protocol.votes import (
     signing_domain,
     support_said,
 )
-from node.training.service import SAY_AGAIN_S, Training
-from node.training.state.ledger import VoteLedger
+from node.coordinator import notes
+from node.coordinator.ledger import VoteLedger
+from node.coordinator.service import SAY_AGAIN_S, Training
+from node.core.errors import Refused, WireError
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.journey import Electorate, Plan, PlanMember, Version
+from node.identity.keys import is_signed
+from node.sim.process import SimSigner
+from node.telemetry.events import Journal
 from protos import training_pb2 as pb
 
 RUN = "run"
