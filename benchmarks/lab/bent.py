@@ -113,13 +113,13 @@ def leaks() -> None:
 
 def withholds() -> None:
     """It takes every plan and does its work, but never tells the leader that it has committed."""
-    was = Training._tell_leader  # pyright: ignore[reportPrivateUsage]
+    was = Training.tell_leader
 
     async def tell(self: Training, plan: Plan, note: training_pb.Note) -> None:
         if note.WhichOneof("say") != "committed":
             await was(self, plan, note)
 
-    _bend(Training, _tell_leader=tell)
+    _bend(Training, tell_leader=tell)
 
 
 def unnamed() -> None:

@@ -40,13 +40,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc.aio
 
+from node.consensus.trust import NO_WARRANT, Warrant
 from node.consensus.votes import (
-    NO_WARRANT,
     Ballot,
     Certificate,
     Supporter,
     Vote,
-    Warrant,
     names,
     signing_domain,
     support_said,

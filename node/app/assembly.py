@@ -42,7 +42,8 @@ from node.config import NodeConfig
 from node.consensus.election import Colleagues
 from node.consensus.rules import Read
 from node.control.pledges import Pledges
-from node.coordinator.leading import LeaderService, Search, in_thread
+from node.coordinator.kit import Kit
+from node.coordinator.leading import Machines as CoordinatorMachines
 from node.coordinator.led_cell import LedCell
 from node.coordinator.ledger import VoteLedger
 from node.coordinator.presence import Presence
@@ -54,14 +55,13 @@ from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
 from node.core.home import expanded
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.memory import LARGEST, SCARCE, keep_freed
+from node.core.tasks import Tasks
 from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import GET_TOKENIZER, Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
 from node.epoch.facts import PlanFunctions, RunFacts, Waits, WorkSizes
-from node.epoch.leader.leader import Leader
-from node.epoch.member import Member
 from node.epoch.pace import PROBE_WAYS_S
 from node.fine_tuning import advice
 from node.identity.keys import Signer
@@ -420,15 +420,12 @@ def tells_of_lost(
 
 
 @dataclass(frozen=True)
-class Machines:
+class Machines(CoordinatorMachines):
     """State machines of a peer's services, and its leader's search for paths. The defaults are the
     product's; a simulation replaces them to watch them."""
 
     pipeline: Callable[[PeerId, int, bool, int], PipelineMachine] = PipelineMachine
     round: Callable[[], RoundMachine] = RoundMachine
-    member: Callable[..., Member] = Member
-    leader: Callable[..., Leader] = Leader
-    search: Search = in_thread
 
 
 @dataclass(frozen=True)
@@ -552,22 +549,18 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.recorder.begin(o.transport.peer_id, facts, manifest.scheduler, o.parts)
         make = replace(facts.make, read=o.recorder.reads(facts.make.read))
         facts = replace(facts, make=make)
-    training = Training(
-        o.identity,
+    kit = Kit(
+        o.transport.peer_id,
         state.stage,
         facts,
         o.transport,
-        work,
-        lambda: o.presence.view,
         o.clock,
         o.journal,
+        o.presence.vitals,
+        Tasks("training", o.on_error),
         o.on_error,
-        member=o.machines.member,
-        leader=o.machines.leader,
-        ledger=o.ledger,
-        vitals=o.presence.vitals,
     )
-    LeaderService(training, o.machines.search)
+    training = Training(kit, o.identity, work, lambda: o.presence.view, o.machines, o.ledger)
     o.meter.accuse = training.accuse
     o.meter.timer = o.thread.now
     o.transport.on_lost(training.lost)
@@ -617,7 +610,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         learn=o.learn,
         on_error=o.on_error,
     )
-    training.on_partners = meetings.meet_hosts
+    training.following.on_partners = meetings.meet_hosts
     return meetings
 
 

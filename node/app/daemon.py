@@ -269,7 +269,7 @@ class Daemon(Node):
         await self.transport.serve()
         self.assembled = a
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
-        a.training.on_plan = self.view.planned
+        a.training.following.on_plan = self.view.planned
         a.training.on_move = self.asked
         a.training.on_cell = self._enters
         if a.training.cell:

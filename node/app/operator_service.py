@@ -245,7 +245,7 @@ class OperatorService(SnapshotBuilder, Window):
         """A change to how cells average, to everybody. Raises Refused when the owner did not sign
         it, UsageFault for an old one."""
         a = self._assembled()
-        if a.training.finished.is_set():
+        if a.training.following.finished.is_set():
             raise UsageFault(
                 "the run is complete, so nothing averages any more",
                 "a new run begins with  tutti swarm init --from FILE",

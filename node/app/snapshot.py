@@ -291,8 +291,8 @@ class SnapshotBuilder:
             cell=cell,
             change=change,
         )
-        if given_up := training.past.given_up_epochs:
-            tokens = training.past.given_up_tokens
+        if given_up := training.following.past.given_up_epochs:
+            tokens = training.following.past.given_up_tokens
             s.warnings.append(
                 f"{given_up} epochs ({tokens} tokens) of this side were discarded when the two "
                 "sides of a partition met"
@@ -337,7 +337,7 @@ class SnapshotBuilder:
             m.outer.window_s,
             d.clock.wall(),
         )
-        if training.finished.is_set():
+        if training.following.finished.is_set():
             line.next_s = 0.0
             line.alone = False
         return line
@@ -384,7 +384,7 @@ class SnapshotBuilder:
             leader = plan.leader
         else:
             leader = training.leader_id()
-        told, waits_for = training.leader_waits
+        told, waits_for, _ = training.reply
         if told != leader:
             waits_for = ""
         voters = ()

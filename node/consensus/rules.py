@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.averaging.strategies.outer import OuterSettings
+from node.consensus.proposal import Proposal
 from node.core.ids import PeerId
-from node.core.journey import Plan
 
 MAX_CHANGE = 2000
 """Characters of a signed change, all of them ASCII, so that it fits in a posting."""
@@ -66,7 +66,7 @@ class ChangeStatus:
         self._shown = None
         return True
 
-    def refuses(self, plan: Plan, rules: Rules) -> str:
+    def refuses(self, plan: Proposal, rules: Rules) -> str:
         """The reason to refuse a plan under these settings: its change is older than the one in
         force. "" if the plan may be followed; the plan that ends the run always may."""
         if plan.last or rules.revision >= self.in_force.revision:

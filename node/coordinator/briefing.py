@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from node.consensus.votes import Quorum, Trust
+from node.consensus.trust import Trust
+from node.consensus.voters import Quorum
 from node.core.ids import ENDS, CellId, PeerId
 from node.core.journey import Version
 from node.epoch import events as ev

@@ -1,24 +1,35 @@
 """The leader's side of a peer: carries out the decisions of
 :class:`~node.epoch.leader.leader.Leader` and reports the results to it. Enters: events for the
 leader. Leaves: notes to members, probes, a search for better paths, journal events. Never: a
-decision; the member's side (that is :mod:`node.coordinator.service`)."""
+decision; the member's side (that is :mod:`node.coordinator.following`)."""
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from node.consensus.votes import Supporter, Warrant, decide, signing_domain
+from node.consensus.rules import Rules
+from node.consensus.trust import Trust, Warrant
+from node.consensus.voters import decide
+from node.consensus.votes import Certificate, Supporter
 from node.coordinator import notes
 from node.coordinator.briefing import Briefing
-from node.coordinator.service import Training, Unheard
+from node.coordinator.kit import Kit
+from node.coordinator.messenger import Messenger, Unheard
+from node.coordinator.recalling import Recalling
+from node.coordinator.statements import Statements
 from node.core.errors import NetworkFault, PeerFault
-from node.core.ids import PeerId, short
+from node.core.ids import CellId, PeerId, short
 from node.core.journey import Plan
 from node.epoch import events as ev
-from node.epoch.leader.leader import Leader
+from node.epoch.leader.conduct import Record
+from node.epoch.leader.leader import Leader, Phase
+from node.epoch.member import Member
 from node.epoch.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
 from node.scheduler.router import Routes, SearchJob, search
+from node.stage.runtime import StageRuntime
 from protos import training_pb2 as pb
 
 MOST_SUPPORT = 4096
@@ -34,105 +45,193 @@ async def in_thread(job: SearchJob) -> tuple[Routes, float]:
     return await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
 
 
-class LeaderService:
-    """Carries out the leader's decisions at one peer. Takes the place of ``training.lead``."""
+@dataclass(frozen=True)
+class Machines:
+    """State machines of a coordinator, and its leader's search for paths."""
 
-    def __init__(self, training: Training, search: Search) -> None:
-        self._training = training
-        self._search_paths = search
-        self._tasks = training.tasks
-        self._journal = training.journal
-        self._me = training.me
+    member: Callable[..., Member] = Member
+    leader: Callable[..., Leader] = Leader
+    search: Search = in_thread
+
+
+class OwnPeer(Protocol):
+    """The leader's own peer: :class:`node.coordinator.service.Training`."""
+
+    @property
+    def member(self) -> Member:
+        """Its member."""
+        ...
+
+    @property
+    def cell(self) -> CellId:
+        """Its cell."""
+        ...
+
+    @property
+    def on_move(self) -> Callable[[int], str]:
+        """Asks it to host another stage; returns "" if it will, else the reason against."""
+        ...
+
+    async def happens(self, event: Any) -> str | None:
+        """Feed its member. Returns the reason of a refusal, or None."""
+        ...
+
+    def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
+        """The leader has found members dead."""
+        ...
+
+
+class Leading:
+    """The driver of the leader at one peer, while it leads. ``own``: the peer itself; ``trust``:
+    certificates and proofs that it has seen."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        own: OwnPeer,
+        work: StageRuntime,
+        trust: Trust,
+        statements: Statements,
+        messenger: Messenger,
+        recalling: Recalling,
+        machines: Machines,
+    ) -> None:
+        self._kit = kit
+        self._own = own
+        self._work = work
+        self._trust = trust
+        self._statements = statements
+        self._messenger = messenger
+        self._recalling = recalling
+        self._machines = machines
+        self.leader: Leader | None = None
+        """The leader, while this peer leads."""
+        self.since = kit.clock.now()
+        """Time at which this peer last began to lead."""
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
         self._briefing: Briefing | None = None
-        self._briefed: Leader | None = None
-        """The leader that was told what :attr:`_briefing` knows."""
         self._support: dict[PeerId, Supporter] = {}
         """Support that peers have signed for this peer as leader, including peers that have left
         since."""
-        training.lead = self.lead
+        self._conduct: Mapping[PeerId, Record] = {}
+        """Records of the members from when this peer led last."""
+        self._closed = False
+
+    # ----------------------------------------------------------- the lead
+
+    def begin(self, rules: Rules) -> None:
+        """Begin to lead. ``rules``: the owner's newest change that is known here."""
+        kit = self._kit
+        member = self._own.member
+        self.leader = self._machines.leader(
+            kit.me,
+            kit.facts,
+            term=member.term,
+            history=member.plan,
+            dropped=member.dropped,
+            rules=rules,
+            known=self._work.colleagues.all,
+            cell=self._own.cell,
+            conduct=self._conduct,
+        )
+        make = kit.facts.make
+        saved = self._work.local_checkpoints.versions
+        self._briefing = Briefing(
+            self._trust, self._own.cell, saved, make.recall, kit.facts.may_lead
+        )
+        self.since = kit.clock.now()
+        kit.journal.emit("training", "leading", "this peer leads the epochs", term=member.term)
+
+    def end(self) -> None:
+        """Lead no more."""
+        if self.leader is not None:
+            self._conduct = self.leader.conduct.records
+        self.leader = None
+
+    def close(self) -> None:
+        """Take no further event: a broken connection is no news to a leader that stops."""
+        self._closed = True
+
+    def stuck_s(self, moved: float) -> float:
+        """Seconds for which this peer has led without a plan under way; ``moved``: time of the last
+        event of its member. Negative while it does not lead, or a plan is under way."""
+        if self.leader is None or self.leader.phase is not Phase.GATHER:
+            return -math.inf
+        return self._kit.clock.now() - max(moved, self.since)
+
+    # ----------------------------------------------------------- events and actions
 
     def lead(self, event: Any) -> None:
         """Feed the leader, if this peer leads, and carry out its actions."""
-        t = self._training
-        if t.leader is None:
+        if self._closed:
+            return
+        if self.leader is None or self._briefing is None:
             self._support.clear()
             return
         if isinstance(event, ev.Heartbeat) and event.support is not None:
             self._support[event.peer] = event.support
-        now = t.clock.now()
-        for each in self._brief(t.leader).before(event, now):
-            self._carry_out(t.leader.handle(each, now))
-
-    def _brief(self, leader: Leader) -> Briefing:
-        """The briefing of the leader, a new one for a new leader."""
-        t = self._training
-        if self._briefing is None or leader is not self._briefed:
-            self._briefed = leader
-            checkpoints = t.work.local_checkpoints
-            self._briefing = Briefing(
-                t.trust, t.cell, checkpoints.versions, t.facts.make.recall, t.facts.may_lead
-            )
-        return self._briefing
+        now = self._kit.clock.now()
+        for each in self._briefing.before(event, now):
+            self._carry_out(self.leader.handle(each, now))
 
     def _carry_out(self, actions: Iterable[Any]) -> None:
-        t = self._training
+        kit = self._kit
         for action in actions:
             match action:
                 case ev.SendPlan(plan, certificate):
-                    if certificate is not None:
-                        t.trust.learns(certificate, t.clock.now())
-                    domain = signing_domain("plan", t.facts.run_id)
-                    note = notes.plan_note(
-                        plan,
-                        t.identity.sign(plan.canonical(), domain),
-                        Warrant(certificate, self._supporters(plan), t.trust.doubles.told()),
-                    )
-                    before = t.member.plan
-                    if before is not None and before.leader != self._me and not plan.parent:
-                        self._tasks.spawn(self._take_over(plan, note), "take over")
-                        continue
-                    for m in plan.members:
-                        # A member may have to load an older version before it answers.
-                        self._tasks.spawn(
-                            self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s),
-                            "plan",
-                        )
+                    self._send_plan(plan, certificate)
                 case ev.SendRound(to, _, round):
                     note = notes.round_note(round)
                     for peer in to:
-                        self._tasks.spawn(
-                            self._deliver(peer, note, notes.round_event(note, self._me)), "round"
+                        kit.tasks.spawn(
+                            self._deliver(peer, note, notes.round_event(note, kit.me)), "round"
                         )
                 case ev.SendLost(to):
                     note = notes.dead_note(action)
                     for peer in to:
-                        if peer == self._me:
-                            t.hear_of_dead(peer, note.dead)
+                        if peer == kit.me:
+                            self._own.hear_of_dead(peer, note.dead)
                         else:
-                            self._tasks.spawn(t.inform(peer, note), "dead")
+                            kit.tasks.spawn(self._messenger.notify(peer, note), "dead")
                 case ev.ProbePeer(peer):
                     if peer not in self._probing:
                         self._probing.add(peer)
-                        self._tasks.spawn(self._probe(peer), "probe")
+                        kit.tasks.spawn(self._probe(peer), "probe")
                 case ev.Recall():
-                    self._tasks.spawn(self._recall(action), "recall")
+                    kit.tasks.spawn(self._recall(action), "recall")
                 case ev.RequestMove(peer, stage):
-                    self._tasks.spawn(self._ask_to_move(peer, stage), "move")
+                    kit.tasks.spawn(self._ask_to_move(peer, stage), "move")
                 case ev.SearchPaths(job):
-                    self._tasks.spawn(self._search(job), "search")
+                    kit.tasks.spawn(self._search(job), "search")
                 case ev.Evaluate(epoch, plan):
-                    self._tasks.spawn(self._evaluate(epoch, plan), "evaluate")
+                    kit.tasks.spawn(self._evaluate(epoch, plan), "evaluate")
                 case ev.CountFault(peer, reason, weight):
-                    t.transport.fault(peer, reason, weight)
+                    kit.transport.fault(peer, reason, weight)
                 case ev.RecordFact(kind, text, level, facts):
-                    self._journal.emit("training", kind, text, level, **facts)
+                    kit.journal.emit("training", kind, text, level, **facts)
+
+    def _send_plan(self, plan: Plan, certificate: Certificate | None) -> None:
+        """Sign a plan and send it to every member."""
+        kit = self._kit
+        if certificate is not None:
+            self._trust.learns(certificate, kit.clock.now())
+        doubles = self._trust.doubles.told()
+        warrant = Warrant(certificate, self._supporters(plan), doubles)
+        note = notes.plan_note(plan, self._statements.plan(plan), warrant)
+        before = self._own.member.plan
+        if before is not None and before.leader != kit.me and not plan.parent:
+            kit.tasks.spawn(self._take_over(plan, note), "take over")
+            return
+        for m in plan.members:
+            # A member may have to load an older version before it answers.
+            deliver = self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s)
+            kit.tasks.spawn(deliver, "plan")
 
     def _supporters(self, plan: Plan) -> tuple[Supporter, ...]:
         """Support signed by the voters and elders of this plan, and by the voters of the last
         certificate."""
-        voters = {*plan.electorate.voters, *plan.electorate.elders, *self._training.trust.voters}
+        voters = {*plan.electorate.voters, *plan.electorate.elders, *self._trust.voters}
         if len(self._support) > MOST_SUPPORT:
             self._support = {p: s for p, s in self._support.items() if p in voters}
         return tuple(s for p, s in self._support.items() if p in voters)
@@ -141,11 +240,12 @@ class LeaderService:
         """Send the first plan of a new leader. Its own member follows the plan only when enough of
         the voters do: the previous leader may live, and the voters may still follow that one."""
         event = ev.PlanArrived(plan)
-        following = {self._me}
+        me = self._kit.me
+        following = {me}
         others = [
-            self._tasks.spawn(self._deliver(m.peer, note, event, plan.deadline_s), "plan")
+            self._kit.tasks.spawn(self._deliver(m.peer, note, event, plan.deadline_s), "plan")
             for m in plan.members
-            if m.peer != self._me
+            if m.peer != me
         ]
         for told in asyncio.as_completed(others):
             if (peer := await told) is not None:
@@ -153,7 +253,7 @@ class LeaderService:
             if decide(plan.electorate, following):
                 break
         if decide(plan.electorate, following):
-            await self._deliver(self._me, note, event)
+            await self._deliver(me, note, event)
         else:
             self.lead(ev.Declined(plan.hash, "too few voters follow it"))
 
@@ -161,19 +261,20 @@ class LeaderService:
         self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S
     ) -> PeerId | None:
         """Deliver a note. Returns the peer if it accepted, else None."""
-        t = self._training
+        me = self._kit.me
+        send = self._messenger.send_with_retry
         try:
-            if peer == self._me:
-                reason = await t.happens(event)
+            if peer == me:
+                reason = await self._own.happens(event)
             else:
-                reason = await t.word(peer, note, TELL_TIMEOUT_S, stands_s)
+                reason = await send(peer, note, TELL_TIMEOUT_S, stands_s)
         except PeerFault as e:
             reason = e.reason
         if reason is not None:
-            self._journal.emit(
+            self._kit.journal.emit(
                 "training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer
             )
-            if peer == self._me and isinstance(event, ev.PlanArrived):
+            if peer == me and isinstance(event, ev.PlanArrived):
                 self.lead(ev.Declined(event.plan.hash, reason))
             else:
                 self.lead(ev.Unreachable(peer))
@@ -182,43 +283,44 @@ class LeaderService:
 
     async def _probe(self, peer: PeerId) -> None:
         try:
-            reason = await self._training.word(peer, pb.Note(), PROBE_TIMEOUT_S)
+            reason = await self._messenger.send_with_retry(peer, pb.Note(), PROBE_TIMEOUT_S)
             self.lead(ev.ProbeAnswered(peer, reason is None))
         except Unheard as e:
-            self._training.vitals.dead(peer, self._training.clock.now(), e.since)
+            self._kit.vitals.dead(peer, self._kit.clock.now(), e.since)
             self.lead(ev.Unreachable(peer, e.since))
         finally:
             self._probing.discard(peer)
 
     async def _recall(self, asked: ev.Recall) -> None:
-        t = self._training
         version = asked.version
-        plan, dropped = t.member.remembers(version)
+        plan, dropped = self._own.member.remembers(version)
         if plan is not None and not asked.proof:
             self.lead(ev.Recalled(version, plan, dropped))
             return
 
         def proves(found: ev.Recalled) -> bool:
             c = found.certificate
-            return not asked.proof or (c is not None and t.trust.shown(c, t.cell, t.clock.now()))
+            if c is None or not asked.proof:
+                return not asked.proof
+            return self._trust.shown(c, self._own.cell, self._kit.clock.now())
 
-        self.lead(await t.past.recall(version, asked.holders, proves))
+        self.lead(await self._recalling.recall(version, asked.holders, proves))
 
     async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
-        t = self._training
+        note = pb.Note(move=pb.MoveNote(stage=stage))
         try:
-            if peer == self._me:
-                refused = t.on_move(stage) or None
+            if peer == self._kit.me:
+                refused = self._own.on_move(stage) or None
             else:
-                refused = await t.tell(peer, pb.Note(move=pb.MoveNote(stage=stage)), TELL_TIMEOUT_S)
+                refused = await self._messenger.send(peer, note, TELL_TIMEOUT_S)
         except PeerFault as e:
             # It may have received the request and be moving: it counts as moving.
-            self._journal.emit(
+            self._kit.journal.emit(
                 "training", "move-unanswered", f"peer {short(peer)}: {e.reason}", "info", peer=peer
             )
             return
         if refused is not None:
-            self._journal.emit(
+            self._kit.journal.emit(
                 "training",
                 "move-refused",
                 f"peer {short(peer)} stays: {refused}",
@@ -231,15 +333,15 @@ class LeaderService:
         # one at a time; the next search sees the changes made meanwhile
         if not self._searching.locked():
             async with self._searching:
-                routes, makespan = await self._search_paths(job)
+                routes, makespan = await self._machines.search(job)
             self.lead(ev.Searched(job, routes, makespan))
 
     async def _evaluate(self, epoch: int, plan: Plan) -> None:
         loss = 0.0
         try:
-            loss = await self._training.work.evaluate(plan)
+            loss = await self._work.evaluate(plan)
         except (PeerFault, NetworkFault) as e:
-            self._journal.emit(
+            self._kit.journal.emit(
                 "training",
                 "evaluation-failed",
                 f"the held-out loss could not be measured: {e}",

@@ -34,7 +34,7 @@ class LedCell:
     @property
     def finished(self) -> bool:
         """True if the run is complete."""
-        return self._training.finished.is_set()
+        return self._training.following.finished.is_set()
 
     @property
     def plan(self) -> Plan | None:
@@ -67,4 +67,4 @@ class LedCell:
 
     def grouped(self, group: ev.Grouped) -> None:
         """Tell the leader which cells were found."""
-        self._training.lead(group)
+        self._training.leading.lead(group)

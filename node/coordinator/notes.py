@@ -3,22 +3,15 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from node.consensus.votes import (
-    MOST_TOLD,
-    NO_WARRANT,
-    Ballot,
-    Certificate,
-    DoubleVote,
-    Supporter,
-    Vote,
-    Warrant,
-)
+from node.consensus.equivocation import MOST_TOLD, DoubleVote
+from node.consensus.terms import MOST_TERM
+from node.consensus.trust import NO_WARRANT, Warrant
+from node.consensus.votes import Ballot, Certificate, Supporter, Vote
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId, is_cell
 from node.core.journey import MOST_PATHS, Plan, Version, lineage
 from node.core.numbers import few, peer_name
 from node.epoch import events as ev
-from node.epoch.bounds import MOST_TERM
 from node.epoch.plan_context import makes
 from node.identity.keys import SIGNATURE_BYTES
 from node.pipeline.events import MicroBatchDone

@@ -1,7 +1,7 @@
-"""Bounds on the numbers that peers claim, from the manifest and from the number of plans that can
-have been made. Pure. Enters: a claim. Leaves: the reason why no honest peer makes it, "" if there
-is none. Never: blame; that falls on the peer that made the claim, not on one that hears of it
-later. So nothing beyond these bounds may be kept or passed on.
+"""Bounds on the numbers that peers claim, from the manifest. Pure. Enters: a claim. Leaves: the
+reason why no honest peer makes it, "" if there is none. Never: blame; that falls on the peer that
+made the claim, not on one that hears of it later. So nothing beyond these bounds may be kept or
+passed on.
 
 These are bounds, not proofs: a claim within them can still be false.
 """
@@ -11,18 +11,6 @@ from dataclasses import dataclass
 from node.core.journey import MOST_PATHS, Plan
 from node.epoch import events as ev
 
-PLANS_PER_S = 10.0
-"""Plans per second that no swarm exceeds for long, however often its leader changes."""
-STEP = 1 << 20
-"""Amount by which the term of a plan may exceed the last one that was followed, for each plan that
-can have been made since. Two sides of a partitioned network count separately, so it is more than
-one."""
-STEP_HEARD = 1 << 16
-"""The same for a leader that raises its own term to the terms that others report; smaller, so that
-no honest leader goes beyond what its members accept."""
-MOST_TERM = 1 << 48
-"""Highest term of any swarm: at ``PLANS_PER_S`` plans, each higher by :data:`STEP_HEARD`, it takes
-13 years to come so far."""
 MOST_SAMPLES = 1 << 62
 """Highest position in the sample order. Every plan goes on from the previous one, and one more step
 would leave the range of an integer on the wire."""
@@ -94,25 +82,3 @@ class Bounds:
         if not self.tokens:
             return tokens
         return min(tokens, epoch * self.tokens)
-
-
-class Terms:
-    """The term of the last plan that was followed or made here, and its time. ``term`` 0: there was
-    none, so any believable term may come."""
-
-    def __init__(self, term: int = 0) -> None:
-        self.term = term
-        self._at: float | None = None
-
-    def saw(self, term: int, now: float) -> None:
-        """A plan of this term is in force here."""
-        self.term = max(self.term, term)
-        self._at = now
-
-    def most(self, now: float, step: int = STEP) -> int:
-        """The highest term that can have been reached at ``now``: every plan since the last one
-        here may have come from another side of a partition."""
-        if not self.term:
-            return MOST_TERM
-        since = 0.0 if self._at is None else max(0.0, now - self._at)
-        return min(MOST_TERM, self.term + int(step * (1 + PLANS_PER_S * since)))

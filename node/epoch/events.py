@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import Rules
-from node.consensus.votes import Certificate, DoubleVote, Quorum, Supporter
+from node.consensus.voters import Quorum
+from node.consensus.votes import Certificate, Supporter
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Plan, Version, Window
 from node.epoch.plan_context import PlanContext

@@ -13,6 +13,7 @@ old version is kept, so that an epoch that fails in another cell can be undone e
 from enum import Enum
 from typing import Any
 
+from node.consensus.admission import Held, unfollowable
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.epoch import events as ev
@@ -122,50 +123,25 @@ class Member:
         self.state = MemberState.IDLE
 
     def _planned(self, plan: Plan, digest: str) -> list[Any]:
-        me = plan.member(self.me)
         if self.plan is not None and plan.hash == self.plan.hash:
             # Told twice, because the first answer was lost on its way.
             if self.state is MemberState.IDLE and not plan.parent:
                 return [ev.RefuseCaller("its version could not be put in place here")]
             return []
-        if plan.term <= self.term:
-            return [ev.RefuseCaller(f"term {plan.term} is over, this is term {self.term}")]
-        if me is None:
-            return [ev.RefuseCaller("this peer is not in the plan")]
+        held = Held(self.at, self.before, self.checkpoints, self.term, digest)
+        if why := unfollowable(plan, self.me, held):
+            return [ev.RefuseCaller(why)]
+        me = plan.member(self.me)
+        current = me is not None and me.current
+        behind = None if current else (self.at, self.tokens)
         done: list[Any] = []
-        stood = (self.at, self.tokens)
-        if me.current and plan.base == self.at:
-            # The leader's knowledge of this peer may date from before a restart after which the
-            # peer fetched another cell's parameters.
-            if digest and digest != plan.digests.get(me.stage, digest):
-                return [
-                    ev.RefuseCaller(
-                        f"the parameters of epoch {plan.epoch} here are not those of the cell"
-                    )
-                ]
-            if self.before is not None:
-                done.append(ev.Settle(plan.epoch))
-        elif me.current and plan.base == self.before:
-            done.append(ev.GoTo(plan.base, "roll-back"))
-        elif me.current and plan.base in self.checkpoints:
-            done.append(ev.GoTo(plan.base, "checkpoint"))
-        elif (
-            me.current
-            and (held := plan.stood.get(me.stage)) is not None
-            and held in (self.at, *self.reachable)
-        ):
-            done += self._stood(held, plan.base)
-        elif me.current:
-            return [
-                ev.RefuseCaller(
-                    f"epoch {plan.epoch} of that history is not here, only {self.at.epoch}"
-                )
-            ]
+        if me is not None and me.current:
+            done = self._moves(plan, me.stage)
         elif self.before is not None:
             # A listener's last update was not the swarm's: its optimizer state must not count.
             done.append(ev.GoTo(self.before, "roll-back"))
             self.at = self.before
-        if me.current:
+        if current:
             self.at = plan.base
             self.tokens = plan.tokens
         self.before = None
@@ -174,7 +150,7 @@ class Member:
         self.term = plan.term
         self.attempt = 0
         self.dropped = ()
-        if me.current:
+        if current:
             self.orphan = plan.electorate.orphan
         if plan.parent:
             self.state = MemberState.IDLE
@@ -183,7 +159,7 @@ class Member:
             self.state = MemberState.FINISHED
             return [*done, ev.Finish(plan)]
         self.state = MemberState.RUN
-        done.append(ev.BeginEpoch(plan, None if me.current else stood))
+        done.append(ev.BeginEpoch(plan, behind))
         if plan.outer:
             # There is nothing to run: the plan itself opens the round.
             done += self._round(
@@ -202,9 +178,19 @@ class Member:
             )
         return done
 
-    def _stood(self, held: Version, base: Version) -> list[Any]:
-        """The stage was left out since ``held``, so ``base`` has the same parameters of this
-        stage."""
+    def _moves(self, plan: Plan, stage: int) -> list[Any]:
+        """The moves of a current member to the base of a plan that it can follow."""
+        base = plan.base
+        if base == self.at:
+            if self.before is None:
+                return []
+            return [ev.Settle(plan.epoch)]
+        if base == self.before:
+            return [ev.GoTo(base, "roll-back")]
+        if base in self.checkpoints:
+            return [ev.GoTo(base, "checkpoint")]
+        # The stage was left out since this version, so the base has the same parameters of it.
+        held = plan.stood[stage]
         done: list[Any] = []
         if held != self.at:
             how = "roll-back" if held == self.before else "checkpoint"

@@ -221,7 +221,7 @@ class SimPeer(Peer[Services]):
         )
         a = self._assemble(stage, presence)
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
-        a.training.on_plan = self._planned
+        a.training.following.on_plan = self._planned
         a.training.on_move = self.asked
         a.training.on_change = partial(setattr, self.disk, "change")
         a.training.on_cell = partial(self._enters, presence)
@@ -297,11 +297,11 @@ class SimPeer(Peer[Services]):
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
             machines=Deciding(
-                self._watched(make.pipeline, watch.pipeline),
-                self._watched(make.round, watch.round),
-                self._watched(member, watch.member),
-                self._watched(leader, watch.leader),
-                self._search,
+                pipeline=self._watched(make.pipeline, watch.pipeline),
+                round=self._watched(make.round, watch.round),
+                member=self._watched(member, watch.member),
+                leader=self._watched(leader, watch.leader),
+                search=self._search,
             ),
             recorder=recorder,
             read=swarm.read,

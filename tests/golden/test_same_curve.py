@@ -161,7 +161,7 @@ async def trained(peers: list[Peer]) -> list[Event]:
     for peer in peers:
         peer.training.start()
     async with asyncio.timeout(120):
-        await asyncio.gather(*(p.training.finished.wait() for p in peers))
+        await asyncio.gather(*(p.training.following.finished.wait() for p in peers))
     return peers[0].journal.recent(10_000)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from node.consensus.votes import DoubleVote, Vote, names, signing_domain
+from node.consensus.equivocation import DoubleVote
+from node.consensus.votes import Vote, names, signing_domain
 from node.coordinator import notes
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, PeerId
@@ -33,7 +34,7 @@ def votes_twice(peer: SimPeer) -> None:
     if peer.name != LIAR:
         return
     training = peer.training
-    true = training._tell_leader
+    true = training.tell_leader
 
     async def tell(plan: Any, note: Any) -> None:
         await true(plan, note)
@@ -45,18 +46,19 @@ def votes_twice(peer: SimPeer) -> None:
         note.committed.digest = other
         note.committed.vote = voted or b""
         try:
-            await training.tell(plan.leader, note, 2.0)
+            await training.messenger.send(plan.leader, note, 2.0)
         except PeerFault:
             await asyncio.sleep(0)
 
-    setattr(training, "_tell_leader", tell)  # noqa: B010 - a liar is planted
+    setattr(training, "tell_leader", tell)  # noqa: B010 - a liar is planted
 
 
 def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
     voters = names(plan.electorate.voters)
     at = training.member.at
     vote = Vote(plan.cell_id, plan.term, attempt, at, voters, training.stage, digest)
-    return training.identity.sign(vote.said(), signing_domain("vote", training.facts.run_id))
+    domain = signing_domain("vote", training.facts.run_id)
+    return SimSigner(training.me).sign(vote.said(), domain)
 
 
 def test_who_votes_twice_is_barred_and_votes_no_more() -> None:

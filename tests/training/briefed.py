@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from node.consensus.votes import Trust
+from node.consensus.trust import Trust
 from node.coordinator.briefing import Briefing
 from node.core.ids import NO_CELL
 from node.core.journey import Plan, Version

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from node.consensus.votes import Quorum, Trust
+from node.consensus.trust import Trust
+from node.consensus.voters import Quorum
 from node.coordinator.briefing import Briefing
 from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Version

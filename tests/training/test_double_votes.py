@@ -4,19 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from node.consensus.votes import (
-    KEPT,
-    MOST_COMPARED,
-    MOST_TOLD,
-    Ballot,
-    Certificate,
-    DoubleVote,
-    Trust,
-    Vote,
-    Warrant,
-    names,
-    signing_domain,
-)
+from node.consensus.equivocation import KEPT, MOST_TOLD, DoubleVote
+from node.consensus.trust import MOST_COMPARED, Trust, Warrant
+from node.consensus.votes import Ballot, Certificate, Vote, names, signing_domain
 from node.coordinator import notes
 from node.core.errors import WireError
 from node.core.ids import NO_CELL, CellId, PeerId

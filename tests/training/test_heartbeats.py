@@ -27,6 +27,6 @@ async def test_only_peers_that_answer_make_heartbeats_rarer(
     monkeypatch.setattr(a.work.engines.pipeline, "timing", timing, raising=False)
     assert t._beat_s() == HEARTBEAT_S
     for n in range(2 * COMPANY):
-        timing.probed(PeerId(f"peer-{n}"), 0.01, t.clock.now())
+        timing.probed(PeerId(f"peer-{n}"), 0.01, t.kit.clock.now())
     assert t._beat_s() == 2 * HEARTBEAT_S
     await t.close()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from node.consensus.terms import MOST_TERM
 from node.consensus.votes import signing_domain
 from node.coordinator import notes
 from node.core.errors import WireError
@@ -28,7 +29,6 @@ from node.core.journey import (
 )
 from node.core.samples import SampleClass
 from node.epoch import events as ev
-from node.epoch.bounds import MOST_TERM
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
 from protos import training_pb2 as pb

@@ -15,15 +15,10 @@ from typing import Any
 import pytest
 
 import cli
+from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import Rules
-from node.consensus.votes import (
-    Ballot,
-    Certificate,
-    DoubleVote,
-    Quorum,
-    Supporter,
-    Vote,
-)
+from node.consensus.voters import Quorum
+from node.consensus.votes import Ballot, Certificate, Supporter, Vote
 from node.coordinator.recording import file as recording_file
 from node.coordinator.recording.chain import Chain, RecordingDamaged, documents, text_of
 from node.coordinator.recording.file import RecordingFile

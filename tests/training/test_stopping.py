@@ -285,7 +285,7 @@ async def test_a_message_under_way_is_carried_out_before_a_stop(rig: Any, monkey
 
     monkeypatch.setattr(a.work, "begin", slow)
     following = rig.plan((a,), dict.fromkeys(rig.shapes, a), plan)
-    told = asyncio.ensure_future(t._told(ev.PlanArrived(following)))
+    told = asyncio.ensure_future(t.following.told(ev.PlanArrived(following)))
     await begins.wait()
     closing = asyncio.ensure_future(t.close())
     await asyncio.sleep(0)

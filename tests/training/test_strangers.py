@@ -4,10 +4,10 @@ increase of its term."""
 import dataclasses
 from typing import Any
 
+from node.consensus.terms import STEP_HEARD
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.epoch import events as ev
-from node.epoch.bounds import STEP_HEARD
 from node.epoch.leader.leader import Leader
 from tests.training.run_facts import facts
 from tests.training.test_leader import tell

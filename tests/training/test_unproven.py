@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from node.consensus.votes import FORGET_S, Ballot, Certificate, Trust
+from node.consensus.trust import Trust
+from node.consensus.voters import FORGET_S
+from node.consensus.votes import Ballot, Certificate
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, Version
 from node.core.samples import SampleClass

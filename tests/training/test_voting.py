@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.consensus.votes import decide, is_majority
+from node.consensus.voters import decide, is_majority
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
 from node.epoch.leader.starting_point import ALONE_S, FEW, RIPE, Voting, without

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.consensus.votes import Ballot, Certificate, Vote, decide, names
+from node.consensus.voters import decide
+from node.consensus.votes import Ballot, Certificate, Vote, names
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.epoch import events as ev

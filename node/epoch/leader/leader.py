@@ -19,7 +19,9 @@ from statistics import median_high
 from typing import Any
 
 from node.consensus.rules import Rules
-from node.consensus.votes import Certificate, Quorum, Vote
+from node.consensus.terms import STEP_HEARD, Terms
+from node.consensus.voters import Quorum
+from node.consensus.votes import Certificate, Vote
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import (
@@ -36,7 +38,6 @@ from node.core.journey import (
 )
 from node.core.patience import GAP_S
 from node.epoch import events as ev
-from node.epoch.bounds import STEP_HEARD, Terms
 from node.epoch.facts import RunFacts
 from node.epoch.leader import reports
 from node.epoch.leader.attempt import COPIES, EpochAttempt

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from node.consensus.rules import Rules
-from node.consensus.votes import decide
+from node.consensus.voters import decide
 from node.core.errors import OutOfResources, Refused
 from node.core.ids import ENDS, CellId, PeerId, child_cell
 from node.core.journey import Electorate, Path, Plan, PlanMember, Version, Window

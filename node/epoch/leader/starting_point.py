@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from node.consensus.votes import decide, is_majority
+from node.consensus.voters import decide, is_majority
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, Version
 from node.epoch.facts import RunFacts

@@ -1,10 +1,11 @@
-"""The versions from which this peer has begun epochs, the plan behind a version as other peers
-remember it, and the loss when one side of a partition gives up its history."""
+"""Questions to other peers about versions: the plan behind a version, and the history that a leader
+goes on with. Enters: versions, the peers that may know. Leaves: recalled plans, journal events.
+Never: a decision about the version."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 
+from node.consensus.version_history import VersionHistory
 from node.coordinator import notes
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId, short
@@ -18,23 +19,16 @@ from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
 
-class VersionHistory:
-    """History of one peer. ``given_up_epochs`` and ``given_up_tokens`` were committed here and
-    undone because another history went on."""
+class Recalling:
+    """Asks for versions. ``history``: the own one."""
 
-    def __init__(self, transport: TransportPort, journal: Journal, bounds: Bounds) -> None:
+    def __init__(
+        self, transport: TransportPort, journal: Journal, bounds: Bounds, history: VersionHistory
+    ) -> None:
         self._transport = transport
         self._journal = journal
         self._bounds = bounds
-        self.versions: deque[tuple[Version, int]] = deque(maxlen=notes.PAST)
-        """Versions with the tokens counted until then, the newest first."""
-        self.given_up_epochs = self.given_up_tokens = 0
-
-    def stood(self, version: Version, tokens: int) -> None:
-        """This peer has begun an epoch from ``version``."""
-        while self.versions and self.versions[0][0].epoch >= version.epoch:
-            self.versions.popleft()  # undone since
-        self.versions.appendleft((version, tokens))
+        self.history = history
 
     async def recall(
         self,
@@ -64,41 +58,30 @@ class VersionHistory:
         try:
             _, theirs = await self._ask(leader, at)
         except PeerFault as e:
-            self._journal.emit(
-                "training",
-                "history-unknown",
-                f"cannot tell how much of the history up to epoch {at.epoch} is lost: {e}",
-                "warning",
+            self._unknown(
+                f"cannot tell how much of the history up to epoch {at.epoch} is lost: {e}"
             )
             return
-        known = {v for v, _ in theirs}
-        if at in known:
-            return  # only behind: nothing is lost
-        common = next(((v, t) for v, t in self.versions if v in known), None)
-        if common is None:
-            # Older than all versions that the leader remembers: this peer is probably only behind.
-            if not theirs or at.epoch > theirs[0][0].epoch + 1:
-                self._journal.emit(
-                    "training",
-                    "history-unknown",
-                    f"epoch {at.epoch} here belongs to no history that the leader remembers",
-                    "warning",
-                )
+        try:
+            lost = self.history.give_up(at, tokens, theirs)
+        except LookupError as e:
+            self._unknown(str(e))
             return
-        epochs = at.epoch - common[0].epoch
-        lost = max(0, tokens - common[1])
-        self.given_up_epochs += epochs
-        self.given_up_tokens += lost
+        if lost is None:
+            return
         self._journal.emit(
             "training",
             "history-given-up",
-            f"{epochs} epochs ({lost} tokens) of this side are discarded: {short(leader)} leads "
-            "another history, which goes on",
+            f"{lost.epochs} epochs ({lost.tokens} tokens) of this side are discarded: "
+            f"{short(leader)} leads another history, which goes on",
             "warning",
-            epochs=epochs,
-            tokens=lost,
-            since=common[0].epoch,
+            epochs=lost.epochs,
+            tokens=lost.tokens,
+            since=lost.since,
         )
+
+    def _unknown(self, text: str) -> None:
+        self._journal.emit("training", "history-unknown", text, "warning")
 
     async def _ask(
         self, peer: PeerId, version: Version
