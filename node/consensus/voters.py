@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from node.core.ids import PeerId
+from node.core.ids import CellId, PeerId
 from node.core.journey import Electorate, Version
 
 FORGET_S = 60.0
@@ -36,6 +36,19 @@ def is_majority(voters: Sequence[PeerId], among: Collection[PeerId]) -> bool:
 def decide(e: Electorate, among: Collection[PeerId]) -> bool:
     """Return True if these voters can commit the version that a plan with this electorate makes."""
     return is_majority(e.voters, among) and (e.orphan or is_majority(e.elders, among))
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A version that a leader's cell has committed, without the signatures that prove it.
+    ``voters``: of the plan that made it, in their order; ``votes``: peer, stage, attempt and digest
+    of each vote that counts, of voters of this plan or of the one before."""
+
+    cell: CellId
+    term: int
+    version: Version
+    voters: tuple[PeerId, ...]
+    votes: tuple[tuple[PeerId, int, int, str], ...]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from node.consensus.proposal import Proposal
 from node.core.ids import CellId, PeerId
 from node.core.journey import Version
 
@@ -47,6 +48,12 @@ class Vote:
         v = self.version
         body = [self.cell, self.term, self.attempt, v.epoch, v.lineage, self.voters]
         return json.dumps([*body, self.stage, self.digest]).encode()
+
+
+def vote_on(plan: Proposal, version: Version, attempt: int, stage: int, digest: str) -> Vote:
+    """The vote of a member of ``stage`` for the ``version`` that this plan made."""
+    voters = names(plan.electorate.voters)
+    return Vote(plan.cell_id, plan.term, attempt, version, voters, stage, digest)
 
 
 @dataclass(frozen=True, slots=True)

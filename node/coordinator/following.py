@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from node.consensus.admission import Admission
 from node.consensus.rules import Rules
 from node.consensus.version_history import VersionHistory
-from node.consensus.votes import Vote, names
+from node.consensus.votes import vote_on
 from node.coordinator import notes
 from node.coordinator.kit import Kit
 from node.coordinator.recalling import Recalling
@@ -276,10 +276,8 @@ class Following:
     def _vote(self, action: ev.TellCommitted) -> bytes:
         """This peer's signature under the committed version; empty if it has voted otherwise."""
         plan = action.plan
-        voters = names(plan.electorate.voters)
-        at = self.member.at
         stage = self._kit.stage
-        vote = Vote(plan.cell_id, plan.term, action.attempt, at, voters, stage, action.digest)
+        vote = vote_on(plan, self.member.at, action.attempt, stage, action.digest)
         try:
             return self._statements.vote(vote)
         except Refused as e:

@@ -7,10 +7,11 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from node.consensus.rules import Rules
+from node.consensus.tally import Tally
 from node.consensus.trust import Trust, Warrant
 from node.consensus.voters import decide
 from node.consensus.votes import Certificate, Supporter
@@ -22,7 +23,7 @@ from node.coordinator.recalling import Recalling
 from node.coordinator.statements import Statements
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import CellId, PeerId, short
-from node.core.journey import Plan
+from node.core.journey import Plan, Version
 from node.epoch import events as ev
 from node.epoch.leader.conduct import Record
 from node.epoch.leader.leader import Leader, Phase
@@ -114,6 +115,8 @@ class Leading:
         self._support: dict[PeerId, Supporter] = {}
         """Support that peers have signed for this peer as leader, including peers that have left
         since."""
+        self.tally = Tally(trust)
+        """Votes for this peer's epochs, and quorum certificates of the versions they made."""
         self._conduct: Mapping[PeerId, Record] = {}
         """Records of the members from when this peer led last."""
         self._closed = False
@@ -137,9 +140,8 @@ class Leading:
         )
         make = kit.facts.make
         saved = self._work.local_checkpoints.versions
-        self._briefing = Briefing(
-            self._trust, self._own.cell, saved, make.recall, kit.facts.may_lead
-        )
+        self._briefing = Briefing(self._trust, saved, make.recall, kit.facts.may_lead)
+        self.tally = Tally(self._trust)
         self.since = kit.clock.now()
         kit.journal.emit("training", "leading", "this peer leads the epochs", term=member.term)
 
@@ -169,18 +171,24 @@ class Leading:
         if self.leader is None or self._briefing is None:
             self._support.clear()
             return
-        if isinstance(event, ev.Heartbeat) and event.support is not None:
-            self._support[event.peer] = event.support
         now = self._kit.clock.now()
-        for each in self._briefing.before(event, now):
-            self._carry_out(self.leader.handle(each, now))
+        for each in self._briefing.before(event):
+            actions = self.leader.handle(each, now)
+            if self.leader.commit is not None:
+                self.tally.certify(self.leader.commit)
+            self._carry_out(actions)
+
+    def supported(self, support: Supporter) -> None:
+        """A peer has signed its support for this peer as leader."""
+        if self.leader is not None:
+            self._support[support.peer] = support
 
     def _carry_out(self, actions: Iterable[Any]) -> None:
         kit = self._kit
         for action in actions:
             match action:
-                case ev.SendPlan(plan, certificate):
-                    self._send_plan(plan, certificate)
+                case ev.SendPlan(plan, certified):
+                    self._send_plan(plan, plan.base if certified else None)
                 case ev.SendRound(to, _, round):
                     note = notes.round_note(round)
                     for peer in to:
@@ -211,9 +219,10 @@ class Leading:
                 case ev.RecordFact(kind, text, level, facts):
                     kit.journal.emit("training", kind, text, level, **facts)
 
-    def _send_plan(self, plan: Plan, certificate: Certificate | None) -> None:
-        """Sign a plan and send it to every member."""
+    def _send_plan(self, plan: Plan, certified: Version | None) -> None:
+        """Sign a plan and send it to every member, with the quorum certificate of ``certified``."""
         kit = self._kit
+        certificate = self.tally.certificate(certified)
         if certificate is not None:
             self._trust.learns(certificate, kit.clock.now())
         doubles = self._trust.doubles.told()
@@ -298,13 +307,16 @@ class Leading:
             self.lead(ev.Recalled(version, plan, dropped))
             return
 
-        def proves(found: ev.Recalled) -> bool:
-            c = found.certificate
-            if c is None or not asked.proof:
-                return not asked.proof
-            return self._trust.shown(c, self._own.cell, self._kit.clock.now())
+        def shown(certificate: Certificate | None) -> Version | None:
+            if certificate is None:
+                return None
+            return self.tally.show(certificate, self._own.cell, self._kit.clock.now())
 
-        self.lead(await self._recalling.recall(version, asked.holders, proves))
+        def proves(certificate: Certificate | None) -> bool:
+            return not asked.proof or shown(certificate) is not None
+
+        found, certificate = await self._recalling.recall(version, asked.holders, proves)
+        self.lead(replace(found, certified=shown(certificate)))
 
     async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
         note = pb.Note(move=pb.MoveNote(stage=stage))

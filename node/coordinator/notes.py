@@ -218,13 +218,16 @@ def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
     )
 
 
-def ready_note(e: ev.Heartbeat) -> pb.Note:
-    """ "I am alive, and this is where I stand.\""""
+def ready_note(
+    e: ev.Heartbeat, support: Supporter | None = None, doubles: Sequence[DoubleVote] = ()
+) -> pb.Note:
+    """ "I am alive, and this is where I stand.\" ``support``: the sender's, for the receiver as
+    leader; ``doubles``: proofs of double votes."""
     supports_at = 0
     supports = b""
-    if e.support is not None:
-        supports_at = e.support.at
-        supports = e.support.signature
+    if support is not None:
+        supports_at = support.at
+        supports = support.signature
     return pb.Note(
         epoch=e.at.epoch,
         term=e.term,
@@ -247,7 +250,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             anchor=e.anchor,
             supports_at=supports_at,
             supports=supports,
-            doubles=map(double_note, e.doubles),
+            doubles=map(double_note, doubles),
             cell=e.cell,
         ),
     )
@@ -321,7 +324,7 @@ def history_reply(
 
 def parse_history(
     version: Version, reply: pb.HistoryReply, most_paths: int = MOST_PATHS
-) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
+) -> tuple[ev.Recalled, Certificate | None, list[tuple[Version, int]]]:
     """The inverse of :func:`history_reply`; no signature is checked. Raises WireError if a field is
     invalid, or if the plan neither makes nor starts from ``version``."""
     past = [(parse_version(m.version), _count(m.tokens)) for m in few(reply.past, PAST, "versions")]
@@ -329,17 +332,26 @@ def parse_history(
     if reply.HasField("certificate"):
         certificate = parse_certificate(reply.certificate)
     if not reply.plan:
-        return ev.Recalled(version, certificate=certificate), past
+        return ev.Recalled(version), certificate, past
     plan = Plan.parse(few(reply.plan, PLAN, "bytes of a plan"), most_paths)
     dropped = tuple(reply.dropped)
     if version not in (plan.base, makes(plan, dropped)):
         raise WireError("a plan that did not make this version")
-    return ev.Recalled(version, plan, dropped, certificate), past
+    return ev.Recalled(version, plan, dropped), certificate, past
 
 
 def parse_plan(note: pb.PlanNote, most_paths: int = MOST_PATHS) -> Plan:
     """The plan in a note; the caller checks its signature."""
     return Plan.parse(few(note.plan, PLAN, "bytes of a plan"), most_paths)
+
+
+def parse_support(note: pb.ReadyNote, peer: PeerId) -> Supporter | None:
+    """The signed support of ``peer`` in its heartbeat; None without one. Raises WireError for
+    numbers that no peer sends."""
+    if len(note.supports) not in range(1, SIGNATURE_BYTES + 1):
+        return None
+    term = _count(note.term, MOST_TERM)
+    return Supporter(peer, term, _count(note.supports_at), note.supports)
 
 
 def leader_event(note: pb.Note, peer: PeerId) -> object | None:
@@ -364,10 +376,6 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 (_count(r.window), _digest(r.mean)),
                 r.orphan,
                 _digest(r.anchor),
-                Supporter(peer, _count(r.term, MOST_TERM), _count(r.supports_at), r.supports)
-                if len(r.supports) in range(1, SIGNATURE_BYTES + 1)
-                else None,
-                parse_doubles(r.doubles),
                 _cell(r.cell),
             )
         case "finished":
@@ -384,7 +392,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 c.attempt,
                 _digest(c.digest),
                 _rate(c.speed),
-                _signature(c.vote),
+                bool(_signature(c.vote)),
             )
         case "incomplete":
             i = note.incomplete

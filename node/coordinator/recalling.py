@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from node.consensus.version_history import VersionHistory
+from node.consensus.votes import Certificate
 from node.coordinator import notes
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId, short
@@ -34,20 +35,21 @@ class Recalling:
         self,
         version: Version,
         holders: Sequence[PeerId],
-        proves: Callable[[ev.Recalled], bool],
-    ) -> ev.Recalled:
+        proves: Callable[[Certificate | None], bool],
+    ) -> tuple[ev.Recalled, Certificate | None]:
         """Ask ``holders`` in turn for the plan behind ``version``. Returns the first answer with a
-        plan for which ``proves`` is true, else the first one with a plan, else one without."""
-        best = ev.Recalled(version)
+        plan for whose quorum certificate ``proves`` is true, else the first one with a plan, else
+        one without; and the certificate that came with it."""
+        best: tuple[ev.Recalled, Certificate | None] = ev.Recalled(version), None
         for peer in holders:
             try:
-                found, _ = await self._ask(peer, version)
+                found, certificate, _ = await self._ask(peer, version)
             except PeerFault:
                 continue
-            if found.plan is not None and proves(found):
-                return found
-            if best.plan is None:
-                best = found
+            if found.plan is not None and proves(certificate):
+                return found, certificate
+            if best[0].plan is None:
+                best = found, certificate
         return best
 
     async def give_up(self, at: Version, tokens: int, leader: PeerId) -> None:
@@ -56,7 +58,7 @@ class Recalling:
         if at.epoch == 0:
             return
         try:
-            _, theirs = await self._ask(leader, at)
+            _, _, theirs = await self._ask(leader, at)
         except PeerFault as e:
             self._unknown(
                 f"cannot tell how much of the history up to epoch {at.epoch} is lost: {e}"
@@ -85,7 +87,7 @@ class Recalling:
 
     async def _ask(
         self, peer: PeerId, version: Version
-    ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
+    ) -> tuple[ev.Recalled, Certificate | None, list[tuple[Version, int]]]:
         async with answers(peer, RECALL_S):
             stub = rpc.TrainingStub(await self._transport.channel(peer))
             reply = await stub.History(
@@ -93,12 +95,12 @@ class Recalling:
             )
         try:
             # A plan of megabytes would hold up the event loop.
-            found, past = await asyncio.to_thread(
+            found, certificate, past = await asyncio.to_thread(
                 notes.parse_history, version, reply, self._bounds.paths
             )
             if found.plan is not None and (why := self._bounds.of_plan(found.plan)):
                 raise WireError(f"invalid earlier plan: {why}")
-            return found, past
+            return found, certificate, past
         except WireError as e:
             self._transport.fault(peer, str(e), 1.0)
             raise PeerFault(peer, str(e)) from e

@@ -16,6 +16,7 @@ from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import ChangeStatus, Rules
 from node.consensus.terms import Terms
 from node.consensus.version_history import VersionHistory
+from node.consensus.votes import Supporter, vote_on
 from node.coordinator import notes
 from node.coordinator.following import Following
 from node.coordinator.kit import Kit
@@ -240,7 +241,8 @@ class Training(rpc.TrainingServicer):
         self.kit.transport.expel(rules.revokes)
         if rules.revoked:
             # Not only through the leader, which may be a revoked peer.
-            word = notes.ready_note(replace(self._heartbeat(), change=rules.change))
+            heard = replace(self._heartbeat(), change=rules.change)
+            word = notes.ready_note(heard, self._support(self.me), self.admission.untold(self.me))
             plan = self.work.plan
             if plan is None:
                 return
@@ -450,12 +452,14 @@ class Training(rpc.TrainingServicer):
         # This peer may enter another cell, with a new election, before the heartbeat is answered.
         election = self._election
         if leader == self.me:
-            self.leading.lead(heard)
+            self._report_here(heard)
             return True
         election.tells(leader, self.kit.clock.now())
         self._unanswered = leader, self.kit.clock.now()
         try:
-            refused = await self._word_to_leader(leader, notes.ready_note(heard))
+            doubles = self.admission.untold(leader)
+            note = notes.ready_note(heard, self._support(leader), doubles)
+            refused = await self._word_to_leader(leader, note)
         except PeerFault:
             return False
         finally:
@@ -466,6 +470,15 @@ class Training(rpc.TrainingServicer):
         election.answered(leader, self.kit.clock.now())
         self._known = leader, heard.at
         return True
+
+    def _report_here(self, heard: ev.Heartbeat) -> None:
+        """Give this peer's heartbeat to its own leader."""
+        self.leading.supported(self._support(self.me))
+        self.leading.lead(heard)
+
+    def _support(self, leader: PeerId) -> Supporter:
+        """This peer's signed support for ``leader``."""
+        return self.statements.support(self.cell, leader, self.member.term)
 
     async def _word_to_leader(self, leader: PeerId, note: pb.Note) -> str | None:
         """Send a note with a retry. A leader that does not answer is not taken for the leader for
@@ -507,8 +520,6 @@ class Training(rpc.TrainingServicer):
             self.work.windows.mean,
             m.orphan,
             self.work.anchor.name,
-            self.statements.support(self.cell, leader or self.me, m.term),
-            self.admission.untold(leader or self.me),
             self.cell,
         )
 
@@ -629,6 +640,8 @@ class Training(rpc.TrainingServicer):
                 if why := self.facts.bounds.of_results(len(note.finished.results)):
                     raise WireError(f"invalid results: {why}")
         event = notes.leader_event(note, peer)
+        support = notes.parse_support(note.ready, peer)
+        doubles = notes.parse_doubles(note.ready.doubles)
         if isinstance(event, ev.Heartbeat):
             self.kit.vitals.leaves(peer, event.leaving)
         if isinstance(event, ev.Heartbeat) and event.change:
@@ -644,19 +657,34 @@ class Training(rpc.TrainingServicer):
             return "this peer does not lead"
         if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
             raise WireError(f"invalid stage or version: {why}")
-        vote = None
-        if isinstance(event, ev.Committed):
-            vote = self.leader.vote(event)
-        if vote is not None and not self.trust.vote_is_signed(vote, peer, note.committed.vote):
-            raise WireError("a vote whose signature is wrong")
         if isinstance(event, ev.Heartbeat):
-            self._learn(event.doubles)
-        if vote is not None:
-            self.trust.doubles.saw(vote, peer, note.committed.vote)
-            if self._bar():
-                return "this peer has voted for two results of one attempt"
+            self._learn(doubles)
+            if support is not None:
+                self.leading.supported(support)
+        if isinstance(event, ev.Committed) and not self._counts(event, note.committed.vote):
+            return "this peer has voted for two results of one attempt"
         self.leading.lead(event)
         return None
+
+    def _counts(self, e: ev.Committed, signature: bytes) -> bool:
+        """Check a member's vote, and keep it if it is one on the epoch under way. Return False if
+        the member has voted twice. Raises WireError if the signature is wrong."""
+        leader = self.leader
+        about = leader.votes_on(e) if leader is not None else None
+        member = about[0].member(e.peer) if about is not None else None
+        if about is None or member is None:
+            return True
+        vote = vote_on(*about, e.attempt, member.stage, e.digest)
+        if e.peer == self.me:  # signed here just now, or not at all
+            self.leading.tally.cast(e.peer, vote, signature)
+            return True
+        if not self.trust.vote_is_signed(vote, e.peer, signature):
+            raise WireError("a vote whose signature is wrong")
+        self.trust.doubles.saw(vote, e.peer, signature)
+        if self._bar():
+            return False
+        self.leading.tally.cast(e.peer, vote, signature)
+        return True
 
     def _claimed(self, peer: PeerId) -> None:
         """``peer`` takes this peer, which does not lead, for the leader. If most voters do, the
@@ -739,7 +767,10 @@ class Training(rpc.TrainingServicer):
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:
-                    self.leading.lead(notes.leader_event(note, self.me))
+                    event = notes.leader_event(note, self.me)
+                    if isinstance(event, ev.Committed):
+                        self._counts(event, note.committed.vote)
+                    self.leading.lead(event)
                     return
                 if self._election.is_silent(plan.leader, self.kit.clock.now()):
                     return
@@ -788,7 +819,7 @@ class Training(rpc.TrainingServicer):
         """Another version is in place than the leader knows: report it at once."""
         self._hurry.set()
         if self.leader is not None:
-            self.leading.lead(self._heartbeat())
+            self._report_here(self._heartbeat())
 
     def hosts(self) -> Mapping[PeerId, int]:
         """Peers that the directory lists, with their stages."""

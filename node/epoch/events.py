@@ -4,10 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import Rules
 from node.consensus.voters import Quorum
-from node.consensus.votes import Certificate, Supporter
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Plan, Version, Window
 from node.epoch.plan_context import PlanContext
@@ -36,8 +34,7 @@ class Heartbeat:
     ``may_lead``    the run lets the peer lead, by the receiver's knowledge
 
     For the service that receives it, not for the leader's state machine: ``change``, the owner's
-    newest change, not checked yet; ``support`` for the receiver as leader; ``doubles``: proofs that
-    peers voted twice; ``cell``: the sender's cell, empty if it does not say.
+    newest change, not checked yet; ``cell``: the sender's cell, empty if it does not say.
     """
 
     peer: PeerId
@@ -56,8 +53,6 @@ class Heartbeat:
     mean: tuple[int, str] = (0, "")
     orphan: bool = False
     anchor: str = ""
-    support: Supporter | None = None
-    doubles: tuple[DoubleVote, ...] = ()
     cell: CellId = NO_CELL
     may_lead: bool = True
 
@@ -65,7 +60,7 @@ class Heartbeat:
         """The heartbeat without its measurements, which differ from one to the next, and without
         the fields for the receiving service."""
         own = replace(self, speed=0.0, seen=(), costs=NOTHING)
-        return replace(own, change="", support=None, doubles=(), cell=NO_CELL)
+        return replace(own, change="", cell=NO_CELL)
 
 
 @dataclass(frozen=True)
@@ -80,13 +75,13 @@ class Grouped:
 @dataclass(frozen=True)
 class Recalled:
     """A peer's memory of the plan behind a version, and of the micro-batches that did not count in
-    it; None if nobody remembers it. ``certificate``: the newest that this peer has, of any version;
-    it reaches the leader only if its own peer believes it."""
+    it; None if nobody remembers it. ``certified``: the version of a quorum certificate that came
+    with it, if this peer believes the certificate; it may be another version."""
 
     version: Version
     plan: Plan | None = None
     dropped: tuple[int, ...] = ()
-    certificate: Certificate | None = None
+    certified: Version | None = None
 
 
 @dataclass(frozen=True)
@@ -181,15 +176,15 @@ class MicroBatchesReported:
 
 @dataclass(frozen=True)
 class Committed:
-    """A member holds every fresh part of its stage; ``digest`` is their digest. ``vote``: its
-    signature under that."""
+    """A member holds every fresh part of its stage; ``digest`` is their digest. ``voted``: it has
+    signed that."""
 
     peer: PeerId
     plan_hash: str
     attempt: int
     digest: str
     speed: float = 0.0
-    vote: bytes = b""
+    voted: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,11 +235,11 @@ class ClockTick:
 
 @dataclass(frozen=True)
 class SendPlan:
-    """Sign the plan and send it to every member. ``certificate``: certificate of the version it
-    starts from, if that was made under this leader."""
+    """Sign the plan and send it to every member. ``certified``: send the quorum certificate of the
+    version it starts from along; it was made under this leader, or shown to it by another peer."""
 
     plan: Plan
-    certificate: Certificate | None = None
+    certified: bool = False
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,10 @@ PLANTED = {
     "no-torch: plans of micro-groups": ("node/local/groups.py", "\nimport torch\n"),
     "no-torch: in settings": ("node/optim/settings.py", "\nimport torch\n"),
     "sim": ("node/sim/planted.py", "import threading\n"),
+    "agreement": ("node/consensus/planted.py", "from node.pipeline.events import MicroBatchDone\n"),
+    "votes": ("node/epoch/leader/planted.py", "from node.consensus.votes import Certificate\n"),
+    "machines: all of the epoch": ("node/epoch/planted.py", "import time\n"),
+    "machines: all of consensus": ("node/consensus/planted_too.py", "import asyncio\n"),
     "machines": ("node/averaging/exchange/machine.py", "\nimport asyncio\n"),
     "machines: no dice": ("node/averaging/exchange/machine.py", "\nfrom random import random\n"),
 }

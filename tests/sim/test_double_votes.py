@@ -95,8 +95,8 @@ def test_a_forged_proof_is_the_fault_of_who_shows_it() -> None:
     swarm.world.run(10.0, None)
     leader = next(p for p in swarm.live() if p.training.leader is not None)
     other = next(p for p in swarm.live() if p is not leader and p.name != LIAR)
-    word = replace(other.training._heartbeat(), doubles=(_proof(LIAR, forged=True),))
-    read = pb.Note.FromString(notes.ready_note(word).SerializeToString())
+    word = notes.ready_note(other.training._heartbeat(), doubles=(_proof(LIAR, forged=True),))
+    read = pb.Note.FromString(word.SerializeToString())
     hear = leader.training._hear(other.name, read)
     with pytest.raises(WireError, match="prove"):
         hear.send(None)

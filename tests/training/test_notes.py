@@ -290,7 +290,7 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
     shown = certificate(makes, (A, B))
     sent = notes.history_reply(PLAN, (0,), past, shown)
     reply = pb.HistoryReply.FromString(sent.SerializeToString())
-    assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,), shown), past)
+    assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,)), shown, past)
     assert notes.parse_history(PLAN.base, reply)[0].plan == PLAN
     for other in (
         Version(4, lineage_after(PLAN, ())),
@@ -300,8 +300,8 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
         with pytest.raises(WireError, match="did not make"):
             notes.parse_history(other, reply)
     bare = pb.HistoryReply(certificate=sent.certificate)
-    assert notes.parse_history(makes, bare) == (ev.Recalled(makes, certificate=shown), [])
-    assert notes.parse_history(makes, pb.HistoryReply()) == (ev.Recalled(makes), [])
+    assert notes.parse_history(makes, bare) == (ev.Recalled(makes), shown, [])
+    assert notes.parse_history(makes, pb.HistoryReply()) == (ev.Recalled(makes), None, [])
     with pytest.raises(WireError):
         notes.parse_history(makes, pb.HistoryReply(plan=b"{}"))
 

@@ -15,16 +15,14 @@ from typing import Any
 import pytest
 
 import cli
-from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import Rules
 from node.consensus.voters import Quorum
-from node.consensus.votes import Ballot, Certificate, Supporter, Vote
 from node.coordinator.recording import file as recording_file
 from node.coordinator.recording.chain import Chain, RecordingDamaged, documents, text_of
 from node.coordinator.recording.file import RecordingFile
 from node.coordinator.recording.player import KINDS, Played, Player
 from node.coordinator.recording.recorder import Recorder
-from node.coordinator.recording.setup import LeaderStart, MemberStart
+from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart
 from node.coordinator.recording.setup import Setup as RecordedSetup
 from node.coordinator.recording.show import differing, lines
 from node.coordinator.recording.values import Reader, Writer
@@ -265,9 +263,9 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(tape: list[byt
     def newer(number: int, row: Any) -> Any:
         if number:
             return row
-        return {"recording": 2, "setup": {**row["setup"], "version": "9.9.9"}}
+        return {"recording": FORMAT + 1, "setup": {**row["setup"], "version": "9.9.9"}}
 
-    with pytest.raises(RecordingDamaged, match="format 2") as found:
+    with pytest.raises(RecordingDamaged, match=f"format {FORMAT + 1}") as found:
         played(changed(tape, newer))
     assert "9.9.9" in found.value.next_step
 
@@ -275,7 +273,6 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(tape: list[byt
 # ------------------------------------------------------------ the recording end
 
 
-VOTE = Vote(CellId(""), 2, 0, V, "cd" * 16, 1, "digest")
 OUTSIDE = [
     ev.Heartbeat(
         A,
@@ -284,16 +281,12 @@ OUTSIDE = [
         "digest",
         seen=((B, 0.1),),
         costs=Measured(0.25, ways=((B, LinkCost(1e-3, 2e-3)),)),
-        support=Supporter(A, 2, 1_700_000_000, b"\x00\xff"),
-        doubles=(DoubleVote(B, VOTE, VOTE, (b"1", b"2")),),
         may_lead=False,
     ),
     ev.Grouped(
         Window(3, (Partner(CellId("ab" * 8), A, {1: (Host(B, ("/ip4/1.2.3.4",)),)}),), 2.5), 9.0
     ),
-    ev.Recalled(
-        V, None, (1, 2), Certificate(CellId(""), 2, V, (A, B), (Ballot(A, 1, 0, "d", b"s"),))
-    ),
+    ev.Recalled(V, None, (1, 2), Version(2)),
     ev.Changed(Rules(2, revision=1, change="signed", revoked=frozenset({"x"}))),
     ev.QuorumChanged(Quorum()),
     ev.QuorumChanged(Quorum((A, B), V, 12.5)),

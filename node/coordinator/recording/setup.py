@@ -17,7 +17,7 @@ from node.scheduler.settings import SchedulerSettings
 
 MOST_STAGES = 4096
 """Block stages of a run, as in its manifest."""
-FORMAT = 1
+FORMAT = 2
 """Number of the format. A reader refuses any other."""
 
 

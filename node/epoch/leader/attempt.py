@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.consensus.voters import decide
-from node.consensus.votes import Ballot, Certificate, Vote, names
+from node.consensus.voters import Commit, decide
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.epoch import events as ev
@@ -136,32 +135,22 @@ class EpochAttempt:
         """Living members that do not hold the version this epoch makes yet."""
         return {m.peer for m in self.alive} - self.committed
 
-    def vote(self, e: ev.Committed) -> Vote | None:
-        """The vote that a member must have signed with this message; None if it is of another
-        plan."""
-        p = self.plan
-        member = self.plan.member(e.peer)
-        if member is None or e.plan_hash != p.hash:
-            return None
-        voters = names(p.electorate.voters)
-        return Vote(p.cell_id, p.term, e.attempt, self.makes, voters, member.stage, e.digest)
-
-    def certificate(self, void: Container[PeerId] = ()) -> Certificate | None:
-        """Certificate of the version this epoch makes, without the votes of ``void``; None if
-        nobody has signed one."""
+    def commit(self, void: Container[PeerId] = ()) -> Commit | None:
+        """The commit of the version this epoch makes, without the votes of ``void``; None if nobody
+        has voted, or the history goes on without a majority."""
         e = self.plan.electorate
         counts = {*e.voters, *e.elders}
-        ballots = tuple(
-            Ballot(m.peer, m.stage, o.attempt, o.digest, o.vote)
+        votes = tuple(
+            (m.peer, m.stage, o.attempt, o.digest)
             for m in self.plan.members
             if m.peer in counts
             and m.peer not in void
             and isinstance(o := self.outcomes.get(m.peer), ev.Committed)
-            and o.vote
+            and o.voted
         )
-        if e.orphan or not ballots:
+        if e.orphan or not votes:
             return None
-        return Certificate(self.plan.cell_id, self.plan.term, self.makes, e.voters, ballots)
+        return Commit(self.plan.cell_id, self.plan.term, self.makes, e.voters, votes)
 
     @property
     def began(self) -> float:

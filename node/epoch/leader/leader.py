@@ -20,8 +20,7 @@ from typing import Any
 
 from node.consensus.rules import Rules
 from node.consensus.terms import STEP_HEARD, Terms
-from node.consensus.voters import Quorum
-from node.consensus.votes import Certificate, Vote
+from node.consensus.voters import Commit, Quorum
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import (
@@ -171,9 +170,11 @@ class Leader:
         partition and finish the round with others; or the time when this process went on after it
         had stood still, because others may have found another leader meanwhile."""
         self._ticked = math.inf
-        self._certificate: Certificate | None = None
-        """Certificate of the version that was committed last, made here or shown to the leader by
-        another peer. A certificate that only its own member has seen goes with no plan: newcomers
+        self.commit: Commit | None = None
+        """The last commit under this leader."""
+        self._certified: Version | None = None
+        """The version that was committed last, or whose quorum certificate another peer has shown
+        to the leader. A certificate that only its own member has seen goes with no plan: newcomers
         would wait for its voters, and most of these may be gone."""
         self.after = ""
         """Hash of the plan before the newest one, which gave it its voters; empty for the first
@@ -225,12 +226,13 @@ class Leader:
         """True if no epoch is under way."""
         return self.phase in (Phase.GATHER, Phase.FINISHED)
 
-    def vote(self, e: ev.Committed) -> Vote | None:
-        """The vote that a member must have signed with its report of a commit; None if the report
-        is not of the epoch under way."""
-        if self._epoch is None:
+    def votes_on(self, e: ev.Committed) -> tuple[Plan, Version] | None:
+        """The plan that a member's report of a commit belongs to, and the version that the plan
+        makes; None if the report is not of the epoch under way."""
+        epoch = self._epoch
+        if epoch is None or e.plan_hash != epoch.plan.hash or epoch.plan.member(e.peer) is None:
             return None
-        return self._epoch.vote(e)
+        return epoch.plan, epoch.makes
 
     def handle(self, event: ev.LeaderEvent, now: float) -> list[ev.LeaderAction]:
         """Handle one event and return the actions. Unknown or stale events change nothing."""
@@ -611,8 +613,8 @@ class Leader:
         return []
 
     def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
-        if e.certificate is not None:
-            self._certificate = e.certificate
+        if e.certified is not None:
+            self._certified = e.certified
         if self._doubts(e.version, now):
             self.memory.ask_again(e.version)
             self.roster.unproven.add(e.version)
@@ -738,12 +740,9 @@ class Leader:
         return replace(past, reference=known)
 
     def _sends(self, plan: Plan) -> ev.SendPlan:
-        """The action that sends a plan, with the certificate of the version it starts from if the
-        leader has it."""
-        c = self._certificate
-        if c is not None and c.version != plan.base:
-            c = None
-        return ev.SendPlan(plan, c)
+        """The action that sends a plan, with the certificate of the version it starts from if there
+        is one."""
+        return ev.SendPlan(plan, self._certified == plan.base)
 
     def _divide(self, founded: Plan, now: float) -> list[Any]:
         """The members of the new cell have left this one, and for a while they still give the state
@@ -995,7 +994,10 @@ class Leader:
             self.phase = Phase.GATHER
             self._epoch = None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
-        self._certificate = epoch.certificate(void)
+        self.commit = epoch.commit(void)
+        self._certified = None
+        if self.commit is not None:
+            self._certified = self.commit.version
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if every and (base.epoch % every == 0 or base.epoch == self.facts.epochs):
