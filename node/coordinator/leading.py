@@ -56,7 +56,8 @@ class Machines:
 
 
 class OwnPeer(Protocol):
-    """The leader's own peer: :class:`node.coordinator.service.Training`."""
+    """The leader's own peer: :class:`node.coordinator.service.Training`, whose member
+    :class:`node.coordinator.following.Following` drives."""
 
     @property
     def member(self) -> Member:
