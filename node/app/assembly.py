@@ -43,7 +43,7 @@ from node.consensus.election import Colleagues
 from node.consensus.rules import Read
 from node.control.pledges import Pledges
 from node.coordinator.kit import Kit
-from node.coordinator.leading import Machines as CoordinatorMachines
+from node.coordinator.leading import PeerMachines
 from node.coordinator.led_cell import LedCell
 from node.coordinator.ledger import VoteLedger
 from node.coordinator.presence import Presence
@@ -420,7 +420,7 @@ def tells_of_lost(
 
 
 @dataclass(frozen=True)
-class Machines(CoordinatorMachines):
+class Machines(PeerMachines):
     """State machines of a peer's services, and its leader's search for paths. The defaults are the
     product's; a simulation replaces them to watch them."""
 

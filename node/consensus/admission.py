@@ -49,7 +49,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class Received:
     """A plan's way to this peer. ``heeded``: this peer took the sender for its leader, and reported
     to it, a short time ago. Reasons of the epoch's checks, "" for none: ``numbers``, why no leader
     of this run makes such a plan; ``work``, why nobody could work by it. ``rules``: the settings of
@@ -80,7 +80,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Holdings:
     """Versions that a member holds. ``before``: the version to which an undo returns; ``digest``:
     digest of the parameters at ``at``, empty if unknown; ``term``: term of its newest plan."""
 
@@ -141,7 +141,7 @@ class Admission:
             return Refusal(Ground.FAULT, "a plan whose signature is wrong")
         return None
 
-    def admit(self, plan: Proposal, came: Arrival, here: Here) -> Refusal | None:
+    def admit(self, plan: Proposal, came: Received, here: Here) -> Refusal | None:
         """Return the reason not to follow ``plan``; None if the member may take it.
 
         An acceptable plan is led by its sender; it claims numbers and a term that a run can have
@@ -194,7 +194,7 @@ def _undoes(plan: Proposal, here: Here) -> str:
     return f"epoch {here.at.epoch} is committed here, and the leader does not know it"
 
 
-def unfollowable(plan: Proposal, me: PeerId, held: Held) -> str:
+def unfollowable(plan: Proposal, me: PeerId, held: Holdings) -> str:
     """The reason why the member ``me`` cannot take part in ``plan`` now; "" if it can. A listener
     can from any version; a current member needs the plan's base, or one with the same parameters
     of its stage."""

@@ -3,7 +3,7 @@ votes with their signatures, commits as the epoch names them, certificates that 
 Leaves: certificates. Never: the choice of the votes that count; that is the leader's."""
 
 from node.consensus.trust import Trust
-from node.consensus.voters import Commit
+from node.consensus.voters import Commitment
 from node.consensus.votes import Ballot, Certificate, Vote, names
 from node.core.ids import CellId, PeerId
 from node.core.journey import Version
@@ -15,7 +15,7 @@ CERTIFICATES = 4
 """Newest certificates that are kept: plans start from the versions of these."""
 
 
-class Tally:
+class VoteTally:
     """Votes and certificates at the peer of one leader. ``trust``: its own."""
 
     def __init__(self, trust: Trust) -> None:
@@ -40,7 +40,7 @@ class Tally:
         self._certificates[certificate.version] = certificate
         return certificate.version
 
-    def certify(self, commit: Commit) -> None:
+    def certify(self, commit: Commitment) -> None:
         """Make the certificate of a commit, once."""
         if commit.version in self._certificates:
             return

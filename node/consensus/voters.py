@@ -39,7 +39,7 @@ def decide(e: Electorate, among: Collection[PeerId]) -> bool:
 
 
 @dataclass(frozen=True)
-class Commit:
+class Commitment:
     """A version that a leader's cell has committed, without the signatures that prove it.
     ``voters``: of the plan that made it, in their order; ``votes``: peer, stage, attempt and digest
     of each vote that counts, of voters of this plan or of the one before."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from node.consensus.rules import Rules
-from node.consensus.tally import Tally
+from node.consensus.tally import VoteTally
 from node.consensus.trust import Trust, Warrant
 from node.consensus.voters import decide
 from node.consensus.votes import Certificate, Supporter
@@ -47,7 +47,7 @@ async def in_thread(job: SearchJob) -> tuple[Routes, float]:
 
 
 @dataclass(frozen=True)
-class Machines:
+class PeerMachines:
     """State machines of a coordinator, and its leader's search for paths."""
 
     member: Callable[..., Member] = Member
@@ -96,7 +96,7 @@ class Leading:
         statements: Statements,
         messenger: Messenger,
         recalling: Recalling,
-        machines: Machines,
+        machines: PeerMachines,
     ) -> None:
         self._kit = kit
         self._own = own
@@ -116,7 +116,7 @@ class Leading:
         self._support: dict[PeerId, Supporter] = {}
         """Support that peers have signed for this peer as leader, including peers that have left
         since."""
-        self.tally = Tally(trust)
+        self.tally = VoteTally(trust)
         """Votes for this peer's epochs, and quorum certificates of the versions they made."""
         self._conduct: Mapping[PeerId, Record] = {}
         """Records of the members from when this peer led last."""
@@ -142,7 +142,7 @@ class Leading:
         make = kit.facts.make
         saved = self._work.local_checkpoints.versions
         self._briefing = Briefing(self._trust, saved, make.recall, kit.facts.may_lead)
-        self.tally = Tally(self._trust)
+        self.tally = VoteTally(self._trust)
         self.since = kit.clock.now()
         kit.journal.emit("training", "leading", "this peer leads the epochs", term=member.term)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from node.consensus.admission import LARGE_PLAN, Admission, Arrival, Ground, Here, Refusal
+from node.consensus.admission import LARGE_PLAN, Admission, Ground, Here, Received, Refusal
 from node.consensus.rules import Rules
 from node.coordinator import notes
 from node.coordinator.statements import Statements
@@ -76,7 +76,7 @@ class PlanInbox:
             return self._refuse(peer, refusal, plan.term)
         return plan
 
-    async def _read(self, peer: PeerId, note: pb.PlanNote, heeded: bool) -> tuple[Plan, Arrival]:
+    async def _read(self, peer: PeerId, note: pb.PlanNote, heeded: bool) -> tuple[Plan, Received]:
         """The plan of a note, with the epoch's checks of it. A large plan is worked on in a thread,
         one at a time, because the event loop would stand still meanwhile."""
         if len(note.plan) <= LARGE_PLAN:
@@ -84,17 +84,17 @@ class PlanInbox:
         async with self._reading:
             return await asyncio.to_thread(self._parsed, peer, note, heeded)
 
-    def _parsed(self, peer: PeerId, note: pb.PlanNote, heeded: bool) -> tuple[Plan, Arrival]:
+    def _parsed(self, peer: PeerId, note: pb.PlanNote, heeded: bool) -> tuple[Plan, Received]:
         plan = notes.parse_plan(note, self._bounds.paths)
         _ = plan.hash
         numbers = self._bounds.of_plan(plan)
         if numbers or not heeded or plan.leader != peer:
-            return plan, Arrival(peer, heeded, numbers)
+            return plan, Received(peer, heeded, numbers)
         work = self._work.objection(plan)
         if work:
-            return plan, Arrival(peer, heeded, work=work)
+            return plan, Received(peer, heeded, work=work)
         rules = self._work.read(plan.change)
-        return plan, Arrival(peer, heeded, rules=rules, warrant=notes.parse_warrant(note))
+        return plan, Received(peer, heeded, rules=rules, warrant=notes.parse_warrant(note))
 
     def _refuse(self, peer: PeerId, refusal: Refusal, term: int) -> Refusal:
         """Report a refusal. Raises WireError if it is the sender's fault."""

@@ -20,7 +20,7 @@ from node.consensus.votes import Supporter, vote_on
 from node.coordinator import notes
 from node.coordinator.following import Following
 from node.coordinator.kit import Kit
-from node.coordinator.leading import Leading, Machines
+from node.coordinator.leading import Leading, PeerMachines
 from node.coordinator.ledger import VoteLedger
 from node.coordinator.messenger import Messenger
 from node.coordinator.plan_inbox import PlanInbox
@@ -93,10 +93,10 @@ class Training(rpc.TrainingServicer):
         identity: Signer,
         work: StageRuntime,
         view: Callable[[], View],
-        machines: Machines | None = None,
+        machines: PeerMachines | None = None,
         ledger: VoteLedger | None = None,
     ) -> None:
-        machines = machines or Machines()
+        machines = machines or PeerMachines()
         self.kit = kit
         self.me = kit.me
         self.stage = kit.stage

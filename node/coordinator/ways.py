@@ -26,7 +26,7 @@ from node.identity.faults import TokenBucket
 from node.pipeline.service import Pipeline
 
 
-class Company(Protocol):
+class KnownPeers(Protocol):
     """The peers of the run, as this peer knows them:
     :class:`node.coordinator.service.Training`."""
 
@@ -60,7 +60,7 @@ class Ways:
 
     def __init__(
         self,
-        company: Company,
+        company: KnownPeers,
         kit: Kit,
         pipeline: Pipeline,
     ) -> None:

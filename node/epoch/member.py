@@ -13,7 +13,7 @@ old version is kept, so that an epoch that fails in another cell can be undone e
 from enum import Enum
 from typing import Any
 
-from node.consensus.admission import Held, unfollowable
+from node.consensus.admission import Holdings, unfollowable
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.epoch import events as ev
@@ -128,7 +128,7 @@ class Member:
             if self.state is MemberState.IDLE and not plan.parent:
                 return [ev.RefuseCaller("its version could not be put in place here")]
             return []
-        held = Held(self.at, self.before, self.checkpoints, self.term, digest)
+        held = Holdings(self.at, self.before, self.checkpoints, self.term, digest)
         if why := unfollowable(plan, self.me, held):
             return [ev.RefuseCaller(why)]
         me = plan.member(self.me)

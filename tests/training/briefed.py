@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from node.consensus.tally import Tally
+from node.consensus.tally import VoteTally
 from node.consensus.trust import Trust
-from node.consensus.voters import Commit
+from node.consensus.voters import Commitment
 from node.consensus.votes import Certificate
 from node.coordinator.briefing import Briefing
 from node.core.ids import NO_CELL
@@ -25,7 +25,7 @@ class BriefedLeader:
     ) -> None:
         contexts = saved or {}
         self._leader = leader
-        self.tally = Tally(trust)
+        self.tally = VoteTally(trust)
         self._briefing = Briefing(trust, lambda: tuple(contexts), contexts.get, lambda peer: True)
 
     @property
@@ -33,7 +33,7 @@ class BriefedLeader:
         return self._leader.plan
 
     @property
-    def commit(self) -> Commit | None:
+    def commit(self) -> Commitment | None:
         return self._leader.commit
 
     @property

@@ -8,18 +8,18 @@ from node.consensus.admission import (
     LARGE_PLAN,
     OTHER_LEADER,
     Admission,
-    Arrival,
     Ground,
-    Held,
     Here,
+    Holdings,
+    Received,
     Refusal,
     unfollowable,
 )
 from node.consensus.rules import ChangeStatus, Rules
-from node.consensus.tally import VOTES, Tally
+from node.consensus.tally import VOTES, VoteTally
 from node.consensus.terms import STEP, Terms
 from node.consensus.trust import Trust, Warrant
-from node.consensus.voters import Commit
+from node.consensus.voters import Commitment
 from node.consensus.votes import Vote, names, signing_domain
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import PlanMember, Version
@@ -42,7 +42,7 @@ from tests.training.test_votes import (
 
 OURS = CellId("00000000000000aa")
 THEIRS = CellId("00000000000000bb")
-CAME = Arrival(A, heeded=True)
+CAME = Received(A, heeded=True)
 STANDS = Here(NO_CELL, AT, A, committed=False, heard=None, now=1.0, wall=1000.0)
 
 
@@ -130,7 +130,7 @@ def test_a_sender_is_admitted_before_its_plan_is_parsed(
         assert found == Refusal(ground, OTHER_LEADER)
 
 
-HELD = Held(NEXT, AT, (Version(3, "c" * 32),), 20, "digest")
+HELD = Holdings(NEXT, AT, (Version(3, "c" * 32),), 20, "digest")
 MINE = replace(plan(A, NEXT), members=(PlanMember(B, 1),), digests={1: "digest"})
 
 
@@ -172,16 +172,16 @@ def vote(attempt: int = 0, term: int = 20) -> Vote:
     return Vote(NO_CELL, term, attempt, NEXT, names(VOTERS), 1, "digest")
 
 
-def cast(tally: Tally, peer: PeerId, one: Vote) -> None:
+def cast(tally: VoteTally, peer: PeerId, one: Vote) -> None:
     tally.cast(peer, one, signed(peer, one.said(), signing_domain("vote", RUN)))
 
 
-def commit(*by: PeerId) -> Commit:
-    return Commit(NO_CELL, 20, NEXT, VOTERS, tuple((p, 1, 0, "digest") for p in by))
+def commit(*by: PeerId) -> Commitment:
+    return Commitment(NO_CELL, 20, NEXT, VOTERS, tuple((p, 1, 0, "digest") for p in by))
 
 
 def test_a_certificate_has_the_votes_that_the_commit_names() -> None:
-    tally = Tally(Trust(RUN, checks))
+    tally = VoteTally(Trust(RUN, checks))
     for peer in (A, B, C):
         cast(tally, peer, vote())
     tally.certify(commit(A, B))
@@ -192,7 +192,7 @@ def test_a_certificate_has_the_votes_that_the_commit_names() -> None:
 
 
 def test_without_a_vote_there_is_no_certificate() -> None:
-    tally = Tally(Trust(RUN, checks))
+    tally = VoteTally(Trust(RUN, checks))
     tally.cast(A, vote(), b"")
     cast(tally, B, vote(attempt=1))
     tally.certify(commit(A, B, C))
@@ -200,7 +200,7 @@ def test_without_a_vote_there_is_no_certificate() -> None:
 
 
 def test_votes_of_one_peer_and_of_earlier_terms_take_no_memory() -> None:
-    tally = Tally(Trust(RUN, checks))
+    tally = VoteTally(Trust(RUN, checks))
     for attempt in range(9 * VOTES):
         cast(tally, A, vote(attempt))
     assert len(tally._votes[A]) == VOTES

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from node.consensus.tally import Tally
+from node.consensus.tally import VoteTally
 from node.consensus.trust import Trust
 from node.consensus.voters import Quorum
 from node.coordinator.briefing import Briefing
@@ -54,7 +54,7 @@ def test_each_news_is_told_once() -> None:
 def test_a_certificate_reaches_the_leader_if_its_peer_believes_it() -> None:
     trust = Trust(RUN, checks)
     told = briefing(trust)
-    tally = Tally(trust)
+    tally = VoteTally(trust)
     good = proof((E, S1, S2), of=OURS, term=20)
     assert tally.show(good, NO_CELL, 5.0) == OURS
     assert tally.certificate(OURS) == good

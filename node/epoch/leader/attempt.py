@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.consensus.voters import Commit, decide
+from node.consensus.voters import Commitment, decide
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.epoch import events as ev
@@ -135,7 +135,7 @@ class EpochAttempt:
         """Living members that do not hold the version this epoch makes yet."""
         return {m.peer for m in self.alive} - self.committed
 
-    def commit(self, void: Container[PeerId] = ()) -> Commit | None:
+    def commit(self, void: Container[PeerId] = ()) -> Commitment | None:
         """The commit of the version this epoch makes, without the votes of ``void``; None if nobody
         has voted, or the history goes on without a majority."""
         e = self.plan.electorate
@@ -150,7 +150,7 @@ class EpochAttempt:
         )
         if e.orphan or not votes:
             return None
-        return Commit(self.plan.cell_id, self.plan.term, self.makes, e.voters, votes)
+        return Commitment(self.plan.cell_id, self.plan.term, self.makes, e.voters, votes)
 
     @property
     def began(self) -> float:

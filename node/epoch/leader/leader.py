@@ -20,7 +20,7 @@ from typing import Any
 
 from node.consensus.rules import Rules
 from node.consensus.terms import STEP_HEARD, Terms
-from node.consensus.voters import Commit, Quorum
+from node.consensus.voters import Commitment, Quorum
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import (
@@ -170,7 +170,7 @@ class Leader:
         partition and finish the round with others; or the time when this process went on after it
         had stood still, because others may have found another leader meanwhile."""
         self._ticked = math.inf
-        self.commit: Commit | None = None
+        self.commit: Commitment | None = None
         """The last commit under this leader."""
         self._certified: Version | None = None
         """The version that was committed last, or whose quorum certificate another peer has shown
