@@ -565,12 +565,12 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     o.meter.timer = o.thread.now
     o.transport.on_lost(training.lost)
     o.transport.on_lost(cell.gone)
-    training.cell = o.presence.cell
+    training.candidacy.cell = o.presence.cell
     training.on_cell = o.presence.enter
     meetings = None
     if manifest.outer.windows:
         meetings = _meetings(manifest, o, training)
-    training.on_lead = o.presence.changed
+    training.candidacy.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
     return Services(state, o.meter, pipeline, cell, work, training, meetings)
 

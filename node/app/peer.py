@@ -182,7 +182,7 @@ class Peer(ABC, Generic[S]):
             tokens_per_s = a.meter.tokens_per_s
             speed = a.work.speed()
         if a and to is None:
-            follows = a.training.follows or ""
+            follows = a.training.candidacy.follows or ""
         return PeerBody(
             stage=stage or ENDS,
             role=role,

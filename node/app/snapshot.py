@@ -384,7 +384,7 @@ class SnapshotBuilder:
             leader = plan.leader
         else:
             leader = training.leader_id()
-        told, waits_for, _ = training.reply
+        told, waits_for, _ = training.reporting.reply
         if told != leader:
             waits_for = ""
         voters = ()

@@ -118,9 +118,9 @@ class Following:
                 async with self._lock:
                     pass
 
-    async def close(self) -> None:
-        """End everything."""
-        await asyncio.gather(self._epoch_tasks.close(), self._hearing.close())
+    async def end_hearing(self) -> None:
+        """End what :meth:`told` has begun."""
+        await self._hearing.close()
 
     # ----------------------------------------------------------- events
 

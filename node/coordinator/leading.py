@@ -14,7 +14,7 @@ from node.consensus.rules import Rules
 from node.consensus.tally import VoteTally
 from node.consensus.trust import Trust, Warrant
 from node.consensus.voters import decide
-from node.consensus.votes import Certificate, Supporter
+from node.consensus.votes import Certificate, Supporter, Vote, vote_on
 from node.coordinator import notes
 from node.coordinator.briefing import Briefing
 from node.coordinator.kit import Kit
@@ -178,6 +178,29 @@ class Leading:
             if self.leader.commit is not None:
                 self.tally.certify(self.leader.commit)
             self._carry_out(actions)
+
+    def hear_own(self, note: pb.Note) -> None:
+        """This peer's own report to its leader."""
+        event = notes.leader_event(note, self._kit.me)
+        if isinstance(event, ev.Committed):
+            vote = self.vote_in(event)
+            if vote is not None:  # signed here just now, or not at all
+                self.tally.cast(self._kit.me, vote, note.committed.vote)
+        self.lead(event)
+
+    def vote_in(self, e: ev.Committed) -> Vote | None:
+        """The vote that a member must have signed with its report of a commit; None if the report
+        is not of the epoch under way."""
+        if self.leader is None:
+            return None
+        about = self.leader.votes_on(e)
+        if about is None:
+            return None
+        plan, version = about
+        member = plan.member(e.peer)
+        if member is None:
+            return None
+        return vote_on(plan, version, e.attempt, member.stage, e.digest)
 
     def supported(self, support: Supporter) -> None:
         """A peer has signed its support for this peer as leader."""

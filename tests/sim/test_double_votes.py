@@ -95,7 +95,9 @@ def test_a_forged_proof_is_the_fault_of_who_shows_it() -> None:
     swarm.world.run(10.0, None)
     leader = next(p for p in swarm.live() if p.training.leader is not None)
     other = next(p for p in swarm.live() if p is not leader and p.name != LIAR)
-    word = notes.ready_note(other.training._heartbeat(), doubles=(_proof(LIAR, forged=True),))
+    word = notes.ready_note(
+        other.training.reporting.heartbeat(), doubles=(_proof(LIAR, forged=True),)
+    )
     read = pb.Note.FromString(word.SerializeToString())
     hear = leader.training._hear(other.name, read)
     with pytest.raises(WireError, match="prove"):

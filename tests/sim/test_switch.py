@@ -145,7 +145,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     swarm.until(6)
     chief = swarm.chief()
     liar = swarm.block()
-    heard = liar.training._heartbeat(chief.name)
+    heard = liar.training.reporting.heartbeat(chief.name)
     said: list[str | None] = []
 
     def hear(by: SimPeer, sender: SimPeer, note: Any) -> None:
