@@ -6,7 +6,8 @@ not have become worse with it.
 1  statements of node/ and tests/ (docstrings are none; code moved out of node/ is not saved)
 2  files in the largest package; public functions of node/ that the program never reaches; lines
    over 100 columns; lines the formatter may not touch; classes that share a name
-3  files that an activation, a gradient and a plan pass, from the walks in docs/architecture.md
+3  files that an activation, a gradient, a plan and an outer round pass, and the stops of the last
+   two, from the walks in docs/architecture.md
 4  the simulator: schedules, planted bugs, 1,000 peers (about an hour)
 5  speeds and losses beside the earlier commit; benchmarks with rows that must hold (two hours)
 6  the time of `make test` on a fresh clone
@@ -14,6 +15,7 @@ not have become worse with it.
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,7 +40,7 @@ LARGE = (
     (f"functions of more than {reading.PARAMETERS} parameters", reading.long_signatures),
     (f"classes of more than {reading.ATTRIBUTES} attributes", reading.large_classes),
 )
-MACHINES = ("node/training/", "node/cells/")
+COORDINATION = ("node/consensus/", "node/epoch/", "node/outer/", "node/stage/", "node/coordinator/")
 FILES = 20
 SHARED = 20
 SKIPPED = 20
@@ -49,8 +51,13 @@ WALKS = {
     "An activation's hop": (15, 25),
     "A gradient on its way to a fresh parameter": (20, 36),
     "A plan from leader to member": (15, 33),
+    "An outer round": (18, 0),
 }
-"""Headings in docs/architecture.md: most files allowed, and how many they were at 82c642a."""
+"""Headings in docs/architecture.md: most files allowed, and how many they were at 82c642a (0: there
+was no such walk)."""
+STOPS = {"A plan from leader to member": 16, "An outer round": 20}
+"""Most stops allowed, a file that stands twice being two; no file stands more often."""
+TWICE = 2
 
 
 def main() -> int:
@@ -117,9 +124,9 @@ def read_aloud(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
         _list(found, named)
     for what, count in LARGE:
         found = count(code)
-        there = [one for one in found if one.startswith(MACHINES)]
+        there = [one for one in found if one.startswith(COORDINATION)]
         old = len(count(code_before))
-        target = "none in node/training and node/cells"
+        target = "none in the coordination"
         report.add(
             f"1 {what}", len(there), "", f"{len(found)} in all; before {old}", target, not there
         )
@@ -192,17 +199,33 @@ def walks(report: Report, now: Tree, *, named: bool) -> None:
     before."""
     page = (Path(now.root) / "docs" / "architecture.md").read_text()
     for title, (most, old) in WALKS.items():
-        walk = check(now, read_walk(page, title))
+        stops = read_walk(page, title)
+        walk = check(now, stops)
         wrong = [f"no {f}" for f in walk.missing] + [f"{a} not with {b}" for a, b in walk.unlinked]
         report.add(
             f"3 {title[0].lower()}{title[1:]}: files",
             len(walk.files),
             "; ".join(wrong) or ("" if walk.files else "not in docs/architecture.md"),
-            f"at 82c642a {old}",
+            f"at 82c642a {old or 'none'}",
             f"at most {most}, all there and linked",
             walk.sound and len(walk.files) <= most,
         )
         _list(walk.files, named)
+        if title in STOPS:
+            _stops(report, title, stops)
+
+
+def _stops(report: Report, title: str, stops: tuple[str, ...]) -> None:
+    """Add a row for the length of a walk."""
+    often = [path for path, count in Counter(stops).items() if count > TWICE]
+    report.add(
+        f"3 {title[0].lower()}{title[1:]}: stops",
+        len(stops),
+        "; ".join(often),
+        "",
+        f"at most {STOPS[title]}, no file more than twice",
+        0 < len(stops) <= STOPS[title] and not often,
+    )
 
 
 if __name__ == "__main__":

@@ -30,13 +30,13 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Report
+from node.coordinator.recording.player import Player
+from node.coordinator.recording.show import difference_lines
 from node.sim.command import setup_of
 from node.sim.faults import lay
 from node.sim.run import run, shrink
 from node.sim.setup import Setup
 from node.sim.tapes import Tapes
-from node.training.recording.player import Player
-from node.training.recording.show import difference_lines
 
 BATCH = 50
 EPOCHS = 4

@@ -48,7 +48,7 @@ from node.optim.owner import Owner
 from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.rules import broken
-from node.training.state.text import Text
+from node.stage.text import Text
 
 STAGES = 8
 HOPS = 6

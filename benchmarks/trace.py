@@ -7,7 +7,7 @@ rebalancing keeps.
 Peers come and go as in a published trace of spot instances with T4 cards (`spot`, below). A swarm
 of block stages is as fast as its slowest stage, a stage as fast as the sum of its serving peers;
 ends peers are not preempted and do not bind. `node.scheduler.placement.choose_stage` decides where
-newcomers go, and `node.training.leader.balance.Balance`, fed by a `Roster`, decides which peers
+newcomers go, and `node.epoch.leader.balance.Balance`, fed by a `Roster`, decides which peers
 change their stage: the daemon's own code, at the leader's own pace. A newcomer and a mover serve
 nobody for DOWNLOAD_S, are not seen to have died for LATE_S, and speeds are measured with an error.
 Beside it: nobody moves; newcomers at random; SWARM's published rule.
@@ -34,12 +34,12 @@ from benchmarks.lab import chart
 from benchmarks.report import Report
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.epoch import events as ev
+from node.epoch.leader.balance import Balance
+from node.epoch.leader.roster import Roster
+from node.epoch.settings import TrainingSettings
 from node.scheduler.placement import choose_stage
 from node.telemetry import pictures
-from node.training.leader.balance import Balance
-from node.training.leader.roster import Roster
-from node.training.protocol import events as ev
-from node.training.protocol.settings import TrainingSettings
 
 HOUR = 3600.0
 BASE = Version(1, "0" * 32)

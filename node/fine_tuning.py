@@ -16,12 +16,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from node.core.journey import Losses, is_worse
+from node.epoch.settings import TrainingSettings
 from node.manifest import Manifest
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count
 from node.optim.settings import OptimSettings, peak
 from node.pipeline.settings import PipelineSettings
-from node.training.protocol.settings import TrainingSettings
 
 RATE_BY_WIDTH = 0.0576
 """Peak rate of AdamW times the width of the model: 1e-4 at a width of 576, 1.4e-5 at 4,096."""

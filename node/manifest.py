@@ -45,13 +45,13 @@ from node.core.tables import (
 )
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
+from node.epoch.settings import TrainingSettings
 from node.identity.keys import Identity, verify
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
 from node.optim.settings import SCHEDULES, OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
-from node.training.protocol.settings import TrainingSettings
 
 FORMAT = 2
 """Of the manifests that are made here. Those from 1 to this one are read."""

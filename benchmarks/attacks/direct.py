@@ -7,11 +7,11 @@ import tracemalloc
 
 from benchmarks.attacks.siege import CALLBACK_S, GROWTH_MIB
 from benchmarks.report import Report
-from node.cells import census
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.dht.topics import MAX_POSTING
 from node.identity.faults import PEERS_KEPT
+from node.outer import census
 from node.transport.handshake import Tokens
 
 RECORDS = 64

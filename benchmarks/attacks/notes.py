@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from benchmarks.attacks.band import Attacker, Band
+from node.consensus.votes import signing_domain
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
-from node.training.protocol.votes import signing_domain
 from node.transport.limits import LARGEST, NOTES
 from node.transport.port import printable
 from protos import training_pb2 as pb

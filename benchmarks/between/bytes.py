@@ -1,6 +1,6 @@
 """Bytes that a cell sends for an outer step, and the loss that coding them costs: DiLoCo in 2-bit
 top-k with error feedback (SparseLoCo's recipe) beside the same in fp32. Small real decoders learn
-real text. The product's :class:`~node.training.rounds.merging.OuterSteps` gives, codes, averages
+real text. The product's :class:`~node.outer.merging.OuterSteps` gives, codes, averages
 and steps, for every cell by itself."""
 
 import hashlib
@@ -17,7 +17,7 @@ from benchmarks.lab.replicas import Adam, Replicas, Task, Text
 from benchmarks.report import Report
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.training.rounds.merging import MOMENTUM, Giver, OuterSteps, moved
+from node.outer.merging import MOMENTUM, Giver, OuterSteps, moved
 from node.wire.tensors import digest
 
 CELLS, SEEDS, LENGTHS, STEPS = 4, 3, (30, 50), 12_000

@@ -11,13 +11,13 @@ from typing import Any
 from benchmarks.report import Report
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId, PeerId, first_cell
+from node.epoch import events as ev
 from node.scheduler.settings import SchedulerSettings
 from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.sim.watch import HistoryRecorder
 from node.sim.world.loop import bury, quiet
-from node.training.protocol import events as ev
 
 SETUP = Setup(
     ends=5,

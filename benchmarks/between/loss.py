@@ -21,7 +21,7 @@ from node.data.order import Sampler
 from node.manifest import Manifest, amended
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.problem import PathProblem
-from node.training.state.text import Text
+from node.stage.text import Text
 
 CONFIG = ROOT / "configs" / "full.toml"
 CELLS = 3

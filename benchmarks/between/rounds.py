@@ -19,9 +19,9 @@ from node.averaging.strategies import group_forming as f
 from node.averaging.strategies.group_forming import GroupFormed, GroupForming
 from node.averaging.strategies.keys import meeting_keys
 from node.averaging.strategies.outer import OuterSettings
-from node.cells.census import standing
 from node.core.ids import CellId
 from node.dht.topics import PREFIXES, prefix_of
+from node.outer.census import standing
 from node.sim.averaging import TARGETS, AveragingTrial, simulate
 
 TARGET = 1.1

@@ -18,7 +18,9 @@ FIELDS = {
     "PlanMember": ("cell", "group"),
 }
 """Fields of a plan about other cells than its own."""
-WHERE = ("node/core", "node/averaging", "node/training")
+COORDINATION = ("node/consensus", "node/epoch", "node/outer", "node/stage", "node/coordinator")
+WHERE = ("node/core", "node/averaging", "node/training", *COORDINATION)
+"""Folders of both commits."""
 
 
 def rows(report: Report, root: Path, base: str = BASE) -> None:

@@ -28,7 +28,7 @@ from node.optim.owner import Owner
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.settings import PipelineLimits
 from node.pipeline.visit_buffers import StageMath
-from node.training.state.stage import StageState
+from node.stage.state import StageState
 
 SHAPES: dict[str, dict[str, int]] = {
     "wide": {"layers": 2, "d_model": 2048, "d_ff": 8192, "heads": 16, "kv_heads": 16,

@@ -17,7 +17,7 @@ from node.data.sources import open_data
 from node.manifest import Manifest
 from node.model.shapes import MATRICES, all_shapes, count, parameter_shapes
 from node.model.stages import build
-from node.training.state.text import Text
+from node.stage.text import Text
 
 STEPS = 50
 RANK = 4

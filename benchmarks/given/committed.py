@@ -13,7 +13,7 @@ from benchmarks.report import Report
 from node.core.journey import Version
 from node.model.settings import ModelSettings
 from node.model.stages import build
-from node.training.state.stage import StageState
+from node.stage.state import StageState
 from node.wire.tensors import encode
 
 MODEL = ModelSettings(

@@ -14,7 +14,7 @@ from benchmarks.lab import bent
 from benchmarks.lab.alone import loss_row
 from benchmarks.lab.fleet import REPOSITORY, START_S, Box, Peer
 from benchmarks.report import Report
-from node.training.election import RIPE_S
+from node.consensus.election import RIPE_S
 
 KINDS = {
     "term": "plans of term 2^62",

@@ -20,15 +20,15 @@ from torch import Tensor
 
 from node.app.launch import PROGRAM
 from node.averaging.strategies import group_forming as machine
-from node.cells.forming import GroupFinder, Search
-from node.cells.notes import Acceptance
 from node.checkpoint.state import StateKind
 from node.config import write_atomically
+from node.coordinator.service import Training
 from node.core.ids import CellId, PeerId
 from node.core.journey import Plan, Version
+from node.outer.forming import GroupFinder, Search
+from node.outer.notes import Acceptance
+from node.outer.window import WindowRound
 from node.pipeline.hops.sender import Sender
-from node.training.rounds.window import WindowRound
-from node.training.service import Training
 from protos import cells_pb2 as pb
 from protos import training_pb2 as training_pb
 
@@ -113,13 +113,13 @@ def leaks() -> None:
 
 def withholds() -> None:
     """It takes every plan and does its work, but never tells the leader that it has committed."""
-    was = Training._tell_leader  # pyright: ignore[reportPrivateUsage]
+    was = Training.tell_leader
 
     async def tell(self: Training, plan: Plan, note: training_pb.Note) -> None:
         if note.WhichOneof("say") != "committed":
             await was(self, plan, note)
 
-    _bend(Training, _tell_leader=tell)
+    _bend(Training, tell_leader=tell)
 
 
 def unnamed() -> None:

@@ -19,8 +19,8 @@ from google.protobuf.message_factory import GetMessageClass
 from node.app import change
 from node.averaging.coding import parcel
 from node.averaging.strategies.outer import OuterSettings
-from node.cells import census, postings
-from node.cells import notes as cell_notes
+from node.consensus.rules import Rules
+from node.coordinator import notes
 from node.core.errors import LocalFault, Refused, UsageFault, WireError
 from node.core.ids import RunId, first_cell
 from node.core.journey import (
@@ -45,13 +45,13 @@ from node.identity.invites import Invite, endpoint_of
 from node.identity.keys import Identity
 from node.identity.records import open_record, seal
 from node.manifest import Manifest
+from node.outer import census, postings
+from node.outer import notes as cell_notes
 from node.pipeline.events import Claim
 from node.pipeline.frames import FrameReader, FrameShape, loose_shape, parse_head
 from node.pipeline.frames import frames as pipeline_frames
 from node.reach import natpmp, nearby
 from node.reach.secure import check_certificate, make_certificate
-from node.training.protocol import notes
-from node.training.protocol.rules import Rules
 from node.transport import addresses, handshake
 from node.transport import limits as transport_limits
 from node.transport.handshake import Facts, Handshake, Tokens

@@ -6,7 +6,7 @@ longer.
 import sys
 
 from benchmarks.lab import forks
-from node.training.leader import starting_point
+from node.epoch.leader import starting_point
 
 MODULE = "benchmarks.lab.parted"
 ALONE_S = 15.0

@@ -33,6 +33,7 @@ import grpc.aio
 import uvloop
 
 from benchmarks.lab.evil_relay import corrupt
+from node.coordinator.presence import Presence
 from node.core.clock import SystemClock
 from node.core.errors import PeerFault, TuttiError
 from node.core.ids import PeerId, RunId
@@ -45,7 +46,6 @@ from node.reach.standing import Standing
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink
-from node.training.presence import Presence
 from node.transport.handshake import Facts
 from node.transport.port import translate
 from node.transport.service import Transport

@@ -34,7 +34,7 @@ from node.data.settings import OWN_MANIFEST, DataSettings
 from node.data.sources import Ids, open_data
 from node.model.settings import ModelSettings
 from node.model.stages import Rope, rotate
-from node.training.rounds.merging import moved, says
+from node.outer.merging import moved, says
 
 EVERY_EVAL = 50
 """Steps between looks at the held-out text."""

@@ -40,6 +40,18 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc.aio
 
+from node.consensus.trust import NO_WARRANT, Warrant
+from node.consensus.votes import (
+    Ballot,
+    Certificate,
+    Supporter,
+    Vote,
+    names,
+    signing_domain,
+    support_said,
+)
+from node.coordinator import notes
+from node.coordinator.presence import Presence
 from node.core.clock import SystemClock
 from node.core.errors import PeerFault
 from node.core.ids import ENDS, NO_CELL, PeerId
@@ -49,25 +61,12 @@ from node.core.version import VERSION
 from node.dht.directory import Directory
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
+from node.epoch import events as ev
 from node.identity.keys import Identity
 from node.manifest import Manifest
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink
-from node.training.presence import Presence
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.votes import (
-    NO_WARRANT,
-    Ballot,
-    Certificate,
-    Supporter,
-    Vote,
-    Warrant,
-    names,
-    signing_domain,
-    support_said,
-)
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings

@@ -22,7 +22,7 @@ from node.manifest import Manifest
 from node.model.device import Device
 from node.model.pretrained import Weights
 from node.optim.owner import Owner
-from node.training.state.text import Text
+from node.stage.text import Text
 from node.wire.tensors import dtype_of
 
 CPU = Device(torch.device("cpu"))

@@ -35,26 +35,34 @@ from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
-from node.cells.board import WindowBoard
-from node.cells.census import CellRecord
-from node.cells.forming import GroupFinder
-from node.cells.register import CellRegister
-from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.errors import NoDonor
 from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
+from node.consensus.election import Colleagues
+from node.consensus.rules import Read
 from node.control.pledges import Pledges
+from node.coordinator.kit import Kit
+from node.coordinator.leading import PeerMachines
+from node.coordinator.led_cell import LedCell
+from node.coordinator.ledger import VoteLedger
+from node.coordinator.presence import Presence
+from node.coordinator.recording.file import RecordingFile
+from node.coordinator.recording.recorder import Recorder
+from node.coordinator.service import Training
 from node.core.clock import Clock
 from node.core.errors import DeviceLost, LocalFault, UsageFault, refuse
 from node.core.home import expanded
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.memory import LARGEST, SCARCE, keep_freed
+from node.core.tasks import Tasks
 from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import GET_TOKENIZER, Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
+from node.epoch.facts import PlanFunctions, RunFacts, Waits, WorkSizes
+from node.epoch.pace import PROBE_WAYS_S
 from node.fine_tuning import advice
 from node.identity.keys import Signer
 from node.manifest import Manifest
@@ -67,6 +75,12 @@ from node.model.stages import Ends, base_of, build
 from node.optim.owner import Owner
 from node.optim.ownership import assign
 from node.optim.parts import ParameterPart
+from node.outer.board import WindowBoard
+from node.outer.census import CellRecord
+from node.outer.forming import GroupFinder
+from node.outer.register import CellRegister
+from node.outer.service import USUAL_S, CellMeetings
+from node.outer.window import outer_of
 from node.pipeline.device import DeviceThread
 from node.pipeline.gradients import GradientSum
 from node.pipeline.machine import PipelineMachine
@@ -74,25 +88,13 @@ from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.pipeline.visit_buffers import Autocast, StageMath
 from node.scheduler.router import Router
+from node.stage.engines import Engines, PipelineMeter
+from node.stage.runtime import StageRuntime
+from node.stage.state import StageState
+from node.stage.text import Samples, StreamedText, Text
 from node.telemetry import resources
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.election import Colleagues
-from node.training.leader.leader import Leader
-from node.training.leading import LeaderService, Search, in_thread
-from node.training.member import Member
-from node.training.presence import Presence
-from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
-from node.training.protocol.pace import PROBE_WAYS_S
-from node.training.protocol.rules import Read
-from node.training.recording.file import RecordingFile
-from node.training.recording.recorder import Recorder
-from node.training.service import Training
-from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines, PipelineMeter
-from node.training.state.ledger import VoteLedger
-from node.training.state.stage import StageState
-from node.training.state.text import Samples, StreamedText, Text
 from node.transport.port import TransportPort
 
 if TYPE_CHECKING:
@@ -416,15 +418,12 @@ def tells_of_lost(
 
 
 @dataclass(frozen=True)
-class Machines:
+class Machines(PeerMachines):
     """State machines of a peer's services, and its leader's search for paths. The defaults are the
     product's; a simulation replaces them to watch them."""
 
     pipeline: Callable[[PeerId, int, bool, int], PipelineMachine] = PipelineMachine
     round: Callable[[], RoundMachine] = RoundMachine
-    member: Callable[..., Member] = Member
-    leader: Callable[..., Leader] = Leader
-    search: Search = in_thread
 
 
 @dataclass(frozen=True)
@@ -526,7 +525,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         m.seq_len,
         o.transport.peer_id,
         o.on_error,
-        manifest.outer,
+        outer_of(manifest.outer),
         o.read or reader(manifest),
         o.parts[state.stage],
         o.colleagues,
@@ -548,32 +547,28 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.recorder.begin(o.transport.peer_id, facts, manifest.scheduler, o.parts)
         make = replace(facts.make, read=o.recorder.reads(facts.make.read))
         facts = replace(facts, make=make)
-    training = Training(
-        o.identity,
+    kit = Kit(
+        o.transport.peer_id,
         state.stage,
         facts,
         o.transport,
-        work,
-        lambda: o.presence.view,
         o.clock,
         o.journal,
+        o.presence.vitals,
+        Tasks("training", o.on_error),
         o.on_error,
-        member=o.machines.member,
-        leader=o.machines.leader,
-        ledger=o.ledger,
-        vitals=o.presence.vitals,
     )
-    LeaderService(training, o.machines.search)
+    training = Training(kit, o.identity, work, lambda: o.presence.view, o.machines, o.ledger)
     o.meter.accuse = training.accuse
     o.meter.timer = o.thread.now
     o.transport.on_lost(training.lost)
     o.transport.on_lost(cell.gone)
-    training.cell = o.presence.cell
+    training.candidacy.cell = o.presence.cell
     training.on_cell = o.presence.enter
     meetings = None
     if manifest.outer.windows:
         meetings = _meetings(manifest, o, training)
-    training.on_lead = o.presence.changed
+    training.candidacy.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
     return Services(state, o.meter, pipeline, cell, work, training, meetings)
 
@@ -584,9 +579,11 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     board = WindowBoard(o.presence.directory, o.clock, o.journal, TIMES.scaled(pace))
     finder = GroupFinder(o.identity, manifest.run_id, o.transport, board, o.learn, o.on_error)
 
+    led = LedCell(training)
+
     def record() -> CellRecord | None:
-        plan = training.work.plan
-        if training.leader is None or plan is None or plan.cell_id != training.cell:
+        plan = led.plan
+        if plan is None:
             return None
         count = Counter([training.stage, *o.presence.view.stages()])
         replicas = tuple(count[stage] for stage in range(manifest.pipeline.stages + 1))
@@ -601,9 +598,9 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         pace,
     )
 
-    return CellMeetings(
+    meetings = CellMeetings(
         finder,
-        training,
+        led,
         o.clock,
         o.journal,
         register=register,
@@ -611,6 +608,8 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         learn=o.learn,
         on_error=o.on_error,
     )
+    training.following.on_partners = meetings.meet_hosts
+    return meetings
 
 
 def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:

@@ -38,9 +38,9 @@ from node.model.cost import (
 )
 from node.model.shapes import count, layers_said, parameter_shapes
 from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
+from node.outer.memory import outer_bytes
 from node.pipeline.settings import STASH, TEXTS
 from node.telemetry.resources import bf16_units
-from node.training.rounds.memory import outer_bytes
 
 if TYPE_CHECKING:
     from node.model.device import Device

@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import median_high
 
 from node.checkpoint.fetch import Partial
+from node.coordinator.presence import Presence
 from node.core.errors import OutOfResources, PeerFault, Refused
 from node.core.ids import ENDS, PeerId
 from node.model.pretrained import keep_weights
+from node.stage.runtime import StageRuntime
 from node.telemetry.events import Journal
-from node.training.presence import Presence
-from node.training.stage_runtime import StageRuntime
 
 TRIES = 5
 """Downloads that may fail before a joiner takes part as a listener instead."""

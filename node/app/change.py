@@ -13,11 +13,11 @@ from collections.abc import Collection
 from typing import Any
 
 from node.averaging.strategies.outer import OuterSettings
+from node.consensus.rules import MAX_CHANGE, Rules
 from node.core.errors import Refused, Removed, UsageFault
 from node.core.tables import build, check
 from node.identity.keys import Identity, verify
 from node.manifest import GONE, MANIFEST_RULES, Manifest, gone, named
-from node.training.protocol.rules import MAX_CHANGE, Rules
 
 DOMAIN = "tutti/change/1"
 MAX_REVISION = 1 << 53

@@ -42,6 +42,7 @@ from node.control.retries import (
 )
 from node.control.service import ControlService
 from node.control.text import banner
+from node.coordinator.presence import COMING, Presence
 from node.core import interrupts
 from node.core.addresses import Scope
 from node.core.errors import (
@@ -70,7 +71,6 @@ from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
 from node.telemetry.resources import cores
 from node.telemetry.sinks import say
-from node.training.presence import COMING, Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
@@ -270,7 +270,7 @@ class Daemon(Node):
         await self.transport.serve()
         self.assembled = a
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
-        a.training.on_plan = self.view.planned
+        a.training.following.on_plan = self.view.planned
         a.training.on_move = self.asked
         a.training.on_cell = self._enters
         if a.training.cell:

@@ -11,7 +11,6 @@ from node.app.assembly import Assembled
 from node.app.export.exporter import Exporter
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
-from node.cells.register import CellReader
 from node.control.naming import resolve
 from node.control.service import Window, as_event
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
@@ -19,6 +18,7 @@ from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses, only_on, peer_of_address
 from node.inference import at_ends, forwarding
 from node.manifest import Manifest
+from node.outer.register import CellReader
 from node.reach.interfaces import without_bridges
 from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
@@ -247,7 +247,7 @@ class OperatorService(SnapshotBuilder, Window):
         """A change to how cells average, to everybody. Raises Refused when the owner did not sign
         it, UsageFault for an old one."""
         a = self._assembled()
-        if a.training.finished.is_set():
+        if a.training.following.finished.is_set():
             raise UsageFault(
                 "the run is complete, so nothing averages any more",
                 "a new run begins with  tutti swarm init --from FILE",

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 from node.app.assembly import Services
 from node.app.change import under
-from node.cells.register import CellReader
+from node.coordinator.presence import HASTE_S, Presence, View
 from node.core.clock import Clock
 from node.core.errors import LocalFault, TimedOut, UsageFault
 from node.core.ids import ENDS, CellId, PeerId, first_cell, stage_name
@@ -28,13 +28,13 @@ from node.core.tasks import Tasks
 from node.core.version import VERSION
 from node.dht.record import DirectoryPort, PeerBody
 from node.dht.topics import cell_topic
+from node.epoch.member import MemberState
 from node.manifest import Manifest
+from node.outer.register import CellReader
 from node.reach.standing import Standing
 from node.scheduler.cells import Dissolution, choose_cell
 from node.scheduler.choosing import LOOK_S, Choosing, able
 from node.telemetry.events import Journal
-from node.training.member import MemberState
-from node.training.presence import HASTE_S, Presence, View
 
 DRAIN_S = 120.0
 """Seconds for an operator's drain that names no time."""
@@ -182,7 +182,7 @@ class Peer(ABC, Generic[S]):
             tokens_per_s = a.meter.tokens_per_s
             speed = a.work.speed()
         if a and to is None:
-            follows = a.training.following or ""
+            follows = a.training.candidacy.follows or ""
         return PeerBody(
             stage=stage or ENDS,
             role=role,

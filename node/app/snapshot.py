@@ -16,24 +16,24 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from node.app.assembly import Assembled
 from node.app.node import Node
 from node.app.progress import Progress
-from node.cells.service import CellMeetings, CellTally
 from node.control.causes import STALL_S, Cause, Situation, cause
 from node.control.text import doing
 from node.control.words import lasting
+from node.coordinator.presence import LEAVING
+from node.coordinator.service import Training
+from node.coordinator.vitals import Life
 from node.core.ids import ENDS, CellId, PeerId, short, stage_name
 from node.core.journey import Losses, Plan
 from node.core.numbers import human
 from node.core.version import VERSION
 from node.dht.record import PeerBody
+from node.epoch.pace import WAY_TIMEOUT_S
+from node.epoch.waiting import Wait
 from node.fine_tuning import worse
 from node.manifest import Manifest
+from node.outer.service import CellMeetings, CellTally
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
-from node.training.presence import LEAVING
-from node.training.protocol.pace import WAY_TIMEOUT_S
-from node.training.protocol.waiting import Wait
-from node.training.service import Training
-from node.training.vitals import Life
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -291,8 +291,8 @@ class SnapshotBuilder:
             cell=cell,
             change=change,
         )
-        if given_up := training.past.given_up_epochs:
-            tokens = training.past.given_up_tokens
+        if given_up := training.following.past.given_up_epochs:
+            tokens = training.following.past.given_up_tokens
             s.warnings.append(
                 f"{given_up} epochs ({tokens} tokens) of this side were discarded when the two "
                 "sides of a partition met"
@@ -337,7 +337,7 @@ class SnapshotBuilder:
             m.outer.window_s,
             d.clock.wall(),
         )
-        if training.finished.is_set():
+        if training.following.finished.is_set():
             line.next_s = 0.0
             line.alone = False
         return line
@@ -384,7 +384,7 @@ class SnapshotBuilder:
             leader = plan.leader
         else:
             leader = training.leader_id()
-        told, waits_for = training.leader_waits
+        told, waits_for, _ = training.reporting.reply
         if told != leader:
             waits_for = ""
         voters = ()

@@ -19,6 +19,6 @@ def replay(file: Path, as_json: bool) -> int:
     """Play a daemon's recording into fresh state machines, and show the first other action."""
     if not file.is_file():
         raise UsageFault(f"there is no {file}", "name a file of  tutti start --record")
-    from node.training.recording.command import run_command
+    from node.coordinator.recording.command import run_command
 
     return run_command(file, as_json=as_json)

@@ -21,9 +21,9 @@ from node.core.ids import PeerId
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
+    from node.consensus.rules import Rules
     from node.control.client import ControlClient
     from node.manifest import Manifest
-    from node.training.protocol.rules import Rules
 
 
 @command()
@@ -231,9 +231,9 @@ def revoke(peers: Sequence[str], back: bool, as_json: bool) -> int:
     """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
     that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
+    from node.consensus.rules import mark
     from node.control.naming import called
     from node.identity.keys import Identity
-    from node.training.protocol.rules import mark
 
     ours = shared.config({})
     with shared.client(ours) as client:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.control.words import ahead_or_behind, lasting, several
+from node.coordinator.vitals import Life
 from node.core.ids import ENDS, PeerId, short, stage_name, stage_names
-from node.training.protocol.waiting import Lack, Wait
-from node.training.vitals import Life
+from node.epoch.waiting import Lack, Wait
 from node.transport.clocks import ClockOffset
 
 START_S = 120.0

@@ -36,7 +36,7 @@ class Sample:
 
 
 def sample_of(row: np.ndarray, end: int | None, marked: bool) -> Sample:
-    """The sample of a row of ids, as :func:`node.training.state.text.pair` takes them."""
+    """The sample of a row of ids, as :func:`node.stage.text.pair` takes them."""
     row = row.astype(np.int64)
     ends = np.zeros(len(row), dtype=bool)
     if marked:

@@ -28,7 +28,7 @@ from node.inference.forward_router import ForwardRouter, Reroute, named
 from node.inference.text_session import TextSession
 from node.pipeline.service import Pipeline
 from node.reach.ladder import Rung
-from node.training.state.text import Samples
+from node.stage.text import Samples
 from node.transport.port import TransportPort
 from node.wire.limits import NAME, STOPS
 from protos import control_pb2 as pb

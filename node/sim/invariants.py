@@ -22,11 +22,11 @@ from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version, lineage_after
 from node.core.newest import Newest
 from node.core.samples import Cursor, SampleClass, split
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader, Phase
 from node.optim.owner import Owner
 from node.sim.process import SimPeer, Swarm
-from node.training.leader.leader import Leader, Phase
-from node.training.protocol import events as ev
-from node.training.rounds.inner import caps_of
+from node.stage.inner_round import caps_of
 
 NEAR = 1e-4
 """Most by which a mean may differ from the right one: the rounding of fp32."""

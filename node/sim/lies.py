@@ -15,19 +15,19 @@ from typing import Any
 import grpc.aio
 from torch import Tensor
 
+from node.consensus.votes import signing_domain
+from node.coordinator import notes
 from node.core.errors import PeerFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
+from node.epoch import events as ev
 from node.identity.faults import FaultBook
 from node.scheduler.costs import LinkCost, Measured
 from node.sim.process import SimPeer, SimSigner, Swarm
 from node.sim.world.loop import ProcessLoop
 from node.sim.world.network import SimTransport
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.votes import signing_domain
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -53,13 +53,13 @@ BEYOND = 1.0
 
 def puts_on(peer: SimPeer) -> None:
     """From now on its heartbeats lie while the peer does."""
-    training = peer.training
-    true = training._heartbeat
+    reporting = peer.training.reporting
+    true = reporting.heartbeat
 
     def said(leader: PeerId | None = None) -> ev.Heartbeat:
         return heard(peer, true(leader)) if peer.lie else true(leader)
 
-    setattr(training, "_heartbeat", said)  # noqa: B010 - a liar has other code
+    setattr(reporting, "heartbeat", said)  # noqa: B010 - a liar has other code
 
 
 def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:

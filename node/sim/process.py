@@ -20,12 +20,20 @@ from node.app.assembly import Ports, Services, compose
 from node.app.catchup import catch_up
 from node.app.peer import Peer, keep
 from node.checkpoint.settings import CheckpointSettings
+from node.consensus.election import Colleagues
+from node.consensus.rules import Rules
+from node.coordinator.presence import Presence
+from node.coordinator.service import Training
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
 from node.core.ids import CellId, PeerId
 from node.core.journey import Plan
 from node.core.version import PROTOCOL
 from node.dht.settings import DirectorySettings
+from node.epoch.facts import RunFacts
+from node.epoch.leader.leader import Leader
+from node.epoch.member import Member
+from node.epoch.pace import SEARCH_S
 from node.identity.faults import FaultBook
 from node.pipeline.settings import PipelineLimits
 from node.reach.standing import Standing
@@ -43,19 +51,11 @@ from node.sim.world.values import (
     Values,
     ValueSum,
 )
+from node.stage.engines import PipelineMeter
+from node.stage.runtime import StageRuntime
+from node.stage.state import StageState
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.election import Colleagues
-from node.training.leader.leader import Leader
-from node.training.member import Member
-from node.training.presence import Presence
-from node.training.protocol.facts import RunFacts
-from node.training.protocol.pace import SEARCH_S
-from node.training.protocol.rules import Rules
-from node.training.service import Training
-from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import PipelineMeter
-from node.training.state.stage import StageState
 from node.wire.tensors import digest
 
 RIPE_S = 5.0
@@ -221,7 +221,7 @@ class SimPeer(Peer[Services]):
         )
         a = self._assemble(stage, presence)
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
-        a.training.on_plan = self._planned
+        a.training.following.on_plan = self._planned
         a.training.on_move = self.asked
         a.training.on_change = partial(setattr, self.disk, "change")
         a.training.on_cell = partial(self._enters, presence)
@@ -297,11 +297,11 @@ class SimPeer(Peer[Services]):
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
             machines=Deciding(
-                self._watched(make.pipeline, watch.pipeline),
-                self._watched(make.round, watch.round),
-                self._watched(member, watch.member),
-                self._watched(leader, watch.leader),
-                self._search,
+                pipeline=self._watched(make.pipeline, watch.pipeline),
+                round=self._watched(make.round, watch.round),
+                member=self._watched(member, watch.member),
+                leader=self._watched(leader, watch.leader),
+                search=self._search,
             ),
             recorder=recorder,
             read=swarm.read,

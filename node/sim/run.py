@@ -9,13 +9,13 @@ from statistics import median
 from typing import Any
 
 from node.core.journey import Version
+from node.epoch.waiting import Lack, Wait
 from node.sim.faults import Fault, Schedule, strike
 from node.sim.invariants import InvariantViolation
 from node.sim.setup import Setup
 from node.sim.swarm import MachineFactory, SimSwarm
 from node.sim.watch import Commit
 from node.sim.world.loop import bury, quiet
-from node.training.protocol.waiting import Lack, Wait
 
 EVERY = 24
 """Runs between two collections of their garbage."""

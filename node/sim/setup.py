@@ -9,6 +9,7 @@ from typing import Any
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import UsageFault
+from node.epoch.settings import TrainingSettings
 from node.manifest import Manifest
 from node.model.settings import ModelSettings
 from node.model.shapes import parameter_shapes
@@ -16,7 +17,6 @@ from node.optim.parts import ParameterPart, parts_of
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
-from node.training.protocol.settings import TrainingSettings
 
 WIDTH = 2
 """Numbers that stand for one position's activations."""

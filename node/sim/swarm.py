@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import count
 
 from node.app.assembly import Machines
+from node.coordinator.recording.recorder import Recorder
 from node.core.ids import ENDS, PeerId
 from node.sim.process import SimPeer, Swarm
 from node.sim.setup import Setup
 from node.sim.watch import HistoryRecorder
-from node.training.recording.recorder import Recorder
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from node.coordinator.recording.player import Played, Player
+from node.coordinator.recording.recorder import Recorder
 from node.core.ids import PeerId
 from node.sim.process import SimPeer
 from node.sim.swarm import MachineFactory
-from node.training.recording.player import Played, Player
-from node.training.recording.recorder import Recorder
 
 
 class Tapes:

@@ -13,6 +13,9 @@ from node.averaging.exchange.machine import RoundMachine
 from node.checkpoint.store import Checkpoint
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
+from node.epoch.member import Member
 from node.optim.owner import Owner
 from node.pipeline import events as pv
 from node.pipeline.machine import PipelineMachine
@@ -35,9 +38,6 @@ from node.sim.invariants import (
 )
 from node.sim.process import SimPeer, Swarm
 from node.telemetry.events import Event
-from node.training.leader.leader import Leader
-from node.training.member import Member
-from node.training.protocol import events as ev
 
 M = TypeVar("M")
 Decide = Callable[[], list[Any]]

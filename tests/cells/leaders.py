@@ -12,15 +12,15 @@ import grpc.aio
 
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.strategy import rank
-from node.cells import notes
-from node.cells.board import WindowBoard
-from node.cells.forming import Group, GroupFinder
-from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import CellFacts, pack_posting
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
 from node.dht.topics import outer_topic
 from node.identity.faults import FaultBook
+from node.outer import notes
+from node.outer.board import WindowBoard
+from node.outer.forming import Group, GroupFinder
+from node.outer.notes import Acceptance, Accepting
+from node.outer.postings import CellFacts, pack_posting
 from node.sim.process import SimClock, SimSigner
 from node.sim.setup import LinkProfile
 from node.sim.world.loop import ProcessLoop, VirtualTime

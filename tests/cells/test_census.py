@@ -12,8 +12,14 @@ import pytest
 from benchmarks.between.rounds import cell_id, standings
 from benchmarks.between.scale import SEAL
 from node.app.peer import cells_in_sight
-from node.cells import census
-from node.cells.census import (
+from node.core.errors import WireError
+from node.core.ids import CellId, PeerId, first_cell
+from node.core.journey import Version
+from node.dht.record import PeerBody
+from node.dht.settings import DirectorySettings
+from node.dht.topics import PREFIXES, REGIONS, WRITERS, cell_topic, cells_topic, prefix_of
+from node.outer import census
+from node.outer.census import (
     CellRecord,
     Counts,
     cells_in,
@@ -22,13 +28,7 @@ from node.cells.census import (
     pack_region,
     region_in,
 )
-from node.cells.register import LIVES, REFRESH_S, CellReader, CellRegister
-from node.core.errors import WireError
-from node.core.ids import CellId, PeerId, first_cell
-from node.core.journey import Version
-from node.dht.record import PeerBody
-from node.dht.settings import DirectorySettings
-from node.dht.topics import PREFIXES, REGIONS, WRITERS, cell_topic, cells_topic, prefix_of
+from node.outer.register import LIVES, REFRESH_S, CellReader, CellRegister
 from node.scheduler.cells import choose_cell
 from node.sim.process import SimClock
 from node.sim.setup import LinkProfile

@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from node.averaging.strategies.group_forming import TIMES
-from node.cells import notes
-from node.cells.forming import BARRED_WINDOWS, Group, GroupFinder
-from node.cells.notes import Acceptance, Accepting
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner
 from node.dht.topics import outer_topic
+from node.outer import notes
+from node.outer.forming import BARRED_WINDOWS, Group, GroupFinder
+from node.outer.notes import Acceptance, Accepting
 from node.sim.process import SimSigner
 from protos import cells_pb2 as pb
 from tests.cells.leaders import (

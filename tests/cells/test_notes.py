@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from node.averaging.strategies.outer import MOST_MEMBERS
-from node.cells import notes
-from node.cells.postings import MAX_BODY, CellFacts, pack_posting, parse_posting
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
 from node.identity.keys import Identity
+from node.outer import notes
+from node.outer.postings import MAX_BODY, CellFacts, pack_posting, parse_posting
 from protos import cells_pb2 as pb
 
 A = CellId("a" * 16)

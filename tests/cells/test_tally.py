@@ -2,10 +2,10 @@
 
 import pytest
 
-from node.cells.service import CellTally
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Plan, PlanMember, Window
-from node.training.rounds.window import WindowNews
+from node.outer.service import CellTally
+from node.outer.window import WindowNews
 from protos.control_pb2 import CellLine
 
 CELL = CellId("ab" * 8)

@@ -14,12 +14,12 @@ import cli
 from node.app import launch
 from node.app.last import STARTED, STOPPING
 from node.commands.line import launching
+from node.consensus.rules import mark
 from node.control import commands
 from node.core.errors import ExitCode
 from node.core.version import VERSION
 from node.identity.keys import Identity
 from node.manifest import Manifest
-from node.training.protocol.rules import mark
 from tests.cli.conftest import in_a_process, refused
 
 APP = cli.app

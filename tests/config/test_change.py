@@ -9,10 +9,10 @@ import pytest
 
 from node.app.change import DOMAIN, read, signed, wanted
 from node.averaging.strategies.outer import OuterSettings
+from node.consensus.rules import MAX_CHANGE, Rules
 from node.core.errors import Refused, UsageFault
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from node.training.protocol.rules import MAX_CHANGE, Rules
 
 DILOCO = (
     b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\n'

@@ -20,12 +20,12 @@ from node.app.node import Node
 from node.app.peer import Peer
 from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
+from node.consensus.rules import ChangeStatus, Rules
 from node.core.errors import UsageFault
 from node.core.ids import CellId
 from node.core.journey import Version
 from node.manifest import Manifest
 from node.telemetry.events import Journal
-from node.training.protocol.rules import ChangeStatus, Rules
 
 MANIFEST = Manifest.default_demo()
 CELL = CellId("b" * 16)

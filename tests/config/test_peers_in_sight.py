@@ -9,11 +9,11 @@ import pytest
 
 from node.app.snapshot import SnapshotBuilder, full_disk
 from node.control.text import cover
+from node.coordinator.presence import View
+from node.coordinator.vitals import Life, Vitals
 from node.core.ids import PeerId
 from node.dht.record import DirectoryEntry, PeerBody, PeerEntry
 from node.telemetry.events import Journal
-from node.training.presence import View
-from node.training.vitals import Life, Vitals
 from node.transport.port import PeerLink
 
 ME, A, B, C = (PeerId(f"12D3KooWxxxx{c * 6}") for c in "MABC")

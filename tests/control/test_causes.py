@@ -14,9 +14,9 @@ from node.control.causes import (
     Situation,
     cause,
 )
+from node.coordinator.vitals import Life
 from node.core.ids import ENDS, PeerId
-from node.training.protocol.waiting import Lack, Wait
-from node.training.vitals import Life
+from node.epoch.waiting import Lack, Wait
 from node.transport.clocks import ClockOffset
 
 A, B, C, D = (PeerId(f"12D3KooWxxxx{c * 6}") for c in "ABCD")

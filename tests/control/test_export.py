@@ -38,7 +38,7 @@ from node.manifest import Manifest, amended
 from node.model.merging import drawn_base
 from node.model.settings import DIGEST
 from node.model.shapes import parameter_shapes
-from node.training.state.stage import Held
+from node.stage.state import Held
 from node.wire.tensors import digest
 from protos import state_pb2
 from protos.control_pb2 import ExportRequest

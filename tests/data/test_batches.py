@@ -4,7 +4,7 @@ import torch
 from node.data.order import SampleOrder
 from node.data.sources import Corpus
 from node.model.documents import NO_TARGET
-from node.training.state.text import Text
+from node.stage.text import Text
 
 
 def text(held=50, end=None):

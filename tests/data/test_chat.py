@@ -26,7 +26,7 @@ from node.data.tokenizer_files import TokenizerFiles
 from node.model.documents import NO_TARGET, UNTRAINED
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
-from node.training.state.text import Text, pair
+from node.stage.text import Text, pair
 from tests.data.streamed import listed
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -12,7 +12,7 @@ from node.data.sample_text import sample_lines
 from node.data.samples import sample_of, samples_at
 from node.data.sources import Corpus
 from node.data.tokenizer import ByteTokenizer
-from node.training.state.text import pair
+from node.stage.text import pair
 from tests.data.streamed import listed, stream, write
 
 WORDS = ByteTokenizer()

@@ -21,7 +21,7 @@ from node.data.settings import DataSettings
 from node.data.sources import MarkovLanguage
 from node.data.token_file import TokenFile
 from node.data.tokenizer import ByteTokenizer
-from node.training.state.text import Text
+from node.stage.text import Text
 from tests.data.conftest import open_source
 
 

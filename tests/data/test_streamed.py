@@ -14,7 +14,7 @@ from node.data.sources import open_source
 from node.data.streamed import files, shards
 from node.data.streamed.shards import is_streamed
 from node.model.documents import NO_TARGET
-from node.training.state.text import StreamedText
+from node.stage.text import StreamedText
 from tests.data.streamed import documents, listed, published, served, stream
 
 pytestmark = pytest.mark.usefixtures("small")

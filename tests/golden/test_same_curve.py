@@ -21,12 +21,17 @@ from node.app.assembly import Ports, compose
 from node.app.capacity import parts_of_stages
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
+from node.consensus.election import Sighting
+from node.consensus.votes import signing_domain
+from node.coordinator.notes import plan_note, ready_note
+from node.coordinator.vitals import Vitals
 from node.core.clock import SystemClock
 from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Version
 from node.data.order import SampleOrder
 from node.data.settings import OWN_MANIFEST
 from node.data.sources import open_data
+from node.epoch.events import Heartbeat
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.model.device import Device
@@ -34,16 +39,11 @@ from node.model.stages import build
 from node.optim.owner import Owner
 from node.pipeline.device import DeviceThread
 from node.pipeline.settings import PipelineLimits
+from node.stage.engines import PipelineMeter
+from node.stage.state import StageState
+from node.stage.text import Text
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
-from node.training.election import Sighting
-from node.training.protocol.events import Heartbeat
-from node.training.protocol.notes import plan_note, ready_note
-from node.training.protocol.votes import signing_domain
-from node.training.state.engines import PipelineMeter
-from node.training.state.stage import StageState
-from node.training.state.text import Text
-from node.training.vitals import Vitals
 from protos.training_pb2_grpc import TrainingStub
 
 CURVE = Path(__file__).with_name("curve.json")
@@ -161,7 +161,7 @@ async def trained(peers: list[Peer]) -> list[Event]:
     for peer in peers:
         peer.training.start()
     async with asyncio.timeout(120):
-        await asyncio.gather(*(p.training.finished.wait() for p in peers))
+        await asyncio.gather(*(p.training.following.finished.wait() for p in peers))
     return peers[0].journal.recent(10_000)
 
 

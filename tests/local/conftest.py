@@ -23,7 +23,7 @@ from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath
-from node.training.state.stage import StageState
+from node.stage.state import StageState
 
 MODEL = ModelSettings(
     layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True

@@ -21,11 +21,11 @@ from node.core.ids import PeerId, RunId
 from node.core.journey import Version
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
+from node.epoch import events as ev
+from node.epoch.member import Member
 from node.identity.keys import Identity
 from node.reach.secure import ServerCertificate, check_certificate, make_certificate
 from node.telemetry.events import Journal
-from node.training.member import Member
-from node.training.protocol import events as ev
 from node.transport import ask
 from tests.training.test_leader import S1, S2, E, begun
 from tests.transport.test_silence import lost, proxied

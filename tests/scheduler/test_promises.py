@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
+from node.epoch.plan_validation import of_paths
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.costs import Costs, LinkCost, Measured, believe
 from node.scheduler.proven import NoWay, complete, reroute
 from node.scheduler.router import Router, search
 from node.scheduler.settings import SchedulerSettings
-from node.training.protocol.plan_validation import of_paths
 
 Row = list[tuple[PeerId, float]]
 

@@ -11,6 +11,10 @@ from node.averaging.exchange.machine import EpochCounts, RoundMachine
 from node.averaging.reducers.reducer import Gathered, Reduced
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.epoch.facts import RunFacts
+from node.epoch.leader.leader import Leader
+from node.epoch.leader.roster import Roster
+from node.epoch.member import Member
 from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
 from node.sim.faults import Fault, Schedule, lay
@@ -18,10 +22,6 @@ from node.sim.process import SimPeer
 from node.sim.run import ScheduleOutcome, run
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
-from node.training.leader.leader import Leader
-from node.training.leader.roster import Roster
-from node.training.member import Member
-from node.training.protocol.facts import RunFacts
 
 MOST = 60
 SHORT = Setup(epochs=8, checkpoint_every=2)

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from node.consensus.equivocation import DoubleVote
+from node.consensus.votes import Vote, names, signing_domain
+from node.coordinator import notes
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, PeerId
 from node.core.journey import Version
 from node.sim.process import SimPeer, SimSigner
 from node.sim.setup import LinkProfile, Setup, WorkTimes
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.training.protocol import notes
-from node.training.protocol.votes import DoubleVote, Vote, names, signing_domain
 from protos import training_pb2 as pb
 
 pytestmark = pytest.mark.usefixtures("silence")
@@ -33,7 +34,7 @@ def votes_twice(peer: SimPeer) -> None:
     if peer.name != LIAR:
         return
     training = peer.training
-    true = training._tell_leader
+    true = training.tell_leader
 
     async def tell(plan: Any, note: Any) -> None:
         await true(plan, note)
@@ -45,18 +46,19 @@ def votes_twice(peer: SimPeer) -> None:
         note.committed.digest = other
         note.committed.vote = voted or b""
         try:
-            await training.tell(plan.leader, note, 2.0)
+            await training.messenger.send(plan.leader, note, 2.0)
         except PeerFault:
             await asyncio.sleep(0)
 
-    setattr(training, "_tell_leader", tell)  # noqa: B010 - a liar is planted
+    setattr(training, "tell_leader", tell)  # noqa: B010 - a liar is planted
 
 
 def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
     voters = names(plan.electorate.voters)
     at = training.member.at
     vote = Vote(plan.cell_id, plan.term, attempt, at, voters, training.stage, digest)
-    return training.identity.sign(vote.said(), signing_domain("vote", training.facts.run_id))
+    domain = signing_domain("vote", training.facts.run_id)
+    return SimSigner(training.me).sign(vote.said(), domain)
 
 
 def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
@@ -93,8 +95,10 @@ def test_a_forged_proof_is_the_fault_of_who_shows_it() -> None:
     swarm.world.run(10.0, None)
     leader = next(p for p in swarm.live() if p.training.leader is not None)
     other = next(p for p in swarm.live() if p is not leader and p.name != LIAR)
-    word = replace(other.training._heartbeat(), doubles=(_proof(LIAR, forged=True),))
-    read = pb.Note.FromString(notes.ready_note(word).SerializeToString())
+    word = notes.ready_note(
+        other.training.reporting.heartbeat(), doubles=(_proof(LIAR, forged=True),)
+    )
+    read = pb.Note.FromString(word.SerializeToString())
     hear = leader.training._hear(other.name, read)
     with pytest.raises(WireError, match="prove"):
         hear.send(None)

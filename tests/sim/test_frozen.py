@@ -4,7 +4,7 @@ ten seconds, and finds its place again."""
 import pytest
 
 from benchmarks.lab.struck import DEEDS, SHAPES, StruckSwarm
-from node.training.service import BROKEN_S, Unheard
+from node.coordinator.service import BROKEN_S, Unheard
 from protos import training_pb2 as pb
 
 pytestmark = pytest.mark.usefixtures("silence")
@@ -61,7 +61,7 @@ def test_a_connection_that_broke_long_ago_shortens_no_wait() -> None:
     async def ask() -> None:
         began = swarm.world.now
         with pytest.raises(Unheard):
-            await asks.training.word(frozen.name, pb.Note(), 10.0)
+            await asks.training.messenger.send_with_retry(frozen.name, pb.Note(), 10.0)
         took.append(swarm.world.now - began)
 
     for wait_s in (10.0, BROKEN_S):

@@ -11,9 +11,12 @@ import torch
 from node.app.assembly import run_facts
 from node.averaging.exchange.events import Opened, ReduceAndStep, Stepped
 from node.checkpoint.store import Checkpoint
+from node.consensus.rules import Rules
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
+from node.epoch import events as ev
+from node.epoch.member import Member as Following
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.sim.invariants import EpochRun, InvariantViolation, Ledger, TakenBatches
@@ -21,9 +24,6 @@ from node.sim.setup import NUMBERS, Setup
 from node.sim.swarm import SimSwarm
 from node.sim.watch import OBJECTED
 from node.sim.world.values import code
-from node.training.member import Member as Following
-from node.training.protocol import events as ev
-from node.training.protocol.rules import Rules
 
 SETUP = Setup()
 NO_WORK: Any = SimpleNamespace(

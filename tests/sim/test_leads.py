@@ -8,12 +8,12 @@ import pytest
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
+from node.epoch.facts import RunFacts
+from node.epoch.leader import planning
 from node.scheduler.near import leavers
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
-from node.training.leader import planning
-from node.training.protocol.facts import RunFacts
 from tests.sim.outcomes import PlayedSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")

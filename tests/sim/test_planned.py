@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from node.core.journey import Plan
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
 from node.scheduler.settings import SchedulerSettings
 from node.sim.faults import Fault, Schedule, lay
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
-from node.training.leader.leader import Leader
-from node.training.protocol import events as ev
 from tests.sim.outcomes import finished
 
 SETUP = Setup(

@@ -2,14 +2,14 @@
 
 import pytest
 
+from node.coordinator.recording.player import Player
+from node.coordinator.recording.show import lines
 from node.core.ids import PeerId
+from node.epoch.leader.planning import Planning
 from node.sim.faults import Schedule, lay
 from node.sim.run import run
 from node.sim.setup import Setup
 from node.sim.tapes import Tapes
-from node.training.leader.planning import Planning
-from node.training.recording.player import Player
-from node.training.recording.show import lines
 from tests.sim.test_cells_lead import NEAR
 from tests.sim.test_planned import SETUP as PLANNED
 

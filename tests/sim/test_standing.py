@@ -3,10 +3,10 @@ waits."""
 
 import pytest
 
+from node.coordinator.vitals import Life
+from node.epoch.waiting import Lack, Wait
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
-from node.training.protocol.waiting import Lack, Wait
-from node.training.vitals import Life
 from tests.sim.outcomes import PlayedSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")
@@ -53,14 +53,16 @@ def test_a_peer_is_lost_for_all_before_its_record_expires(how: str) -> None:
 
     def told() -> bool:
         members = [p for p in swarm.others(gone) if p is not chief]
-        return all(p.training.leader_waits == (chief.name, str(wait)) for p in members)
+        return all(p.training.reporting.reply[:2] == (chief.name, str(wait)) for p in members)
 
     assert swarm.until(told, 20.0)
     assert chief.training.waiting() == wait
     if how == "frozen":
         gone.loop.thaw()
         assert swarm.until(lambda: swarm.lives(gone), 20.0)
-        assert swarm.until(lambda: not any(p.training.leader_waits[1] for p in swarm.live()), 20.0)
+        assert swarm.until(
+            lambda: not any(p.training.reporting.reply.waits_for for p in swarm.live()), 20.0
+        )
 
 
 def test_a_frozen_leader_is_silent_for_its_members_before_they_follow_another() -> None:

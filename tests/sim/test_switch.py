@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
+from node.consensus.rules import ChangeStatus, Rules, mark
+from node.consensus.votes import signing_domain
+from node.coordinator import notes
 from node.core.ids import PeerId
 from node.core.journey import Plan
+from node.epoch import events as ev
 from node.sim.faults import lay, strike
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.rules import ChangeStatus, Rules, mark
-from node.training.protocol.votes import signing_domain
 
 GOSSIP = Setup(
     cell=4,
@@ -145,7 +145,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     swarm.until(6)
     chief = swarm.chief()
     liar = swarm.block()
-    heard = liar.training._heartbeat(chief.name)
+    heard = liar.training.reporting.heartbeat(chief.name)
     said: list[str | None] = []
 
     def hear(by: SimPeer, sender: SimPeer, note: Any) -> None:

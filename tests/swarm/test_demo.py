@@ -14,8 +14,8 @@ from benchmarks.lab.forks import ForkedChild, Forks
 from benchmarks.lab.told import read_told
 from node.app import demo
 from node.app.demo import DemoOptions, run
+from node.coordinator.recording.player import Player
 from node.manifest import Manifest
-from node.training.recording.player import Player
 
 pytestmark = pytest.mark.swarm
 

@@ -1,15 +1,20 @@
 """A test leader that is told the news of its peer, as the service tells it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from node.consensus.tally import VoteTally
+from node.consensus.trust import Trust
+from node.consensus.voters import Commitment
+from node.consensus.votes import Certificate
+from node.coordinator.briefing import Briefing
 from node.core.ids import NO_CELL
 from node.core.journey import Plan, Version
-from node.training.leader.briefing import Briefing
-from node.training.leader.leader import Leader
-from node.training.protocol.facts import RunFacts
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.votes import Trust
+from node.epoch import events as ev
+from node.epoch.facts import RunFacts
+from node.epoch.leader.leader import Leader
+from node.epoch.plan_context import PlanContext
 
 
 class BriefedLeader:
@@ -20,13 +25,16 @@ class BriefedLeader:
     ) -> None:
         contexts = saved or {}
         self._leader = leader
-        self._briefing = Briefing(
-            trust, NO_CELL, lambda: tuple(contexts), contexts.get, lambda peer: True
-        )
+        self.tally = VoteTally(trust)
+        self._briefing = Briefing(trust, lambda: tuple(contexts), contexts.get, lambda peer: True)
 
     @property
     def plan(self) -> Plan | None:
         return self._leader.plan
+
+    @property
+    def commit(self) -> Commitment | None:
+        return self._leader.commit
 
     @property
     def facts(self) -> RunFacts:
@@ -34,5 +42,11 @@ class BriefedLeader:
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """Handle the news and the event; returns the actions of all."""
-        events = self._briefing.before(event, now)
+        events = self._briefing.before(event)
         return [action for each in events for action in self._leader.handle(each, now)]
+
+    def recalled(self, event: ev.Recalled, shown: Certificate | None, now: float) -> list[Any]:
+        """Handle an answer about a version that came with a quorum certificate."""
+        if shown is not None:
+            event = replace(event, certified=self.tally.show(shown, NO_CELL, now))
+        return self.handle(event, now)

@@ -22,27 +22,28 @@ from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
+from node.consensus.rules import Rules
 from node.core.clock import SystemClock
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember, lineage_after
 from node.core.journey import Path as Way
 from node.core.samples import SampleClass
+from node.epoch import events as ev
+from node.epoch.settings import TrainingSettings
 from node.optim.owner import Owner
 from node.optim.ownership import assign
 from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares
+from node.outer.window import outer_of
 from node.pipeline.frames import FrameShape
 from node.pipeline.settings import PipelineSettings
+from node.stage.engines import Engines, PipelineMeter
+from node.stage.runtime import StageRuntime
+from node.stage.state import StageState
+from node.stage.state_import import StateImport
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
-from node.training.protocol import events as ev
-from node.training.protocol.rules import Rules
-from node.training.protocol.settings import TrainingSettings
-from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines, PipelineMeter
-from node.training.state.stage import StageState
-from node.training.state.state_import import StateImport
 from node.wire.tensors import dtype_of
 
 LEADER = PeerId("leader")
@@ -133,7 +134,7 @@ class Peer:
             TOKENS,
             self.me,
             lambda name, error: self.errors.append(error),
-            rig.outer,
+            outer_of(rig.outer),
             rig.read,
         )
         self.state = service(

@@ -4,9 +4,9 @@ from dataclasses import fields
 from typing import Any
 
 from node.core.ids import PeerId
+from node.epoch.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
-from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 
 
 def assign(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:

@@ -6,10 +6,10 @@ import pytest
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
+from node.epoch import events as ev
+from node.epoch.leader.balance import COMING_S, REST_S, Balance
+from node.epoch.leader.roster import Roster
 from node.scheduler.costs import LinkCost, Measured
-from node.training.leader.balance import COMING_S, REST_S, Balance
-from node.training.leader.roster import Roster
-from node.training.protocol import events as ev
 
 BASE = Version(3, "a" * 32)
 

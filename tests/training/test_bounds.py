@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 
+from node.consensus.terms import MOST_TERM, PLANS_PER_S, STEP, STEP_HEARD, Terms
 from node.core.ids import PeerId
 from node.core.journey import MOST_PATHS, Hop, Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
-from node.training.protocol import events as ev
-from node.training.protocol.bounds import (
-    MOST_SAMPLES,
-    MOST_TERM,
-    PLANS_PER_S,
-    STEP,
-    STEP_HEARD,
-    Bounds,
-    Terms,
-)
+from node.epoch import events as ev
+from node.epoch.bounds import MOST_SAMPLES, Bounds
 
 E = PeerId("ends")
 S = PeerId("stage")

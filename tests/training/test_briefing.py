@@ -2,19 +2,21 @@
 
 from dataclasses import replace
 
+from node.consensus.tally import VoteTally
+from node.consensus.trust import Trust
+from node.consensus.voters import Quorum
+from node.coordinator.briefing import Briefing
 from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Version
 from node.core.samples import SampleClass
-from node.training.leader.briefing import Briefing
-from node.training.leader.leader import Leader
-from node.training.leader.roster import Roster
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.votes import Quorum, Trust
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
+from node.epoch.leader.roster import Roster
+from node.epoch.plan_context import PlanContext
 from tests.training.run_facts import facts
 from tests.training.test_double_votes import proof as double_vote
 from tests.training.test_leader import S1, S2, T1, E, heard
-from tests.training.test_unproven import OURS, proof
+from tests.training.test_unproven import OURS, THEIRS, proof
 from tests.training.test_votes import RUN, certificate, checks, trusting
 
 HERE = PlanContext((SampleClass(0, 0, 96),), {}, 1000)
@@ -28,45 +30,46 @@ def briefing(trust: Trust | None = None, **about: object) -> Briefing:
         "may_lead": lambda peer: True,
         **about,
     }
-    return Briefing(trust or Trust(RUN, checks), NO_CELL, **ports)  # type: ignore[arg-type]
+    return Briefing(trust or Trust(RUN, checks), **ports)  # type: ignore[arg-type]
 
 
 def test_without_news_there_is_only_the_event() -> None:
-    assert briefing().before(TICK, 1.0) == [TICK]
+    assert briefing().before(TICK) == [TICK]
 
 
 def test_each_news_is_told_once() -> None:
     trust = trusting()
     told = briefing(trust, saved=lambda: (OURS, Version(0)), recall={OURS: HERE}.get)
     assert trust.doubles.shown(double_vote(PeerId("c")))
-    news = told.before(TICK, 1.0)
+    news = told.before(TICK)
     assert news == [
         ev.QuorumChanged(Quorum(trust.voters, trust.version, trust.quorum.at)),
         ev.Equivocated(frozenset({PeerId("c")})),
         ev.ContextsKept(((OURS, HERE),)),
         TICK,
     ]
-    assert told.before(TICK, 2.0) == [TICK]
+    assert told.before(TICK) == [TICK]
 
 
 def test_a_certificate_reaches_the_leader_if_its_peer_believes_it() -> None:
     trust = Trust(RUN, checks)
     told = briefing(trust)
-    good = ev.Recalled(OURS, certificate=proof((E, S1, S2), of=OURS, term=20))
-    quorum, found = told.before(good, 5.0)
-    assert found == good
-    assert quorum == ev.QuorumChanged(trust.quorum)
-    assert trust.version == OURS
-    bad = ev.Recalled(OURS, certificate=certificate(of=OURS, term=20, by=(T1,), voters=(E, S1, T1)))
-    assert told.before(bad, 6.0) == [replace(bad, certificate=None)]
+    tally = VoteTally(trust)
+    good = proof((E, S1, S2), of=OURS, term=20)
+    assert tally.show(good, NO_CELL, 5.0) == OURS
+    assert tally.certificate(OURS) == good
+    assert told.before(TICK) == [ev.QuorumChanged(trust.quorum), TICK]
+    bad = certificate(of=THEIRS, term=20, by=(T1,), voters=(E, S1, T1))
+    assert tally.show(bad, NO_CELL, 6.0) is None
+    assert tally.certificate(THEIRS) is None
 
 
 def test_a_heartbeat_says_whether_its_sender_may_lead() -> None:
     told = briefing(may_lead=lambda peer: peer == E)
-    assert told.before(heard(E), 1.0) == [heard(E)]
-    (barred,) = told.before(replace(heard(S1), stage=ENDS), 1.0)
+    assert told.before(heard(E)) == [heard(E)]
+    (barred,) = told.before(replace(heard(S1), stage=ENDS))
     assert not barred.may_lead
-    assert told.before(heard(S1), 1.0) == [heard(S1)], "others are not asked about"
+    assert told.before(heard(S1)) == [heard(S1)], "others are not asked about"
 
 
 def test_to_ask_for_the_anchor_changes_no_choice_of_replicas() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from node.consensus.election import RIPE_S, SHUN_S, TOLD_S, Colleagues, Election, Sighting
 from node.core.ids import PeerId
-from node.training.election import RIPE_S, SHUN_S, TOLD_S, Colleagues, Election, Sighting
 
 ME, LEADER, OTHER, STAGE = (PeerId(p) for p in ("me", "leader", "other-ends", "stage"))
 GROUND = PeerId("0-ground")

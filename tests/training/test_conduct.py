@@ -3,8 +3,8 @@
 import pytest
 
 from node.core.ids import PeerId
-from node.training.leader import conduct as rules
-from node.training.leader.conduct import Conduct
+from node.epoch.leader import conduct as rules
+from node.epoch.leader.conduct import Conduct
 
 A = PeerId("a")
 B = PeerId("b")

@@ -11,14 +11,17 @@ import pytest
 
 from node.averaging.strategies.outer import REMOVED
 from node.checkpoint import files
+from node.coordinator.kit import Kit
+from node.coordinator.presence import View
+from node.coordinator.service import Training
+from node.coordinator.vitals import Vitals
 from node.core.clock import SystemClock
 from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.training.member import MemberState
-from node.training.presence import View
-from node.training.protocol import events as ev
-from node.training.service import Training
+from node.core.tasks import Tasks
+from node.epoch import events as ev
+from node.epoch.member import MemberState
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 
@@ -26,17 +29,18 @@ from tests.training.run_facts import facts
 def taking_part(peer: Any, on_error: Any = None) -> Training:
     """Training of a rig's peer, without other peers."""
     identity: Any = SimpleNamespace(peer_id=peer.me)
-    return Training(
-        identity,
+    kit = Kit(
+        peer.me,
         1,
         facts(stages=1, read=peer.work.read),
         peer.transport,
-        peer.work,
-        lambda: View({}),
         SystemClock(),
         peer.journal,
+        Vitals(),
+        Tasks("training", on_error),
         on_error,
     )
+    return Training(kit, identity, peer.work, lambda: View({}))
 
 
 def stands(t: Training, at: Version) -> None:
@@ -109,12 +113,12 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
     t = taking_part(a)
     stands(t, newest)
     plan = rig.plan((a,), owners, epoch=older.epoch, lineage=older.lineage)
-    call = asyncio.ensure_future(t._told(ev.PlanArrived(plan)))
+    call = asyncio.ensure_future(t.following.told(ev.PlanArrived(plan)))
     await begins.wait()
     call.cancel()
     await asyncio.wait([call])
     may_end.set()
-    assert await t._told(ev.PlanArrived(plan)) is None
+    assert await t.following.told(ev.PlanArrived(plan)) is None
     assert (t.member.state, a.work.stage.version, a.work.plan) == (MemberState.RUN, older, plan)
     await t.close()
 
@@ -135,7 +139,7 @@ async def test_a_plan_that_breaks_a_member_is_told_to_its_parent(
     stands(t, newest)
     plan = rig.plan((a,), owners, epoch=older.epoch, lineage=older.lineage)
     with pytest.raises(RuntimeError, match="memory"):
-        await t._told(ev.PlanArrived(plan))
+        await t.following.told(ev.PlanArrived(plan))
     assert (t.member.at, a.work.stage.version) == (older, newest)
     assert errors == ["training.told: out of memory"]
     await t.close()
@@ -147,7 +151,7 @@ async def test_rounds_of_strangers_wait_for_nothing(rig: Any) -> None:
     stands(t, a.work.stage.version)
     plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
     t.member.handle(ev.PlanArrived(plan), 0.0)
-    async with t._member_lock:
+    async with t.following._lock:
         refused = await t._hear(PeerId("stranger"), pb.Note(round=pb.RoundNote()))
     assert (refused, len(t.tasks)) == ("only the plan's leader opens its rounds", 0)
     await t.close()

@@ -6,8 +6,8 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Plan
-from node.scheduler.costs import BEYOND, NOTHING, LinkCost, Measured
-from node.training.leader.deadlines import (
+from node.epoch import events as ev
+from node.epoch.leader.deadlines import (
     AGAIN,
     FIRST,
     LEAST_S,
@@ -16,10 +16,10 @@ from node.training.leader.deadlines import (
     MOST_S,
     Deadlines,
 )
-from node.training.leader.leader import Leader, Phase
-from node.training.leader.roster import PAUSES
-from node.training.protocol import events as ev
-from node.training.protocol.pace import ASK_AFTER
+from node.epoch.leader.leader import Leader, Phase
+from node.epoch.leader.roster import PAUSES
+from node.epoch.pace import ASK_AFTER
+from node.scheduler.costs import BEYOND, NOTHING, LinkCost, Measured
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, E, begun, commits, heard, led, reported, tell
 

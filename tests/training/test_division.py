@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
+from node.consensus.rules import Rules
 from node.core.errors import OutOfResources
 from node.core.ids import CellId, PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.core.samples import SampleClass
-from node.training.leader.leader import Leader
-from node.training.protocol import events as ev
-from node.training.protocol.rules import Rules
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
 from tests.training.run_facts import assign, facts
 from tests.training.test_leader import heard, with_ways
 

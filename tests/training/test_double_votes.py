@@ -4,25 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from node.consensus.equivocation import KEPT, MOST_TOLD, DoubleVote
+from node.consensus.trust import MOST_COMPARED, Trust, Warrant
+from node.consensus.votes import Ballot, Certificate, Vote, names, signing_domain
+from node.coordinator import notes
 from node.core.errors import WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Version
-from node.training.leader.leader import Leader
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.votes import (
-    KEPT,
-    MOST_COMPARED,
-    MOST_TOLD,
-    Ballot,
-    Certificate,
-    DoubleVote,
-    Trust,
-    Vote,
-    Warrant,
-    names,
-    signing_domain,
-)
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
 from protos import training_pb2 as pb
 from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts
@@ -138,9 +128,9 @@ def test_who_voted_twice_did_so_in_every_cell() -> None:
 
 
 def test_a_proof_travels_with_heartbeats() -> None:
-    word = replace(heard(E), doubles=(proof(C),))
-    note = pb.Note.FromString(notes.ready_note(word).SerializeToString())
-    assert notes.leader_event(note, word.peer).doubles == (proof(C),)
+    sent = notes.ready_note(heard(E), doubles=(proof(C),))
+    note = pb.Note.FromString(sent.SerializeToString())
+    assert notes.parse_doubles(note.ready.doubles) == (proof(C),)
 
 
 def test_more_proofs_than_anybody_tells_are_refused() -> None:
@@ -167,20 +157,22 @@ def committing(liars: tuple[PeerId, ...]) -> list[object]:
     reported(leader, first, 3.0)
     assert all(trust.doubles.shown(proof(peer)) for peer in liars)
     words = (
-        ev.Committed(m.peer, first.hash, 0, f"digest {m.stage}", 1.0, b"signature")
-        for m in first.members
+        ev.Committed(m.peer, first.hash, 0, f"digest {m.stage}", 1.0, True) for m in first.members
     )
-    return tell(leader, words, 4.0)
+    return tell(leader, words, 4.0), leader.commit
 
 
 def test_a_leader_counts_no_vote_of_who_voted_twice() -> None:
-    (sent,) = [a for a in committing((S1,)) if isinstance(a, ev.SendPlan)]
+    done, commit = committing((S1,))
+    (sent,) = [a for a in done if isinstance(a, ev.SendPlan)]
     assert S1 not in sent.plan.electorate.voters
     assert sent.plan.member(S1) is not None, "it may work, and votes no more"
-    assert {b.peer for b in sent.certificate.ballots} == {*ALL} - {S1}
+    assert (sent.certified, commit.version) == (True, sent.plan.base)
+    assert {peer for peer, *_ in commit.votes} == {*ALL} - {S1}
 
 
 def test_without_enough_other_votes_nothing_is_committed() -> None:
-    done = committing((S1, S2, T1))
+    done, commit = committing((S1, S2, T1))
+    assert commit is None
     assert "epoch-uncertain" in kinds(done)
     assert not [a for a in done if isinstance(a, ev.SendPlan)]

@@ -3,8 +3,8 @@ peer."""
 
 import pytest
 
-from node.core.ids import PeerId
-from node.training.election import (
+from node.consensus.election import (
+    CLAIM_S,
     DOUBT_S,
     GRACE_S,
     KEEP_S,
@@ -14,7 +14,7 @@ from node.training.election import (
     Election,
     Sighting,
 )
-from node.training.protocol.pace import CLAIM_S
+from node.core.ids import PeerId
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 LATE = 100.0

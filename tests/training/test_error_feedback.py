@@ -11,9 +11,9 @@ from torch import Tensor
 from node.averaging.coding.codecs import decode
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.training.rounds import merging
-from node.training.rounds.anchor import SAVED, Anchor
-from node.training.rounds.merging import FADES, STEP, WORDS, Giver, OuterSteps, says
+from node.outer import merging
+from node.outer.anchor import SAVED, Anchor
+from node.outer.merging import FADES, STEP, WORDS, Giver, OuterSteps, says
 
 CODECS = ["top-k", "int4", "int8"]
 SETTINGS = OuterSettings("butterfly", "deltas", "sgd", codec="int4", feedback=True, window_s=60.0)

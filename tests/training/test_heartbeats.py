@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from node.coordinator.presence import View
 from node.core.ids import PeerId
 from node.dht.record import DirectoryEntry, PeerBody
+from node.epoch.pace import COMPANY, HEARTBEAT_S
 from node.pipeline.timing import Timing
-from node.training.presence import View
-from node.training.protocol.pace import COMPANY, HEARTBEAT_S
 from tests.training.test_damaged import taking_part
 
 
@@ -22,11 +22,11 @@ async def test_only_peers_that_answer_make_heartbeats_rarer(
         PeerId(f"stranger-{n}"): DirectoryEntry(PeerId(f"stranger-{n}"), body, 1, 1e9)
         for n in range(10 * COMPANY)
     }
-    monkeypatch.setattr(t, "_view", lambda: View(made_up))
+    monkeypatch.setattr(t.candidacy, "view", lambda: View(made_up))
     timing = Timing()
     monkeypatch.setattr(a.work.engines.pipeline, "timing", timing, raising=False)
-    assert t._beat_s() == HEARTBEAT_S
+    assert t.reporting.beat_s() == HEARTBEAT_S
     for n in range(2 * COMPANY):
-        timing.probed(PeerId(f"peer-{n}"), 0.01, t.clock.now())
-    assert t._beat_s() == 2 * HEARTBEAT_S
+        timing.probed(PeerId(f"peer-{n}"), 0.01, t.kit.clock.now())
+    assert t.reporting.beat_s() == 2 * HEARTBEAT_S
     await t.close()

@@ -6,9 +6,9 @@ from dataclasses import replace
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, Version
 from node.core.journey import PlanMember as Listed
-from node.training.member import Member
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import makes
+from node.epoch import events as ev
+from node.epoch.member import Member
+from node.epoch.plan_context import makes
 
 ME = PeerId("me")
 LEADER = PeerId("leader")

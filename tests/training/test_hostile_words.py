@@ -9,10 +9,10 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
-from node.training.leader.leader import SETTLES, UNANSWERED_S
-from node.training.leader.roster import Roster
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import Memory, makes
+from node.epoch import events as ev
+from node.epoch.leader.leader import SETTLES, UNANSWERED_S
+from node.epoch.leader.roster import Roster
+from node.epoch.plan_context import Memory, makes
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
     S1,

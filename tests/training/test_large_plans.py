@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 
+from node.consensus.admission import LARGE_PLAN, OTHER_LEADER, Admission, Ground, Refusal
+from node.consensus.rules import ChangeStatus, Rules
+from node.consensus.terms import Terms
+from node.consensus.trust import Trust
+from node.coordinator import notes
+from node.coordinator.following import Following
+from node.coordinator.plan_inbox import PlanInbox
+from node.coordinator.service import Training
 from node.core import journey
+from node.core.clock import SystemClock
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import MOST_LISTS, Hop, Path, Plan, PlanMember
+from node.epoch.bounds import Bounds
 from node.pipeline.events import MicroBatchDone
-from node.training.protocol import notes
-from node.training.protocol.bounds import Bounds
-from node.training.service import LARGE_PLAN, Training
+from node.telemetry.events import Journal
 from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
 
@@ -35,17 +43,35 @@ def plan(paths: int = 3, owners: int = 1) -> Plan:
     )
 
 
-def service(**about: Any) -> Any:
-    """The part of the training service that reads plans."""
+BOUNDS = Bounds(120, 128, 2, micro_batches=3)
+
+
+def inbox(bounds: Any = BOUNDS) -> Any:
+    """An inbox of a peer that knows nobody."""
+    trust = Trust("run", lambda *about: False)
+    admission = Admission(Terms(), trust, ChangeStatus(Rules()), lambda peer: True)
+    work: Any = SimpleNamespace(objection=lambda plan: "", read=lambda change: Rules())
+    statements: Any = SimpleNamespace(is_plan_of=lambda *about: True)
+    return PlanInbox(admission, statements, bounds, work, SystemClock(), Journal())
+
+
+def anything(parse: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An inbox that reads plans with ``parse``, without a check."""
+    monkeypatch.setattr(notes, "parse_plan", parse)
+    return inbox(SimpleNamespace(paths=3, of_plan=lambda plan: ""))
+
+
+def service(leader: Any) -> Any:
+    """The part of the training service that reads results."""
     made: Any = object.__new__(Training)
-    facts = SimpleNamespace(bounds=Bounds(120, 128, 2, micro_batches=3))
-    made.__dict__ |= {"facts": facts, "_parsing": asyncio.Lock(), **about}
+    facts = SimpleNamespace(bounds=BOUNDS)
+    made.__dict__ |= {"facts": facts, "leading": SimpleNamespace(leader=leader)}
     return made
 
 
 async def test_a_plan_is_read_with_its_hash() -> None:
     made = plan()
-    found = await service()._parse(pb.PlanNote(plan=made.canonical()))
+    found, _ = await inbox()._read(E, pb.PlanNote(plan=made.canonical()), False)
     assert found == made
     assert found.__dict__["hash"] == made.hash
 
@@ -55,7 +81,7 @@ async def test_a_plan_with_more_paths_than_micro_batches_is_refused_before_they_
 ) -> None:
     monkeypatch.setattr("node.core.journey.Path", None)
     with pytest.raises(WireError, match="4 paths, at most 3"):
-        await service()._parse(pb.PlanNote(plan=plan(4).canonical()))
+        await inbox()._read(E, pb.PlanNote(plan=plan(4).canonical()), False)
 
 
 @pytest.mark.parametrize("raw", [bytes(3), LARGE], ids=["small", "large"])
@@ -68,8 +94,7 @@ async def test_a_large_plan_is_parsed_beside_the_event_loop(
         threads.append(threading.get_ident())
         return SimpleNamespace(hash="h")
 
-    monkeypatch.setattr(notes, "parse_plan", parse)
-    await service()._parse(pb.PlanNote(plan=raw))
+    await anything(parse, monkeypatch)._read(E, pb.PlanNote(plan=raw), False)
     assert (threads == [threading.get_ident()]) is (raw is not LARGE)
 
 
@@ -83,30 +108,26 @@ async def test_one_large_plan_is_parsed_at_a_time(monkeypatch: pytest.MonkeyPatc
         at_once.release()
         return SimpleNamespace(hash="h")
 
-    monkeypatch.setattr(notes, "parse_plan", parse)
-    reader = service()
+    reader = anything(parse, monkeypatch)
     note = pb.PlanNote(plan=LARGE)
-    await asyncio.gather(*(reader._parse(note) for _ in range(3)))
+    await asyncio.gather(*(reader._read(E, note, False) for _ in range(3)))
     assert free == [True] * 3
 
 
 async def test_a_large_plan_of_a_peer_that_is_not_the_leader_is_not_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(notes, "parse_plan", None)
-    reader = service(
-        _election=SimpleNamespace(heeds=lambda peer, now: False),
-        clock=SimpleNamespace(now=lambda: 0.0),
-    )
-    assert await reader._hear_plan(S, pb.PlanNote(plan=LARGE)) == "this peer follows another leader"
+    reader = anything(None, monkeypatch)
+    refused = await reader.receive(S, pb.PlanNote(plan=LARGE), False, None)
+    assert refused == Refusal(Ground.ELSEWHERE, OTHER_LEADER)
 
 
 async def test_results_are_read_by_a_leader_only_and_as_many_as_an_epoch_has() -> None:
     results = tuple(MicroBatchDone(i, True, 1.0, 8) for i in range(4))
     note = notes.finished_note(plan(), results)
-    assert await service(leader=None)._hear(S, note) == "this peer does not lead"
+    assert await service(None)._hear(S, note) == "this peer does not lead"
     with pytest.raises(WireError, match="4 results"):
-        await service(leader=SimpleNamespace())._hear(S, note)
+        await service(SimpleNamespace())._hear(S, note)
 
 
 async def test_many_results_travel_in_several_messages() -> None:
@@ -121,7 +142,10 @@ async def test_many_results_travel_in_several_messages() -> None:
         spawn=lambda work, name: spawned.append(asyncio.get_running_loop().create_task(work))
     )
     member = SimpleNamespace(plan=made)
-    done = service(_tell_leader=tell, tasks=tasks, member=member)._reports(made)
+    driver: Any = object.__new__(Following)
+    kit = SimpleNamespace(tasks=tasks)
+    driver.__dict__ |= {"_port": SimpleNamespace(tell_leader=tell), "_kit": kit, "member": member}
+    done = driver._reports(made)
     for i in range(2 * RESULTS + 1):
         done(MicroBatchDone(i, True, 1.0, 8))
     await asyncio.gather(*spawned)

@@ -8,10 +8,10 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Path, Plan
+from node.epoch import events as ev
+from node.epoch.leader.attempt import COPIES
+from node.epoch.leader.leader import Leader, Phase
 from node.pipeline.events import MicroBatchDone
-from node.training.leader.attempt import COPIES
-from node.training.leader.leader import Leader, Phase
-from node.training.protocol import events as ev
 from tests.training.test_leader import (
     S1,
     S2,

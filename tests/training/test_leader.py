@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
+from node.consensus.rules import Rules, mark
 from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
+from node.epoch import events as ev
+from node.epoch.facts import RunFacts
+from node.epoch.leader.leader import Leader, Phase
+from node.epoch.leader.starting_point import COURTESY_S, LOST_S
+from node.epoch.plan_context import PlanContext
+from node.epoch.waiting import Lack
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import LinkCost, Measured
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
-from node.training.leader.leader import Leader, Phase
-from node.training.leader.starting_point import COURTESY_S, LOST_S
-from node.training.protocol import events as ev
-from node.training.protocol.facts import RunFacts
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.rules import Rules, mark
-from node.training.protocol.waiting import Lack
 from tests.training.run_facts import facts
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))

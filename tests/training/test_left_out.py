@@ -6,10 +6,10 @@ from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
-from node.training.leader.leader import Leader, Phase
-from node.training.leader.starting_point import ALONE_S, MISSED_S
-from node.training.member import Member, MemberState
-from node.training.protocol import events as ev
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader, Phase
+from node.epoch.leader.starting_point import ALONE_S, MISSED_S
+from node.epoch.member import Member, MemberState
 from tests.training import test_leader
 from tests.training.run_facts import facts
 from tests.training.test_leader import (

@@ -14,8 +14,8 @@ from node.averaging.strategies.outer import OuterSettings, pieces
 from node.checkpoint.state import StateKind
 from node.core.ids import CellId
 from node.core.journey import Host, Partner, Plan, Version, Window
-from node.training.protocol.plan_context import makes
-from node.training.rounds import merging, window
+from node.epoch.plan_context import makes
+from node.outer import merging, window
 from tests.training.conftest import SHAPES, Peer, Rig
 
 PARAMETERS = OuterSettings("butterfly", window_s=60.0)

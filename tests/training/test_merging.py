@@ -10,7 +10,7 @@ from torch import Tensor
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
-from node.training.rounds.merging import MOMENTUM, STEP, Giver, Named, OuterSteps, Pushes, moved
+from node.outer.merging import MOMENTUM, STEP, Giver, Named, OuterSteps, Pushes, moved
 
 DENSE = OuterSettings("butterfly", "deltas", optimizer="nesterov", momentum=0.8, window_s=60.0)
 SPARSE = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0, codec="top-k", feedback=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from node.stage.engines import PipelineMeter
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.state.engines import PipelineMeter
 
 
 def test_small_parts_do_not_make_an_optimizer_slow() -> None:

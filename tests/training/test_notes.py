@@ -9,6 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from node.consensus.terms import MOST_TERM
+from node.consensus.votes import signing_domain
+from node.coordinator import notes
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import (
@@ -25,12 +28,9 @@ from node.core.journey import (
     lineage_after,
 )
 from node.core.samples import SampleClass
+from node.epoch import events as ev
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
-from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.bounds import MOST_TERM
-from node.training.protocol.votes import signing_domain
 from protos import training_pb2 as pb
 from tests.training.test_votes import certificate
 
@@ -290,7 +290,7 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
     shown = certificate(makes, (A, B))
     sent = notes.history_reply(PLAN, (0,), past, shown)
     reply = pb.HistoryReply.FromString(sent.SerializeToString())
-    assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,), shown), past)
+    assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,)), shown, past)
     assert notes.parse_history(PLAN.base, reply)[0].plan == PLAN
     for other in (
         Version(4, lineage_after(PLAN, ())),
@@ -300,8 +300,8 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
         with pytest.raises(WireError, match="did not make"):
             notes.parse_history(other, reply)
     bare = pb.HistoryReply(certificate=sent.certificate)
-    assert notes.parse_history(makes, bare) == (ev.Recalled(makes, certificate=shown), [])
-    assert notes.parse_history(makes, pb.HistoryReply()) == (ev.Recalled(makes), [])
+    assert notes.parse_history(makes, bare) == (ev.Recalled(makes), shown, [])
+    assert notes.parse_history(makes, pb.HistoryReply()) == (ev.Recalled(makes), None, [])
     with pytest.raises(WireError):
         notes.parse_history(makes, pb.HistoryReply(plan=b"{}"))
 

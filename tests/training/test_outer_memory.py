@@ -18,9 +18,9 @@ from node.core.errors import OutOfResources
 from node.core.numbers import human
 from node.manifest import Manifest, amended
 from node.model.settings import DIGEST
+from node.outer import window
+from node.outer.memory import OuterBytes, outer_bytes
 from node.pipeline.settings import PipelineLimits
-from node.training.rounds import window
-from node.training.rounds.memory import OuterBytes, outer_bytes
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_meeting import WITHIN_S, Cells
 
@@ -80,7 +80,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(
     rig.deadline_s = WITHIN_S
     # The counted number of cells: two, or the largest group.
     names = "ab" if settings.strategy == "gossip" else "abcd"
-    monkeypatch.setattr("node.training.rounds.memory.MOST_TOGETHER", len(names))
+    monkeypatch.setattr("node.outer.memory.MOST_TOGETHER", len(names))
     counted = outer_bytes(settings, SIZES)
     peers = await rig.add(*names)
     cells = Cells(rig, *([p] for p in peers))

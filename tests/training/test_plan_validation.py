@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from node.consensus.rules import Read, Rules
 from node.core.errors import Refused
 from node.core.ids import CellId, PeerId
 from node.core.journey import Electorate, Hop, Partner, Path, Plan, PlanMember, Window
+from node.epoch.plan_validation import MOST_PARTNERS, MOST_WITHIN_S, objection
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
-from node.training.protocol.plan_validation import MOST_PARTNERS, MOST_WITHIN_S, objection
-from node.training.protocol.rules import Read, Rules
 
 E, S, T = (PeerId(p) for p in ("ends", "first", "second"))
 OWN = CellId("ab" * 8)

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.lab.memory_directory import MemoryDirectory, Wall
 from benchmarks.lab.virtual_clock import VirtualClock
+from node.coordinator.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
 from node.core.ids import NO_CELL, CellId, RunId
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, cell_topic
 from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
-from node.training.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
 
 RUN = RunId("ab" * 32)
 STAGES = 3

@@ -15,38 +15,31 @@ from typing import Any
 import pytest
 
 import cli
+from node.consensus.rules import Rules
+from node.consensus.voters import Quorum
+from node.coordinator.recording import file as recording_file
+from node.coordinator.recording.chain import Chain, RecordingDamaged, documents, text_of
+from node.coordinator.recording.file import RecordingFile
+from node.coordinator.recording.player import KINDS, Played, Player
+from node.coordinator.recording.recorder import Recorder
+from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart
+from node.coordinator.recording.setup import Setup as RecordedSetup
+from node.coordinator.recording.show import differing, lines
+from node.coordinator.recording.values import Reader, Writer
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Version, Window
 from node.core.samples import SampleClass
+from node.epoch import events as ev
+from node.epoch.facts import RunFacts
+from node.epoch.leader.leader import Leader
+from node.epoch.member import Member
+from node.epoch.plan_context import PlanContext
 from node.scheduler.costs import LinkCost, Measured
 from node.sim.faults import Schedule
 from node.sim.run import run
 from node.sim.setup import Setup
 from node.sim.tapes import Tapes
-from node.training.leader.leader import Leader
-from node.training.member import Member
-from node.training.protocol import events as ev
-from node.training.protocol.facts import RunFacts
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.rules import Rules
-from node.training.protocol.votes import (
-    Ballot,
-    Certificate,
-    DoubleVote,
-    Quorum,
-    Supporter,
-    Vote,
-)
-from node.training.recording import file as recording_file
-from node.training.recording.chain import Chain, RecordingDamaged, documents, text_of
-from node.training.recording.file import RecordingFile
-from node.training.recording.player import KINDS, Played, Player
-from node.training.recording.recorder import Recorder
-from node.training.recording.setup import LeaderStart, MemberStart
-from node.training.recording.setup import Setup as RecordedSetup
-from node.training.recording.show import differing, lines
-from node.training.recording.values import Reader, Writer
 
 A = PeerId("a")
 B = PeerId("b")
@@ -270,9 +263,9 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(tape: list[byt
     def newer(number: int, row: Any) -> Any:
         if number:
             return row
-        return {"recording": 2, "setup": {**row["setup"], "version": "9.9.9"}}
+        return {"recording": FORMAT + 1, "setup": {**row["setup"], "version": "9.9.9"}}
 
-    with pytest.raises(RecordingDamaged, match="format 2") as found:
+    with pytest.raises(RecordingDamaged, match=f"format {FORMAT + 1}") as found:
         played(changed(tape, newer))
     assert "9.9.9" in found.value.next_step
 
@@ -280,7 +273,6 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(tape: list[byt
 # ------------------------------------------------------------ the recording end
 
 
-VOTE = Vote(CellId(""), 2, 0, V, "cd" * 16, 1, "digest")
 OUTSIDE = [
     ev.Heartbeat(
         A,
@@ -289,16 +281,12 @@ OUTSIDE = [
         "digest",
         seen=((B, 0.1),),
         costs=Measured(0.25, ways=((B, LinkCost(1e-3, 2e-3)),)),
-        support=Supporter(A, 2, 1_700_000_000, b"\x00\xff"),
-        doubles=(DoubleVote(B, VOTE, VOTE, (b"1", b"2")),),
         may_lead=False,
     ),
     ev.Grouped(
         Window(3, (Partner(CellId("ab" * 8), A, {1: (Host(B, ("/ip4/1.2.3.4",)),)}),), 2.5), 9.0
     ),
-    ev.Recalled(
-        V, None, (1, 2), Certificate(CellId(""), 2, V, (A, B), (Ballot(A, 1, 0, "d", b"s"),))
-    ),
+    ev.Recalled(V, None, (1, 2), Version(2)),
     ev.Changed(Rules(2, revision=1, change="signed", revoked=frozenset({"x"}))),
     ev.QuorumChanged(Quorum()),
     ev.QuorumChanged(Quorum((A, B), V, 12.5)),

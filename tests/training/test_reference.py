@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from node.core.journey import UNKNOWN, Losses, Plan, Version
-from node.training.leader.leader import Leader, Phase
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import PlanContext
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader, Phase
+from node.epoch.plan_context import PlanContext
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
     S1,

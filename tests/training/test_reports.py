@@ -4,9 +4,9 @@ import pytest
 
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Plan, PlanMember, Version, Window
-from node.training.leader import reports
-from node.training.leader.attempt import EpochAttempt
-from node.training.protocol.events import RecordFact
+from node.epoch.events import RecordFact
+from node.epoch.leader import reports
+from node.epoch.leader.attempt import EpochAttempt
 
 OWN = CellId("ab" * 8)
 OTHER = CellId("cd" * 8)

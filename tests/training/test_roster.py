@@ -7,10 +7,10 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.epoch import events as ev
+from node.epoch.leader.roster import CEILING, Roster, majority
+from node.epoch.pace import ALL_OWN
 from node.scheduler.costs import LinkCost, Measured
-from node.training.leader.roster import CEILING, Roster, majority
-from node.training.protocol import events as ev
-from node.training.protocol.pace import ALL_OWN
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from node.core.journey import Version
-from node.training.state.stage import StageState
+from node.stage.state import StageState
 
 NEXT = Version(1, "ab" * 16)
 

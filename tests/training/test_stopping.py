@@ -17,11 +17,11 @@ from node.checkpoint.schedule import CheckpointSchedule
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import LocalFault
 from node.core.ids import PeerId
+from node.epoch import events as ev
+from node.epoch.member import MemberState
+from node.epoch.plan_context import PlanContext, makes
 from node.optim.settings import OptimSettings
-from node.training.member import MemberState
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import PlanContext, makes
-from node.training.state.engines import Engines
+from node.stage.engines import Engines
 from tests.training.conftest import Rig, shared
 from tests.training.test_damaged import taking_part
 from tests.training.test_meeting import DELTAS, _words, two_and_one
@@ -285,7 +285,7 @@ async def test_a_message_under_way_is_carried_out_before_a_stop(rig: Any, monkey
 
     monkeypatch.setattr(a.work, "begin", slow)
     following = rig.plan((a,), dict.fromkeys(rig.shapes, a), plan)
-    told = asyncio.ensure_future(t._told(ev.PlanArrived(following)))
+    told = asyncio.ensure_future(t.following.told(ev.PlanArrived(following)))
     await begins.wait()
     closing = asyncio.ensure_future(t.close())
     await asyncio.sleep(0)

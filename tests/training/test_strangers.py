@@ -4,11 +4,11 @@ increase of its term."""
 import dataclasses
 from typing import Any
 
+from node.consensus.terms import STEP_HEARD
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
-from node.training.leader.leader import Leader
-from node.training.protocol import events as ev
-from node.training.protocol.bounds import STEP_HEARD
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
 from tests.training.run_facts import facts
 from tests.training.test_leader import tell
 

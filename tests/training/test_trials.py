@@ -6,7 +6,7 @@ import pytest
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path
-from node.training.leader.routing import with_trials
+from node.epoch.leader.routing import with_trials
 
 END, A, B, C = (PeerId(p) for p in ("end", "a", "b", "c"))
 ROWS = {ENDS: [(END, 1.0)], 1: [(A, 1.0), (B, 0.0)], 2: [(C, 1.0)]}

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
+from node.consensus.trust import Trust
+from node.consensus.voters import FORGET_S
+from node.consensus.votes import Ballot, Certificate
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, Version
 from node.core.samples import SampleClass
-from node.training.leader.leader import PROOF_AGAIN_S, Leader
-from node.training.protocol import events as ev
-from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.votes import FORGET_S, Ballot, Certificate, Trust
+from node.epoch import events as ev
+from node.epoch.leader.leader import PROOF_AGAIN_S, Leader
+from node.epoch.plan_context import PlanContext
 from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds, tell, the_plan
@@ -75,7 +77,7 @@ def test_a_claimed_version_without_proof_is_passed_over(shown: Certificate | Non
     asked = leader.handle(ev.ClockTick(), 2.0)
     assert [a for a in asked if isinstance(a, ev.Recall)] == [ev.Recall(THEIRS, OTHERS, True)]
     assert the_plan(asked) is None, "nothing is planned before somebody has answered"
-    done = leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5)
+    done = leader.recalled(ev.Recalled(THEIRS), shown, 2.5)
     assert (base(done), "version-unproven" in kinds(done)) == (OURS, True)
 
 
@@ -89,9 +91,10 @@ def test_a_certified_version_is_gone_on_from_and_shown() -> None:
     leader = told()
     shown = proof((S1, F, T1))
     leader.handle(ev.ClockTick(), 2.0)
-    done = leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5)
+    done = leader.recalled(ev.Recalled(THEIRS), shown, 2.5)
     (sent,) = [a for a in done if isinstance(a, ev.SendPlan)]
-    assert (sent.plan.base, sent.certificate) == (THEIRS, shown)
+    assert (sent.plan.base, sent.certified) == (THEIRS, True)
+    assert leader.tally.certificate(THEIRS) == shown
 
 
 @pytest.mark.parametrize("others", [(F, T1, T2, S1), OTHERS], ids=["most-hold-it", "absent"])
@@ -128,7 +131,7 @@ def test_a_late_certificate_counts_still() -> None:
     leader = told()
     leader.handle(ev.ClockTick(), 2.0)
     assert base(leader.handle(ev.Recalled(THEIRS), 2.5)) == OURS
-    leader.handle(ev.Recalled(THEIRS, None, (), proof((S1, F, T1))), 2.6)
+    leader.recalled(ev.Recalled(THEIRS), proof((S1, F, T1)), 2.6)
     done = leader.handle(ev.Declined(leader.plan.hash, "again"), 3.0)
     assert base(done + leader.handle(ev.ClockTick(), 5.0)) == THEIRS
 

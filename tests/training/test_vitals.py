@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from node.coordinator import messenger, service
+from node.coordinator.vitals import Life, Vitals
 from node.core.ids import PeerId
-from node.training import service
-from node.training.protocol import events as ev
-from node.training.vitals import Life, Vitals
+from node.epoch import events as ev
 from protos import training_pb2 as pb
 from tests.training.test_damaged import taking_part
 
@@ -113,15 +113,15 @@ async def test_only_peers_in_sight_are_lost_because_another_one_says_so(
     monkeypatch.setattr(a.work, "lost", lambda dead: None)
     note = pb.DeadNote(plan_hash=following.hash, dead=[strange, a.me, b.me])
     assert t.hear_of_dead(plan.leader, note) is None
-    assert t.vitals.lost() == [b.me]
+    assert t.kit.vitals.lost() == [b.me]
 
     async def tell(said: Any, timeout: float) -> pb.NoteReply:
         return pb.NoteReply(accepted=True, lost=[strange, a.me, b.me])
 
-    monkeypatch.setattr(service.rpc, "TrainingStub", lambda channel: SimpleNamespace(Tell=tell))
-    t.vitals = Vitals()
-    await t.tell(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
-    assert t.vitals.lost() == [], "it has just answered"
+    monkeypatch.setattr(messenger.rpc, "TrainingStub", lambda channel: SimpleNamespace(Tell=tell))
+    t = taking_part(a)
+    await t.messenger.send(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
+    assert t.kit.vitals.lost() == [], "it has just answered"
     monkeypatch.setattr(service, "HEARD_S", 0.0)
-    await t.tell(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
-    assert t.vitals.lost() == [b.me]
+    await t.messenger.send(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
+    assert t.kit.vitals.lost() == [b.me]

@@ -8,32 +8,31 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import Refused, WireError
-from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import Electorate, Plan, PlanMember, Version
-from node.identity.keys import is_signed
-from node.sim.process import SimSigner
-from node.telemetry.events import Journal
-from node.training.protocol import notes
-from node.training.protocol.votes import (
-    ALONE_S,
-    FORGET_S,
-    FRESH_S,
-    RIPE,
-    TRUSTED_S,
+from node.consensus.admission import Admission, Ground, Here, Refusal
+from node.consensus.equivocation import DoubleVote
+from node.consensus.rules import ChangeStatus, Rules
+from node.consensus.terms import Terms
+from node.consensus.trust import ALONE_S, FRESH_S, TRUSTED_S, Trust, Warrant
+from node.consensus.voters import FORGET_S, RIPE
+from node.consensus.votes import (
     Ballot,
     Certificate,
-    DoubleVote,
     Supporter,
-    Trust,
     Vote,
-    Warrant,
     names,
     signing_domain,
     support_said,
 )
-from node.training.service import SAY_AGAIN_S, Training
-from node.training.state.ledger import VoteLedger
+from node.coordinator import notes
+from node.coordinator.ledger import VoteLedger
+from node.coordinator.plan_inbox import SAY_AGAIN_S, PlanInbox
+from node.core.errors import Refused, WireError
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.journey import Electorate, Plan, PlanMember, Version
+from node.epoch.bounds import Bounds
+from node.identity.keys import is_signed
+from node.sim.process import SimSigner
+from node.telemetry.events import Journal
 from protos import training_pb2 as pb
 
 RUN = "run"
@@ -192,22 +191,20 @@ def test_what_was_made_here_is_checked_once_in_a_while() -> None:
     assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S + 1)
 
 
-def test_a_plan_that_is_not_followed_is_said_once_a_minute() -> None:
+async def test_a_plan_that_is_not_followed_is_said_once_a_minute() -> None:
     at = SimpleNamespace(now=0.0)
     journal = Journal()
-    member: Any = object.__new__(Training)
-    member.__dict__ |= {
-        "member": SimpleNamespace(plan=plan(A, HERE), at=HERE),
-        "trust": trusting(),
-        "clock": SimpleNamespace(now=lambda: at.now, wall=lambda: 1000.0),
-        "journal": journal,
-        "_learn": lambda doubles: None,
-        "_bar": lambda: None,
-        "_said_refused": -SAY_AGAIN_S,
-    }
+    clock: Any = SimpleNamespace(now=lambda: at.now, wall=lambda: 1000.0)
+    admission = Admission(Terms(), trusting(), ChangeStatus(Rules()), lambda peer: True)
+    statements: Any = SimpleNamespace(is_plan_of=lambda *about: True)
+    work: Any = SimpleNamespace(objection=lambda plan: "", read=lambda change: Rules())
+    inbox = PlanInbox(admission, statements, Bounds(NEXT.epoch, 0), work, clock, journal)
     note = pb.PlanNote(plan=plan(B, NEXT).canonical())
     for at.now in (0.0, SAY_AGAIN_S - 1, SAY_AGAIN_S):
-        assert member._distrusts(plan(B, NEXT), note)
+        here = Here(NO_CELL, HERE, A, False, None, at.now, 1000.0)
+        refused = await inbox.receive(B, note, True, lambda here=here: here)
+        assert isinstance(refused, Refusal)
+        assert refused.ground is Ground.UNSUPPORTED
     said = [event for event in journal.recent() if event.kind == "plan-refused"]
     assert len(said) == 2
     assert said[0].text.startswith(f"a plan of {B} is not followed: ")

@@ -2,11 +2,11 @@
 
 import pytest
 
+from node.consensus.voters import decide, is_majority
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
-from node.training.leader.starting_point import ALONE_S, FEW, RIPE, Voting, without
-from node.training.protocol.votes import decide, is_majority
-from node.training.protocol.waiting import Lack, Wait
+from node.epoch.leader.starting_point import ALONE_S, FEW, RIPE, Voting, without
+from node.epoch.waiting import Lack, Wait
 
 A, B, C, D, E, F, G, H = (PeerId(name) for name in "ABCDEFGH")
 ALL = (A, B, C, D, E, F)

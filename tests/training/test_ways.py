@@ -3,7 +3,7 @@
 import pytest
 
 from node.core.ids import PeerId
-from node.training.protocol.pace import (
+from node.epoch.pace import (
     CALM_BEAT_S,
     COMPANY,
     HEARTBEAT_S,

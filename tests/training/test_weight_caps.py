@@ -4,7 +4,7 @@ import pytest
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
-from node.training.rounds.inner import caps_of
+from node.stage.inner_round import caps_of
 
 E0, E1, A, B, L, Z = map(PeerId, ("e0", "e1", "a", "b", "l", "z"))
 MEMBERS = (

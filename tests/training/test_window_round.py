@@ -13,8 +13,8 @@ from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Version
-from node.training.rounds.merging import Giver, Merge, mean_of
-from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
+from node.outer.merging import Giver, Merge, mean_of
+from node.outer.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
 

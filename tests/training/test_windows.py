@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Version, Window
-from node.training.leader.roster import Roster
-from node.training.leader.windows import TRIES, Windows
-from node.training.protocol import events as ev
+from node.epoch import events as ev
+from node.epoch.leader.roster import Roster
+from node.epoch.leader.windows import TRIES, Windows
 
 E, S1, S2 = (PeerId(p) for p in ("ends", "stage1", "stage2"))
 BASE = Version(4, "aa" * 16)

@@ -146,7 +146,7 @@ async def test_state_that_was_refused_keeps_its_reason(rig: Any, monkeypatch: An
         a.state.dies = True
         return "a square that is none"
 
-    monkeypatch.setattr("node.training.state.state_import.BATCH", 1)  # a part in each batch
+    monkeypatch.setattr("node.stage.state_import.BATCH", 1)  # a part in each batch
     monkeypatch.setattr(c.taking, "_place", refuse)
     await rig.epoch(rig.plan((b, c), shared(c, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
     missing, refused = sorted(c.events("state-lost"), key=lambda e: e.text)

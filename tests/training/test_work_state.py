@@ -19,7 +19,7 @@ from node.core.errors import NetworkFault, Refused
 from node.core.ids import PeerId
 from node.core.journey import Losses, Version, lineage_after
 from node.core.samples import SampleClass
-from node.training.protocol.plan_context import makes
+from node.epoch.plan_context import makes
 from protos import state_pb2
 from tests.training.conftest import same, shared
 

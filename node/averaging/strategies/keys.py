@@ -4,7 +4,7 @@ message, a clock.
 
 Every cell has a place in the Moshpit grid, and the window chooses the axis along which it averages:
 the cells that meet differ in this index only. The place is the cell's number among all, which it
-knows without having read of all (:mod:`node.cells.census`), so a grid that can be full is full.
+knows without having read of all (:mod:`node.outer.census`), so a grid that can be full is full.
 Cells that count the same cells compute the same grid as
 :class:`~node.averaging.strategies.strategy.Moshpit` from a view that all share. A place drawn by a
 hash would need no number, but leaves lines of very different lengths. Indices that the groups hand

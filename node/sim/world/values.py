@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from node.checkpoint.schedule import kept
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import Checkpoint, CheckpointStore
+from node.coordinator.ledger import VoteLedger
 from node.core.errors import Refused, StepFault
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
@@ -26,8 +27,7 @@ from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.visit_buffers import StageMath, VisitBuffers, _there
 from node.sim.setup import NUMBERS, WIDTH
 from node.sim.world.loop import SimDevice
-from node.training.state.ledger import VoteLedger
-from node.training.state.text import Text
+from node.stage.text import Text
 from node.wire.tensors import TensorReader, digest, encode
 
 FIRST = 64.0

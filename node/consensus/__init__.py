@@ -1,0 +1,7 @@
+"""Agreement of the peers of a cell: who leads, whose votes commit a version, which plans may be
+followed. Pure.
+
+Enters: sightings of peers, signed statements, plans as proposals.
+Leaves: a leader, quorum certificates, reasons against a plan.
+Never: a micro-batch, a tensor, a clock, a socket.
+"""

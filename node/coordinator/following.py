@@ -1,0 +1,285 @@
+"""The member's side of a peer: feeds the member and carries out its actions in order. Enters:
+events for the member. Leaves: work for the stage, messages to the leader. Never: a decision; those
+are the member's (:mod:`node.epoch.member`)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from node.consensus.admission import Admission
+from node.consensus.rules import Rules
+from node.consensus.version_history import VersionHistory
+from node.consensus.votes import vote_on
+from node.coordinator import notes
+from node.coordinator.kit import Kit
+from node.coordinator.recalling import Recalling
+from node.coordinator.statements import Statements
+from node.core.errors import Refused
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan, Version
+from node.core.tasks import Tasks
+from node.epoch import events as ev
+from node.epoch.member import Member
+from node.pipeline.events import MicroBatchDone
+from node.stage.runtime import StageRuntime
+from node.wire.limits import RESULTS
+from protos import training_pb2 as pb
+
+CARRIED_OUT_S = 5.0
+"""Seconds that a stopping peer gives to a message that is being carried out."""
+
+
+class PeerPort(Protocol):
+    """The rest of this peer: :class:`node.coordinator.service.Training`."""
+
+    async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
+        """Send a note that the leader of this plan must hear."""
+        ...
+
+    def accuse(self, peer: PeerId) -> None:
+        """``peer`` did not answer: let the leader find out whether it is dead."""
+        ...
+
+    def keep_change(self, rules: Rules) -> None:
+        """Keep a newer change of the owner, and pass it on."""
+        ...
+
+    def leader_changed(self) -> None:
+        """This peer follows another leader than before."""
+        ...
+
+    def version_changed(self) -> None:
+        """Another version is in place than the leader knows: report it at once."""
+        ...
+
+    def entered(self, plan: Plan) -> None:
+        """This peer now belongs to the cell that ``plan`` founds."""
+        ...
+
+
+class Following:
+    """The driver of one member. ``finished``: set when the run is complete."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        member: Member,
+        work: StageRuntime,
+        admission: Admission,
+        statements: Statements,
+        recalling: Recalling,
+        port: PeerPort,
+    ) -> None:
+        self._kit = kit
+        self.member = member
+        self._work = work
+        self._admission = admission
+        self._statements = statements
+        self._recalling = recalling
+        self._port = port
+        self._lock = asyncio.Lock()
+        self._epoch_tasks = Tasks("training", kit.on_error)
+        self._hearing = Tasks("training", kit.on_error)
+        self._closed = False
+        self.moved = kit.clock.now()
+        """Time of the last event, in seconds of the clock."""
+        self.finished = asyncio.Event()
+        self.on_plan: Callable[[Plan], None] = lambda plan: None
+        """A plan is in force here."""
+        self.on_partners: Callable[[Plan], None] = lambda plan: None
+        """A plan names partners of the cell, with the addresses of their hosts."""
+
+    @property
+    def past(self) -> VersionHistory:
+        """The versions from which this peer has begun epochs."""
+        return self._recalling.history
+
+    @property
+    def busy(self) -> bool:
+        """True while an epoch is under way here, or an event is being carried out."""
+        return self.member.busy or self._lock.locked()
+
+    # ----------------------------------------------------------- the end
+
+    def stop(self) -> None:
+        """Take no further event."""
+        self._closed = True
+
+    async def end_epoch(self) -> None:
+        """End the work of the epoch under way."""
+        await self._epoch_tasks.close()
+
+    async def carried_out(self) -> None:
+        """Wait for the event that is being carried out, at most :data:`CARRIED_OUT_S`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CARRIED_OUT_S):
+                async with self._lock:
+                    pass
+
+    async def end_hearing(self) -> None:
+        """End what :meth:`told` has begun."""
+        await self._hearing.close()
+
+    # ----------------------------------------------------------- events
+
+    async def told(self, event: Any) -> str | None:
+        """Handle an event as :meth:`happens` does, but complete it even if the sender hangs up
+        meanwhile: otherwise a half carried out plan would count as known when it is sent again."""
+        return await asyncio.shield(self._hearing.spawn(self.happens(event), "told"))
+
+    async def happens(self, event: Any) -> str | None:
+        """Feed the member and carry out its actions in order. Returns the reason of a refusal, or
+        None."""
+        async with self._lock:
+            if self._closed:
+                return "this peer stops"
+            if isinstance(event, ev.PlanArrived):
+                event = replace(event, digest=self._work.stage.digest)
+            queue = [event]
+            refused = None
+            while queue:
+                for action in self.member.handle(queue.pop(0), self._kit.clock.now()):
+                    if isinstance(action, ev.RefuseCaller):
+                        refused = action.reason
+                    elif isinstance(action, ev.GoTo) and (refused := await self._go_to(action)):
+                        break  # what follows is work on a version that is not here
+                    elif isinstance(action, ev.GoTo):
+                        continue
+                    elif (follow := await self._act(action)) is not None:
+                        queue.append(follow)
+            self.moved = self._kit.clock.now()
+            return refused
+
+    def place(self, term: int = 0) -> None:
+        """Tell the member which version is in place. ``term``: the highest one in which this peer
+        has voted, 0 for none."""
+        work = self._work
+        versions = work.local_checkpoints.versions()
+        placed = ev.VersionPlaced(work.stage.version, versions, work.tokens, term)
+        self.member.handle(placed, self._kit.clock.now())
+
+    # ----------------------------------------------------------- actions
+
+    async def _go_to(self, action: ev.GoTo) -> str | None:
+        """Put another version in place. If that fails, report what this peer holds instead and
+        return why it failed."""
+        await self._epoch_tasks.close()
+        try:
+            await self._work.go_to(action.version, action.how)
+        except Refused as e:
+            self._kit.journal.emit(
+                "checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch
+            )
+            self.place()
+            self._port.version_changed()
+            return f"epoch {action.version.epoch} cannot be put in place: {e}"
+        return None
+
+    async def _act(self, action: Any) -> Any:
+        tasks = self._kit.tasks
+        match action:
+            case ev.Settle(epoch):
+                await self._work.settle(epoch, self.member.plan)
+                versions = self._work.local_checkpoints.versions()
+                self.member.handle(ev.CheckpointsKept(versions), self._kit.clock.now())
+            case ev.BeginEpoch(plan, behind):
+                await self._begin(plan, behind)
+            case ev.EnterCell(plan):
+                await self._follow(plan)
+                self._work.enter(plan)
+                self._port.entered(plan)
+            case ev.StartRound(plan, r, listener):
+                self._epoch_tasks.spawn(self._end(plan, r, listener), "round")
+            case ev.AdoptParts(plan, ended):
+                digest = await self._work.adopt(plan)
+                self._work.engines.meter.worked()
+                return ev.Adopted(ended, digest)
+            case ev.TellCommitted(plan):
+                note = notes.committed_note(action, self._work.speed(), self._vote(action))
+                tasks.spawn(self._port.tell_leader(plan, note), "committed")
+            case ev.TellIncomplete(plan, ended):
+                for peer in ended.failed:
+                    self._port.accuse(peer)
+                note = notes.incomplete_note(action)
+                tasks.spawn(self._port.tell_leader(plan, note), "incomplete")
+            case ev.Finish(plan):
+                await self._finish(plan)
+        return None
+
+    async def _begin(self, plan: Plan, behind: tuple[Version, int] | None) -> None:
+        """Take part in a plan. ``behind``: as in :meth:`_follow`."""
+        await self._follow(plan, behind)
+        self.on_plan(plan)
+        if plan.window.number:
+            self.on_partners(plan)
+        rules = self._work.read(plan.change)
+        if self._admission.changes.follows(plan.leader, rules):
+            self._port.keep_change(rules)
+        await self._work.begin(plan, behind is not None)
+        if self._kit.stage == ENDS and behind is None and plan.paths:
+            self._epoch_tasks.spawn(self._work.run(plan, self._reports(plan)), "run")
+
+    async def _finish(self, plan: Plan) -> None:
+        await self._follow(plan)
+        await self._work.finish(plan)
+        self.on_plan(plan)
+        self.finished.set()
+        self._kit.journal.emit(
+            "training",
+            "run-finished",
+            f"the run is complete at epoch {plan.epoch}",
+            epoch=plan.epoch,
+        )
+
+    async def _follow(self, plan: Plan, behind: tuple[Version, int] | None = None) -> None:
+        """The plan is in force. ``behind``: the version that this peer held and its tokens, if the
+        plan is of another history."""
+        await self._epoch_tasks.close()
+        kit = self._kit
+        self._admission.terms.saw(plan.term, kit.clock.wall())
+        self._work.colleagues.meet([m.peer for m in plan.members if m.current], kit.clock.now())
+        if self._work.plan is None or plan.leader != self._work.plan.leader:
+            self._port.leader_changed()
+        if behind is not None:
+            kit.tasks.spawn(self._recalling.give_up(*behind, plan.leader), "give-up")
+        else:
+            self.past.stood(plan.base, plan.tokens)
+
+    async def _end(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> None:
+        """Run the round that ends the epoch, or copy its result from other members."""
+        if r.sources:
+            ended = await self._work.copy(plan, r)
+        else:
+            ended = await self._work.average(plan, r, listener)
+        await self.happens(ended)
+
+    def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:
+        """A callback that reports each result of the plan to the leader. Results that come while a
+        note is on its way travel in the next notes."""
+        results: list[MicroBatchDone] = []
+
+        async def tell() -> None:
+            while results and self.member.plan is plan:
+                batch = tuple(results[:RESULTS])
+                await self._port.tell_leader(plan, notes.finished_note(plan, batch))
+                del results[: len(batch)]
+
+        def done(result: MicroBatchDone) -> None:
+            results.append(result)
+            if len(results) == 1:
+                self._kit.tasks.spawn(tell(), "results")
+
+        return done
+
+    def _vote(self, action: ev.TellCommitted) -> bytes:
+        """This peer's signature under the committed version; empty if it has voted otherwise."""
+        plan = action.plan
+        stage = self._kit.stage
+        vote = vote_on(plan, self.member.at, action.attempt, stage, action.digest)
+        try:
+            return self._statements.vote(vote)
+        except Refused as e:
+            self._kit.journal.emit("training", "vote-refused", str(e), "warning", term=vote.term)
+            return b""

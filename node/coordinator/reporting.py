@@ -1,0 +1,297 @@
+"""Reports of one peer to its leader: heartbeats, and messages that the leader must hear. Enters:
+the state of this peer, time. Leaves: messages to the leader, or events for the own one. Never: the
+choice of the leader (:mod:`node.coordinator.candidacy`)."""
+
+import asyncio
+import contextlib
+from typing import Any, NamedTuple
+
+from node.consensus.admission import Admission
+from node.consensus.votes import Supporter
+from node.coordinator import notes
+from node.coordinator.candidacy import Candidacy
+from node.coordinator.following import Following
+from node.coordinator.kit import Kit
+from node.coordinator.leading import Leading
+from node.coordinator.messenger import Messenger
+from node.coordinator.statements import Statements
+from node.core.errors import PeerFault
+from node.core.ids import PeerId, short
+from node.core.journey import Plan, Version
+from node.epoch import events as ev
+from node.epoch.pace import (
+    ACCUSE_EVERY_S,
+    BEAT_AT_MOST_S,
+    CALM_AFTER_S,
+    HEARTBEAT_S,
+    PROBE_TIMEOUT_S,
+    REDIAL_MOST_S,
+    TELL_TRIES,
+    TICK_S,
+    beat_s,
+)
+from node.stage.runtime import StageRuntime
+from protos import training_pb2 as pb
+
+PAUSE_S = 5.0
+"""Seconds between two epochs, evaluation included, after which a peer is said to wait."""
+
+
+class LeaderReply(NamedTuple):
+    """The last reply to a heartbeat. ``waits_for``: the leader's reason for planning no epoch;
+    ``lacking``: peers of the own stage to which the leader waits for ways from here, None if it
+    does not say."""
+
+    leader: PeerId | None = None
+    waits_for: str = ""
+    lacking: frozenset[PeerId] | None = None
+
+
+class Reporting:
+    """Heartbeats and other messages of one peer to its leader."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        work: StageRuntime,
+        admission: Admission,
+        statements: Statements,
+        messenger: Messenger,
+        following: Following,
+        leading: Leading,
+        candidacy: Candidacy,
+    ) -> None:
+        self._kit = kit
+        self._work = work
+        self._admission = admission
+        self._statements = statements
+        self._messenger = messenger
+        self._following = following
+        self._leading = leading
+        self._candidacy = candidacy
+        self._order: dict[PeerId, asyncio.Lock] = {}
+        """Locks of the leaders: one message to each at a time."""
+        self._said: Any = None
+        self._said_at = kit.clock.now()
+        self._accused: dict[PeerId, float] = {}
+        self._hurry = asyncio.Event()
+        self._looking: set[PeerId] = set()
+        """Ends peers that are called because nobody leads."""
+        self.known: tuple[PeerId, Version] | None = None
+        """The leader that accepted our last heartbeat, and the version that it reported."""
+        self.unanswered: tuple[PeerId, float] | None = None
+        """Leader to which a heartbeat is on its way, and the time at which it was sent."""
+        self.reply = LeaderReply()
+
+    def hurry(self) -> None:
+        """Report at once."""
+        self._hurry.set()
+
+    # ----------------------------------------------------------- heartbeats
+
+    async def beat(self) -> None:
+        """Report again and again."""
+        while True:
+            self._hurry.clear()
+            await self.report()
+            self._look_for_leaders()
+            await asyncio.sleep(BEAT_AT_MOST_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.beat_s() - BEAT_AT_MOST_S):
+                    await self._hurry.wait()
+
+    def beat_s(self) -> float:
+        """Seconds until the next heartbeat: more in a swarm that waits, while this peer has nothing
+        new to report."""
+        m = self._following.member
+        now = self._kit.clock.now()
+        says = (
+            m.at,
+            m.term,
+            m.reachable,
+            self._work.stage.digest,
+            self._candidacy.leaving,
+            self._candidacy.leader_id(),
+            self._admission.changes.known.revision,
+            self._work.windows.mean,
+            self._work.anchor.name,
+        )
+        if says != self._said or m.busy:
+            self._said = says
+            self._said_at = now
+        calm = now - max(self._said_at, self._following.moved) > CALM_AFTER_S
+        answering = len(self._work.engines.pipeline.timing.ways(now))
+        return beat_s(answering, calm)
+
+    async def report(self) -> None:
+        """Send a heartbeat to the leader, and to the next one if that does not lead."""
+        asked: set[PeerId] = set()
+        candidacy = self._candidacy
+        while (leader := candidacy.take_or_drop_the_lead()) is not None and leader not in asked:
+            asked.add(leader)
+            # One message to a leader at a time: an old heartbeat must not arrive after the news of
+            # a commit.
+            election = candidacy.election
+            async with self._order.setdefault(leader, asyncio.Lock()):
+                # A peer that has entered another cell meanwhile does not report to this leader.
+                if election is not candidacy.election:
+                    return
+                # The message before this one may have found that the leader does not answer.
+                silent = election.is_silent(leader, self._kit.clock.now())
+                if not silent and await self._report_to(leader):
+                    return
+
+    async def _report_to(self, leader: PeerId) -> bool:
+        """Send a heartbeat. Return False if ``leader`` does not answer or does not lead, so that
+        another peer may be the leader."""
+        heard = self.heartbeat(leader)
+        clock = self._kit.clock
+        # This peer may enter another cell, with a new election, before the heartbeat is answered.
+        election = self._candidacy.election
+        if leader == self._kit.me:
+            self._report_here(heard)
+            return True
+        election.tells(leader, clock.now())
+        self.unanswered = leader, clock.now()
+        try:
+            refused = await self._send(leader, self.ready_note(heard, leader))
+        except PeerFault:
+            return False
+        finally:
+            self.unanswered = None
+        if refused is not None:
+            election.doubt(leader, clock.now())
+            return False
+        election.answered(leader, clock.now())
+        self.known = leader, heard.at
+        return True
+
+    def version_changed(self) -> None:
+        """Another version is in place than the leader knows: report it at once."""
+        self.hurry()
+        if self._leading.leader is not None:
+            self._report_here(self.heartbeat())
+
+    def _report_here(self, heard: ev.Heartbeat) -> None:
+        """Give this peer's heartbeat to its own leader."""
+        self._leading.supported(self._support(self._kit.me))
+        self._leading.lead(heard)
+
+    def ready_note(self, heard: ev.Heartbeat, leader: PeerId) -> pb.Note:
+        """A heartbeat as a message to ``leader``, with what this peer signs for it."""
+        return notes.ready_note(heard, self._support(leader), self._admission.untold(leader))
+
+    def _support(self, leader: PeerId) -> Supporter:
+        """This peer's signed support for ``leader``."""
+        term = self._following.member.term
+        return self._statements.support(self._candidacy.cell, leader, term)
+
+    def heartbeat(self, leader: PeerId | None = None) -> ev.Heartbeat:
+        """This peer's heartbeat to ``leader``, or to itself if None."""
+        kit = self._kit
+        m = self._following.member
+        work = self._work
+        return ev.Heartbeat(
+            kit.me,
+            kit.stage,
+            m.at,
+            work.stage.digest,
+            work.speed(),
+            m.reachable,
+            m.term,
+            # A peer that went back to an older version may remember more tokens than that history
+            # can have counted.
+            kit.facts.bounds.counted(m.at.epoch, m.tokens),
+            self._candidacy.leaving,
+            tuple(sorted(work.engines.pipeline.timing.rates().items())),
+            work.room,
+            work.costs(),
+            self._admission.changes.tells(leader or kit.me),
+            work.windows.mean,
+            m.orphan,
+            work.anchor.name,
+            self._candidacy.cell,
+        )
+
+    # ----------------------------------------------------------- other messages
+
+    async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
+        """Send a note that the leader of this plan must hear. It is given up if the leader does not
+        answer, or no longer leads by this peer's knowledge."""
+        candidacy = self._candidacy
+        for _ in range(TELL_TRIES):
+            async with self._order.setdefault(plan.leader, asyncio.Lock()):
+                if plan.leader == self._kit.me:
+                    self._leading.hear_own(note)
+                    return
+                if candidacy.election.is_silent(plan.leader, self._kit.clock.now()):
+                    return
+                with contextlib.suppress(PeerFault):
+                    await self._send(plan.leader, note)
+                    return
+            if candidacy.leader_id() != plan.leader:
+                return
+            await asyncio.sleep(TICK_S)
+
+    def accuse(self, peer: PeerId) -> None:
+        """An engine could not get an answer from ``peer``: let the leader find out whether it is
+        dead."""
+        plan = self._following.member.plan
+        now = self._kit.clock.now()
+        if plan is None or now - self._accused.get(peer, -1e9) < ACCUSE_EVERY_S:
+            return
+        self._accused[peer] = now
+        if peer == self._candidacy.leader_id():
+            self.hurry()  # nobody else can be told: the next heartbeat shows whether it lives
+            return
+        note = pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer))
+        self._kit.tasks.spawn(self.tell_leader(plan, note), "accuse")
+
+    async def _send(self, leader: PeerId, note: pb.Note) -> str | None:
+        """Send a note with a retry. A leader that does not answer is not taken for the leader for a
+        while. Raises PeerFault."""
+        election = self._candidacy.election
+        try:
+            return await self._messenger.send_with_retry(leader, note, 2 * PROBE_TIMEOUT_S)
+        except PeerFault as e:
+            election.shun(leader, self._kit.clock.now())
+            self.hurry()
+            self._kit.journal.emit(
+                "training",
+                "leader-silent",
+                f"leader {short(leader)}: {e.reason}",
+                "warning",
+                peer=leader,
+            )
+            raise
+
+    # ----------------------------------------------------------- nobody leads
+
+    def _look_for_leaders(self) -> None:
+        """Call the ends peers that did not answer, while no leader accepts heartbeats of this peer,
+        or while it has led for a moment and cannot plan: it may have been cut off from all of them.
+        Otherwise they show by a new record that they are back."""
+        election = self._candidacy.election
+        alone = not election.accepted
+        if self._leading.leader is not None:
+            alone = self._leading.stuck_s(self._following.moved) >= PAUSE_S
+        if alone:
+            for peer in election.shunned():
+                if peer not in self._looking:
+                    self._looking.add(peer)
+                    self._kit.tasks.spawn(self._look_for(peer), f"look for {short(peer)}")
+
+    async def _look_for(self, peer: PeerId) -> None:
+        election = self._candidacy.election
+        kit = self._kit
+        try:
+            async with asyncio.timeout(REDIAL_MOST_S):
+                await kit.transport.ping(peer, REDIAL_MOST_S)
+        except (PeerFault, TimeoutError):
+            await asyncio.sleep(HEARTBEAT_S)
+        else:
+            kit.vitals.alive(peer, kit.clock.now())
+            election.forgive(peer)
+            self.hurry()
+        finally:
+            self._looking.discard(peer)

@@ -1,0 +1,607 @@
+"""One peer's part in the epochs of a run: messages from other peers, and the parts that drive its
+machines. Enters: messages and time. Leaves: events for the leader
+(:mod:`node.coordinator.leading`) and the member (:mod:`node.coordinator.following`) of this peer.
+Never: a decision of either; work of the stage."""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from node.consensus.admission import Admission, Ground, Here, Refusal
+from node.consensus.equivocation import DoubleVote
+from node.consensus.rules import ChangeStatus, Rules
+from node.consensus.terms import Terms
+from node.consensus.version_history import VersionHistory
+from node.coordinator import notes
+from node.coordinator.candidacy import Candidacy
+from node.coordinator.following import Following
+from node.coordinator.kit import Kit
+from node.coordinator.leading import Leading, PeerMachines
+from node.coordinator.ledger import VoteLedger
+from node.coordinator.messenger import Messenger
+from node.coordinator.plan_inbox import PlanInbox
+from node.coordinator.presence import View
+from node.coordinator.recalling import Recalling
+from node.coordinator.reporting import PAUSE_S, LeaderReply, Reporting
+from node.coordinator.statements import Statements
+from node.coordinator.vitals import MOST_LOST, Life
+from node.coordinator.ways import Ways
+from node.core.errors import Refused, WireError
+from node.core.ids import NO_CELL, CellId, PeerId, short, short_cell
+from node.core.journey import Plan
+from node.core.tasks import Tasks
+from node.epoch import events as ev
+from node.epoch.leader.leader import Leader, Phase
+from node.epoch.member import Member, MemberState
+from node.epoch.pace import (
+    FEW_STRANGERS,
+    TICK_S,
+)
+from node.epoch.waiting import Lack, Wait
+from node.identity.keys import Signer
+from node.stage.runtime import StageRuntime
+from node.transport.port import blamed, printable
+from protos import training_pb2 as pb
+from protos import training_pb2_grpc as rpc
+
+BARS = 3.0
+"""Weight of a fault that bars a peer at once."""
+ANSWER_S = 3.0
+"""Seconds without an answer to a heartbeat after which a leader is shown as silent."""
+HEARD_S = 5.0
+"""Seconds for which a peer that this one heard is not shown as lost, whatever the leader says."""
+
+
+class Training(rpc.TrainingServicer):
+    """One peer's part in the epochs of a run. ``view()`` shows the peers that the directory lists
+    as alive; ``ledger`` keeps votes, None: in memory only."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        identity: Signer,
+        work: StageRuntime,
+        view: Callable[[], View],
+        machines: PeerMachines | None = None,
+        ledger: VoteLedger | None = None,
+    ) -> None:
+        machines = machines or PeerMachines()
+        self.kit = kit
+        self.me = kit.me
+        self.stage = kit.stage
+        self.facts = kit.facts
+        self.work = work
+        self.statements = Statements(identity, kit.facts.run_id, ledger or VoteLedger(), kit.clock)
+        self.trust = self.statements.trust()
+        self.standing = ChangeStatus(kit.facts.make.read(""))
+        self.admission = Admission(Terms(), self.trust, self.standing, kit.facts.may_lead)
+        self._inbox = PlanInbox(
+            self.admission, self.statements, kit.facts.bounds, work, kit.clock, kit.journal
+        )
+        self.messenger = Messenger(kit.transport, kit.clock, kit.vitals, self._heartbeat_answered)
+        recalling = Recalling(kit.transport, kit.journal, kit.facts.bounds, VersionHistory())
+        member = machines.member(
+            self.me, work.stage.version, work.local_checkpoints.versions(), work.tokens
+        )
+        self.following = Following(
+            kit, member, work, self.admission, self.statements, recalling, self
+        )
+        self.leading = Leading(
+            kit,
+            self,
+            work,
+            self.trust,
+            self.statements,
+            self.messenger,
+            recalling,
+            machines,
+        )
+        self._ways = Ways(self, kit, work.engines.pipeline)
+        self.candidacy = Candidacy(
+            kit, view, work, self.admission, self.messenger, self.following, self.leading
+        )
+        self.reporting = Reporting(
+            kit,
+            work,
+            self.admission,
+            self.statements,
+            self.messenger,
+            self.following,
+            self.leading,
+            self.candidacy,
+        )
+        self.started = False
+        self._named: tuple[Plan | None, frozenset[PeerId]] = None, frozenset()
+        """A plan, and the peers that it names."""
+        self.on_cell: Callable[[CellId], None] = lambda cell: None
+        """This peer belongs to another cell from now on."""
+        self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
+        """Asks this peer to host another stage; returns "" if it will, else the reason against."""
+        self.on_change: Callable[[str], None] = lambda change: None
+        """A newer change is known: keep it."""
+        rpc.add_TrainingServicer_to_server(self, kit.transport.server)
+
+    @property
+    def member(self) -> Member:
+        """The member of this peer."""
+        return self.following.member
+
+    @property
+    def leader(self) -> Leader | None:
+        """The leader, while this peer leads."""
+        return self.leading.leader
+
+    @property
+    def cell(self) -> CellId:
+        """The cell this peer belongs to; empty in a run of one cell."""
+        return self.candidacy.cell
+
+    @property
+    def tasks(self) -> Tasks:
+        """The tasks that last as long as this peer takes part."""
+        return self.kit.tasks
+
+    def start(self) -> None:
+        """Begin to take part: the state in place is what this peer offers."""
+        self.started = True
+        self.following.place(self.statements.term(self.cell))
+        self.candidacy.start()
+        self.tasks.spawn(self.reporting.beat(), "heartbeat", eternal=True)
+        self.tasks.spawn(self._clockwork(), "clock", eternal=True)
+        if self.facts.waits.probe_every_s:
+            self.tasks.spawn(self._ways.keep(), "ways", eternal=True)
+
+    async def close(self) -> None:
+        """Stop taking part at once: afterwards nothing changes the state of the stage.
+        :meth:`leave` is the polite way. Messages that are being carried out have
+        :data:`node.coordinator.following.CARRIED_OUT_S` to be done."""
+        self.following.stop()
+        self.leading.close()
+        # All are cancelled before any goes on: the end of one may begin another.
+        await asyncio.gather(self.tasks.close(), self.following.end_epoch())
+        await self.following.carried_out()
+        ends = (self.following.end_epoch(), self.following.end_hearing())
+        await asyncio.gather(self.tasks.close(), *ends)
+
+    async def leave(self, reason: str) -> None:
+        """Finish the epoch under way, let the next one be planned without this peer, and hand over
+        the optimizer state of its parts.
+
+        Bounded by the caller. ``reason`` is for the record.
+        """
+        self.kit.journal.emit("training", "leaving", f"this peer leaves: {reason}")
+        self.candidacy.leaving = True
+        self.leading.lead(ev.Resigning(True))
+        await self.reporting.report()
+        # A plan that counts on this peer may be on its way already.
+        await asyncio.sleep(TICK_S)
+        while self.following.busy or self.leader is not None:
+            await asyncio.sleep(TICK_S)
+            self.candidacy.take_or_drop_the_lead()
+        await self.reporting.report()
+        await self.work.handed_over()
+
+    def stay(self) -> None:
+        """Take part again: leaving was given up."""
+        self.candidacy.leaving = False
+        self.leading.lead(ev.Resigning(False))
+
+    # ----------------------------------------------------------- how cells average
+
+    def change(self, text: str) -> Rules:
+        """Read the owner's change to how cells average, from any sender, and return the settings in
+        it. A newer change is kept, sent to the leader until a plan is made under it, and comes into
+        force with the next plan. Raises Refused if the owner did not sign it for this run."""
+        rules = self.facts.make.read(text)
+        if self.standing.learns(rules):
+            self.keep_change(rules)
+            self.reporting.hurry()
+            if self.leader is not None:
+                self.leading.lead(ev.Changed(rules))
+        return rules
+
+    def keep_change(self, rules: Rules) -> None:
+        """Keep a newer change and pass it on to the members of the plan in force. The peers that it
+        revokes are refused at once, not only with the next plan."""
+        self.on_change(rules.change)
+        self.kit.transport.expel(rules.revokes)
+        if rules.revoked:
+            # Not only through the leader, which may be a revoked peer.
+            heard = replace(self.reporting.heartbeat(), change=rules.change)
+            word = self.reporting.ready_note(heard, self.me)
+            plan = self.work.plan
+            if plan is None:
+                return
+            for member in plan.members:
+                peer = member.peer
+                if peer != self.me and not rules.revokes(peer):
+                    # A peer that does not lead takes the change from it and refuses the rest.
+                    self.tasks.spawn(self.messenger.notify(peer, word), "change")
+
+    # ----------------------------------------------------------- who leads
+
+    def is_established(self, peer: PeerId) -> bool:
+        """Return True for a peer that this one works with, as opposed to a stranger: a colleague, a
+        member of the plan in force, or one of a cell that it averages with."""
+        return peer in self.work.colleagues.all or peer in self._planned()
+
+    def has_met(self, peer: PeerId) -> bool:
+        """Return True for a peer that is established or was met by one side's call. The directory
+        may name others that somebody made up."""
+        return self.is_established(peer) or self.kit.transport.has_met(peer)
+
+    def reportable(self, peers: Collection[PeerId]) -> set[PeerId]:
+        """Peers to tell the user about: the met ones, and strangers while they are few. Of many
+        strangers most are made up."""
+        strangers = {peer for peer in peers if not self.has_met(peer)}
+        if len(strangers) > FEW_STRANGERS:
+            return set(peers) - strangers
+        return set(peers)
+
+    def _planned(self) -> frozenset[PeerId]:
+        """The peers that the plan in force names."""
+        plan = self.member.plan
+        if plan is not self._named[0]:
+            peers = set[PeerId]()
+            if plan is not None:
+                peers = {m.peer for m in plan.members}
+                for partner in plan.window.partners:
+                    peers.add(partner.leader)
+                    peers.update(h.peer for hosts in partner.hosts.values() for h in hosts)
+            self._named = plan, frozenset(peers)
+        return self._named[1]
+
+    def has_reported_to(self, peer: PeerId) -> bool:
+        """Return True if plans of ``peer`` may be followed here: this peer took it for its leader,
+        and sent it a heartbeat, a short time ago."""
+        return self.candidacy.heeds(peer)
+
+    def leader_id(self) -> PeerId | None:
+        """The leader by this peer's knowledge; None if it sees no ends peer."""
+        return self.candidacy.leader_id()
+
+    # ----------------------------------------------------------- equivocation
+
+    def _learn(self, doubles: Sequence[DoubleVote]) -> None:
+        """Keep proofs of double votes. Raises WireError if one proves nothing."""
+        if not all([self.trust.doubles.shown(d) for d in doubles]):
+            raise WireError("two votes that do not prove that their peer has voted twice")
+        self._bar()
+
+    def _bar(self) -> bool:
+        """Refuse for a while the peers that were newly found to have voted twice; their votes no
+        longer count. Return True if there are any."""
+        found = self.trust.doubles.news()
+        for d in found:
+            self.kit.journal.emit(
+                "training",
+                "voted-twice",
+                f"{short(d.peer)} has voted for two results of term {d.one.term}",
+                "warning",
+                peer=d.peer,
+                term=d.one.term,
+                epoch=d.one.version.epoch,
+            )
+            if d.peer != self.me:
+                self.kit.transport.fault(d.peer, "voted for two results of one attempt", BARS)
+        if found:
+            self.reporting.hurry()
+        return bool(found)
+
+    async def _clockwork(self) -> None:
+        patience = self.kit.transport.patience
+        while True:
+            due = self.kit.clock.now() + TICK_S
+            await asyncio.sleep(TICK_S)
+            now = self.kit.clock.now()
+            patience.woke(due, now)
+            self.work.mind_the_disk()
+            if now - due > self.facts.waits.late_s:
+                self._stood_still(now - due)
+            if self.leader is not None:
+                self.leading.lead(
+                    ev.ClockTick(
+                        self.candidacy.view().coming, self.work.colleagues.all, patience.slack(now)
+                    )
+                )
+
+    def _stood_still(self, seconds: float) -> None:
+        """This process did not run for ``seconds``. Others may follow another leader by now: look
+        for it at once."""
+        self.kit.journal.emit(
+            "training",
+            "stood-still",
+            f"this process did not run for {seconds:.0f} s; others may go on without it",
+            "warning",
+            seconds=round(seconds, 1),
+        )
+        self.candidacy.on_lead()
+        self.reporting.hurry()
+
+    # ----------------------------------------------------------- notes in and out
+
+    async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
+        """Handle a note from another peer. A note that does not parse counts as a fault of its
+        sender."""
+        peer = self.kit.transport.caller(context)
+        self.messenger.heard(peer)
+        try:
+            reason = await self._hear(peer, request)
+        except WireError as e:
+            self.kit.transport.fault(peer, str(e), 1.0)
+            reason = str(e)
+        reply = pb.NoteReply(accepted=reason is None, reason=reason or "")
+        if request.WhichOneof("say") == "ready" and reason is None and self.leader is not None:
+            reply.waits_for = self.waiting_for()
+            reply.lost.extend(self.kit.vitals.lost())
+            if self.facts.prove:
+                reply.lacking.peers.extend(self.leader.roster.lacking(peer))
+        return reply
+
+    async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
+        match note.WhichOneof("say"):
+            case None:  # a probe: answers that we live, and whether we follow the sender
+                if peer != self.leader_id():
+                    return "this peer follows another leader"
+                return None
+            case "plan":
+                return await self._hear_plan(peer, note.plan)
+            case "round":
+                event = notes.round_event(note, peer)
+                if why := self.facts.bounds.of_round(event):
+                    raise WireError(f"invalid round: {why}")
+                plan = self.member.plan
+                heeded = self.candidacy.heeds(peer)
+                if plan is None or plan.leader != peer and not heeded:
+                    return "only the plan's leader opens its rounds"
+                return await self.following.told(event)
+            case "dead":
+                return self.hear_of_dead(peer, note.dead)
+            case "move":
+                plan = self.member.plan
+                # The peer that leads may have made no plan yet: then it is the leader by election.
+                if peer not in (plan and plan.leader, self.leader_id()):
+                    return "only the leader asks for a change of stage"
+                return self.on_move(note.move.stage) or None
+            case "lead" if note.lead.cell != self.cell:
+                return "this peer is in another cell"
+            case "lead":
+                self.candidacy.election.says(peer, self.kit.clock.now())
+                self.reporting.hurry()
+                if peer != self.leader_id():
+                    return "this peer follows another leader"
+                return None
+            case "ready":
+                pass
+            case _ if self.leader is None:
+                return "this peer does not lead"
+            case "finished":
+                if why := self.facts.bounds.of_results(len(note.finished.results)):
+                    raise WireError(f"invalid results: {why}")
+        event = notes.leader_event(note, peer)
+        support = notes.parse_support(note.ready, peer)
+        doubles = notes.parse_doubles(note.ready.doubles)
+        if isinstance(event, ev.Heartbeat):
+            self.kit.vitals.leaves(peer, event.leaving)
+        if isinstance(event, ev.Heartbeat) and event.change:
+            try:
+                self.change(event.change)
+            except Refused as e:
+                raise WireError(e.what) from e
+        if isinstance(event, ev.Heartbeat) and event.cell not in (NO_CELL, self.cell):
+            return "this peer is in another cell"
+        if self.leader is None and isinstance(event, ev.Heartbeat):
+            self.candidacy.claimed(peer)
+            self.reporting.hurry()
+        if self.leader is None:
+            return "this peer does not lead"
+        if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
+            raise WireError(f"invalid stage or version: {why}")
+        if isinstance(event, ev.Heartbeat):
+            self._learn(doubles)
+            if support is not None:
+                self.leading.supported(support)
+        if isinstance(event, ev.Committed) and not self._counts(event, note.committed.vote):
+            return "this peer has voted for two results of one attempt"
+        self.leading.lead(event)
+        return None
+
+    def _counts(self, e: ev.Committed, signature: bytes) -> bool:
+        """Check a member's vote, and keep it if it is one on the epoch under way. Return False if
+        the member has voted twice. Raises WireError if the signature is wrong."""
+        vote = self.leading.vote_in(e)
+        if vote is None:
+            return True
+        if not self.trust.vote_is_signed(vote, e.peer, signature):
+            raise WireError("a vote whose signature is wrong")
+        self.trust.doubles.saw(vote, e.peer, signature)
+        if self._bar():
+            return False
+        self.leading.tally.cast(e.peer, vote, signature)
+        return True
+
+    async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
+        # A leader knows us because we took it for the leader and sent it a heartbeat.
+        heeded = self.candidacy.heeds(peer)
+        try:
+            found = await self._inbox.receive(peer, note, heeded, self._here)
+        finally:
+            self._bar()
+        if isinstance(found, Refusal):
+            if found.ground in (Ground.OUTDATED, Ground.UNSUPPORTED):
+                self.reporting.hurry()
+            return found.reason
+        self.candidacy.election.forgive(peer)
+        return await self.following.told(ev.PlanArrived(found))
+
+    def _here(self) -> Here:
+        """This peer, as the receiver of a plan."""
+        m = self.member
+        follows = None
+        if m.plan is not None:
+            follows = m.plan.leader
+        committed = follows is not None and m.state is MemberState.DONE
+        clock = self.kit.clock
+        return Here(
+            self.cell, m.at, follows, committed, self.reporting.known, clock.now(), clock.wall()
+        )
+
+    async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
+        """Answer with the plan that this peer remembers behind a version."""
+        peer = self.kit.transport.caller(context)
+        async with blamed(self.kit.transport, peer, context):
+            remembered = self.member.remembers(notes.parse_version(request.version))
+            return notes.history_reply(
+                *remembered, self.following.past.versions, self.trust.certificate
+            )
+
+    def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
+        """The leader has found members dead. Returns a reason if ``peer`` does not lead here."""
+        plan = self.member.plan
+        if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
+            return "not the leader of the plan in force here"
+        dead = {PeerId(p) for p in note.dead} - {self.me}
+        self._count_dead(dead)
+        self.work.lost(dead)
+        return None
+
+    def _count_dead(self, peers: Iterable[PeerId], since: float | None = None) -> None:
+        """Show ``peers``, which another peer reported dead, as dead unless they were heard after
+        ``since``. Peers that are neither members of the plan nor in sight are ignored."""
+        plan = self.work.plan
+        members = set[PeerId]()
+        if plan is not None:
+            members = {m.peer for m in plan.members}
+        now = self.kit.clock.now()
+        for peer in (members | self.candidacy.view().hosts.keys()) & set(peers) - {self.me}:
+            self.kit.vitals.dead(peer, now, since)
+
+    def _heartbeat_answered(self, peer: PeerId, reply: pb.NoteReply) -> None:
+        """``peer`` replied to a heartbeat."""
+        lacking: frozenset[PeerId] | None = None
+        if reply.HasField("lacking"):
+            lacking = frozenset(map(PeerId, reply.lacking.peers))
+        self.reporting.reply = LeaderReply(peer, printable(reply.waits_for), lacking)
+        lost = [PeerId(p) for p in reply.lost[:MOST_LOST]]
+        self._count_dead(lost, self.kit.clock.now() - HEARD_S)
+
+    def lost(self, peer: PeerId) -> None:
+        """The connection to ``peer`` broke."""
+        self.messenger.lost(peer)
+        self.accuse(peer)
+
+    def accuse(self, peer: PeerId) -> None:
+        """An engine could not get an answer from ``peer``: let the leader find out whether it is
+        dead."""
+        self.reporting.accuse(peer)
+
+    # ----------------------------------------------------------- this peer, for its parts
+
+    async def happens(self, event: Any) -> str | None:
+        """Feed the member. Returns the reason of a refusal, or None."""
+        return await self.following.happens(event)
+
+    def leader_changed(self) -> None:
+        """This peer follows another leader than before: its record names the leader."""
+        self.candidacy.on_lead()
+
+    async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
+        """Send a note that the leader of this plan must hear."""
+        await self.reporting.tell_leader(plan, note)
+
+    def version_changed(self) -> None:
+        """Another version is in place than the leader knows: report it at once."""
+        self.reporting.version_changed()
+
+    def hosts(self) -> Mapping[PeerId, int]:
+        """Peers that the directory lists, with their stages."""
+        return self.candidacy.view().hosts
+
+    def needed_ways(self, leader: PeerId) -> frozenset[PeerId] | None:
+        """The peers of the own stage to which ``leader`` waits for ways from here; None if it does
+        not say. Raises LookupError before it has answered."""
+        if self.reporting.reply.leader != leader:
+            raise LookupError(f"{leader} has not answered")
+        return self.reporting.reply.lacking
+
+    def way_found(self) -> None:
+        """A peer was reached for the first time: the leader hears of it at once."""
+        self.reporting.hurry()
+
+    def entered(self, plan: Plan) -> None:
+        """This peer now belongs to the cell that ``plan`` founds."""
+        self.candidacy.entered(plan)
+        self.trust.forget()
+        self.kit.journal.emit(
+            "training",
+            "cell-entered",
+            f"belongs to cell {short_cell(plan.cell_id)} from epoch {plan.epoch} on, with "
+            f"{len(plan.members) - 1} other peers",
+            cell=plan.cell_id,
+            epoch=plan.epoch,
+        )
+        self.on_cell(plan.cell_id)
+        self.reporting.hurry()
+
+    # ----------------------------------------------------------- for people
+
+    def unproven(self) -> list[PeerId]:
+        """Peers of the run that do not answer this one, on any way."""
+        silent = self.work.engines.pipeline.timing.silent()
+        return sorted(self.reportable(silent & self.candidacy.view().hosts.keys() - {self.me}))
+
+    @property
+    def seeks(self) -> bool:
+        """True if this peer has taken part and now waits: others may have moved out of its
+        sight."""
+        return self.member.plan is not None and bool(self.waiting_for())
+
+    @property
+    def works(self) -> bool:
+        """True if this peer leads, and does not wait."""
+        return self.leader is not None and not self.waiting_for()
+
+    def waiting(self) -> Wait | None:
+        """The reason why no epoch is under way; None if one is, or was a moment ago."""
+        state = self.member.state
+        # A leader's own member may still be in an epoch that its leader has given up.
+        if state is MemberState.FINISHED or (self.leader is None and self.member.busy):
+            return None
+        # A member that is done waits for others in the same epoch: for the expected time of their
+        # round nobody is late.
+        done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
+        if self.kit.clock.now() - self.following.moved < max(PAUSE_S, done):
+            return None
+        if self.leader is not None:
+            if self.leader.phase is not Phase.GATHER:
+                return None
+            return self.leader.waiting
+        leader = self.leader_id()
+        if leader is None:
+            return Wait(Lack.ENDS)
+        return Wait(Lack.PLAN, peers=(leader,))
+
+    def waiting_for(self) -> str:
+        """:meth:`waiting` as text, empty for no reason."""
+        wait = self.waiting()
+        if wait is None:
+            return ""
+        return str(wait)
+
+    def standing_of(self, peer: PeerId) -> tuple[Life, float]:
+        """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
+        now = self.kit.clock.now()
+        asked = self.reporting.unanswered
+        life, seconds = self.kit.vitals.look(peer, now)
+        if life is not Life.LIVES:
+            return life, seconds
+        if self.leader is not None:
+            silent = self.leader.silent_s(peer, now)
+            if silent:
+                return Life.SILENT, silent
+            return life, seconds
+        late_s = ANSWER_S + self.kit.transport.patience.slack(now)
+        if asked is not None and asked[0] == peer and now - asked[1] > late_s:
+            return Life.SILENT, now - asked[1]
+        return life, seconds

@@ -1,0 +1,162 @@
+"""Moves of peers between stages: the slowest stage gets a peer from one that can spare it. Pure.
+
+The rules are :func:`node.scheduler.placement.choose_moves` while epochs follow each other, and
+:func:`~node.scheduler.placement.level` while a stage has too few peers to begin one. This file adds
+the waiting times that keep peers from moving back and forth.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Version
+from node.epoch.leader.roster import Roster
+from node.scheduler.placement import Move, choose_moves, level
+
+SETTLED_MOVES = 10
+"""Multiple of ``every_s`` for which a peer that was asked to change its stage is left alone."""
+
+AT_ONCE = 8
+"""One in AT_ONCE peers may be asked to move at a time, and always two."""
+
+COMING_S = 60.0
+"""Most seconds to wait for a peer on its way to a stage that lacks peers."""
+
+REST_S = 100.0
+"""Least seconds for which a peer that was asked to help such a stage is left alone."""
+
+
+class Balance:
+    """Moves of one swarm. ``every_s``: seconds between two looks, 0 never looks; ``download_s``:
+    seconds that a move costs the peer that moves."""
+
+    def __init__(self, stages: int, every_s: float, download_s: float) -> None:
+        self._stages = stages
+        self._every = every_s
+        self._download = download_s
+        self._asked: dict[PeerId, tuple[float, int, float]] = {}
+        """For each peer that was asked to move: the time, the target stage, and its speed."""
+        self._behind: dict[PeerId, float] = {}
+        self._looked = math.inf
+        self._known: set[PeerId] = set()
+        self._lacking: dict[int, float] = {}
+        """Stages with too few peers that others could help, and the time since when."""
+        self._changes: list[float] = []
+        """Times at which a peer came or went; peers that only changed their stage are left out."""
+
+    def refused(self, peer: PeerId, now: float) -> None:
+        """The peer stays; it is not asked again soon."""
+        _, _, speed = self._asked.get(peer, (0.0, 0, 0.0))
+        self._asked[peer] = now, 0, speed
+
+    def look(self, roster: Roster, base: Version | None, now: float) -> list[Move]:
+        """The moves that pay: often none, and none before the next look is due.
+
+        A peer that was asked to move and is absent is on its way: it counts at its new stage. A
+        newcomer that was not measured yet, or does not hold ``base`` yet, counts where it is and
+        does not move. A peer that has not held ``base`` for long does not count.
+        """
+        self._looked = min(self._looked, now)
+        if not self._every or now - self._looked < self._every or base is None:
+            return []
+        self._looked = now
+        settled = SETTLED_MOVES * self._every
+        here = {
+            p: c
+            for p, c in roster.candidates.items()
+            if not c.leaving and 1 <= c.stage <= self._stages
+        }
+        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
+        self._behind = {p: self._behind.get(p, now) for p in here if not roster.can_start(p, base)}
+        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, self._stages + 1)}
+        away = set(self._behind)
+        for p, c in here.items():
+            if now - self._behind.get(p, now) < settled:
+                view[c.stage][p] = roster.believed(p)
+                if c.speed <= 0:
+                    away.add(p)
+        for p, (_, target, speed) in self._asked.items():
+            if p not in here and target:
+                view[target][p] = speed
+                away.add(p)
+        moves = choose_moves(
+            view,
+            download_s=self._download,
+            horizon_s=self._lasts(set(here) | self._asked.keys(), now, settled),
+            stay=self._asked,
+            away=away,
+            most=max(2, len(here) // AT_ONCE),
+        )
+        for move in moves:
+            self._asked[move.peer] = now, move.target, view[move.source][move.peer]
+        return moves
+
+    def mend(
+        self,
+        roster: Roster,
+        me: PeerId,
+        lacking: Collection[int],
+        coming: Mapping[PeerId, int | None],
+        patience_s: float,
+        now: float,
+    ) -> Move | None:
+        """The move that brings a peer to a block stage of ``lacking``, which has too few peers to
+        plan an epoch; None while ``patience_s`` is not over, or no peer can be spared.
+
+        Call it repeatedly while stages lack peers, and with an empty ``lacking`` when none does.
+        One peer at a time is asked for each stage: not ``me``, no peer that was asked lately, and
+        not the only one of its stage that can start from the version last agreed on. The wait is
+        longer for a stage that a peer is ``coming`` to (None: a peer is choosing its stage).
+        """
+        rest = max(SETTLED_MOVES * self._every, REST_S)
+        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < rest}
+        here = roster.replicas()
+        under_way = {
+            p: to
+            for p, (at, to, _) in self._asked.items()
+            if to and now - at < COMING_S and p not in here[to]
+        }
+        lacking = {stage for stage in lacking if stage != ENDS}
+        if not lacking:
+            self._lacking = {}
+            return None
+        helped = {stage for stage in under_way.values() if stage in lacking}
+        view: dict[int, dict[PeerId, float]] = {}
+        free: dict[PeerId, Collection[int]] = {}
+        for stage, peers in here.items():
+            stay = [p for p in peers if p not in under_way]
+            holds = {p for p in stay if _holds(roster, p, peers)}
+            view[stage] = {p: roster.believed(p) if p in holds else 0.0 for p in stay}
+            free |= {p: lacking for p in stay if holds != {p} and p != me and p not in self._asked}
+        moves = level(view, free, lacking - helped)
+        could = {*helped, *(m.target for m in moves)}
+        self._lacking = {stage: self._lacking.get(stage, now) for stage in could}
+        expected = {to for p, to in coming.items() if to is None or p not in here.get(to, ())}
+        # A peer that is here but not proven to reach the others may be so in a moment.
+        expected |= {
+            stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])
+        }
+        for m in moves:
+            waits = COMING_S if expected & {m.target, None} else patience_s
+            if now - self._lacking[m.target] >= max(waits, patience_s):
+                self._asked[m.peer] = now, m.target, 0.0
+                return m
+        return None
+
+    def _lasts(self, known: set[PeerId], now: float, settled: float) -> float:
+        """Seconds for which an improvement lasts: until another peer comes or goes, judged by the
+        number of such changes lately."""
+        if self._known:
+            self._changes += [now] * len(known ^ self._known)
+        self._known = known
+        self._changes = [at for at in self._changes if now - at < settled]
+        return max(self._every, settled / (1 + len(self._changes)))
+
+
+def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:
+    """Return True if a peer holds the version that its stage goes on from; before a version was
+    agreed on, the newest epoch at the stage."""
+    if roster.base is not None:
+        return roster.can_start(peer, roster.base)
+    epochs = {p: roster.candidates[p].at.epoch for p in mates}
+    return epochs[peer] == max(epochs.values())

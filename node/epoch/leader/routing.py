@@ -1,0 +1,197 @@
+"""The leader's side of the paths: passes the costs that peers report to the router, and the results
+of a plan back to it. Pure.
+
+The router is :mod:`node.scheduler.router`. This module adds the leader's own knowledge: the costs
+by peer, the seconds of rounds, the plans that counted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Path, Plan
+from node.epoch import events as ev
+from node.epoch.facts import RunFacts
+from node.epoch.leader.roster import Roster
+from node.scheduler.costs import Costs, SecondsPerUnit, believe, least
+from node.scheduler.proven import NoWay, complete, missing, reroute
+from node.scheduler.router import Laid
+
+ROUNDS = 0.3
+"""Weight of the newest round in the expected seconds of the next one."""
+
+UNPROVEN_S = 1000.0
+"""Assumed seconds of a tensor between two peers that are not proven to reach each other."""
+
+Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
+
+
+class Routing:
+    """Paths of one leader's plans. ``history``: the newest plan that is known; ``dropped``: its
+    micro-batches that did not count."""
+
+    def __init__(self, facts: RunFacts, history: Plan | None, dropped: Sequence[int]) -> None:
+        self.router = facts.make.router()
+        self._sizes = facts.sizes.parameters
+        self._tensor = facts.sizes.tensor
+        self.laid: Laid | None = None
+        self.costs = Costs()
+        self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
+        if history is not None and history.paths:
+            self.router.rotation.counted([p for p in history.paths if p.index not in dropped])
+
+    def lay(
+        self,
+        roster: Roster,
+        by_stage: Stages,
+        samples: Sequence[tuple[int, ...]],
+    ) -> tuple[Path, ...]:
+        """Paths for the micro-batches of an epoch.
+
+        Only pairs of peers that are proven to reach each other are neighbours on a path. Raises
+        NoWay if there are no such paths.
+        """
+        self.laid = None
+
+        blocks = {s: row for s, row in by_stage.items() if s != ENDS}
+        ends = self._with_a_path(by_stage, roster)
+        everybody = [p for row in by_stage.values() for p, _ in row]
+        self.costs = self._believed(roster, {p for p, _ in by_stage[ENDS]}, everybody)
+        self.laid = self.router.lay(ends, blocks, samples, self.costs)
+        paths = reroute(self.laid.paths, lambda hop: by_stage[hop.stage], roster.proven)
+        paths = with_trials(paths, by_stage, roster.known_cost(), roster.proven)
+        if paths != self.laid.paths:
+            self.laid = replace(self.laid, paths=paths, run_s=0.0)
+        return paths
+
+    def _believed(self, roster: Roster, ends: set[PeerId], peers: Sequence[PeerId]) -> Costs:
+        """The costs known of these peers. Pairs that are not proven are put so far apart that the
+        search for paths leaves them alone."""
+        costs = believe(roster.measured(), ends, roster.doubts(), self._tensor)
+        far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
+        if not far:
+            return costs
+        return replace(costs, ways={**costs.ways, **far})
+
+    def _with_a_path(self, by_stage: Stages, roster: Roster) -> Sequence[tuple[PeerId, float]]:
+        """Ends peers from which a path through every stage leads back. If paths may leave out
+        stages, all ends peers: the stages that a path visits are not known yet."""
+        stages = [s for s in sorted(by_stage) if s != ENDS]
+        if self.router.settings.hops(self.router.stages) < len(stages):
+            return by_stage[ENDS]
+        replicas = {s: [p for p, _ in row] for s, row in by_stage.items()}
+        able = [(p, v) for p, v in by_stage[ENDS] if complete(p, stages, replicas, roster.proven)]
+        if not able:
+            raise NoWay(missing([p for p, _ in by_stage[ENDS]], stages, replicas, roster.proven))
+        return able
+
+    def forecast(self, by_stage: Stages) -> tuple[float, float]:
+        """Seconds that the paths laid last and the round after them should take; zeros if too
+        little is known."""
+        laid = self.laid
+        if laid is None or not self.costs.compute or not laid.run_s:
+            return 0.0, 0.0
+        who = frozenset(p for row in by_stage.values() for p, _ in row)
+        if self._rounds is not None and self._rounds[0] == who:
+            return laid.run_s, self._rounds[1].seconds_per_unit
+        return laid.run_s, self._round_model(by_stage)
+
+    def _round_model(self, by_stage: Stages) -> float:
+        """Estimate the seconds of a round. Every member sends gradients to the owners of the other
+        parts and fresh parameters to the others, and receives the same amount: twice its stage over
+        its line, without the parts it owns itself; and two trips there and back. A capped line is
+        no faster than its cap."""
+        longest = 0.0
+        for stage, row in by_stage.items():
+            if len(row) > 1:
+                moved = 0.0
+                if self._sizes:
+                    moved = 2 * (1 - 1 / len(row)) * self._sizes[stage]
+                line = least(*(self.costs.lines.get(p, 0.0) for p, _ in row))
+                capped = 0.0
+                if line:
+                    capped = moved / line
+                body = max(moved / max(1, self._tensor) * self.costs.body_s, capped)
+                longest = max(longest, body + 4 * self.costs.delay_s)
+        return longest
+
+    def committed(self, plan: Plan, dropped: Sequence[int], round_s: float) -> None:
+        """This epoch counts, without the micro-batches that were dropped; its round took
+        ``round_s`` seconds."""
+        who = frozenset(m.peer for m in plan.members if m.current)
+        if self._rounds is None or self._rounds[0] != who:
+            self._rounds = who, SecondsPerUnit(ROUNDS)
+        if round_s > 0:
+            self._rounds[1].observe(1.0, round_s)
+        self.router.rotation.counted([p for p in plan.paths if p.index not in dropped])
+
+    def search(self, roster: Roster) -> list[Any]:
+        """Search paths for the next epoch while the members average; no action if a search would
+        bring nothing."""
+        if self.laid is None or self.laid.task is None:
+            return []
+        task = self.laid.task
+        costs = self._believed(roster, {o for o, _ in task.counts}, task.peers)
+        job = self.router.job(self.laid, costs)
+        if job is None:
+            return []
+        return [ev.SearchPaths(job)]
+
+    def about(self, by_stage: Stages) -> dict[str, object]:
+        """Facts for the record about the paths laid last."""
+        laid = self.laid
+        if laid is None:
+            return {}
+        run_s, round_s = self.forecast(by_stage)
+        facts: dict[str, object] = {
+            "paths": self.router.settings.paths,
+            "laid_by": laid.how,
+            "skip": self.router.settings.skip,
+        }
+        if run_s:
+            facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}
+        if laid.owed:
+            facts["owed"] = [list(d) for d in laid.owed]
+        return facts
+
+
+def with_trials(
+    paths: Sequence[Path],
+    by_stage: Stages,
+    measured: Container[PeerId],
+    proven: Callable[[PeerId, PeerId], bool],
+) -> tuple[Path, ...]:
+    """These paths with one visit added at every replica without measurements whose stage has
+    measured ones: it takes a visit over from the busiest replica of its stage.
+
+    A plan that is shortest without a replica would leave it without work for ever, however fast it
+    is, because only work shows its speed.
+    """
+    done = list(paths)
+    for stage, row in by_stage.items():
+        used = Counter(h.peer for path in done for h in path.hops if h.stage == stage)
+        unknown = [p for p, _ in row if p not in measured and not used[p]]
+        if stage == ENDS or all(p not in measured for p, _ in row):
+            continue
+        for peer in unknown:
+            for i, path in sorted(
+                enumerate(done), key=lambda at: (-_load(at[1], stage, used), -at[0])
+            ):
+                moved = tuple(Hop(stage, peer) if h.stage == stage else h for h in path.hops)
+                other = replace(path, hops=moved)
+                if _load(path, stage, used) > 1 and all(
+                    proven(a.peer, b.peer) for a, b in pairwise(other.journey)
+                ):
+                    used[next(h.peer for h in path.hops if h.stage == stage)] -= 1
+                    used[peer] = 1
+                    done[i] = other
+                    break
+    return tuple(done)
+
+
+def _load(path: Path, stage: int, used: Counter[PeerId]) -> int:
+    """Visits of the replica that a path goes to at a stage; 0 where it leaves the stage out."""
+    return next((used[h.peer] for h in path.hops if h.stage == stage), 0)
