@@ -35,13 +35,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab.arena import Arena, arena
-from benchmarks.lab.books import Losses
-from benchmarks.lab.faults import Unavailable
-from benchmarks.lab.fleet import Hang
-from benchmarks.lab.scenarios import NODES, QUICK, SCENARIOS, SMALL_DISK, Scenario, Strike
-from benchmarks.lab.wan import why_not
 from benchmarks.report import Report
+from testbed.daemons.books import Losses
+from testbed.daemons.fleet import Hang
+from testbed.daemons.limits import Unavailable
+from testbed.networks.wan import why_not
+from testbed.swarms.arena import Arena, arena
+from testbed.swarms.scenarios import NODES, QUICK, SCENARIOS, SMALL_DISK, Scenario, Strike
 
 ITEM = 1
 SHAPE: dict[str, Any] = {
@@ -232,10 +232,10 @@ def quiet_losses(epochs: Sequence[int]) -> dict[int, float]:
     """Held-out loss of the undisturbed run after each of these epochs (ascending)."""
     import torch
 
-    from benchmarks.lab.fleet import signed
-    from benchmarks.reference.swarm import Reference
     from node.identity.keys import Identity
     from node.manifest import Manifest
+    from testbed.daemons.fleet import signed
+    from testbed.reference.swarm import Reference
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as home:

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.lab.arena import Arena, arena
-from benchmarks.lab.books import Books
-from benchmarks.lab.churn import Churn
-from benchmarks.lab.fleet import WORKING, Hang
 from benchmarks.report import Report
+from benchmarks.shared.churn import Churn
+from testbed.daemons.books import Books
+from testbed.daemons.fleet import WORKING, Hang
+from testbed.swarms.arena import Arena, arena
 
 NODES = (2, 2, 2, 2)
 FIRST_TRY = 0.95

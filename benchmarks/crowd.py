@@ -31,11 +31,11 @@ from statistics import median
 
 import psutil
 
-from benchmarks.lab.books import COMMITTED, PLANNED
-from benchmarks.lab.fleet import WORKING, Box, Hang, Peer, folder
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.told import Chronicle
 from benchmarks.report import Report
+from testbed.daemons.books import COMMITTED, PLANNED
+from testbed.daemons.fleet import WORKING, Box, Hang, Peer, folder
+from testbed.daemons.forks import Forks
+from testbed.daemons.told import Chronicle
 
 PEERS = 60
 WITHIN_S = 5.0

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.reference.qwen3 import MODELS, split_form
-from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report
 from node.core.ids import PeerId
 from node.core.journey import Version
@@ -31,6 +29,8 @@ from node.optim.parts import parts_of, state_shapes
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, buddy
 from node.wire.tensors import TensorReader, chunks, dtype_of, encode, expected_head
+from testbed.reference.qwen3 import MODELS, split_form
+from testbed.reference.swarm import step_all
 
 METHODS = ("muon", "shampoo", "soap", "adamw")
 SHAPES: dict[str, tuple[int, ...]] = {

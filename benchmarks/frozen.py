@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.lab.books import COMMITTED, PLANNED, Books
-from benchmarks.lab.fleet import START_S, Box, Peer, folder
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.told import Chronicle, Told
 from benchmarks.report import Report, chosen
+from testbed.daemons.books import COMMITTED, PLANNED, Books
+from testbed.daemons.fleet import START_S, Box, Peer, folder
+from testbed.daemons.forks import Forks
+from testbed.daemons.told import Chronicle, Told
 
 ITEM = "4"
 MOMENTS = 6

@@ -1,4 +1,4 @@
-"""Fuzzes every parser of foreign bytes (``benchmarks/lab/parsers.py``): mutated valid messages, and
+"""Fuzzes every parser of foreign bytes (``testbed/fuzzing/parsers.py``): mutated valid messages, and
 random bytes.
 
 A parser returns or raises one of its typed errors. Beside :data:`BASE_BYTES` it allocates no more
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from random import Random
 from types import FrameType
 
-from benchmarks.lab.mutations import mutated
-from benchmarks.lab.parsers import PARSERS, kind_of_message, seeds_of
 from benchmarks.report import Report, chosen
+from testbed.fuzzing.mutations import mutated
+from testbed.fuzzing.parsers import PARSERS, kind_of_message, seeds_of
 
 BASE_BYTES = 1 << 20
 """Bytes that one parse may allocate for a message of any length."""

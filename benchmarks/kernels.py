@@ -38,8 +38,6 @@ from typing import NoReturn
 
 import torch
 
-from benchmarks.reference.qwen3 import MODELS, split_form
-from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report, cpuinfo
 from node.app.tuning import tune
 from node.core.memory import keep_freed
@@ -48,6 +46,8 @@ from node.optim.kernel_rule import way
 from node.optim.newton_schulz import newton_schulz_all, rule_of
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
+from testbed.reference.qwen3 import MODELS, split_form
+from testbed.reference.swarm import step_all
 
 Shape = tuple[int, int]
 Step = Callable[[], None]

@@ -25,13 +25,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.lab import curve as drawing
-from benchmarks.lab.books import COMMITTED, PLANNED
-from benchmarks.lab.fleet import Box, Hang, Peer
-from benchmarks.lab.places import PLACES, link
-from benchmarks.lab.told import Chronicle, Told
-from benchmarks.lab.wan import Wan, why_not
 from benchmarks.report import Report, chosen
+from benchmarks.shared import curve as drawing
+from benchmarks.shared.places import PLACES, link
+from testbed.daemons.books import COMMITTED, PLANNED
+from testbed.daemons.fleet import Box, Hang, Peer
+from testbed.daemons.told import Chronicle, Told
+from testbed.networks.wan import Wan, why_not
 
 NODES = (2, 2, 2, 2)
 EPOCHS = 20

@@ -20,7 +20,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.reference.buckets import (
+from benchmarks.report import Report
+from node.partition.bounds import ideal
+from node.partition.matrices import Unit, in_order, units_of
+from node.partition.plan import OwnershipPlan, make_plan
+from testbed.reference.buckets import (
     Bucket,
     alpha_balanced,
     balance_ratio,
@@ -28,12 +32,8 @@ from benchmarks.reference.buckets import (
     shard_flops,
     start_index,
 )
-from benchmarks.reference.groups import group_time, published_groups
-from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
-from benchmarks.report import Report
-from node.partition.bounds import ideal
-from node.partition.matrices import Unit, in_order, units_of
-from node.partition.plan import OwnershipPlan, make_plan
+from testbed.reference.groups import group_time, published_groups
+from testbed.reference.qwen3 import MODELS, fused_form, split_form
 
 BUCKET = 400_000_000
 MI = 1 << 20

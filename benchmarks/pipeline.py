@@ -141,8 +141,8 @@ def _measure_alone(threads: int, epochs: int) -> float:
 
 
 def _alone(threads: int, epochs: int) -> float:
-    from benchmarks.reference.swarm import Reference
     from node.model.device import set_threads
+    from testbed.reference.swarm import Reference
 
     set_threads(threads)
     with tempfile.TemporaryDirectory() as home:

@@ -20,15 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab.broken import CASES, BrokenLab
-from benchmarks.lab.evil_relay import KINDS as EVIL
-from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer, folder, signed
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.hosts import HostPeer
-from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report, chosen
 from node.identity.keys import Identity
 from node.manifest import Manifest
+from testbed.daemons.fleet import START_S, WORKING, Box, Hang, Peer, folder, signed
+from testbed.daemons.forks import Forks
+from testbed.networks.evil_relay import KINDS as EVIL
+from testbed.networks.hosts import HostPeer
+from testbed.networks.internet import Internet, why_not
+from testbed.swarms.broken import CASES, BrokenLab
 
 ROUTERS = ("open", "home", "symmetric", "noudp", "cgnat")
 MOVED = 64 << 20

@@ -4,7 +4,7 @@ lies.
     python -m benchmarks.reducers [--runs 5] [--megabytes 16] [--no-study] [--json -]
 
 Cost: processor seconds of one thread per gigabyte *received* (n contributions of ``--megabytes``
-each), the lowest of ``--runs``. The twins (benchmarks/lab/slow.py) sort with torch; stacking their
+each), the lowest of ``--runs``. The twins (testbed/reference/reducers.py) sort with torch; stacking their
 input is not counted. The study trains a small convex and a small non-convex model with one liar
 among four or eight, by each reducer, and ends with its loss.
 """
@@ -17,12 +17,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.lab.slow import TWINS, flat, means_of
 from benchmarks.report import Report
 from node.averaging.coding.codecs import Coded
 from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
+from testbed.reference.reducers import TWINS, flat, means_of
 
 COUNTS = (2, 4, 8, 16)
 ALLOWED = {

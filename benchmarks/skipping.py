@@ -37,7 +37,6 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report, chosen
 from node.core.ids import ENDS
 from node.data.order import SampleOrder, Sampler
@@ -49,6 +48,7 @@ from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.rules import broken
 from node.training.state.text import Text
+from testbed.reference.swarm import step_all
 
 STAGES = 8
 HOPS = 6

@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.lab.arena import arena
-from benchmarks.lab.churn import Churn
-from benchmarks.lab.fleet import Hang, Peer
 from benchmarks.report import Report
+from benchmarks.shared.churn import Churn
+from testbed.daemons.fleet import Hang, Peer
+from testbed.swarms.arena import arena
 
 NODES = (2, 2, 2, 2)
 KILL_EVERY_S = 20.0

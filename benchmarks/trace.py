@@ -30,8 +30,8 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.lab import chart
 from benchmarks.report import Report
+from benchmarks.shared import chart
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.scheduler.placement import choose_stage

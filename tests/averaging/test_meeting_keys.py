@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from benchmarks.between.rounds import Trial, Window, cell_id, play, rounds_to, standings
+from benchmarks.cells.rounds import Trial, Window, cell_id, play, rounds_to, standings
 from node.averaging.strategies.keys import EVERYBODY, meeting_keys, server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.between.rounds import cell_id, standings
-from benchmarks.between.scale import SEAL
+from benchmarks.cells.rounds import cell_id, standings
+from benchmarks.cells.scale import SEAL
 from node.app.peer import cells_in_sight
 from node.cells import census
 from node.cells.census import (

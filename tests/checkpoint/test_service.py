@@ -8,8 +8,6 @@ import grpc
 import pytest
 import torch
 
-from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint import pins, service
 from node.checkpoint.errors import NoDonor
 from node.checkpoint.fetch import FetchTimeouts, Partial, fetch
@@ -22,6 +20,8 @@ from node.core.journey import Version
 from node.wire import tensors
 from node.wire.tensors import HASH, digest, encode, hash_of, hashes_of
 from protos import state_pb2, state_pb2_grpc, tensor_pb2
+from testbed.fakes.memory_net import MemoryNet, MemoryTransport
+from testbed.fakes.virtual_clock import VirtualClock
 from tests.transport.conftest import until
 
 SETTINGS = CheckpointSettings(fetch_parallel=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from benchmarks.given import directories
+from benchmarks.models import directories
 from node import fine_tuning
 from node.app.joining import run_name
 from node.app.run_files import RunFiles

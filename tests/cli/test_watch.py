@@ -7,12 +7,12 @@ import subprocess
 import httpx
 import pytest
 
-from benchmarks.lab.canned_window import training_snapshot
 from node.app.change import read
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
 from protos.control_pb2 import Event, Piece
+from testbed.fakes.canned_window import training_snapshot
 from tests.cli.conftest import refused, started
 
 

@@ -1,4 +1,4 @@
-"""Forecast of a peer's traffic from the manifest alone. benchmarks/hour/caps.py measures that it is
+"""Forecast of a peer's traffic from the manifest alone. benchmarks/firsthour/caps.py measures that it is
 right."""
 
 import math

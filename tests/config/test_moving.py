@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import launch, peer
 from node.app.assembly import check_room
 from node.app.daemon import Daemon
@@ -26,6 +25,7 @@ from node.core.journey import Version
 from node.manifest import Manifest
 from node.telemetry.events import Journal
 from node.training.protocol.rules import ChangeStatus, Rules
+from testbed.fakes.virtual_clock import VirtualClock
 
 MANIFEST = Manifest.default_demo()
 CELL = CellId("b" * 16)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import peer
 from node.app.daemon import Daemon
 from node.app.peer import Peer
@@ -20,6 +19,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.scheduler.choosing import LOOK_S, SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
+from testbed.fakes.virtual_clock import VirtualClock
 
 STAGES = 2
 MANIFEST = amended(Manifest.default_demo(), {"pipeline.stages": STAGES})

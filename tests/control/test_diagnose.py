@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.control import diagnose, doctor
 from node.control.diagnose import (
     Diagnosis,
@@ -34,6 +33,7 @@ from node.core.errors import ExitCode, NetworkFault, Refused
 from node.core.ids import PeerId
 from node.identity.keys import Identity
 from protos.ask_pb2 import PeerLine, PeersAnswer
+from testbed.fakes.virtual_clock import VirtualClock
 
 # The same keys in every process, since they stand in a test's parameters.
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]

@@ -16,8 +16,6 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.lab.memory_net import MemoryNet
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import assembly
 from node.app.export import exporter as export
 from node.app.export.exporter import Exporter, News, Progress
@@ -42,6 +40,8 @@ from node.training.state.stage import Held
 from node.wire.tensors import digest
 from protos import state_pb2
 from protos.control_pb2 import ExportRequest
+from testbed.fakes.memory_net import MemoryNet
+from testbed.fakes.virtual_clock import VirtualClock
 
 TOKENIZER = ByteTokenizer().to_json()
 SHA256 = hashlib.sha256(TOKENIZER).hexdigest()

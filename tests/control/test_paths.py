@@ -9,13 +9,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.lab.canned_window import CannedWindow
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.core.home import control_socket, fits_socket, socket_target
 from node.core.ids import PeerId
 from node.transport.p2p import RuntimeDirectory
 from node.transport.ways.tunnel import Tunnel
+from testbed.fakes.canned_window import CannedWindow
 from tests.control.conftest import ask
 
 NAMES = (

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
 from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import Event, ExportRequest, GenerateRequest
+from testbed.fakes.canned_window import CannedWindow, training_snapshot
 from tests.control.conftest import ask
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from benchmarks.lab.canned_window import ME, some_peers, training_snapshot
 from node.control.commands import plain, say_json
 from node.control.text import (
     banner,
@@ -32,6 +31,7 @@ from protos.control_pb2 import (
     PingReport,
     Snapshot,
 )
+from testbed.fakes.canned_window import ME, some_peers, training_snapshot
 
 NEWER = (PROTOCOL + 1, PROTOCOL + 2)
 

@@ -15,7 +15,6 @@ import httpx2
 import pyarrow
 import pyarrow.parquet as pq
 
-from benchmarks.lab.file_server import FileServer
 from node.data.readers import LeftOut, RowFormat
 from node.data.settings import OWN_MANIFEST, DataSettings, Places
 from node.data.streamed.documents import documents_of
@@ -23,6 +22,7 @@ from node.data.streamed.files import Files, Shard
 from node.data.streamed.pieces import Part
 from node.data.streamed.stream import Stream, open_stream
 from node.data.tokenizer import ByteTokenizer, Tokenizer
+from testbed.fakes.file_server import FileServer
 
 CAP = 64 << 20
 TEXT = bytes(i % 251 for i in range(4000))

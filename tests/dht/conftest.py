@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hivemind.p2p import P2P
 
-from benchmarks.lab.memory_directory import MemoryDirectory, Wall
 from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht.directory import Directory
@@ -19,6 +18,7 @@ from node.dht.record_store import Admit
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
+from testbed.fakes.memory_directory import MemoryDirectory, Wall
 
 RUN = RunId("ab" * 32)
 

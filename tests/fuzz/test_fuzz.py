@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fuzzing
-from benchmarks.lab import parsers
-from benchmarks.lab.parsers import PARSERS, Parser, seeds_of
 from node.core.errors import WireError
+from testbed.fuzzing import parsers
+from testbed.fuzzing.parsers import PARSERS, Parser, seeds_of
 
 FEW = settings(
     derandomize=True,

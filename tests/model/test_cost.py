@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.lab.visits import read, visit
-from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
 from node.core.numbers import human
@@ -26,6 +24,8 @@ from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count, layer_shapes
 from node.model.stages import Blocks, build
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from testbed.models.visits import read, visit
+from testbed.reference.unsplit import Unsplit
 
 HALF = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 """The context of a GPU, on the CPU."""

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.lab.visits import read
-from benchmarks.reference.swarm import Reference
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
 from node.model.settings import ModelSettings
 from node.model.stages import Ends, build
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.wire.tensors import dtype_of
+from testbed.models.visits import read
+from testbed.reference.swarm import Reference
 
 EPOCHS = 30
 SMALL = {

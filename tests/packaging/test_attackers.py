@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.attacks import watched
-from benchmarks.attacks.band import check_loopback
-from benchmarks.attacks.files import OpenWatch
-from benchmarks.attacks.http2 import Http2, printable_parts
-from benchmarks.attacks.table import ATTACKS, GROUNDS
-from benchmarks.attacks.watched import blocked
+from benchmarks.strangers import watched
+from benchmarks.strangers.band import check_loopback
+from benchmarks.strangers.files import OpenWatch
+from benchmarks.strangers.http2 import Http2, printable_parts
+from benchmarks.strangers.table import ATTACKS, GROUNDS
+from benchmarks.strangers.watched import blocked
 from node.core.errors import UsageFault
 from node.reach.secure import make_certificate
 from node.transport.auth import TOKEN_KEY
@@ -79,7 +79,7 @@ def test_every_attack_is_there() -> None:
         if attack.run:
             module, _, function = attack.run.partition(":")
             assert callable(
-                getattr(importlib.import_module(f"benchmarks.attacks.{module}"), function)
+                getattr(importlib.import_module(f"benchmarks.strangers.{module}"), function)
             )
 
 

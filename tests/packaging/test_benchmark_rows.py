@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulator
-from benchmarks.lab.points import exists
 from benchmarks.report import Report
+from benchmarks.shared.points import exists
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 IN_PARTS = sorted(p.stem for p in BENCHMARKS.glob("*.py") if '"--only"' in p.read_text())

@@ -3,13 +3,13 @@
 import textwrap
 from pathlib import Path
 
-from benchmarks.codebase import UNWIRED
+from benchmarks.codebase import tree as source
+from benchmarks.codebase.__main__ import UNWIRED
+from benchmarks.codebase import reading
+from benchmarks.codebase.reached import unreached
+from benchmarks.codebase.tree import Tree
+from benchmarks.codebase.walks import check, read_walk
 from benchmarks.report import ROOT
-from benchmarks.source import reading
-from benchmarks.source import tree as source
-from benchmarks.source.reached import unreached
-from benchmarks.source.tree import Tree
-from benchmarks.source.walks import check, read_walk
 
 FILES = {
     "cli.py": """

@@ -15,10 +15,10 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks import gpu
-from benchmarks.card.bench import Bench, differs
-from benchmarks.card.imports import APART, EACH
-from benchmarks.card.wheels import MODULES, MOST, SOURCE, THERE, digests, pins
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.bench import Bench, differs
+from benchmarks.gpu.imports import APART, EACH
+from benchmarks.gpu.wheels import MODULES, MOST, SOURCE, THERE, digests, pins
 from benchmarks.report import Report
 from node.core.errors import ExitCode, UsageFault
 

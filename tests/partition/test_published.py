@@ -5,18 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reference.buckets import (
-    Bucket,
-    alpha_balanced,
-    alpha_cuts,
-    balance_ratio,
-    fill_buckets,
-    owners_of_cuts,
-    shard_flops,
-    start_index,
-)
-from benchmarks.reference.groups import group_time, published_groups
-from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
 from node.core.errors import UsageFault
 from node.partition.matrices import (
     Matrix,
@@ -30,6 +18,18 @@ from node.partition.matrices import (
     units_of,
 )
 from node.partition.plan import bounded_groups, make_plan
+from testbed.reference.buckets import (
+    Bucket,
+    alpha_balanced,
+    alpha_cuts,
+    balance_ratio,
+    fill_buckets,
+    owners_of_cuts,
+    shard_flops,
+    start_index,
+)
+from testbed.reference.groups import group_time, published_groups
+from testbed.reference.qwen3 import MODELS, fused_form, split_form
 
 SHARDS = fused_form(MODELS["32B"], tensor=8)
 NUMEL = {m.name: m.rows * m.cols for m in SHARDS}

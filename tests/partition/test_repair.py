@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reference.qwen3 import MODELS, split_form
 from node.partition.balance import balance
 from node.partition.matrices import Unit, in_order, units_of
 from node.partition.plan import make_plan
 from node.partition.repair import bearable, repair
 from node.partition.search import OwnershipProblem, SearchState
+from testbed.reference.qwen3 import MODELS, split_form
 
 costs = st.lists(st.integers(1, 1000), min_size=1, max_size=50).map(
     lambda c: sorted(c, reverse=True)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import node.inference.forward_router
-from benchmarks.lab.memory_net import PEER_KEY, MemoryNet
 from node.app.operator_service import OperatorService
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
@@ -26,6 +25,7 @@ from node.wire import bounds
 from node.wire.limits import MESSAGES, NAME, STOPS
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
+from testbed.fakes.memory_net import PEER_KEY, MemoryNet
 
 STAGES = 2
 A = PeerId("ends-a")

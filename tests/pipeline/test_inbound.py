@@ -6,7 +6,6 @@ import asyncio
 import grpc
 import pytest
 
-from benchmarks.lab.memory_net import PEER_KEY
 from node.core.ids import PeerId
 from node.pipeline.events import FreeGraph, Key
 from node.pipeline.hops.base import PipelineBase
@@ -14,6 +13,7 @@ from node.pipeline.hops.inbound import Inbound
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
+from testbed.fakes.memory_net import PEER_KEY
 from tests.transport.conftest import until
 
 

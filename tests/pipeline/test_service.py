@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
@@ -19,6 +18,7 @@ from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
+from testbed.fakes.virtual_clock import VirtualClock
 from tests.pipeline.conftest import DEEP, MODEL, begun, dies_at
 from tests.transport.conftest import until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.internet import Internet, miniupnpd, why_not
+from testbed.networks.internet import Internet, miniupnpd, why_not
 from tests.reach.program import Program
 
 PORTS = ["tcp:31337", "udp:31337", "tcp:31338"]

@@ -3,9 +3,9 @@ ten seconds, and finds its place again."""
 
 import pytest
 
-from benchmarks.lab.struck import DEEDS, SHAPES, StruckSwarm
 from node.training.service import BROKEN_S, Unheard
 from protos import training_pb2 as pb
+from tests.sim.struck import DEEDS, SHAPES, StruckSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")
 

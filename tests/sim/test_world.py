@@ -10,7 +10,6 @@ import grpc
 import pytest
 import torch
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId
@@ -33,6 +32,7 @@ from node.sim.world.network import (
     Wall,
 )
 from node.sim.world.values import DiskStore, SimDisk
+from testbed.fakes.virtual_clock import VirtualClock
 
 A = PeerId("a")
 B = PeerId("b")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.books import Books, Losses, in_plan
-from benchmarks.lab.told import Chronicle, Told, read_told
 from benchmarks.soak import theil_sen
+from testbed.daemons.books import Books, Losses, in_plan
+from testbed.daemons.told import Chronicle, Told, read_told
 
 SEQ = 10
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab import impatient
-from benchmarks.lab.broken import CASES, PORT, BrokenLab, Case
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.internet import why_not
 from node.core.errors import ExitCode
+from testbed.daemons import impatient
+from testbed.daemons.forks import Forks
+from testbed.networks.internet import why_not
+from testbed.swarms.broken import CASES, PORT, BrokenLab, Case
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab import chart
+from benchmarks.shared import chart
 from node.core.errors import LocalFault, UsageFault
 from node.telemetry import pictures
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.between import revoked
-from benchmarks.between.independence import ENDS_S, STRIKES_S, Book
-from benchmarks.between.live import epochs
-from benchmarks.lab.books import COMMITTED, CONTRIBUTED
-from benchmarks.lab.told import Told
+from benchmarks.cells import revoked
+from benchmarks.cells.independence import ENDS_S, STRIKES_S, Book
+from benchmarks.cells.live import epochs
 from benchmarks.report import Report
 from node.core.ids import CellId
+from testbed.daemons.books import COMMITTED, CONTRIBUTED
+from testbed.daemons.told import Told
 
 A = CellId("a" * 16)
 B = CellId("b" * 16)

@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.lab.memory_net import MemoryNet
-from benchmarks.reference.swarm import step_all
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.diloco import OuterState
@@ -44,6 +42,8 @@ from node.training.state.engines import Engines, PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.state_import import StateImport
 from node.wire.tensors import dtype_of
+from testbed.fakes.memory_net import MemoryNet
+from testbed.reference.swarm import step_all
 
 LEADER = PeerId("leader")
 OPTIM = OptimSettings(warmup=0)

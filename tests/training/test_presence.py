@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.memory_directory import MemoryDirectory, Wall
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.ids import NO_CELL, CellId, RunId
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
@@ -16,6 +14,8 @@ from node.dht.topics import PEERS, cell_topic
 from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
 from node.training.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
+from testbed.fakes.memory_directory import MemoryDirectory, Wall
+from testbed.fakes.virtual_clock import VirtualClock
 
 RUN = RunId("ab" * 32)
 STAGES = 3

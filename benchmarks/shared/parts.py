@@ -1,0 +1,52 @@
+"""A benchmark in numbered parts, each a module with ``rows(report, root)``."""
+
+import argparse
+import importlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from benchmarks.report import Report, chosen
+from testbed.daemons.fleet import Hang, folder
+
+
+def run_asked(
+    description: str | None,
+    package: str,
+    parts: Mapping[str, Sequence[str]],
+    quick: Collection[str] = (),
+) -> int:
+    """Run the parts of ``package`` that the command line names; without ``--only`` all. Returns 0
+    when every target holds. ``quick``: numbers of the parts that ``--quick`` makes shorter."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(parts), help="some of the numbers above")
+    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=f"part {', '.join(quick)} shorter")
+    asked = parser.parse_args()
+    report = Report()
+    more = {number: {"quick": asked.quick} for number in quick}
+    run_parts(report, package, parts, chosen(parser, asked.only, parts), more)
+    return report.end(asked.json)
+
+
+def run_parts(
+    report: Report,
+    package: str,
+    parts: Mapping[str, Sequence[str]],
+    named: Collection[str],
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Run the modules of ``package`` for each number in ``named``. ``more``: arguments for the
+    modules of a number. A module that fails is a row that does not hold."""
+    for number, name in ((number, name) for number, names in parts.items() for name in names):
+        if number not in named:
+            continue
+        with folder() as root:
+            try:
+                part = importlib.import_module(f"{package}.{name}")
+                part.rows(report, root, **(more or {}).get(number, {}))
+            except (Hang, RuntimeError, TimeoutError) as e:
+                said = f"{number} {name} did not come to its end: {e}"[:300]
+                report.add(said, 0, "", holds=False)
