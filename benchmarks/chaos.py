@@ -41,21 +41,9 @@ from testbed.daemons.fleet import Hang
 from testbed.daemons.limits import Unavailable
 from testbed.networks.wan import why_not
 from testbed.swarms.arena import Arena, arena
-from testbed.swarms.scenarios import NODES, QUICK, SCENARIOS, SMALL_DISK, Scenario, Strike
+from testbed.swarms.scenarios import NODES, QUICK, SCENARIOS, SHAPE, SMALL_DISK, Scenario, Strike
 
 ITEM = 1
-SHAPE: dict[str, Any] = {
-    "model__layers": 3,
-    "pipeline__stages": 3,
-    "training__target_batch": 32,
-    "training__epochs": 100_000,
-    "training__rebalance_every_s": 0.0,
-    "training__eval_batches": 16,
-    "optimizer__lr": 0.005,
-    "optimizer__adam_lr": 1.5e-3,
-}
-"""Epochs of about a second on two cores. Nobody changes its stage, so that every scenario finds the
-same swarm."""
 NOTICE_S = 60.0
 """Seconds without a notice and a commit after which a scenario hangs."""
 RATIO = 1.03

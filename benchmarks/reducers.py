@@ -4,9 +4,9 @@ lies.
     python -m benchmarks.reducers [--runs 5] [--megabytes 16] [--no-study] [--json -]
 
 Cost: processor seconds of one thread per gigabyte *received* (n contributions of ``--megabytes``
-each), the lowest of ``--runs``. The twins (testbed/reference/reducers.py) sort with torch; stacking their
-input is not counted. The study trains a small convex and a small non-convex model with one liar
-among four or eight, by each reducer, and ends with its loss.
+each), the lowest of ``--runs``. The twins (testbed/reference/reducers.py) sort with torch; stacking
+their input is not counted. The study trains a small convex and a small non-convex model with one
+liar among four or eight, by each reducer, and ends with its loss.
 """
 
 import argparse

@@ -37,6 +37,7 @@ from node.sim.setup import Setup
 from node.sim.tapes import Tapes
 from node.training.recording.player import Player
 from node.training.recording.show import difference_lines
+from testbed.swarms.planted import ALL_BUGS, hunt
 
 BATCH = 50
 EPOCHS = 4
@@ -233,10 +234,7 @@ def _replay(job: tuple[str, int]) -> _Replayed:
 
 
 def _planted(report: Report) -> None:
-    """The bugs of ``tests/sim/planted.py``, looked for as the test does."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sim"))
-    from planted import ALL_BUGS, hunt  # pyright: ignore[reportMissingImports]
-
+    """The bugs of ``testbed/swarms/planted.py``, looked for as the test does."""
     tries = {}
     for bug in ALL_BUGS:
         found, tried = hunt(bug)

@@ -1,11 +1,11 @@
 """A round of four with a faulty member: late, frozen, killed with SIGKILL at every phase, or lying.
 
 Three survivors run the daemon's own round in this process, over gRPC on loopback sockets; the
-fourth speaks the same protocol by hand and lies (benchmarks/averaging/rogue.py), or is a process of its
-own that dies (benchmarks/peers/victim.py). A row's value is the time at which the last survivor knew
-the round's outcome. Its target is that the outcome passes every check of benchmarks/averaging/meeting.py,
-and that one repair by the survivors completes the round. Part 4 of ``python -m
-benchmarks.averaging``.
+fourth speaks the same protocol by hand and lies (benchmarks/averaging/rogue.py), or is a process of
+its own that dies (benchmarks/peers/victim.py). A row's value is the time at which the last survivor
+knew the round's outcome. Its target is that the outcome passes every check of
+benchmarks/averaging/meeting.py, and that one repair by the survivors completes the round. Part 4 of
+``python -m benchmarks.averaging``.
 """
 
 import asyncio

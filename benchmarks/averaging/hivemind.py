@@ -1,8 +1,8 @@
 """The same two faults at hivemind's averager: one of four never sends, one is killed in mid-round.
 
-Four processes with their families (benchmarks/peers/hive.py), 16 MiB each, its timeouts set to 2 and
-4 s; by default it has none and waits for ever. Nothing is asked of these rows: they stand beside
-ours in part 4 of ``python -m benchmarks.averaging``.
+Four processes with their families (benchmarks/peers/hive.py), 16 MiB each, its timeouts set to 2
+and 4 s; by default it has none and waits for ever. Nothing is asked of these rows: they stand
+beside ours in part 4 of ``python -m benchmarks.averaging``.
 """
 
 import asyncio

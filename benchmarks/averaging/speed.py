@@ -1,10 +1,10 @@
 """Speed of averaging 64 MiB: hivemind's averager, gloo's all-reduce, ours over TLS gRPC and through
 the libp2p tunnel.
 
-Peers are processes on loopback with one torch thread each (benchmarks/peers/speed.py). All ways take
-turns in one run, after one round each to warm up; figures are medians. Every result is compared
-with the true mean, outside the time: a wrong result does not count. Beside them the same bytes
-alone over our connections: no exchange of ours can be faster. Part 1 of ``python -m
+Peers are processes on loopback with one torch thread each (benchmarks/peers/speed.py). All ways
+take turns in one run, after one round each to warm up; figures are medians. Every result is
+compared with the true mean, outside the time: a wrong result does not count. Beside them the same
+bytes alone over our connections: no exchange of ours can be faster. Part 1 of ``python -m
 benchmarks.averaging``.
 """
 

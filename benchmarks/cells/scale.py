@@ -34,6 +34,7 @@ from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.sim.watch import HistoryRecorder
 from node.sim.world.loop import bury, quiet
+from testbed.fakes.memory_directory import SEAL
 
 SIZES = (10, 1000)
 ENDS = 4
@@ -51,8 +52,6 @@ TURN_S, TIMED = 0.002, 4
 of these swarms that are measured. In a process with thousands of peers the processor's caches hold
 nothing of a peer when its turn comes, which no daemon of its own meets. The time in a large swarm
 is therefore compared with the time in small swarms that share a process with equally many peers."""
-SEAL = 180
-"""Bytes of a record beside its body: signature, key, numbers, admission."""
 GROWTH = 1.25
 Measure = Callable[..., None]
 Sampled = tuple[int, PeerId]

@@ -16,6 +16,7 @@ from node.manifest import read_manifest
 from node.reach.interfaces import free_port
 from testbed.daemons.books import COMMITTED
 from testbed.daemons.fleet import Box, Hang, named
+from testbed.models.directories import KINDS, made
 from testbed.reference.swarm import Reference
 
 STAGES = 2
@@ -23,33 +24,8 @@ STEPS = 20
 CLOSE, LOSSES = 1e-5, 1e-5
 """Largest difference of a logit that is the same number in another order of additions; of a loss,
 relative, after twenty steps of that."""
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        }
-    },
-    "qwen2": {"tie_word_embeddings": True},
-    "qwen3": {"head_dim": 24},
-    "mistral": {"sliding_window": None},
-}
 AGAIN = {"qwen2": "layers", "qwen3": "stage"}
 """Setting of `limits.recompute` for these families' stages."""
-TINY = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.1,
-}
 SETTINGS = {
     "training.target_batch": 16,
     "pipeline.micro_batch": 4,
@@ -69,20 +45,6 @@ def rows(report: Report, root: Path) -> None:
     for kind in KINDS:
         there = made(kind, root / f"{kind}-hf")
         with_box(report, kind, there, root / kind)
-
-
-def made(kind: str, there: Path) -> Path:
-    """The directory of a random model."""
-    torch.manual_seed(7)
-    config = transformers.AutoConfig.for_model(kind, **{**TINY, **KINDS[kind]})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() < 2:  # else norms are one, biases zero, and nobody would miss them
-            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.1)
-    model.save_pretrained(there, max_shard_size="40KB")
-    if not (there / "model.safetensors.index.json").is_file():
-        raise RuntimeError(f"{kind} is in one file")
-    return there
 
 
 def with_box(report: Report, kind: str, there: Path, root: Path) -> None:

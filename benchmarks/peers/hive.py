@@ -3,8 +3,8 @@ of its own.
 
     python -m benchmarks.peers.hive RANK WORLD NUMBERS SENDER_TIMEOUT REDUCER_TIMEOUT
 
-Speaks lines of JSON as benchmarks/peers/speed.py does. All numbers of peer i are i + 1. An order says
-whether to begin when the group is found. The answers are that it has begun, then its resulting
+Speaks lines of JSON as benchmarks/peers/speed.py does. All numbers of peer i are i + 1. An order
+says whether to begin when the group is found. The answers are that it has begun, then its resulting
 values, and whether hivemind calls the round a success.
 """
 

@@ -14,8 +14,8 @@
 7  trials that were reported elsewhere: before, now, and the tests that show it
 8  limits: a control group, a quota, an affinity; nine bridges
 
-The model is SmolLM2-135M-Instruct (`benchmarks.real.pretrained`). Where it cannot be had, the rows say so
-and do not hold.
+The model is SmolLM2-135M-Instruct (`benchmarks.real.pretrained`). Where it cannot be had, the rows
+say so and do not hold.
 """
 
 import sys

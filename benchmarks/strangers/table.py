@@ -38,8 +38,8 @@ class Attack:
     :data:`GROUNDS`.
 
     ``run``: "module:function" of this package, by ``keys`` strangers. ``bent``: instead of
-    strangers, a member of this kind (:mod:`benchmarks.peers.bent`) at ``stage``. ``bans``: the attack
-    cannot be an accident, so that somebody has to be banned.
+    strangers, a member of this kind (:mod:`benchmarks.peers.bent`) at ``stage``. ``bans``: the
+    attack cannot be an accident, so that somebody has to be banned.
     """
 
     number: str

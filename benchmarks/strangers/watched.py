@@ -1,7 +1,7 @@
 """Forked daemons that measure how long their event loop is blocked.
 
-The process of :class:`testbed.daemons.forks.Forks` with this module as its program. A daemon appends
-a line to ``log/loop.jsonl`` in its home for every second in which its loop stood still for
+The process of :class:`testbed.daemons.forks.Forks` with this module as its program. A daemon
+appends a line to ``log/loop.jsonl`` in its home for every second in which its loop stood still for
 :data:`TOLD_S` or more: ``{at, seconds, where}``. ``at`` is Unix time, ``where`` the code that was
 seen running.
 """

@@ -12,6 +12,9 @@ from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of
 from node.identity.keys import Identity
 
+SEAL = 180
+"""Bytes of a record beside its body: signature, key, numbers, admission."""
+
 
 @dataclass
 class Wall:

@@ -60,8 +60,8 @@ class Place:
 
     @property
     def host(self) -> Host:
-        """Where :class:`~testbed.daemons.fleet.Box` starts a daemon of this host: listening wherever
-        it does by default."""
+        """Where :class:`~testbed.daemons.fleet.Box` starts a daemon of this host: listening
+        wherever it does by default."""
         return Host("", self.through)
 
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from testbed.daemons.fleet import Hang, Peer
 from testbed.daemons.limits import Unavailable, fill
@@ -19,6 +20,18 @@ commit."""
 HOLD_S = 10.0
 """How long a pause or a cut lasts."""
 NODES = (2, 2, 2, 2)
+SHAPE: dict[str, Any] = {
+    "model__layers": 3,
+    "pipeline__stages": 3,
+    "training__target_batch": 32,
+    "training__epochs": 100_000,
+    "training__rebalance_every_s": 0.0,
+    "training__eval_batches": 16,
+    "optimizer__lr": 0.005,
+    "optimizer__adam_lr": 1.5e-3,
+}
+"""Epochs of about a second on two cores. Nobody changes its stage, so that every scenario finds the
+same swarm."""
 SMALL_DISK = "stage-3-1"
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cells.rounds import Window
 from node.averaging.strategies import group_forming as f
 from node.averaging.strategies.group_forming import GroupFormed, GroupForming, WindowSkipped
 from node.core.ids import CellId
+from testbed.planning.meetings import Window
 
 LOSS = 0.02
 UNSEEN = 0.05

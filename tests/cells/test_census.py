@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cells.rounds import cell_id, standings
-from benchmarks.cells.scale import SEAL
 from node.app.peer import cells_in_sight
 from node.cells import census
 from node.cells.census import (
@@ -35,6 +33,8 @@ from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import ProcessLoop, VirtualTime, quiet
 from node.sim.world.network import Links
+from testbed.fakes.memory_directory import SEAL
+from testbed.planning.meetings import cell_id, standings
 
 FIRST = first_cell("ab" * 32)
 

@@ -1,5 +1,5 @@
-"""Forecast of a peer's traffic from the manifest alone. benchmarks/firsthour/caps.py measures that it is
-right."""
+"""Forecast of a peer's traffic from the manifest alone. benchmarks/firsthour/caps.py measures that
+it is right."""
 
 import math
 

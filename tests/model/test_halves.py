@@ -9,7 +9,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from benchmarks.models.directories import made
 from node.core.ids import ENDS
 from node.model.cost import stage_bytes
 from node.model.device import Device
@@ -18,6 +17,7 @@ from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath
+from testbed.models.directories import made
 from testbed.models.visits import visit
 from tests.model.conftest import exported
 

@@ -10,7 +10,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from benchmarks.models.directories import KINDS, made
 from node.app.assembly import _weights
 from node.config import NodeConfig
 from node.core.errors import Refused, UsageFault
@@ -19,6 +18,7 @@ from node.model.export import config_of
 from node.model.pretrained import SEQ_LEN, Weights, model_of
 from node.model.settings import DIGEST, ModelSettings
 from node.model.stages import build
+from testbed.models.directories import KINDS, made
 from testbed.reference.unsplit import Unsplit
 
 

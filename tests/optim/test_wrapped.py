@@ -8,13 +8,13 @@ import pytest
 import pytorch_optimizer as lib
 import torch
 
-from benchmarks import exactness
 from node.core.errors import OutOfResources, StepFault
 from node.manifest import MANIFEST_RULES
 from node.optim.owner import Owner
 from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
 from node.optim.wrapped import WRAPPED, Wrapped
+from testbed.models import owner_group
 
 UP = "model.layers.0.mlp.up_proj.weight"
 METHODS = ("shampoo", "soap")
@@ -250,5 +250,5 @@ def test_the_optimizer_package_is_loaded_only_when_needed():
 
 
 def test_the_methods_of_the_manifest_can_all_be_stepped():
-    assert set(MANIFEST_RULES["optimizer.name"].choices) == set(exactness.METHODS)
+    assert set(MANIFEST_RULES["optimizer.name"].choices) == set(owner_group.METHODS)
     assert WRAPPED.keys() == set(METHODS)

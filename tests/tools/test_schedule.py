@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.scheduler import DATA, load
 from cli import main
 from node.scheduler.planning.problem import parse
 from node.scheduler.planning.replay import replay
 from node.tools import schedule
 from node.tools.gantt import COLOURS
+from testbed.planning.path_problems import DATA, load
 
 B = str(DATA / "skippipe_B.json")
 

@@ -3,9 +3,9 @@
 import textwrap
 from pathlib import Path
 
+from benchmarks.codebase import reading
 from benchmarks.codebase import tree as source
 from benchmarks.codebase.__main__ import UNWIRED
-from benchmarks.codebase import reading
 from benchmarks.codebase.reached import unreached
 from benchmarks.codebase.tree import Tree
 from benchmarks.codebase.walks import check, read_walk
