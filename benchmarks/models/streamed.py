@@ -252,7 +252,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        words = ("-m", "testbed.fakes.file_server", str(self.directory), "--port", str(self.port))
+        words = ("-m", "testbed.fakes.web_server", str(self.directory), "--port", str(self.port))
         self._process = subprocess.Popen([sys.executable, *words], cwd=REPOSITORY)
 
     def kill(self) -> None:

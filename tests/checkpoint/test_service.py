@@ -20,8 +20,8 @@ from node.core.journey import Version
 from node.wire import tensors
 from node.wire.tensors import HASH, digest, encode, hash_of, hashes_of
 from protos import state_pb2, state_pb2_grpc, tensor_pb2
+from testbed.fakes.clock import VirtualClock
 from testbed.fakes.memory_net import MemoryNet, MemoryTransport
-from testbed.fakes.virtual_clock import VirtualClock
 from tests.transport.conftest import until
 
 SETTINGS = CheckpointSettings(fetch_parallel=3)

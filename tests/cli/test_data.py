@@ -8,7 +8,7 @@ import pytest
 
 from node.data.tokenizer import ByteTokenizer
 from node.manifest import read_manifest
-from testbed.fakes.file_server import FileServer
+from testbed.fakes.web_server import FileServer
 from tests.cli.conftest import refused
 from tests.data.streamed import served
 

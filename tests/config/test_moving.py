@@ -25,7 +25,7 @@ from node.core.journey import Version
 from node.manifest import Manifest
 from node.telemetry.events import Journal
 from node.training.protocol.rules import ChangeStatus, Rules
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 
 MANIFEST = Manifest.default_demo()
 CELL = CellId("b" * 16)

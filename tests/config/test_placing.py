@@ -19,7 +19,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.scheduler.choosing import LOOK_S, SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 
 STAGES = 2
 MANIFEST = amended(Manifest.default_demo(), {"pipeline.stages": STAGES})

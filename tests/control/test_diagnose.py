@@ -33,7 +33,7 @@ from node.core.errors import ExitCode, NetworkFault, Refused
 from node.core.ids import PeerId
 from node.identity.keys import Identity
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 
 # The same keys in every process, since they stand in a test's parameters.
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]

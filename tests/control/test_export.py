@@ -40,8 +40,8 @@ from node.training.state.stage import Held
 from node.wire.tensors import digest
 from protos import state_pb2
 from protos.control_pb2 import ExportRequest
+from testbed.fakes.clock import VirtualClock
 from testbed.fakes.memory_net import MemoryNet
-from testbed.fakes.virtual_clock import VirtualClock
 
 TOKENIZER = ByteTokenizer().to_json()
 SHA256 = hashlib.sha256(TOKENIZER).hexdigest()
@@ -548,20 +548,20 @@ async def test_donors_are_asked_again_while_others_are_fetched(make, monkeypatch
     """Donors let go of a version that nobody asked for lately."""
     lab = await make()
     version = lab.version
-    now = [0.0]
+    clock = VirtualClock(0.0)
     for peer in lab.peers:
-        monkeypatch.setattr(peer.service, "_clock", SimpleNamespace(now=lambda: now[0]))
+        monkeypatch.setattr(peer.service, "_clock", clock)
     monkeypatch.setattr(export, "AT_ONCE", 1)
     monkeypatch.setattr(export, "RENEW_S", 0.0)
 
     async def slow(transport: Any, peers: Any, stage: int, *rest: Any, **more: Any) -> Any:
         lab.advance()
         for _ in range(3):
-            now[0] += 0.9 * pins.IDLE_S
+            clock.advance(0.9 * pins.IDLE_S)
             for peer in (p for p in lab.peers if p.stage >= stage):
                 key = pins.PinKey(peer.stage, StateKind.PARAMETERS, version)
                 pin = peer.service.pins._pins[key]
-                for _ in iter(lambda pin=pin: pin.used < now[0], False):
+                for _ in iter(lambda pin=pin: pin.used < clock.now(), False):
                     await asyncio.sleep(0)
         return await fetch(transport, peers, stage, *rest, **more)
 

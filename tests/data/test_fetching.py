@@ -2,9 +2,7 @@
 the user of this peer allows."""
 
 import socket
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,6 +13,7 @@ from node.data.streamed import fetching, shards
 from node.data.streamed.fetching import AllowedHosts, asked, host_entry, is_public, web_client
 from node.data.streamed.stream import open_stream
 from node.data.tokenizer import ByteTokenizer
+from testbed.fakes.web_server import Answers
 from tests.data.streamed import documents, published, served, stream
 
 
@@ -23,26 +22,19 @@ def server(**paths):
     """A server's answers by path; yields its address and the requests it gets."""
     came = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            came.append((self.command, self.path, dict(self.headers)))
-            status, headers, body = paths[self.path.strip("/")]
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
+    def say(handler):
+        came.append((handler.command, handler.path, dict(handler.headers)))
+        status, headers, body = paths[handler.path.strip("/")]
+        handler.close_connection = True
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        if handler.command == "GET":
+            handler.wfile.write(body)
 
-        do_HEAD = do_GET
-
-        def log_message(self, format, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
-        found.daemon_threads = True
-        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{found.server_port}", came
+    with Answers(say) as found:
+        yield found.base, came
         found.shutdown()
 
 

@@ -16,7 +16,7 @@ from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 from tests.dht.conftest import RUN, addresses, eventually
 
 

@@ -18,7 +18,7 @@ from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 from tests.pipeline.conftest import DEEP, MODEL, begun, dies_at
 from tests.transport.conftest import until
 

@@ -25,7 +25,7 @@ from node.reach.natpmp import (
     read_pmp,
     state_lost,
 )
-from tests.reach.routers import FakeRouter
+from testbed.fakes.routers import FakeRouter
 
 NONCE = bytes(range(12))
 HERE = Gateway("127.0.0.1", "127.0.0.1")

@@ -10,7 +10,7 @@ from node.reach.gateway import Gateway, GatewayProtocol, Mapping, RouterFault
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.portmap import NO_GATEWAY, WAYS, PortMapper
 from node.telemetry.events import Journal
-from tests.reach.routers import FakeRouter
+from testbed.fakes.routers import FakeRouter
 
 HERE = Gateway("127.0.0.1", "127.0.0.1")
 PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))

@@ -32,7 +32,7 @@ from node.sim.world.network import (
     Wall,
 )
 from node.sim.world.values import DiskStore, SimDisk
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 
 A = PeerId("a")
 B = PeerId("b")

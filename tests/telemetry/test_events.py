@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from node.telemetry.events import MAX_LINE, Event, Journal, JournalHandler
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 
 
 class Pile:

@@ -3,7 +3,7 @@
 from node.core.ids import PeerId
 from node.telemetry import events
 from node.telemetry.events import LINES, WINDOW_S, Journal, RateLimitedLog
-from testbed.fakes.virtual_clock import VirtualClock
+from testbed.fakes.clock import VirtualClock
 
 NOISY = PeerId("12D3KooWNoisy")
 QUIET = PeerId("12D3KooWQuiet")

@@ -18,6 +18,7 @@ from node.training.protocol.bounds import Bounds
 from node.training.service import LARGE_PLAN, Training
 from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
+from testbed.fakes.clock import VirtualClock
 
 E = PeerId("ends")
 S = PeerId("stage")
@@ -96,7 +97,7 @@ async def test_a_large_plan_of_a_peer_that_is_not_the_leader_is_not_parsed(
     monkeypatch.setattr(notes, "parse_plan", None)
     reader = service(
         _election=SimpleNamespace(heeds=lambda peer, now: False),
-        clock=SimpleNamespace(now=lambda: 0.0),
+        clock=VirtualClock(0.0),
     )
     assert await reader._hear_plan(S, pb.PlanNote(plan=LARGE)) == "this peer follows another leader"
 

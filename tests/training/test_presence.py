@@ -14,8 +14,8 @@ from node.dht.topics import PEERS, cell_topic
 from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
 from node.training.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
+from testbed.fakes.clock import VirtualClock
 from testbed.fakes.memory_directory import MemoryDirectory, Wall
-from testbed.fakes.virtual_clock import VirtualClock
 
 RUN = RunId("ab" * 32)
 STAGES = 3

@@ -35,6 +35,7 @@ from node.training.protocol.votes import (
 from node.training.service import SAY_AGAIN_S, Training
 from node.training.state.ledger import VoteLedger
 from protos import training_pb2 as pb
+from testbed.fakes.clock import VirtualClock
 
 RUN = "run"
 A, B, C, D, E, F, G = (PeerId(name) for name in "ABCDEFG")
@@ -193,20 +194,21 @@ def test_what_was_made_here_is_checked_once_in_a_while() -> None:
 
 
 def test_a_plan_that_is_not_followed_is_said_once_a_minute() -> None:
-    at = SimpleNamespace(now=0.0)
+    clock = VirtualClock(0.0)
     journal = Journal()
     member: Any = object.__new__(Training)
     member.__dict__ |= {
         "member": SimpleNamespace(plan=plan(A, HERE), at=HERE),
         "trust": trusting(),
-        "clock": SimpleNamespace(now=lambda: at.now, wall=lambda: 1000.0),
+        "clock": clock,
         "journal": journal,
         "_learn": lambda doubles: None,
         "_bar": lambda: None,
         "_said_refused": -SAY_AGAIN_S,
     }
     note = pb.PlanNote(plan=plan(B, NEXT).canonical())
-    for at.now in (0.0, SAY_AGAIN_S - 1, SAY_AGAIN_S):
+    for seconds in (0.0, SAY_AGAIN_S - 1, 1.0):
+        clock.advance(seconds)
         assert member._distrusts(plan(B, NEXT), note)
     said = [event for event in journal.recent() if event.kind == "plan-refused"]
     assert len(said) == 2

@@ -1,4 +1,6 @@
-"""Time that passes when a test says so."""
+"""Clocks that a test turns by hand."""
+
+from node.core.clock import SystemClock
 
 
 class VirtualClock:
@@ -20,3 +22,18 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError("time does not go back")
         self._now += seconds
+
+
+class HeldClock(SystemClock):
+    """The machine's clocks, of which a test can hold each at a number of seconds, however long the
+    test takes."""
+
+    def __init__(self, held_now: float | None = None, held_wall: float | None = None) -> None:
+        self.held_now = held_now
+        self.held_wall = held_wall
+
+    def now(self) -> float:
+        return super().now() if self.held_now is None else self.held_now
+
+    def wall(self) -> float:
+        return super().wall() if self.held_wall is None else self.held_wall

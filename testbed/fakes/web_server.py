@@ -1,10 +1,14 @@
-"""A web server of one directory that gives parts of files and says their versions.
+"""Web servers on loopback: one of a directory, which gives parts of files and says their versions,
+and one whose answers a test writes.
 
-python -m testbed.fakes.file_server DIRECTORY --port 8080
+python -m testbed.fakes.web_server DIRECTORY --port 8080
 """
 
 import argparse
 import re
+import threading
+from collections.abc import Callable
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +34,34 @@ class FileServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+
+class Answers(ThreadingHTTPServer):
+    """Server that answers every request by ``say(handler)``, on a thread of its own. ``base``: its
+    address; ``url``: that of a file there; ``headers``: headers of every request, in order."""
+
+    daemon_threads = True
+
+    def __init__(self, say: Callable[[BaseHTTPRequestHandler], None]) -> None:
+        self.headers: list[Message] = []
+        heard = self.headers
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                heard.append(self.headers)
+                say(self)
+
+            do_HEAD = do_GET
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.base = f"http://127.0.0.1:{self.server_port}"
+        self.url = f"{self.base}/a.txt"
 
 
 class _Handler(BaseHTTPRequestHandler):
