@@ -1,2 +1,2 @@
-"""Laboratory of the benchmarks of whole swarms: daemons as processes, a network between them,
-faults, and books of their costs. The tests of whole daemons use it too."""
+"""What tests and benchmarks share: daemons as processes, networks between them, fakes of ports, and
+reference models. Nothing here asserts or measures, and no daemon loads it."""

@@ -1,2 +1,2 @@
-"""Slow twins and published rules that tests and benchmarks hold the program to; no daemon has
-them."""
+"""Slow twins of fast code and rules as they were published, which tests and benchmarks hold the
+program to."""
