@@ -24,7 +24,6 @@ own. Every wait has a bound: a scenario that exceeds one is a row that says so, 
 gets a fresh swarm.
 """
 
-import argparse
 import contextlib
 import json
 import sys
@@ -35,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from testbed.daemons.books import Losses
 from testbed.daemons.fleet import Hang
 from testbed.daemons.limits import Unavailable
@@ -72,10 +71,7 @@ class Outcome:
 
 def main() -> int:
     """Run the scenarios, print a table and the rows; exit 0 when every target holds."""
-    about = (__doc__ or "").replace("%", "%%")
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--scenario",
         action="append",
@@ -89,7 +85,6 @@ def main() -> int:
         type=Path,
         help="leave the daemons' files there, a directory for each swarm",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     if reason := why_not():
         print(f"cannot run: {reason}", file=sys.stderr)

@@ -11,14 +11,13 @@ pytorch-optimizer, which step all matrices in one object. Item 7: the fullest pe
 total / peers, as declared for Qwen3-0.6B, and as real owners hold it.
 """
 
-import argparse
 import sys
 from itertools import product
 from typing import Any
 
 import torch
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from node.core.ids import PeerId
 from node.optim.owner import Owner
 from node.optim.ownership import assign, makespan
@@ -166,9 +165,8 @@ def memory(report: Report) -> None:
 
 def main() -> int:
     """Print every row; 0 when all hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     torch.set_num_threads(1)
     report = Report()

@@ -12,7 +12,6 @@ gloo: all-reduce and torch.optim.Muon in every process (replicated), and round-r
 more members than cores, processes wait for each other's cores: processor seconds are given too.
 """
 
-import argparse
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from benchmarks.shared.chart import figure
 from benchmarks.shared.curve import curves
 from node.averaging.settings import AveragingSettings
@@ -53,10 +52,9 @@ TARGET = 1.25
 
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="rounds of every way, taking turns")
     parser.add_argument("--width", type=int, default=1024, help="of the model")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     parser.add_argument(
         "--svg", "--png", dest="picture", metavar="FILE", type=Path, help="the picture of the sweep"
     )

@@ -10,16 +10,14 @@ about 0.1 s. All figures of one swarm are of the same daemons, so those that wer
 struck again.
 """
 
-import argparse
 import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.report import Report, chosen
+from benchmarks.report import Report, chosen, command_line
 from testbed.daemons.fleet import folder
 from testbed.daemons.forks import Forks
 from testbed.daemons.told import Told
@@ -72,16 +70,13 @@ def measure(
 
 def rows(
     report: Report,
-    root: Path | None = None,
-    quick: bool = False,
     *,
     deeds: Sequence[str] = ("leader",),
     moments: int = MOMENTS,
     seed: int = 1,
 ) -> None:
-    """Measure both shapes and add their rows; ``quick`` halves the moments. ``root`` is not used:
-    each swarm has a folder of its own, which is removed afterwards."""
-    moments = max(1, moments // 2) if quick else moments
+    """Measure both shapes and add their rows. Each swarm has a folder of its own, which is removed
+    afterwards."""
     for letter, shape in zip("ab", SHAPES, strict=True):
         item = f"{ITEM}.{letter}"
         found = measure(shape, deeds, moments, seed)
@@ -109,13 +104,10 @@ def rows(
 
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", default=",".join(DEEDS), help="some of the four deeds above")
     parser.add_argument("--moments", type=int, default=MOMENTS, help="of each deed in each swarm")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     asked = parser.parse_args()
     report = Report()
     deeds = chosen(parser, asked.only, DEEDS)

@@ -8,10 +8,9 @@ the process over the messages of protobuf bounds the memory that Python does not
     python -m benchmarks.fuzzing --seconds 600
 """
 
-import argparse
 import sys
 
-from benchmarks.report import Report, chosen
+from benchmarks.report import Report, chosen, command_line
 from testbed.fuzzing.fuzzer import (
     run,
 )
@@ -24,13 +23,10 @@ of these by itself; tracemalloc keeps another quarter, and mutated messages have
 
 def main() -> int:
     """Run, and report in the way of all benchmarks."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(PARSERS), help="parsers, separated by commas")
-    parser.add_argument("--json", default=None, help="a file for the result, - for stdout")
     given = parser.parse_args()
     report = Report()
     found = run(given.seconds, given.seed, chosen(parser, given.only, PARSERS))

@@ -12,7 +12,6 @@ Exact, no clock, no torch.
 Shapes are Qwen3's. Lognormal speeds have σ 0.7.
 """
 
-import argparse
 import hashlib
 import random
 import sys
@@ -20,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from node.partition.bounds import ideal
 from node.partition.matrices import Unit, in_order, units_of
 from node.partition.plan import OwnershipPlan, make_plan
@@ -55,10 +54,7 @@ ROUNDING = 1e-9
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser = command_line(__doc__)
     args = parser.parse_args()
     report = Report()
     parity(report)

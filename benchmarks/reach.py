@@ -9,7 +9,6 @@ behind routers, 4 joiners of one second, 5 broken networks, 6 the directory behi
 relays, 8 a stalled run is not called healthy.
 """
 
-import argparse
 import itertools
 import statistics
 import sys
@@ -18,8 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report, chosen
-from testbed.daemons.fleet import START_S, WORKING, Hang, folder
+from benchmarks.report import Report, chosen, command_line
+from benchmarks.shared.parts import run_part
+from testbed.daemons.fleet import START_S, WORKING, Hang
 from testbed.networks.evil_relay import KINDS as EVIL
 from testbed.networks.hosts import HostPeer
 from testbed.networks.internet import Internet, why_not
@@ -34,11 +34,8 @@ SETTLE_S = 15.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="1,2,3,4,5,6,7,8", help="which of the eight")
-    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
     parts = chosen(parser, asked.only, PARTS)
     if reason := why_not():
@@ -47,11 +44,7 @@ def main() -> int:
     report = Report()
     for number, one in PARTS.items():
         if number in parts:
-            with folder() as root:
-                try:
-                    one(report, root)
-                except (Hang, RuntimeError, TimeoutError) as e:
-                    report.add(f"{number} did not come to its end: {e}"[:300], 0, "", holds=False)
+            run_part(report, number, one)
     return report.end(asked.json)
 
 

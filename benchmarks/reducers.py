@@ -9,7 +9,6 @@ their input is not counted. The study trains a small convex and a small non-conv
 liar among four or eight, by each reducer, and ends with its loss.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from node.averaging.coding.codecs import Coded
 from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
@@ -47,13 +46,12 @@ LIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 def main() -> int:
     """Measure, print, and exit 0 when every cost is within its bound."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument(
         "--runs", type=int, default=5, help="repetitions, of which the fastest counts"
     )
     parser.add_argument("--megabytes", type=int, default=16, help="size of one contribution")
     parser.add_argument("--no-study", action="store_true", help="costs only")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     torch.set_num_threads(1)
     report = Report()

@@ -1,5 +1,4 @@
-"""The planner of paths beside SkipPipe's published plans and simple planners; how it grows; live
-swarms on its paths.
+"""The planner of paths beside SkipPipe's published plans and simple planners, and how it grows.
 
     python -m benchmarks.scheduler [--json -] [--quick] [--only 1,2]
 
@@ -7,26 +6,22 @@ swarms on its paths.
      bound; six slots at the ends; peers assigned to stages anew; made-up swarms beside round robin,
      greedy and insertion
   2  20 to 1,000 peers: seconds of one core
-  4  eight daemons on shaped links: epochs with planned paths beside round robin
-     (benchmarks/live_paths.py; needs root)
-  5  thirty-two hours of preemptions: share of the best possible throughput with and without
-     rebalancing (benchmarks/trace.py)
-  6  a model trained with stages left out, and its loss with stages missing (benchmarks/skipping.py)
+
+Live swarms on its paths are measured by ``benchmarks.live_paths``, preemptions by
+``benchmarks.trace``, models with stages left out by ``benchmarks.skipping``.
 
 All seconds of planning are seconds of one core (``time.process_time``). The published search needed
 502 s for A and 90 s for B, as its authors' program was measured elsewhere, on another machine; its
 plans' makespans are exact replays.
 """
 
-import argparse
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from benchmarks.report import Report, chosen
-from benchmarks.trace import rebalancing
+from benchmarks.report import Report, chosen, command_line
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion, round_robin
 from node.scheduler.planning.planner import PathPlan, make_plan
@@ -44,13 +39,8 @@ LIMIT = 4.5
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
-    parser.add_argument(
-        "--quick", action="store_true", help="one seed, no 1,000 peers, short training"
-    )
+    parser = command_line(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one seed, at most 100 peers")
     parser.add_argument(
         "--only", metavar="N,N", default=",".join(ITEMS), help=f"some of {', '.join(ITEMS)}"
     )
@@ -71,28 +61,9 @@ def item_2(report: Report, quick: bool) -> None:
     growth(report, (20, 50, 100) if quick else (20, 50, 100, 200, 500, 1000))
 
 
-def item_4(report: Report, quick: bool) -> None:
-    from benchmarks import live_paths
-
-    live_paths.rows(report, 10 if quick else live_paths.EPOCHS)
-
-
-def item_5(report: Report, quick: bool) -> None:
-    rebalancing(report, 1 if quick else 3, 8.0 if quick else 32.0)
-
-
-def item_6(report: Report, quick: bool) -> None:
-    from benchmarks import skipping
-
-    skipping.rows(report, 60 if quick else skipping.EPOCHS)
-
-
 ITEMS: dict[str, Callable[[Report, bool], None]] = {
     "1": item_1,
     "2": item_2,
-    "4": item_4,
-    "5": item_5,
-    "6": item_6,
 }
 
 

@@ -11,7 +11,6 @@ replicas of a small decoder on the same text under each strategy, about ten seco
 time for 1000 steps of one of the fourteen (``--steps``, ``--strategies``).
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.report import Report, chosen
+from benchmarks.report import Report, chosen, command_line
 from node.averaging.coding.codecs import decode, encode
 from node.averaging.coding.formats import FORMATS, nbytes_of
 from node.averaging.strategies.strategy import (
@@ -77,7 +76,7 @@ PARTS = ("1", "2", "3", "4", "codecs", "5")
 
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument(
         "--only", default=",".join(PARTS), help="which parts, by number (4: a faulty member)"
     )
@@ -102,7 +101,6 @@ def main() -> int:
         metavar="FILE",
         help="draw the curves of part 5: .svg or .png",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     if args.plot:
         pictures.check(args.plot)

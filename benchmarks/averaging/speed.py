@@ -54,12 +54,14 @@ class Crew:
 
     def __init__(self, kind: str, world: int, numbers: int, tree: Path = ROOT) -> None:
         (port,) = free_ports(1)
+        here = (tree / "benchmarks" / "peers").is_dir()
+        program = "benchmarks.peers.speed" if here else "benchmarks.lab.speed"  # an older tree
         self._processes = [
             subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
-                    "benchmarks.peers.speed",
+                    program,
                     kind,
                     *map(str, (rank, world, port, numbers)),
                 ],

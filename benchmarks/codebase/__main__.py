@@ -12,7 +12,6 @@ not have become worse with it.
 6  the time of `make test` on a fresh clone
 """
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +21,7 @@ from benchmarks.codebase import tree as source
 from benchmarks.codebase.reached import unreached
 from benchmarks.codebase.tree import Tree
 from benchmarks.codebase.walks import check, read_walk
-from benchmarks.report import ROOT, Report, chosen
+from benchmarks.report import ROOT, Report, chosen, command_line
 
 PARTS = ("1", "2", "3", "4", "5", "6")
 BASE = "c2d8ad2"
@@ -55,13 +54,10 @@ WALKS = {
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--base", metavar="COMMIT", default=BASE, help=f"default: {BASE}")
     parser.add_argument("--only", default=",".join(PARTS), help="which of the six")
     parser.add_argument("--list", action="store_true", help="name what was counted, on stderr")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
     parts = chosen(parser, args.only, PARTS)

@@ -33,6 +33,8 @@ GONE = ("peer", "chair", "labour", "pipe", "rounds", "edges", "streams", "past")
 HOLDING = (
     ("chaos", "--quick"),
     ("scheduler",),
+    ("live_paths",),
+    ("trace",),
     ("skipping",),
     ("partition",),
     ("exactness",),
@@ -46,7 +48,10 @@ from node.manifest import Manifest
 try:
     from testbed.reference.swarm import Reference
 except ImportError:  # where it was before
-    from node.reference import Reference
+    try:
+        from benchmarks.reference.swarm import Reference
+    except ImportError:
+        from node.reference import Reference
 torch.set_num_threads(1)
 with tempfile.TemporaryDirectory() as home:
     for row in Reference(Manifest.default_demo(), Path(home)).train(8):

@@ -1,5 +1,5 @@
-"""8: a Muon step beside the public ones on this processor, and the same rules where it is limited
-to older instructions."""
+"""8: a Muon step beside the public ones where the processor is limited to older instructions.
+Without a limit ``benchmarks.kernels`` measures it."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import kernels
 from benchmarks.report import ROOT, Report, cpuinfo
 
 LIMITS = {"AVX2": "avx2", "AVX512_CORE": "avx512bw", "AVX512_CORE_BF16": "avx512_bf16"}
@@ -20,8 +19,7 @@ short."""
 
 
 def rows(report: Report, root: Path) -> None:
-    """The whole table, then a short one for each limit."""
-    kernels.speed(report, number="8")
+    """A short table for each limit."""
     flags = {word for line in cpuinfo() if line.startswith("flags") for word in line.split()}
     for limit, flag in LIMITS.items():
         if flag in flags:

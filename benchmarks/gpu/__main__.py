@@ -32,7 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.report import ROOT, Report, Row, chosen
+from benchmarks.report import ROOT, Report, Row, chosen, command_line
 from node.core.errors import ExitCode, LocalFault
 
 PARTS = {"a": "imports", "c": "autocast", "e": "muon", "d": "memory", "b": "swarm"}
@@ -59,15 +59,12 @@ class Telling(Report):
 
 def main() -> int:
     """Run the parts and print their rows; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", default=",".join(sorted(PARTS)), help="some of the letters above")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
     parser.add_argument("--device", default="cuda:0", help="the card (default: cuda:0)")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of a part")
     parser.add_argument("--within", type=float, default=WITHIN_S, help="seconds of all parts")
-    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     parser.add_argument("--wheels", metavar="DIR", type=Path, help="fetch packages into a folder")
     parser.add_argument("--python", default="", help="Python the packages are for (default: 3.12)")
     parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)

@@ -23,7 +23,7 @@ PARTS = {
     "7": ("guide",),
     "8": ("halves",),
 }
-"""Number to modules of `benchmarks.models`; each has ``rows(report, root)``."""
+"""Number to modules of this package; each has ``rows(report, root)``."""
 
 
 def main() -> int:

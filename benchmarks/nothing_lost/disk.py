@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.firsthour import damage, large
+from benchmarks.firsthour import large
 from benchmarks.nothing_lost.moments import WITHIN_S
 from benchmarks.report import Report
 from node.checkpoint.files import BlockWriter
@@ -49,11 +49,10 @@ PROBE = 1 << 30
 def rows(report: Report, root: Path, quick: bool) -> None:
     """Row 2; ``quick``: the large model has few layers, and its rows judge nothing."""
     below_the_limit(report, root / "limit")
-    damaged(report, root)
     large_model(report, root / "large", quick)
 
 
-# ------------------------------------------------------------ the limit, damage
+# ------------------------------------------------------------ the limit
 
 
 def below_the_limit(report: Report, root: Path) -> None:
@@ -99,17 +98,6 @@ def _bytes_of_checkpoints(home: Path) -> int:
                 except FileNotFoundError:
                     continue
     return total
-
-
-def damaged(report: Report, root: Path) -> None:
-    """A full disk and altered files, as `benchmarks.firsthour` tries them."""
-    inner = Report()
-    with damage.boxed(root / "newest") as box:
-        damage.newest_checkpoints(inner, box)
-    damage.full_disk(inner, root / "full")
-    for row in inner.rows:
-        name = row.name.partition(" ")[2]
-        report.add(f"2 {name}", row.value, row.unit, row.peer, row.target, holds=row.holds)
 
 
 # ------------------------------------------------------------ a large model

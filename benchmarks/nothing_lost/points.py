@@ -323,7 +323,6 @@ POINTS = (
 )
 
 
-def rows(report: Report, root: Path, quick: bool) -> None:
-    """Row 5 for every point, quick or not."""
-    del quick
+def rows(report: Report, root: Path) -> None:
+    """Row 5 for every point."""
     add(report, root, "5", POINTS)

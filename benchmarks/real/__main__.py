@@ -32,7 +32,7 @@ PARTS = {
     "7": ("trials",),
     "8": ("limits",),
 }
-"""Number to modules of `benchmarks.real`; each has ``rows(report, root)``."""
+"""Number to modules of this package; each has ``rows(report, root)``."""
 
 
 def main() -> int:

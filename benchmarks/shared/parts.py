@@ -1,11 +1,11 @@
 """A benchmark in numbered parts, each a module with ``rows(report, root)``."""
 
-import argparse
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report, chosen
+from benchmarks.report import Report, chosen, command_line
 from testbed.daemons.fleet import Hang, folder
 
 
@@ -17,11 +17,8 @@ def run_asked(
 ) -> int:
     """Run the parts of ``package`` that the command line names; without ``--only`` all. Returns 0
     when every target holds. ``quick``: numbers of the parts that ``--quick`` makes shorter."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(description)
     parser.add_argument("--only", default=",".join(parts), help="some of the numbers above")
-    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     if quick:
         parser.add_argument("--quick", action="store_true", help=f"part {', '.join(quick)} shorter")
     asked = parser.parse_args()
@@ -43,10 +40,18 @@ def run_parts(
     for number, name in ((number, name) for number, names in parts.items() for name in names):
         if number not in named:
             continue
-        with folder() as root:
-            try:
-                part = importlib.import_module(f"{package}.{name}")
-                part.rows(report, root, **(more or {}).get(number, {}))
-            except (Hang, RuntimeError, TimeoutError) as e:
-                said = f"{number} {name} did not come to its end: {e}"[:300]
-                report.add(said, 0, "", holds=False)
+        given = (more or {}).get(number, {})
+
+        def part(report: Report, root: Path, name: str = name, given: Any = given) -> None:
+            importlib.import_module(f"{package}.{name}").rows(report, root, **given)
+
+        run_part(report, f"{number} {name}", part)
+
+
+def run_part(report: Report, name: str, part: Callable[[Report, Path], object]) -> None:
+    """Run one part in a folder of its own. If it fails, that is a row that does not hold."""
+    with folder() as root:
+        try:
+            part(report, root)
+        except (Hang, RuntimeError, TimeoutError, ModuleNotFoundError) as e:
+            report.add(f"{name} did not come to its end: {e}"[:300], 0, "", holds=False)

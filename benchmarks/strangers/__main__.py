@@ -5,26 +5,25 @@
 
 1 to 18  the attacks, by the numbers of the review that found them
 table    every RPC, stream and topic is in the table of docs/protocol.md
-fuzz     ten minutes of malformed messages for every parser
-speed    the demo's tokens per second beside the commit before
+
+Malformed messages are measured by ``benchmarks.fuzzing``, quiet speed by ``benchmarks.codebase``.
 
 A live attack has a minute (with --quick half of one) after a quiet minute of the same swarm: eight
 daemons of an open run, three of a private one. The attackers run on the same machine.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import Report, chosen
+from benchmarks.report import Report, chosen, command_line
 from benchmarks.strangers import shown
 from benchmarks.strangers.siege import FULL_S, QUICK_S, Siege, assault, siege
 from benchmarks.strangers.table import ATTACKS, GROUNDS, Attack
 from testbed.daemons.fleet import Hang, folder
 
 NUMBERS = [str(number) for number in range(1, 19)]
-OTHERS = {"table": shown.table, "fuzz": shown.fuzz, "speed": shown.quiet_speed}
+OTHERS = {"table": shown.table}
 FAILURES = (Hang, RuntimeError, TimeoutError, OSError)
 
 
@@ -56,13 +55,10 @@ def _until_unwell(report: Report, place: Siege, left: list[Attack], seconds: flo
 
 def main() -> int:
     """Run the chosen rows; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parts = [*NUMBERS, *OTHERS]
     parser.add_argument("--only", default=",".join(parts), help="numbers and words, with commas")
     parser.add_argument("--quick", action="store_true", help="half the time for each")
-    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
     report = Report()
     wanted = chosen(parser, asked.only, parts)
@@ -81,7 +77,7 @@ def main() -> int:
                 report.add(f"{number} did not come to its end: {e}"[:400], 0, "", holds=False)
         for name, rows in OTHERS.items():
             if name in wanted:
-                rows(report, root, asked.quick)
+                rows(report, root)
     return report.end(asked.json)
 
 

@@ -1,20 +1,10 @@
-"""Rows that need no live swarm: attacks that tests show, the table of limits, malformed messages,
-quiet speed."""
+"""Rows that need no live swarm: attacks that tests show, and the table of limits."""
 
-import importlib
-import importlib.util
-import sys
 from pathlib import Path
 
-from benchmarks.nothing_lost import speed
 from benchmarks.report import Report
 from benchmarks.shared.points import Point, add
 from benchmarks.strangers import direct, files
-
-BASE = "02c3e92c"
-"""The last commit before strangers were bounded."""
-FUZZ_S, FUZZ_QUICK_S, SEED = 600.0, 30.0, 41
-FUZZING = "benchmarks.fuzzing"
 
 POINTS: dict[str, tuple[Point, ...]] = {
     "5": (
@@ -150,32 +140,6 @@ def rows(report: Report, root: Path, number: str) -> None:
         add(report, root, number, POINTS[number])
 
 
-def table(report: Report, root: Path, quick: bool) -> None:
+def table(report: Report, root: Path) -> None:
     """Rows of the table of limits."""
-    del quick
     add(report, root, "table", TABLE)
-
-
-def fuzz(report: Report, root: Path, quick: bool) -> None:
-    """Rows of the fuzzer."""
-    del root
-    if importlib.util.find_spec(FUZZING) is None:
-        report.add("fuzz every parser", 0, "messages", "there is no fuzzer", "", holds=False)
-        return
-    found = importlib.import_module(FUZZING).run(FUZZ_QUICK_S if quick else FUZZ_S, SEED)
-    for failure in found.failures:
-        print(failure, file=sys.stderr)
-    report.add(
-        "fuzz every parser",
-        len(found.failures),
-        "failures",
-        f"{found.examples} messages, {found.nbytes / 2**20:.0f} MiB",
-        "0",
-        holds=not found.failures,
-    )
-
-
-def quiet_speed(report: Report, root: Path, quick: bool) -> None:
-    """The demo's speed beside the commit before."""
-    del root, quick
-    speed.beside(report, "speed", BASE)

@@ -10,11 +10,23 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulator
+from benchmarks.__main__ import main as benchmark_names
+from benchmarks.__main__ import names
 from benchmarks.report import Report
 from benchmarks.shared.points import exists
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-IN_PARTS = sorted(p.stem for p in BENCHMARKS.glob("*.py") if '"--only"' in p.read_text())
+
+
+def source(name: str) -> Path:
+    """File with the ``main`` of a benchmark."""
+    module = BENCHMARKS / f"{name}.py"
+    return module if module.is_file() else BENCHMARKS / name / "__main__.py"
+
+
+ONLY = ('"--only"', "run_asked")
+"""Either of these in a source shows that parts can be chosen."""
+IN_PARTS = [name for name in names() if any(word in source(name).read_text() for word in ONLY)]
 NAMED = re.compile(r"[\w/]+/test_\w+:test_\w+")
 """A test's name in the tables of faults."""
 COLUMNS = ("name", "value", "unit", "peer", "target", "holds")
@@ -67,10 +79,33 @@ def test_the_simulator_fails_when_a_row_does_not_hold(monkeypatch):
         assert simulator.main() == code
 
 
+def started(name: str) -> int:
+    """Run the ``main`` of a benchmark in this process."""
+    package = "" if source(name).stem == name else ".__main__"
+    return importlib.import_module(f"benchmarks.{name}{package}").main()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_benchmark_says_what_it_measures_and_writes_json(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        sys.exit(started(name))
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"python -m benchmarks.{name}" in shown
+    assert "--json FILE" in shown
+
+
+def test_no_command_is_run_for_an_unknown_benchmark(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "pipelin"])
+    assert benchmark_names() == 1
+    assert capsys.readouterr() == ("", "no benchmark pipelin\n")
+
+
 @pytest.mark.parametrize("name", IN_PARTS)
 def test_a_part_that_is_not_there_is_refused(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--only", "nothing"])
     with pytest.raises(SystemExit) as end:
-        sys.exit(importlib.import_module(f"benchmarks.{name}").main())
+        sys.exit(started(name))
     assert end.value.code == 2
     assert "--only nothing: there are " in capsys.readouterr().err

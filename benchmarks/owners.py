@@ -1,18 +1,21 @@
 """Owners by counted operations beside owners by measured seconds: what the slowest owner's step
 takes.
 
+    python -m benchmarks.owners [--json -]
+
 Every part of a block stage is stepped here in turn, some steps of each, and its mean is what the
 part costs; both assignments are judged by these seconds. A second measurement judges too, so that
 an assignment by seconds is not judged by the noise it was fitted to.
 """
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from node.core.ids import PeerId
 from node.model.settings import ModelSettings
 from node.model.shapes import parameter_shapes
@@ -90,3 +93,15 @@ def slowest(owners: Mapping[str, PeerId], cost: Mapping[object, float]) -> float
     for name, peer in owners.items():
         load[peer] = load.get(peer, 0.0) + cost[name]
     return max(load.values())
+
+
+def main() -> int:
+    """Print every row; there is no target."""
+    args = command_line(__doc__).parse_args()
+    report = Report()
+    measured(report)
+    return report.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
