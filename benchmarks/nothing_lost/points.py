@@ -125,7 +125,7 @@ POINTS = (
         "voters that live are counted at once",
         (
             "sim/test_frozen:test_a_frozen_leader_of_four",
-            "sim/test_frozen:test_a_frozen_leader",
+            "sim/test_frozen:test_a_cell_commits_while_its_leader_is_frozen",
             "training/test_election:test_voters_that_have_lost_their_leader_show_it_together",
             "swarm/test_frozen:test_the_cell_goes_on_each_time_that_its_leader_stands_still",
         ),

@@ -120,7 +120,7 @@ DATA = (
         "finds nothing",
         "all of it is the training split, as `datasets` has it",
         (
-            "data/test_splits:test_the_training_files",
+            "data/test_splits:test_files_of_the_training_split_are_chosen",
             "data/test_streamed_hub:test_without_a_card_names_say_it",
         ),
     ),
@@ -129,7 +129,7 @@ DATA = (
         "finds nothing",
         "the files of that directory",
         (
-            "data/test_splits:test_the_training_files",
+            "data/test_splits:test_files_of_the_training_split_are_chosen",
             "data/test_splits:test_the_card_at_the_beginning_of_a_readme",
             "data/test_splits:test_a_card_names_files_of_its_own_data_set_alone",
         ),
@@ -139,7 +139,7 @@ DATA = (
         "the test file is trained on",
         "it is not",
         (
-            "data/test_splits:test_the_training_files",
+            "data/test_splits:test_files_of_the_training_split_are_chosen",
             "data/test_rows:test_what_is_held_out_by_its_name_is_not_trained_on",
         ),
     ),
@@ -200,7 +200,7 @@ MACHINES = (
         "as many threads as quota and affinity allow",
         (
             "telemetry/test_resources:test_cores_are_those_of_affinity_and_quota",
-            "model/test_device:test_threads",
+            "model/test_device:test_the_number_of_threads_is_set",
         ),
     ),
     Point(

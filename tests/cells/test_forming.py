@@ -69,7 +69,7 @@ def test_cells_meet_in_groups_that_everybody_in_them_agrees_on(seed, count, most
     assert not [fault for leader in leaders for fault in leader.faults]
 
 
-def test_who_is_alone_under_a_key_tries_a_shorter_one(world: World):
+def test_a_cell_that_is_alone_under_a_key_tries_a_shorter_one(world: World):
     a = Leader(world, 1)
     b = Leader(world, 2)
     found = a.looks(keys=("1.4", "4")), b.looks(keys=("2.4", "4"))
@@ -120,7 +120,7 @@ def test_a_barred_cell_is_met_again_when_the_windows_are_over(world: World):
     assert met == [False] * (BARRED_WINDOWS + 1) + [True]
 
 
-def test_who_never_answers_costs_nothing_but_itself(world: World):
+def test_a_cell_that_never_answers_costs_nothing_but_itself(world: World):
     leaders = [Leader(world, n) for n in range(3)]
     gone = Peer(world, "gone")
     frozen = Leader(world, 8)
@@ -336,7 +336,7 @@ def test_everybody_else_is_answered_busy(world: World):
     assert victim.faults == []
 
 
-def test_who_is_released_is_free_at_once(world: World):
+def test_a_cell_that_is_released_is_free_at_once(world: World):
     victim = Leader(world, 1)
     a = Peer(world, "a")
     b = Peer(world, "b")
@@ -490,7 +490,7 @@ def test_one_window_at_a_time_and_not_too_late(world: World):
     assert not other.events("outer-alone")
 
 
-def test_who_is_late_for_the_first_key_tries_the_next(world: World):
+def test_a_cell_that_is_late_for_the_first_key_tries_the_next(world: World):
     leader = Leader(world, 1)
     other = Leader(world, 2)
     asked = leader.looks(keys=("1", "2")), other.looks(keys=("1", "2"), lead_s=0.0)

@@ -197,7 +197,7 @@ async def test_one_peer_that_reads_slowly_leaves_others_their_file(lab: Lab) -> 
     call.cancel()
 
 
-async def test_who_does_not_read_a_file_leaves_its_place(
+async def test_a_reader_that_does_not_read_a_file_leaves_its_place(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "UNREAD_S", 0.5)

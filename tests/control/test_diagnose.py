@@ -124,7 +124,9 @@ TABLE = [
     ("findings", "code", "ok"),
     [pytest.param(*row[1:], id=row[0]) for row in TABLE],
 )
-def test_the_verdict(findings: list[Diagnosis], code: ExitCode, ok: bool) -> None:
+def test_the_verdict_names_the_cause_in_any_order_of_addresses(
+    findings: list[Diagnosis], code: ExitCode, ok: bool
+) -> None:
     chosen = verdict(findings)
     assert (chosen.code, chosen.ok) == (code, ok)
     assert chosen.exit_code == (ExitCode.OK if ok else code)
@@ -291,7 +293,7 @@ def test_a_record_that_a_dead_daemon_left_is_nobody() -> None:
         assert swarm.clock.now() <= 107.5
 
 
-def test_who_is_not_listed_or_lost_is_not_watched() -> None:
+def test_a_peer_that_is_not_listed_or_lost_is_not_watched() -> None:
     for swarm in (Swarm([]), Swarm([99.0], state="lost"), Swarm([99.0], state="left")):
         assert swarm.watch() is None
         assert swarm.asked == 1

@@ -72,7 +72,7 @@ SECRET = (200, {"content-length": "6"}, b"secret")
         ("2002:808:808::1", True),
     ],
 )
-def test_which_addresses_are_public(address, public):
+def test_an_address_is_public_or_not(address, public):
     assert is_public(address) == public
 
 
@@ -90,7 +90,7 @@ def test_which_addresses_are_public(address, public):
         ("fd00::/8", "nas.lan", 80, "fd00::1", True),
     ],
 )
-def test_which_hosts_a_user_allows(entry, host, port, address, allowed):
+def test_a_user_allows_hosts_by_name_address_or_network(entry, host, port, address, allowed):
     assert AllowedHosts([entry]).allows(host, port, address) == allowed
 
 
@@ -152,7 +152,7 @@ def test_the_body_of_a_redirect_is_not_read():
         assert fetched(f"{url}/a", *host_entry(url)) == b"secret"
 
 
-def test_who_asks_is_not_told_to_another_host():
+def test_the_asker_is_not_told_to_another_host():
     with server(secret=SECRET) as (inside, came):
         leads = (302, {"location": f"{inside}/secret", "content-length": "0"}, b"")
         with server(a=leads) as (outside, first):

@@ -196,7 +196,7 @@ def test_a_tenth_is_kept_free():
     assert fits(settings, 3, 1, int(need / 0.89)).ok
 
 
-def test_human():
+def test_bytes_are_written_with_their_unit():
     assert [human(n) for n in (12, 2048, 10 << 30, 5 << 50)] == [
         "12 B",
         "2.0 KiB",

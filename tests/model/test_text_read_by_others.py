@@ -104,7 +104,7 @@ def test_a_linear_map_reads_most_of_it_behind_a_trained_layer(trained: Reference
     assert share(guessed, tokens) > 0.8
 
 
-def test_who_has_the_layers_of_the_ends_reads_every_token(trained: Reference) -> None:
+def test_a_peer_that_has_the_layers_of_the_ends_reads_every_token(trained: Reference) -> None:
     """Position by position, the reader tries every token and takes the one that gives the received
     hidden state (arXiv 2510.15511)."""
     ends = ends_of(trained.model.settings, 1, trained)

@@ -63,7 +63,7 @@ def library(method, p, s):
     [(m, shape, 10_000) for m in METHODS for shape in [(6, 10), (8, 8), (1, 5)]]
     + [("soap", (6, 10), 8), ("soap", (6, 10), 5), ("adamw", (9, 5), 0), ("adamw", (7,), 0)],
 )
-def test_it_is_the_librarys(method, shape, side):
+def test_steps_have_the_bits_of_the_library(method, shape, side):
     s = settings(method, precondition_side=side)
     owner = Owner(s, 0)
     ours = numbers(0, shape)

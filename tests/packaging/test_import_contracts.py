@@ -71,7 +71,7 @@ PLANTED = {
 }
 
 
-def test_the_contracts_hold(root: Path, copy: Path) -> None:
+def test_the_tree_keeps_every_import_contract(root: Path, copy: Path) -> None:
     done = lint(copy)
     assert done.returncode == 0, done.stdout + done.stderr
 

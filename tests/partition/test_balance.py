@@ -96,7 +96,7 @@ def test_packing_knows_whether_there_is_a_plan(costs, speeds):
     st.lists(st.integers(1, 10**6), min_size=1, max_size=60),
     st.lists(st.floats(0.1, 10), min_size=1, max_size=12),
 )
-def test_floor_and_plan_agree(costs, speeds):
+def test_a_plan_is_no_better_than_its_floor(costs, speeds):
     plan = make_plan(units(costs), speeds, "muon")
     assert set(plan.owner) == {u.name for u in units(costs)}
     assert set(plan.owner.values()) <= set(range(len(speeds)))
@@ -251,7 +251,7 @@ def test_speeds_are_rounded_down_in_steps(speed, rounded):
         quantised(-1.0)
 
 
-def test_who_computes():
+def test_a_matrix_is_computed_by_all_where_its_update_travels_longer():
     small, large = units_of([Matrix("small", 256, 1024), Matrix("large", 5120, 25600)], "muon")
     gigabit = 1e9 / 8
     assert [break_even(u, 150e9) / gigabit for u in (small, large)] == pytest.approx(

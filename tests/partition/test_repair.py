@@ -43,7 +43,7 @@ def test_repair_counts_what_it_moves_and_keeps_a_good_plan(values, pace, data):
         assert repair(problem, done.owner).moved == 0
 
 
-def test_who_stays_makes_room_for_an_orphan_that_fits_nowhere():
+def test_a_rank_that_stays_makes_room_for_an_orphan_that_fits_nowhere():
     rows = {"a": (300, 2), "b": (100, 5), "c": (500, 5), "d": (200, 6)}
     units = [Unit(name, 1, 1, cost, size) for name, (cost, size) in rows.items()]
     previous = {"a": 2, "b": 1, "c": 0, "d": 3}
@@ -98,7 +98,7 @@ def test_large_orphans_that_displace_others():
     assert sorted(shares)[8] <= 1.25
 
 
-def test_who_is_gone_and_what_is_new():
+def test_bytes_move_only_for_owners_that_are_gone():
     units = in_order(units_of(split_form(MODELS["0.6B"]), "muon"))
     first = make_plan(units, [1.0] * 4, "muon")
     same = make_plan(units, [1.0] * 4, "muon", dict(first.owner))

@@ -94,7 +94,7 @@ def test_more_unserved_stages_than_may_be_left_out_are_a_fault(may_skip, live, a
 @pytest.mark.parametrize(
     ("words", "after", "stages"), [([5, 2, 5], 0, (2, 5)), ([2], 4, (2, 5, 6)), ([], 6, ())]
 )
-def test_what_can_be_named(words, after, stages):
+def test_stages_are_named_by_number_range_or_side(words, after, stages):
     assert named(6, words, after) == stages
 
 

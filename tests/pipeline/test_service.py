@@ -501,7 +501,7 @@ async def test_an_activation_of_an_odd_norm_is_refused(make_swarm):
     assert "activation-odd" in swarm.ears["s3a"].events
 
 
-async def test_who_missed_updates_does_not_judge_by_old_sizes(make_swarm):
+async def test_a_peer_that_missed_updates_does_not_judge_by_old_sizes(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 36)
     await swarm.run(plan, counted=True)
     poisoned(swarm, "s2a", "forward", lambda t: t * 1e4)

@@ -138,7 +138,7 @@ def test_the_first_notice_by_another_peer_names_the_victim():
     assert story.tell("c", "leading").books.first_notice(4.0, ("v",), {"PeerAAAAAA"}) is not None
 
 
-def test_who_is_in_the_newest_plan():
+def test_members_of_the_newest_plan_are_counted():
     assert in_plan(
         Story().plan(0, "", members=8, listeners=2).plan(1, "", members=7, listeners=0).events
     ) == (7, 0)

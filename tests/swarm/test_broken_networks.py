@@ -53,7 +53,7 @@ def works(lab: BrokenLab, home: Path) -> dict[str, Any]:
     return found
 
 
-def test_an_invite_that_works(lab: BrokenLab) -> None:
+def test_an_invite_that_works_is_found_to_work(lab: BrokenLab) -> None:
     found = works(lab, lab.home("fine"))
     assert ([f["ok"] for f in found["findings"]], found["verdict"]["code"]) == ([True, True], 0)
     assert abs(found["machine"]["clock_s"]) < 60

@@ -189,7 +189,7 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
         await stranger.channel(b.peer_id)
 
 
-async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatch):
+async def test_a_peer_that_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatch):
     monkeypatch.setattr(relays_module, "BEAT_S", 0.1)
     revoked = set()
 
