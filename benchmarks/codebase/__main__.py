@@ -144,7 +144,7 @@ def shape(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
     old, _ = _unwired(before)
     _row(report, "2 public functions that the program never reaches", loose, old, 0, named)
     report.add("2 the same, waiting to be wired in", len(stay), "", ", ".join(UNWIRED))
-    code = ("cli.py", "node", "tests", "benchmarks")
+    code = ("cli.py", "node", "testbed", "tests", "benchmarks")
     long, old = source.long_lines(now.under(*code)), source.long_lines(before.under(*code))
     _row(report, "2 lines over 100 columns", long, old, 0, named)
     skipped = source.skipped_formatting(now.under("node"))

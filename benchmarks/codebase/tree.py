@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COLUMNS = 100
+FOLDERS = ("node", "testbed", "tests", "benchmarks", "protos")
+"""Folders of the program, of its tests and of its measurements."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Tree:
         ]
 
 
-def read(root: Path, folders: tuple[str, ...] = ("node", "tests", "benchmarks", "protos")) -> Tree:
+def read(root: Path, folders: tuple[str, ...] = FOLDERS) -> Tree:
     """The files of ``folders`` and those at the root itself.
 
     :raises SyntaxError: a file is no Python."""

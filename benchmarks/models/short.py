@@ -37,7 +37,7 @@ def rows(report: Report, root: Path) -> None:
             victim.environment = {
                 **victim.environment,
                 "SCARCE": where,
-                "PYTHONPATH": f"{REPOSITORY / 'benchmarks' / 'lab' / 'scarce'}:{REPOSITORY}",
+                "PYTHONPATH": f"{REPOSITORY / 'benchmarks' / 'models' / 'scarce'}:{REPOSITORY}",
             }
             box.start(*peers)
             box.wait("the end", lambda p=peers: all(map(finished, p)), 120.0)

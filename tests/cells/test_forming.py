@@ -28,7 +28,6 @@ from tests.cells.leaders import (
     Leader,
     Peer,
     Recorder,
-    Row,
     World,
     by_turn,
     cell_id,
@@ -188,8 +187,7 @@ def test_only_those_are_asked_that_fit(world: World):
     at = {"late": TIMES.post + TIMES.clocks + 0.1, "clock-ahead": TIMES.post + TIMES.clocks - 0.1}
     for name, about in postings.items():
         peers[name].posts(about, at.get(name, TIMES.post))
-    row = Row(PeerId("garbage"), b'{"cell": 3}', int((WALL + START - 5) * 1000), WALL + 600)
-    world.write(outer_topic(WINDOW, KEY), row)
+    world.write(outer_topic(WINDOW, KEY), PeerId("garbage"), b'{"cell": 3}', START - 5)
     assert all_look([leader]) == {leader.cell: None}
     assert {name for name, peer in peers.items() if peer.heard} == {"fits", "clock-ahead"}
     for peer in peers.values():
@@ -282,7 +280,7 @@ def test_strangers_do_not_make_a_peer_read_the_directory_often(patience_s):
     for n in range(200):
         offered(stranger, victim, cell_id(9), START + 10 + n / 10, patience_s=patience_s)
     world.run(START + 30.0)
-    assert 2 <= world.looks.count(victim.me) <= 2 + 20 / TIMES.answers
+    assert 2 <= world.reads(victim.me) <= 2 + 20 / TIMES.answers
 
 
 def test_a_caller_seen_late_is_looked_for_again(world: World):
