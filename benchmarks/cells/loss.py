@@ -10,7 +10,6 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from benchmarks.cells.rounds import standings
 from benchmarks.report import ROOT, Report
 from benchmarks.skipping import Staged, Visits, text_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
@@ -22,6 +21,7 @@ from node.manifest import Manifest, amended
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.problem import PathProblem
 from node.training.state.text import Text
+from testbed.planning.meetings import standings
 
 CONFIG = ROOT / "configs" / "full.toml"
 CELLS = 3

@@ -7,7 +7,7 @@ import peft
 import torch
 import transformers
 
-from benchmarks.models.directories import PROMPT, SETTINGS, generated, judged, made, swarm
+from benchmarks.models.directories import PROMPT, SETTINGS, generated, judged, swarm
 from benchmarks.report import Report
 from benchmarks.soak import scraped
 from node.data.order import SampleOrder, Sampler
@@ -18,6 +18,7 @@ from node.model.stages import build
 from node.training.state.text import Text
 from testbed.daemons.books import COMMITTED
 from testbed.daemons.fleet import Box, Hang
+from testbed.models.directories import made
 
 STEPS = 50
 RANK = 4

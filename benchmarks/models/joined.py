@@ -16,7 +16,7 @@ import psutil
 import torch
 import transformers
 
-from benchmarks.models.directories import SETTINGS, TINY
+from benchmarks.models.directories import SETTINGS
 from benchmarks.report import Report
 from node.identity.keys import Identity
 from node.manifest import read_manifest
@@ -24,6 +24,7 @@ from node.model.shapes import base_shapes, count
 from node.reach.interfaces import free_port
 from testbed.daemons.books import COMMITTED
 from testbed.daemons.fleet import Box, Hang, Host, Peer, named
+from testbed.models.directories import TINY
 from testbed.networks.internet import Internet, why_not
 
 SHAPE = {

@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 
-from benchmarks.reach import boxed, daemon, printed, to_it
 from benchmarks.real.pretrained import smollm2
 from benchmarks.report import Report
 from node.core.memory import of_files
@@ -28,6 +27,7 @@ from node.identity.invites import Invite
 from testbed.daemons.fleet import WORKING, Box, Hang, Host, Peer
 from testbed.daemons.limits import Limits, Unavailable
 from testbed.networks.internet import Internet, why_not
+from testbed.swarms.routed import boxed, daemon, printed, to_it
 
 GIB = 1 << 30
 MEMORY = 2 * GIB
