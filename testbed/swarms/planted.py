@@ -118,9 +118,16 @@ def leads_with(roster: type[Roster]) -> Callable[..., Leader]:
     return leader
 
 
+def _pipeline(peer: SimPeer) -> Any:
+    """The pipeline of a peer that has begun. Raises RuntimeError for another one."""
+    if peer.assembled is None:
+        raise RuntimeError(f"{peer.name} has no stage yet")
+    return peer.assembled.pipeline
+
+
 def _keeps_gradients(peer: SimPeer) -> None:
     """Gradients summed under another plan are not forgotten."""
-    setattr(peer.assembled.pipeline._gradients, "reset", lambda: None)  # noqa: B010
+    _pipeline(peer)._gradients.reset = lambda: None
 
 
 def _leaves_one_out(peer: SimPeer) -> None:
@@ -146,7 +153,8 @@ def _does_not_roll_back(peer: SimPeer) -> None:
     stage = peer.work.stage
 
     def roll_back() -> None:
-        _, stage.digest, stage.version = stage._before
+        if stage._before is not None:
+            _, stage.digest, stage.version = stage._before
         stage.settle()
 
     setattr(stage, "roll_back", roll_back)  # noqa: B010 - a bug is planted
@@ -169,7 +177,7 @@ def _saves_too_late(peer: SimPeer) -> None:
 
 def _counts_for_all(peer: SimPeer) -> None:
     """An origin's message that one micro-batch counts is taken for a message about all of them."""
-    pipeline = peer.assembled.pipeline
+    pipeline = _pipeline(peer)
     true = pipeline.handle
 
     def handle(event: Any) -> Any:
@@ -178,12 +186,12 @@ def _counts_for_all(peer: SimPeer) -> None:
                 true(replace(event, index=index))
         return true(event)
 
-    setattr(pipeline, "handle", handle)  # noqa: B010 - a bug is planted
+    pipeline.handle = handle  # a bug is planted
 
 
 def _reads_other_data(peer: SimPeer) -> None:
     """A micro-batch gets the samples after those that the plan names."""
-    text = peer.work.engines.text
+    text: Any = peer.work.engines.text
     if text is not None:
         true = text.at
         object.__setattr__(text, "at", lambda samples: true([s + 1 for s in samples]))
