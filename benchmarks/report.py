@@ -75,7 +75,12 @@ def command_line(description: str | None) -> ArgumentParser:
     """Parser of a benchmark's arguments. ``description`` is printed as it stands by ``--help``;
     ``--json`` names the place of the result, as :meth:`Report.write` takes it."""
     about = (description or "").replace("%", "%%")
-    parser = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    program = Path(sys.argv[0])
+    parser = ArgumentParser(
+        prog=program.parent.name if program.stem == "__main__" else program.stem,
+        description=about,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     return parser
 
