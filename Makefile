@@ -96,9 +96,8 @@ hashes: setup  ## write hashes.txt anew after a change of constraints.txt
 	mv $(VENV)/hashes.txt hashes.txt
 
 bench: setup  ## run the benchmarks (one: make bench BENCH=pipeline)
-	@shopt -s nullglob; found=(benchmarks/$(if $(BENCH),$(BENCH),[a-z]*).py); \
-	test -f "$${found[0]}" || { echo "no benchmark $(BENCH)" >&2; exit 1; }; \
-	for file in "$${found[@]}"; do name=$$(basename $$file .py); test $$name != report || continue; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+	@found=$$($(BIN)/python -m benchmarks $(BENCH)); \
+	for name in $$found; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 clean:  ## remove .venv and everything generated that git does not keep
 	rm -rf $(VENV) $(DOCS) build dist ./*.egg-info .demo .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -24,7 +24,6 @@ own. Every wait has a bound: a scenario that exceeds one is a row that says so, 
 gets a fresh swarm.
 """
 
-import argparse
 import contextlib
 import json
 import sys
@@ -35,27 +34,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab.arena import Arena, arena
-from benchmarks.lab.books import Losses
-from benchmarks.lab.faults import Unavailable
-from benchmarks.lab.fleet import Hang
-from benchmarks.lab.scenarios import NODES, QUICK, SCENARIOS, SMALL_DISK, Scenario, Strike
-from benchmarks.lab.wan import why_not
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
+from testbed.daemons.books import Losses
+from testbed.daemons.fleet import Hang
+from testbed.daemons.limits import Unavailable
+from testbed.networks.wan import why_not
+from testbed.swarms.arena import Arena, arena
+from testbed.swarms.scenarios import NODES, QUICK, SCENARIOS, SHAPE, SMALL_DISK, Scenario, Strike
 
 ITEM = 1
-SHAPE: dict[str, Any] = {
-    "model__layers": 3,
-    "pipeline__stages": 3,
-    "training__target_batch": 32,
-    "training__epochs": 100_000,
-    "training__rebalance_every_s": 0.0,
-    "training__eval_batches": 16,
-    "optimizer__lr": 0.005,
-    "optimizer__adam_lr": 1.5e-3,
-}
-"""Epochs of about a second on two cores. Nobody changes its stage, so that every scenario finds the
-same swarm."""
 NOTICE_S = 60.0
 """Seconds without a notice and a commit after which a scenario hangs."""
 RATIO = 1.03
@@ -84,10 +71,7 @@ class Outcome:
 
 def main() -> int:
     """Run the scenarios, print a table and the rows; exit 0 when every target holds."""
-    about = (__doc__ or "").replace("%", "%%")
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--scenario",
         action="append",
@@ -101,7 +85,6 @@ def main() -> int:
         type=Path,
         help="leave the daemons' files there, a directory for each swarm",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     if reason := why_not():
         print(f"cannot run: {reason}", file=sys.stderr)
@@ -232,10 +215,10 @@ def quiet_losses(epochs: Sequence[int]) -> dict[int, float]:
     """Held-out loss of the undisturbed run after each of these epochs (ascending)."""
     import torch
 
-    from benchmarks.lab.fleet import signed
-    from benchmarks.reference.swarm import Reference
     from node.identity.keys import Identity
     from node.manifest import Manifest
+    from testbed.daemons.fleet import signed
+    from testbed.reference.swarm import Reference
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as home:

@@ -14,7 +14,6 @@ choose their stage themselves.
                             seed and epochs
 """
 
-import argparse
 import contextlib
 import sys
 import time
@@ -22,11 +21,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.lab.arena import Arena, arena
-from benchmarks.lab.books import Books
-from benchmarks.lab.churn import Churn
-from benchmarks.lab.fleet import WORKING, Hang
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
+from benchmarks.shared.churn import Churn
+from testbed.daemons.books import Books
+from testbed.daemons.fleet import WORKING, Hang
+from testbed.swarms.arena import Arena, arena
 
 NODES = (2, 2, 2, 2)
 FIRST_TRY = 0.95
@@ -62,14 +61,10 @@ class Ran:
 
 def main() -> int:
     """Run both, print, and exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").replace("%", "%%"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--epochs", type=int, default=100, help="epochs of each run")
     parser.add_argument("--every", type=int, default=5, help="epochs between two deaths")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
     try:

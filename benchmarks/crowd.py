@@ -20,7 +20,6 @@ machines of its own. Takes up to four minutes on two cores.
   memory of a joiner        private (USS) and resident, with its p2pd, median
 """
 
-import argparse
 import random
 import sys
 import time
@@ -31,11 +30,11 @@ from statistics import median
 
 import psutil
 
-from benchmarks.lab.books import COMMITTED, PLANNED
-from benchmarks.lab.fleet import WORKING, Box, Hang, Peer, folder
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.told import Chronicle
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
+from testbed.daemons.books import COMMITTED, PLANNED
+from testbed.daemons.fleet import WORKING, Box, Hang, Peer, folder
+from testbed.daemons.forks import Forks
+from testbed.daemons.told import Chronicle
 
 PEERS = 60
 WITHIN_S = 5.0
@@ -110,14 +109,11 @@ class Ran:
 
 def main() -> int:
     """Let the crowd come, print, and exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--peers", type=int, default=PEERS, help="joiners")
     parser.add_argument("--within", type=float, default=WITHIN_S, help="seconds in which they come")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds until all are in")
     parser.add_argument("--seed", type=int, default=1, help="of the moments at which they come")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
     try:

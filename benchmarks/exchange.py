@@ -4,7 +4,7 @@ collectives of torch.
     python -m benchmarks.exchange [--runs 5] [--width 1024] [--json -]
         [--svg FILE.svg | --png FILE.png]
 
-Members are processes on loopback with one torch thread each (benchmarks/lab/cell.py). Ours is the
+Members are processes on loopback with one torch thread each (benchmarks/peers/cell.py). Ours is the
 cell's round over TLS gRPC, every matrix stepped by its owner, in micro-groups; beside it, over
 gloo: all-reduce and torch.optim.Muon in every process (replicated), and round-robin ownership
 (DistributedMuon of pytorch_optimizer). Matrices come from Qwen3-0.6B, one layer for each member,
@@ -12,7 +12,6 @@ gloo: all-reduce and torch.optim.Muon in every process (replicated), and round-r
 more members than cores, processes wait for each other's cores: processor seconds are given too.
 """
 
-import argparse
 import json
 import math
 import os
@@ -24,9 +23,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.lab.chart import figure
-from benchmarks.lab.curve import curves
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
+from benchmarks.shared.chart import figure
+from benchmarks.shared.curve import curves
 from node.averaging.settings import AveragingSettings
 from node.telemetry import pictures
 
@@ -53,10 +52,9 @@ TARGET = 1.25
 
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="rounds of every way, taking turns")
     parser.add_argument("--width", type=int, default=1024, help="of the model")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     parser.add_argument(
         "--svg", "--png", dest="picture", metavar="FILE", type=Path, help="the picture of the sweep"
     )
@@ -96,7 +94,7 @@ def distributed(
 
 
 class Cell:
-    """Processes of ``benchmarks.lab.cell`` that take orders together; ``mbit``: of the lines
+    """Processes of ``benchmarks.peers.cell`` that take orders together; ``mbit``: of the lines
     between them, 0 for bare loopback."""
 
     def __init__(self, members: int, layers: int, width: int, mbit: int = 0) -> None:
@@ -159,7 +157,7 @@ class Cell:
 
 def _start(name: str, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", f"benchmarks.lab.{name}", *map(str, words)],
+        [sys.executable, "-m", f"benchmarks.peers.{name}", *map(str, words)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -22,7 +22,6 @@ are left, by their operations: less of it is fewer rounds. Exactness: quintic is
 the most exact peer, with the same operations as ours by default, which is torch's.
 """
 
-import argparse
 import math
 import os
 import signal
@@ -38,9 +37,7 @@ from typing import NoReturn
 
 import torch
 
-from benchmarks.reference.qwen3 import MODELS, split_form
-from benchmarks.reference.swarm import step_all
-from benchmarks.report import Report, cpuinfo
+from benchmarks.report import Report, command_line, cpuinfo
 from node.app.tuning import tune
 from node.core.memory import keep_freed
 from node.model.device import set_threads
@@ -48,6 +45,8 @@ from node.optim.kernel_rule import way
 from node.optim.newton_schulz import newton_schulz_all, rule_of
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
+from testbed.reference.qwen3 import MODELS, split_form
+from testbed.reference.swarm import step_all
 
 Shape = tuple[int, int]
 Step = Callable[[], None]
@@ -102,10 +101,7 @@ class Contestant:
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="time for the whole table")
     parser.add_argument(
         "--rounds",

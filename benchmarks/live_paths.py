@@ -12,7 +12,6 @@ swarm trains from the same parameters on the same samples; an epoch is measured 
 commit, in the last five. Needs root. The machine's other work is in every figure.
 """
 
-import argparse
 import contextlib
 import json
 import signal
@@ -25,13 +24,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.lab import curve as drawing
-from benchmarks.lab.books import COMMITTED, PLANNED
-from benchmarks.lab.fleet import Box, Hang, Peer
-from benchmarks.lab.places import PLACES, link
-from benchmarks.lab.told import Chronicle, Told
-from benchmarks.lab.wan import Wan, why_not
-from benchmarks.report import Report, chosen
+from benchmarks.report import Report, chosen, command_line
+from benchmarks.shared import curve as drawing
+from benchmarks.shared.places import PLACES, link
+from testbed.daemons.books import COMMITTED, PLANNED
+from testbed.daemons.fleet import Box, Hang, Peer
+from testbed.daemons.told import Chronicle, Told
+from testbed.networks.wan import Wan, why_not
 
 NODES = (2, 2, 2, 2)
 EPOCHS = 20
@@ -109,10 +108,7 @@ class Measured:
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser = command_line(__doc__)
     parser.add_argument(
         "--epochs",
         type=int,

@@ -11,7 +11,6 @@ All four take the same matrices in the same run, in turn; the figures are median
 one thread.
 """
 
-import argparse
 import json
 import multiprocessing
 import statistics
@@ -25,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from node.local.groups import Sharded
 from node.local.rank import Rank
 from node.local.split import cut_of
@@ -45,10 +44,7 @@ WAYS = ("overlapped", "in turn", "redundant", "one process")
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser = command_line(__doc__)
     args = parser.parse_args()
     report = Report()
     local(report)

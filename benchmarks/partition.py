@@ -12,7 +12,6 @@ Exact, no clock, no torch.
 Shapes are Qwen3's. Lognormal speeds have σ 0.7.
 """
 
-import argparse
 import hashlib
 import random
 import sys
@@ -20,7 +19,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.reference.buckets import (
+from benchmarks.report import Report, command_line
+from node.partition.bounds import ideal
+from node.partition.matrices import Unit, in_order, units_of
+from node.partition.plan import OwnershipPlan, make_plan
+from testbed.reference.buckets import (
     Bucket,
     alpha_balanced,
     balance_ratio,
@@ -28,12 +31,8 @@ from benchmarks.reference.buckets import (
     shard_flops,
     start_index,
 )
-from benchmarks.reference.groups import group_time, published_groups
-from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
-from benchmarks.report import Report
-from node.partition.bounds import ideal
-from node.partition.matrices import Unit, in_order, units_of
-from node.partition.plan import OwnershipPlan, make_plan
+from testbed.reference.groups import group_time, published_groups
+from testbed.reference.qwen3 import MODELS, fused_form, split_form
 
 BUCKET = 400_000_000
 MI = 1 << 20
@@ -55,10 +54,7 @@ ROUNDING = 1e-9
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser = command_line(__doc__)
     args = parser.parse_args()
     report = Report()
     parity(report)

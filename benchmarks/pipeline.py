@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 
 WARM = 4
 TARGET = 0.5
@@ -29,10 +29,9 @@ NODES = (1, 2, 2, 2)
 
 def main() -> int:
     """Measure, print, and exit 0 when the target holds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=3, help="alternating runs of each side")
     parser.add_argument("--epochs", type=int, default=24, help="epochs of a run")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     parser.add_argument("--alone", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:
@@ -141,8 +140,8 @@ def _measure_alone(threads: int, epochs: int) -> float:
 
 
 def _alone(threads: int, epochs: int) -> float:
-    from benchmarks.reference.swarm import Reference
     from node.model.device import set_threads
+    from testbed.reference.swarm import Reference
 
     set_threads(threads)
     with tempfile.TemporaryDirectory() as home:

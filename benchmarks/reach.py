@@ -9,42 +9,33 @@ behind routers, 4 joiners of one second, 5 broken networks, 6 the directory behi
 relays, 8 a stalled run is not called healthy.
 """
 
-import argparse
-import contextlib
 import itertools
-import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab.broken import CASES, BrokenLab
-from benchmarks.lab.evil_relay import KINDS as EVIL
-from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer, folder, signed
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.hosts import HostPeer
-from benchmarks.lab.internet import Internet, why_not
-from benchmarks.report import Report, chosen
-from node.identity.keys import Identity
-from node.manifest import Manifest
+from benchmarks.report import Report, chosen, command_line
+from benchmarks.shared.parts import run_part
+from testbed.daemons.fleet import START_S, WORKING, Hang
+from testbed.networks.evil_relay import KINDS as EVIL
+from testbed.networks.hosts import HostPeer
+from testbed.networks.internet import Internet, why_not
+from testbed.swarms.broken import CASES, BrokenLab
+from testbed.swarms.routed import ROUTERS, boxed, daemon, founded, hosting, printed, to_it
 
-ROUTERS = ("open", "home", "symmetric", "noudp", "cgnat")
 MOVED = 64 << 20
 WAY_S = 30.0
 """Asked: a proven way so soon after the start."""
 SETTLE_S = 15.0
 """For a better way than the first one to be found."""
-DEMO = {"training.min_replicas": 1, "training.epochs": 100_000}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="1,2,3,4,5,6,7,8", help="which of the eight")
-    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
     parts = chosen(parser, asked.only, PARTS)
     if reason := why_not():
@@ -53,11 +44,7 @@ def main() -> int:
     report = Report()
     for number, one in PARTS.items():
         if number in parts:
-            with folder() as root:
-                try:
-                    one(report, root)
-                except (Hang, RuntimeError, TimeoutError) as e:
-                    report.add(f"{number} did not come to its end: {e}"[:300], 0, "", holds=False)
+            run_part(report, number, one)
     return report.end(asked.json)
 
 
@@ -297,15 +284,6 @@ def swarm_behind_routers(report: Report, root: Path) -> None:
             "20 s",
             holds=goes_on <= 20,
         )
-
-
-def to_it(peer: Peer, key: str) -> str:
-    """The path by which a daemon reaches another one."""
-    return (
-        next((line.path for line in peer.peers().peers if line.peer == key), "")
-        if peer.status().state
-        else ""
-    )
 
 
 # ------------------------------------------------------------ 4: joiners of one second
@@ -627,50 +605,6 @@ PARTS: dict[str, Callable[[Report, Path], None]] = {
     "7": evil_relays,
     "8": truth,
 }
-
-
-@contextlib.contextmanager
-def boxed(root: Path, forks: Forks | None = None) -> Iterator[Box]:
-    """A box that ends its daemons before the network goes."""
-    root.mkdir(parents=True, exist_ok=True)
-    box = Box(root, forks=forks)
-    try:
-        yield box
-    finally:
-        box.clean_up()
-
-
-def founded(box: Box, stages: int) -> tuple[Path, Manifest]:
-    """A signed manifest of a tiny swarm, owned by nobody who runs."""
-    owner = Identity.load_or_create(box.root / "owner" / "identity.key")
-    box.manifest = Manifest.parse(
-        signed(owner, DEMO | {"pipeline.stages": stages, "model.layers": stages})
-    )
-    file = box.root / "swarm.toml"
-    file.write_bytes(box.manifest.to_toml())
-    return file, box.manifest
-
-
-def daemon(box: Box, net: Internet, host: str, *words: str) -> Peer:
-    """A daemon on a host, started; with the settings a volunteer has, but for one torch thread and
-    its name."""
-    child = box.child(host, words, net[host].through)
-    made = box.made[host] = Peer(host, child.home, child)
-    made.environment = {"TUTTI_THREADS": "1", "TUTTI_NAME": host}
-    return made.start()
-
-
-def hosting(peer: Peer) -> bool:
-    """Return True if the daemon has built its stage."""
-    return bool(peer.status().layers)
-
-
-def printed(peer: Peer) -> str:
-    """The invite that a daemon has printed."""
-    found = re.search(r"tutti join (tutti2\w+)", peer.said())
-    if found is None:
-        raise Hang(f"{peer.label} prints no invite")
-    return found[1]
 
 
 def until(condition: Callable[[], Any], seconds: float, began: float) -> float:

@@ -4,12 +4,11 @@ lies.
     python -m benchmarks.reducers [--runs 5] [--megabytes 16] [--no-study] [--json -]
 
 Cost: processor seconds of one thread per gigabyte *received* (n contributions of ``--megabytes``
-each), the lowest of ``--runs``. The twins (benchmarks/lab/slow.py) sort with torch; stacking their
-input is not counted. The study trains a small convex and a small non-convex model with one liar
-among four or eight, by each reducer, and ends with its loss.
+each), the lowest of ``--runs``. The twins (testbed/reference/reducers.py) sort with torch; stacking
+their input is not counted. The study trains a small convex and a small non-convex model with one
+liar among four or eight, by each reducer, and ends with its loss.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.lab.slow import TWINS, flat, means_of
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from node.averaging.coding.codecs import Coded
 from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
+from testbed.reference.reducers import TWINS, flat, means_of
 
 COUNTS = (2, 4, 8, 16)
 ALLOWED = {
@@ -47,13 +46,12 @@ LIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 def main() -> int:
     """Measure, print, and exit 0 when every cost is within its bound."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument(
         "--runs", type=int, default=5, help="repetitions, of which the fastest counts"
     )
     parser.add_argument("--megabytes", type=int, default=16, help="size of one contribution")
     parser.add_argument("--no-study", action="store_true", help="costs only")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     torch.set_num_threads(1)
     report = Report()

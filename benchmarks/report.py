@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,6 +69,20 @@ class Report:
             print(text, flush=True)
         else:
             Path(where).write_text(text + "\n")
+
+
+def command_line(description: str | None) -> ArgumentParser:
+    """Parser of a benchmark's arguments. ``description`` is printed as it stands by ``--help``;
+    ``--json`` names the place of the result, as :meth:`Report.write` takes it."""
+    about = (description or "").replace("%", "%%")
+    program = Path(sys.argv[0])
+    parser = ArgumentParser(
+        prog=program.parent.name if program.stem == "__main__" else program.stem,
+        description=about,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    return parser
 
 
 def chosen(parser: ArgumentParser, words: str, parts: Collection[str]) -> list[str]:

@@ -1,5 +1,4 @@
-"""The planner of paths beside SkipPipe's published plans and simple planners; how it grows; live
-swarms on its paths.
+"""The planner of paths beside SkipPipe's published plans and simple planners, and how it grows.
 
     python -m benchmarks.scheduler [--json -] [--quick] [--only 1,2]
 
@@ -7,63 +6,41 @@ swarms on its paths.
      bound; six slots at the ends; peers assigned to stages anew; made-up swarms beside round robin,
      greedy and insertion
   2  20 to 1,000 peers: seconds of one core
-  4  eight daemons on shaped links: epochs with planned paths beside round robin
-     (benchmarks/live_paths.py; needs root)
-  5  thirty-two hours of preemptions: share of the best possible throughput with and without
-     rebalancing (benchmarks/trace.py)
-  6  a model trained with stages left out, and its loss with stages missing (benchmarks/skipping.py)
+
+Live swarms on its paths are measured by ``benchmarks.live_paths``, preemptions by
+``benchmarks.trace``, models with stages left out by ``benchmarks.skipping``.
 
 All seconds of planning are seconds of one core (``time.process_time``). The published search needed
 502 s for A and 90 s for B, as its authors' program was measured elsewhere, on another machine; its
 plans' makespans are exact replays.
 """
 
-import argparse
-import json
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 
-from benchmarks.report import Report, chosen
-from benchmarks.trace import rebalancing
+from benchmarks.report import Report, chosen, command_line
 from node.scheduler.planning.dealing import deal
-from node.scheduler.planning.first import insertion, origins_in_turns, round_robin
+from node.scheduler.planning.first import insertion, round_robin
 from node.scheduler.planning.planner import PathPlan, make_plan
-from node.scheduler.planning.problem import PathProblem, Route, parse
+from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken
 from node.tools.assignment import assign, worst_link
+from testbed.planning.path_problems import KINDS, greedy, load, made_up, makespan, swarm
 
-DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "paths"
 PUBLISHED = {"A": (33.354, 502.0), "B": (17.753, 90.0)}
 """Makespan of the published plan, replayed; seconds its search took."""
 SIX = {"A": 26.0, "B": 15.5}
-KINDS = (
-    "lan",
-    "wan",
-    "mixed",
-    "one replica",
-    "many replicas",
-    "tight memory",
-    "no skipping",
-    "one end",
-    "half skipped",
-)
 LIMIT = 4.5
 
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
-    parser.add_argument(
-        "--quick", action="store_true", help="one seed, no 1,000 peers, short training"
-    )
+    parser = command_line(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one seed, at most 100 peers")
     parser.add_argument(
         "--only", metavar="N,N", default=",".join(ITEMS), help=f"some of {', '.join(ITEMS)}"
     )
@@ -84,34 +61,10 @@ def item_2(report: Report, quick: bool) -> None:
     growth(report, (20, 50, 100) if quick else (20, 50, 100, 200, 500, 1000))
 
 
-def item_4(report: Report, quick: bool) -> None:
-    from benchmarks import live_paths
-
-    live_paths.rows(report, 10 if quick else live_paths.EPOCHS)
-
-
-def item_5(report: Report, quick: bool) -> None:
-    rebalancing(report, 1 if quick else 3, 8.0 if quick else 32.0)
-
-
-def item_6(report: Report, quick: bool) -> None:
-    from benchmarks import skipping
-
-    skipping.rows(report, 60 if quick else skipping.EPOCHS)
-
-
 ITEMS: dict[str, Callable[[Report, bool], None]] = {
     "1": item_1,
     "2": item_2,
-    "4": item_4,
-    "5": item_5,
-    "6": item_6,
 }
-
-
-def load(name: str) -> PathProblem:
-    """A published setting."""
-    return parse(json.loads((DATA / f"skippipe_{name}.json").read_text()))
 
 
 def timed(problem: PathProblem, limit: float, seed: int = 0) -> PathPlan:
@@ -225,95 +178,6 @@ def until_as_good(problem: PathProblem, wanted: float, seed: int) -> float:
         if plan.makespan <= wanted + 5e-4 or limit > 20:
             return plan.planning_s
         limit *= 1.5
-
-
-def greedy(problem: PathProblem) -> list[Route]:
-    """Every micro-batch by its next nearest replica, counting the work there: what a peer does that
-    looks one hop ahead."""
-    sets = deal(problem)
-    load = [0.0] * len(problem.compute)
-    routes: list[Route] = []
-    for o, stages in zip(origins_in_turns(problem), sets, strict=True):
-        route = [o]
-        for s in stages:
-            at = route[-1]
-            n = min(
-                problem.stages[s],
-                key=lambda n: (problem.delays[at][n] + load[n] + problem.compute[n], n),
-            )
-            load[n] += (1 + problem.backward) * problem.compute[n] + 2 * problem.gap
-            route.append(n)
-        routes.append(tuple(route))
-    return routes
-
-
-def made_up(kind: str, seed: int) -> PathProblem:
-    """A swarm of a kind: ``lan``, ``wan``, ``mixed`` and so on, the same for the same seed."""
-    dice = random.Random(f"{kind}/{seed}")
-    stages = dice.randint(4, 7)
-    each = {"one replica": 1, "many replicas": 9}.get(kind, dice.randint(2, 4))
-    ends = 1 if kind == "one end" else dice.randint(2, 5)
-    blocks = stages - 1
-    hops = (
-        blocks
-        if kind == "no skipping"
-        else (blocks + 1) // 2
-        if kind == "half skipped"
-        else blocks - 1
-    )
-    count = blocks if ends * 6 * hops % blocks else 6
-    slots = 1 if kind == "tight memory" else 3
-    return swarm(kind, dice, stages, ends, each, hops + 1, count, slots)
-
-
-def swarm(
-    kind: str,
-    dice: random.Random,
-    stages: int,
-    ends: int,
-    each: int,
-    length: int,
-    count: int,
-    slots: int,
-) -> PathProblem:
-    """Peers in eight places, or in one for ``lan``; unequal machines for ``mixed``."""
-    blocks = stages - 1
-    size = ends + blocks * each
-    places = [(dice.random(), dice.random()) for _ in range(8)]
-    at = [(0.0, 0.0) if kind == "lan" else dice.choice(places) for _ in range(size)]
-
-    def way(a: int, b: int) -> float:
-        far = ((at[a][0] - at[b][0]) ** 2 + (at[a][1] - at[b][1]) ** 2) ** 0.5
-        return (
-            0.0 if a == b else (0.01 if kind == "lan" else 0.3 + 3.0 * far) * wobble[a] * wobble[b]
-        )
-
-    wobble = [dice.uniform(0.95, 1.05) for _ in range(size)]
-    order = list(range(ends, size))
-    dice.shuffle(order)
-    pace = [0.3 * (dice.choice((0.5, 1, 1, 2, 4)) if kind == "mixed" else 1.0) for _ in range(size)]
-    return PathProblem(
-        name=kind,
-        delays=tuple(tuple(way(a, b) for b in range(size)) for a in range(size)),
-        compute=tuple(pace),
-        stages=(
-            tuple(range(ends)),
-            *(tuple(order[s * each : (s + 1) * each]) for s in range(blocks)),
-        ),
-        length=length,
-        slots=tuple(3 if n < ends else slots for n in range(size)),
-        counts=dict.fromkeys(range(ends), count),
-        backward=1.5,
-        gap=0.05,
-        max_swaps=2,
-        max_jump=4,
-    )
-
-
-def makespan(problem: PathProblem, routes: Sequence[Route]) -> float:
-    """Makespan by exact replay; infinite for a deadlock."""
-    played = replay(problem, routes)
-    return played.makespan if len(played.done) == len(routes) else float("inf")
 
 
 def made_up_swarms(report: Report, limit: float) -> None:

@@ -13,7 +13,6 @@ member machines, and another process plays the recordings into fresh machines. T
 iterate over sets in different orders, as two runs of a daemon do.
 """
 
-import argparse
 import gc
 import json
 import math
@@ -29,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
 from node.coordinator.recording.player import Player
 from node.coordinator.recording.show import difference_lines
 from node.sim.command import setup_of
@@ -37,6 +36,7 @@ from node.sim.faults import lay
 from node.sim.run import run, shrink
 from node.sim.setup import Setup
 from node.sim.tapes import Tapes
+from testbed.swarms.planted import ALL_BUGS, hunt
 
 BATCH = 50
 EPOCHS = 4
@@ -47,7 +47,7 @@ SMALL = Setup(epochs=6)
 
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--schedules", type=int, default=10_000, help="random schedules to play")
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument(
@@ -59,7 +59,6 @@ def main() -> int:
     parser.add_argument(
         "--replay", action="store_true", help="record the machines, play them again, and end"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
     if args.replay:
@@ -233,10 +232,7 @@ def _replay(job: tuple[str, int]) -> _Replayed:
 
 
 def _planted(report: Report) -> None:
-    """The bugs of ``tests/sim/planted.py``, looked for as the test does."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sim"))
-    from planted import ALL_BUGS, hunt  # pyright: ignore[reportMissingImports]
-
+    """The bugs of ``testbed/swarms/planted.py``, looked for as the test does."""
     tries = {}
     for bug in ALL_BUGS:
         found, tried = hunt(bug)

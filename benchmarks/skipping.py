@@ -21,7 +21,6 @@ choices is the mean of their losses. Where the first stage was kept, it is never
 twin is measured both ways.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -37,8 +36,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from benchmarks.reference.swarm import step_all
-from benchmarks.report import Report, chosen
+from benchmarks.report import Report, chosen, command_line
 from node.core.ids import ENDS
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
@@ -49,6 +47,7 @@ from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.rules import broken
 from node.stage.text import Text
+from testbed.reference.swarm import step_all
 
 STAGES = 8
 HOPS = 6
@@ -92,10 +91,7 @@ WAYS = {
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser = command_line(__doc__)
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="updates of each model")
     parser.add_argument(
         "--only", metavar="WAY,WAY", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}"

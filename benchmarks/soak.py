@@ -9,7 +9,6 @@ measure is reported for the worst of the four daemons: the slope of a Theil-Sen 
 all pairwise slopes) per minute, and the line's growth over the time observed.
 """
 
-import argparse
 import contextlib
 import sys
 import time
@@ -20,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.lab.arena import arena
-from benchmarks.lab.churn import Churn
-from benchmarks.lab.fleet import Hang, Peer
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
+from benchmarks.shared.churn import Churn
+from testbed.daemons.fleet import Hang, Peer
+from testbed.swarms.arena import arena
 
 NODES = (2, 2, 2, 2)
 KILL_EVERY_S = 20.0
@@ -70,12 +69,9 @@ class Series:
 
 def main() -> int:
     """Watch, print, and exit 0 when nothing grows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to watch")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
     try:

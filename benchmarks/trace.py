@@ -18,7 +18,6 @@ still load included: for equal speeds exact, else found by exchanges from a gree
 their own.
 """
 
-import argparse
 import heapq
 import random
 import sys
@@ -30,8 +29,8 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.lab import chart
-from benchmarks.report import Report
+from benchmarks.report import Report, command_line
+from benchmarks.shared import chart
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.epoch import events as ev
@@ -470,10 +469,7 @@ def _by_hour(o: Outcome) -> list[tuple[float, float]]:
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="traces of each kind")
     parser.add_argument("--hours", type=float, default=32.0, help="of each")
     parser.add_argument("--stages", type=int, default=STAGES, help="block stages")

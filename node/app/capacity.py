@@ -3,7 +3,7 @@ the verdict on the fit, the cut that fits into machines, and the traffic over th
 only.
 
 The traffic is reckoned from a manifest and the number of peers that host each stage;
-``benchmarks.hour.caps`` checks it against the counters of interfaces.
+``benchmarks.firsthour.caps`` checks it against the counters of interfaces.
 """
 
 from __future__ import annotations

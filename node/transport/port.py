@@ -55,7 +55,7 @@ class PeerLink:
 
 class TransportPort(Protocol):
     """Implemented by ``service.Transport`` (the network) and by ``MemoryTransport`` of
-    benchmarks/lab/memory_net.py (one process)."""
+    testbed/fakes/memory_net.py (one process)."""
 
     @property
     def peer_id(self) -> PeerId:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from node.averaging.exchange.member import Exchanges
 from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundRequest, WeightCaps
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
+from testbed.fakes.memory_net import MemoryNet, MemoryTransport
 
 torch.set_num_threads(1)
 

@@ -194,7 +194,7 @@ def test_coded_numbers_read_in_pieces_are_what_they_are_whole(codec: str, number
     )
 
 
-def test_where_int4_puts_the_codes_of_a_number() -> None:
+def test_int4_keeps_the_first_half_of_a_block_in_the_low_bits() -> None:
     """The layout that peers of other releases read: of every 131,072 numbers, and of the rest, the
     first half is in the low four bits of the bytes, the second half in the high four."""
     codes = torch.randint(

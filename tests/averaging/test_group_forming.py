@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.between.rounds import Window
 from node.averaging.strategies import group_forming as f
 from node.averaging.strategies.group_forming import GroupFormed, GroupForming, WindowSkipped
 from node.core.ids import CellId
+from testbed.planning.meetings import Window
 
 LOSS = 0.02
 UNSEEN = 0.05
@@ -87,7 +87,7 @@ def test_members_of_a_group_accepted_it_and_are_in_no_other(seed):
     assert all(m.done is not None for m in net.machines.values())
 
 
-def test_who_is_alone_tries_a_shorter_key_and_then_skips():
+def test_a_cell_that_is_alone_tries_a_shorter_key_and_then_skips():
     machine = GroupForming(A, 7, ("long", "short"), 4, 0.0)
     assert [(at, a) for at in wakes(machine) for a in machine.handle(f.TimePassed(), at)] == [
         (-5.0, f.Post("long")),
@@ -142,7 +142,7 @@ def test_a_group_nobody_accepted_is_not_believed():
         assert other.done is None
 
 
-def test_who_calls_joins_no_other_group_meanwhile():
+def test_a_cell_that_calls_joins_no_other_group_meanwhile():
     machine = told(
         reading(A, B, C, D),
         (4.0, f.Offered(B, "key"), takes(B)),
@@ -155,7 +155,7 @@ def test_who_calls_joins_no_other_group_meanwhile():
     assert machine.done == GroupFormed("key", frozenset({A, C}))
 
 
-def test_who_accepts_in_vain_is_released():
+def test_a_cell_that_accepts_in_vain_is_released():
     machine = reading(A, B, C, D)
     turn = next(at for at in wakes(machine) if step(machine, at))
     assert turn >= f.TIMES.turns

@@ -198,7 +198,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_an_owner_decides_group_by_group(name):
+def test_an_owner_decides_group_by_group_as_its_script_says(name):
     play(RoundMachine(), SCRIPTS[name])
 
 

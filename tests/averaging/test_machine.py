@@ -266,7 +266,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_an_owner_decides(name):
+def test_an_owner_decides_as_its_script_says(name):
     play(RoundMachine(), SCRIPTS[name])
 
 
@@ -286,7 +286,7 @@ def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
     )
 
 
-def test_who_is_in_no_plan_takes_a_quarter_of_the_places_ahead_of_it():
+def test_a_member_that_is_in_no_plan_takes_a_quarter_of_the_places_ahead_of_it():
     unknown = {"round_id": RoundId(4, 1, 0), "plan_hash": "next"}
     play(
         RoundMachine(held_total=8),
@@ -356,7 +356,7 @@ def test_nobody_is_served_the_same_again_and_again():
     )
 
 
-def test_who_lies_about_its_head_is_not_waited_for():
+def test_a_member_that_lies_about_its_head_is_not_waited_for():
     for lie in ({"tokens": 1001}, {"names": (Q,)}, {"names": (P, P)}):
         machine = opened()
         feed(machine, began(1, B), Uploaded(1))

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from benchmarks.between.rounds import Trial, Window, cell_id, play, rounds_to, standings
 from node.averaging.strategies.keys import EVERYBODY, meeting_keys, server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
 from node.dht.topics import WRITERS, kind_of
+from testbed.planning.meetings import Trial, Window, cell_id, play, rounds_to, standings
 
 GRID = OuterSettings("moshpit", grid=(8, 8), window_s=60.0)
 

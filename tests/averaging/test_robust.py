@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lab.slow import TWINS, flat, length, means_of
 from node.averaging.coding.codecs import Coded
 from node.averaging.reducers import robust
 from node.averaging.reducers.reducer import Gathered, Reducer
 from node.averaging.reducers.robust import merge_exchange, selection
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
+from testbed.reference.reducers import TWINS, flat, length, means_of
 
 torch.set_num_threads(1)
 
@@ -62,7 +62,7 @@ def test_the_merge_exchange_network_sorts_every_zero_one_row(count):
         assert row == sorted(bits)
 
 
-def test_batchers_counts():
+def test_merge_networks_have_as_many_exchanges_as_batcher_says():
     assert [len(merge_exchange(n)) for n in (1, 2, 4, 8, 16, 64)] == [0, 1, 5, 19, 63, 543]
 
 
@@ -223,7 +223,7 @@ def test_fewer_than_three_are_averaged_with_a_report(name, count):
     assert not made_by(name, gathered([contribution(i) for i in range(3)])).fell_back
 
 
-def test_how_many_are_trimmed():
+def test_the_trimmed_share_is_rounded_down_but_never_to_none():
     assert [robust.trimmed(n, 0.25) for n in range(3, 10)] == [1, 1, 1, 1, 1, 2, 2]
     assert [robust.trimmed(n, 0.49) for n in (3, 10)] == [1, 4]
 

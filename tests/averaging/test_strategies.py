@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reference.mixing import mixing
 from node.averaging.strategies.strategy import (
     Barrierless,
     Butterfly,
@@ -25,6 +24,7 @@ from node.averaging.strategies.strategy import (
     pack,
 )
 from node.sim.averaging import grouped
+from testbed.reference.mixing import mixing
 
 ALL = {
     "butterfly": Butterfly(),

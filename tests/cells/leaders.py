@@ -3,7 +3,7 @@ that takes its time, and clocks that differ."""
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.strategy import rank
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
+from node.dht.record import Posting
+from node.dht.settings import DirectorySettings
 from node.dht.topics import outer_topic
 from node.identity.faults import FaultBook
 from node.outer import notes
@@ -23,6 +25,7 @@ from node.outer.notes import Acceptance, Accepting
 from node.outer.postings import CellFacts, pack_posting
 from node.sim.process import SimClock, SimSigner
 from node.sim.setup import LinkProfile
+from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import ProcessLoop, VirtualTime
 from node.sim.world.network import Links, SimNet, SimTransport
 from node.telemetry.events import Event, Journal
@@ -35,6 +38,8 @@ WINDOW = 7
 KEY = "all"
 START = 20.0
 """Start of the first window in seconds of the world's clock."""
+LIFE_S = 300.0
+"""Seconds for which a posting stays in the directory."""
 
 
 def cell_id(number: int) -> CellId:
@@ -52,15 +57,6 @@ def facts(cell: CellId, **more: Any) -> CellFacts:
 
 
 @dataclass
-class Row:
-    peer: PeerId
-    body: bytes
-    seq: int
-    not_after: float
-    since: float = 0.0
-
-
-@dataclass
 class World:
     """``delay``: seconds that the directory takes, from and to."""
 
@@ -69,44 +65,45 @@ class World:
     down: bool = False
     time: VirtualTime = field(init=False)
     net: SimNet = field(init=False)
-    rows: dict[str, dict[PeerId, Row]] = field(default_factory=dict)
-    looks: list[PeerId] = field(default_factory=list)
+    dht: SimDht = field(init=False)
 
     def __post_init__(self) -> None:
         self.time = VirtualTime(self.seed)
         self.dice = random.Random(self.seed)
-        self.net = SimNet(self.time, Links(self.dice, LinkProfile(0.05, 0.05)))
+        links = Links(self.dice, LinkProfile(0.05, 0.05))
+        self.net = SimNet(self.time, links)
+        self.dht = SimDht(links, DirectorySettings(), 0.0, lambda: WALL + self.time.now)
 
-    def write(self, topic: str, row: Row) -> None:
-        self.rows.setdefault(topic, {})[row.peer] = row
+    def write(self, topic: str, peer: PeerId, body: bytes, at: float) -> None:
+        """A posting that every peer can read now, written at second ``at`` of the world's clock."""
+        self.dht.put(topic, peer, body, WALL + at, LIFE_S)
+
+    def reads(self, peer: PeerId) -> int:
+        """Readings of the directory by this peer."""
+        return sum(count for (reader, _), count in self.dht.reads.items() if reader == peer)
 
     def run(self, until: float = START + 200.0) -> None:
         self.time.run(until)
 
 
-@dataclass
-class SlowDirectory:
-    """One peer's view of the directory, with the world's delays."""
+class SlowDirectory(SimDirectory):
+    """The directory as one peer uses it, with the world's delays."""
 
-    world: World
-    me: PeerId
-    wall: Callable[[], float]
+    def __init__(self, world: World, me: PeerId, clock: SimClock) -> None:
+        super().__init__(world.dht, me, clock)
+        self.world = world
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
-        now = self.wall()
-        row = Row(self.me, body, int(now * 1000), now + life_s)
-        row.since = self.world.time.now + self.world.dice.uniform(*self.world.delay)
+        wall = self._clock.wall()
+        delay = self.world.dice.uniform(*self.world.delay)
         if self.world.down:
             return False
-        self.world.write(topic, row)
+        self.world.time.push(delay, self.world.dht.put, topic, self._me, body, wall, life_s)
         return True
 
-    async def look(self, topic: str) -> Mapping[PeerId, Row]:
-        self.world.looks.append(self.me)
+    async def look(self, topic: str) -> dict[PeerId, Posting]:
         await asyncio.sleep(self.world.dice.uniform(*self.world.delay))
-        now = self.world.time.now
-        rows = {} if self.world.down else self.world.rows.get(topic, {})
-        return {peer: row for peer, row in rows.items() if row.since <= now}
+        return {} if self.world.down else await super().look(topic)
 
 
 def unheard(peer: PeerId, maddrs: Sequence[str]) -> None:
@@ -133,7 +130,7 @@ class Peer:
         self.clock.skew = WALL + skew
         self.signer = SimSigner(self.me)
         self.journal = Journal(clock=self.clock)
-        directory: Any = SlowDirectory(world, self.me, self.clock.wall)
+        directory = SlowDirectory(world, self.me, self.clock)
         self.board = WindowBoard(directory, self.clock, self.journal, TIMES)
         self.errors: list[BaseException] = []
 
@@ -160,9 +157,7 @@ class Peer:
 
     def posts(self, about: CellFacts, at: float, window: int = WINDOW, key: str = KEY) -> None:
         """A posting of this peer, written at that wall-clock second of the window."""
-        seq = int((WALL + START + at) * 1000)
-        body = pack_posting(about)
-        self.world.write(outer_topic(window, key), Row(self.me, body, seq, WALL + START + 600))
+        self.world.write(outer_topic(window, key), self.me, pack_posting(about), START + at)
 
     def events(self, kind: str) -> list[Event]:
         return [e for e in self.journal.recent() if e.kind == kind]

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.between.rounds import cell_id, standings
-from benchmarks.between.scale import SEAL
 from node.app.peer import cells_in_sight
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId, first_cell
@@ -35,6 +33,8 @@ from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import ProcessLoop, VirtualTime, quiet
 from node.sim.world.network import Links
+from testbed.fakes.memory_directory import SEAL
+from testbed.planning.meetings import cell_id, standings
 
 FIRST = first_cell("ab" * 32)
 

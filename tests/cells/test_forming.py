@@ -28,7 +28,6 @@ from tests.cells.leaders import (
     Leader,
     Peer,
     Recorder,
-    Row,
     World,
     by_turn,
     cell_id,
@@ -69,7 +68,7 @@ def test_cells_meet_in_groups_that_everybody_in_them_agrees_on(seed, count, most
     assert not [fault for leader in leaders for fault in leader.faults]
 
 
-def test_who_is_alone_under_a_key_tries_a_shorter_one(world: World):
+def test_a_cell_that_is_alone_under_a_key_tries_a_shorter_one(world: World):
     a = Leader(world, 1)
     b = Leader(world, 2)
     found = a.looks(keys=("1.4", "4")), b.looks(keys=("2.4", "4"))
@@ -120,7 +119,7 @@ def test_a_barred_cell_is_met_again_when_the_windows_are_over(world: World):
     assert met == [False] * (BARRED_WINDOWS + 1) + [True]
 
 
-def test_who_never_answers_costs_nothing_but_itself(world: World):
+def test_a_cell_that_never_answers_costs_nothing_but_itself(world: World):
     leaders = [Leader(world, n) for n in range(3)]
     gone = Peer(world, "gone")
     frozen = Leader(world, 8)
@@ -188,8 +187,7 @@ def test_only_those_are_asked_that_fit(world: World):
     at = {"late": TIMES.post + TIMES.clocks + 0.1, "clock-ahead": TIMES.post + TIMES.clocks - 0.1}
     for name, about in postings.items():
         peers[name].posts(about, at.get(name, TIMES.post))
-    row = Row(PeerId("garbage"), b'{"cell": 3}', int((WALL + START - 5) * 1000), WALL + 600)
-    world.write(outer_topic(WINDOW, KEY), row)
+    world.write(outer_topic(WINDOW, KEY), PeerId("garbage"), b'{"cell": 3}', START - 5)
     assert all_look([leader]) == {leader.cell: None}
     assert {name for name, peer in peers.items() if peer.heard} == {"fits", "clock-ahead"}
     for peer in peers.values():
@@ -282,7 +280,7 @@ def test_strangers_do_not_make_a_peer_read_the_directory_often(patience_s):
     for n in range(200):
         offered(stranger, victim, cell_id(9), START + 10 + n / 10, patience_s=patience_s)
     world.run(START + 30.0)
-    assert 2 <= world.looks.count(victim.me) <= 2 + 20 / TIMES.answers
+    assert 2 <= world.reads(victim.me) <= 2 + 20 / TIMES.answers
 
 
 def test_a_caller_seen_late_is_looked_for_again(world: World):
@@ -336,7 +334,7 @@ def test_everybody_else_is_answered_busy(world: World):
     assert victim.faults == []
 
 
-def test_who_is_released_is_free_at_once(world: World):
+def test_a_cell_that_is_released_is_free_at_once(world: World):
     victim = Leader(world, 1)
     a = Peer(world, "a")
     b = Peer(world, "b")
@@ -490,7 +488,7 @@ def test_one_window_at_a_time_and_not_too_late(world: World):
     assert not other.events("outer-alone")
 
 
-def test_who_is_late_for_the_first_key_tries_the_next(world: World):
+def test_a_cell_that_is_late_for_the_first_key_tries_the_next(world: World):
     leader = Leader(world, 1)
     other = Leader(world, 2)
     asked = leader.looks(keys=("1", "2")), other.looks(keys=("1", "2"), lead_s=0.0)

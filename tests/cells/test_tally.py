@@ -58,7 +58,7 @@ def test_a_group_and_then_its_mean(tally: CellTally) -> None:
     assert line(tally, 726.0, news).averaged_windows == 1
 
 
-def test_who_still_makes_the_last_mean_was_not_alone(tally: CellTally) -> None:
+def test_a_cell_that_still_makes_the_last_mean_was_not_alone(tally: CellTally) -> None:
     tally.planned(plan(11), EVERY, 690.0)
     tally.planned(plan(outer=11), EVERY, 721.0)
     assert not line(tally, 785.0).alone

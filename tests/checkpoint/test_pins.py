@@ -122,7 +122,7 @@ def test_readers_that_get_on_come_before_newcomers_and_others_do_not(donor: Dono
     assert donor.describe("another", 100) is None
 
 
-def test_who_has_read_everything_and_begins_anew_gives_way(donor: Donor) -> None:
+def test_a_reader_that_has_read_everything_and_begins_anew_gives_way(donor: Donor) -> None:
     for n in range(TIMES):
         greedy = f"greedy {n}"
         pin = donor.describe(greedy, n)

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.lab.memory_net import MemoryNet
 from node.checkpoint import run_file, service
 from node.checkpoint.errors import NoDonor
 from node.checkpoint.run_file import fetch_file
@@ -16,6 +15,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from protos import state_pb2, state_pb2_grpc
+from testbed.fakes.memory_net import MemoryNet
 from tests.transport.conftest import until
 
 CONTENT = bytes(range(256)) * 3000
@@ -197,7 +197,7 @@ async def test_one_peer_that_reads_slowly_leaves_others_their_file(lab: Lab) -> 
     call.cancel()
 
 
-async def test_who_does_not_read_a_file_leaves_its_place(
+async def test_a_reader_that_does_not_read_a_file_leaves_its_place(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "UNREAD_S", 0.5)

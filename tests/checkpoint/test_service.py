@@ -8,8 +8,6 @@ import grpc
 import pytest
 import torch
 
-from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint import pins, service
 from node.checkpoint.errors import NoDonor
 from node.checkpoint.fetch import FetchTimeouts, Partial, fetch
@@ -22,6 +20,8 @@ from node.core.journey import Version
 from node.wire import tensors
 from node.wire.tensors import HASH, digest, encode, hash_of, hashes_of
 from protos import state_pb2, state_pb2_grpc, tensor_pb2
+from testbed.fakes.clock import VirtualClock
+from testbed.fakes.memory_net import MemoryNet, MemoryTransport
 from tests.transport.conftest import until
 
 SETTINGS = CheckpointSettings(fetch_parallel=3)
@@ -298,7 +298,7 @@ async def test_a_line_that_breaks_once_costs_no_donor(swarm: Swarm) -> None:
     assert same((await swarm.fetch([donor])).tensors, values())
 
 
-async def test_who_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) -> None:
+async def test_a_donor_that_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) -> None:
     begun = asyncio.Event()
     given = asyncio.Event()
 
@@ -360,7 +360,7 @@ async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm, good: PeerId
     assert swarm.blamed() == set()
 
 
-async def test_who_sends_late_is_not_given_up_while_others_send(
+async def test_a_donor_that_sends_late_is_not_given_up_while_others_send(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All donors share the reader's line: more donors make each of them slower, and not silent."""
@@ -679,7 +679,7 @@ async def read_all(call: Any) -> None:
         pass
 
 
-async def test_who_does_not_read_holds_nothing(
+async def test_a_reader_that_does_not_read_holds_nothing(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "UNREAD_S", 0.5)
@@ -698,7 +698,9 @@ async def test_who_does_not_read_holds_nothing(
     assert same((await swarm.fetch([donor], shapes={"norm": (4 << 20,)})).tensors, large)
 
 
-async def test_who_was_not_told_of_a_snapshot_cannot_read_it(swarm: Swarm, good: PeerId) -> None:
+async def test_a_peer_that_was_not_told_of_a_snapshot_cannot_read_it(
+    swarm: Swarm, good: PeerId
+) -> None:
     await swarm.fetch([good])
     other = swarm.net.transport("other")
     await other.start()

@@ -107,7 +107,7 @@ def test_loaded_tensors_outlive_their_file(store: CheckpointStore) -> None:
         (2, (99, 100, 7), [7, 100]),
     ],
 )
-def test_newest_are_kept(
+def test_the_newest_checkpoints_of_each_stage_are_kept(
     tmp_path: Path, keep: int, written: tuple[int, ...], left: list[int]
 ) -> None:
     store = store_in(tmp_path, keep=keep)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import cli
-from benchmarks.lab.canned_window import CannedWindow
 from node.config import NodeConfig
 from node.control.diagnose import Diagnosis, Machine, verdict
 from node.control.doctor import Checkup
 from node.control.service import ControlService
+from testbed.fakes.canned_window import CannedWindow
 
 ROOT = Path(cli.__file__).parent
 

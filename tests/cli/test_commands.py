@@ -272,7 +272,7 @@ def test_what_was_not_expected_leaves_its_story_in_a_file(home):
     assert "ZeroDivisionError" in (home / "log" / "crash.log").read_text()
 
 
-def test_ctrl_c_is_130(tutti, monkeypatch):
+def test_ctrl_c_ends_a_command_with_code_130(tutti, monkeypatch):
     monkeypatch.setattr(shared, "client", Mock(side_effect=KeyboardInterrupt))
     shown = tutti("status")
     assert shown.returncode == 130

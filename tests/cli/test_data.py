@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.file_server import FileServer
 from node.data.tokenizer import ByteTokenizer
 from node.manifest import read_manifest
+from testbed.fakes.web_server import FileServer
 from tests.cli.conftest import refused
 from tests.data.streamed import served
 

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.lab.canned_window import CannedWindow
 from node.core.errors import ExitCode
+from testbed.fakes.canned_window import CannedWindow
 from tests.cli.conftest import ROOT, started
 
 HARNESS = str(Path(__file__).with_name("interrupt_at.py"))

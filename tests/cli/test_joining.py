@@ -366,7 +366,7 @@ def test_ctrl_c_ends_the_wait(ours, monkeypatch, waits, tutti):
     assert "Traceback" not in shown.stderr
 
 
-def test_who_only_looks_is_told_that_the_peer_is_busy(ours, monkeypatch, tutti):
+def test_a_caller_that_only_looks_is_told_that_the_peer_is_busy(ours, monkeypatch, tutti):
     monkeypatch.setitem(
         sys.modules,
         "node.control.observer",
@@ -383,7 +383,7 @@ def test_who_only_looks_is_told_that_the_peer_is_busy(ours, monkeypatch, tutti):
     assert "ask again in 6 s" in shown.stderr
 
 
-def test_who_joins_by_the_address_of_a_rendezvous_learns_how_to_name_the_run(monkeypatch, tutti):
+def test_joining_by_the_address_of_a_rendezvous_tells_how_to_name_the_run(monkeypatch, tutti):
     refusal = Refusal(code=ExitCode.PROTOCOL, reason="this peer is a rendezvous without a run")
     monkeypatch.setitem(
         sys.modules,

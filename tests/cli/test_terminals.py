@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from benchmarks.lab.canned_window import some_peers, training_snapshot
 from node.core.errors import ExitCode
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest
 from protos.control_pb2 import InviteReply
+from testbed.fakes.canned_window import some_peers, training_snapshot
 from tests.cli.conftest import ROOT, refused, started
 
 VERBS = (

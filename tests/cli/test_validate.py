@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from benchmarks.given import directories
 from node import fine_tuning
 from node.app.joining import run_name
 from node.app.run_files import RunFiles
@@ -21,6 +20,7 @@ from node.data.tokenizer_files import FilesMissing
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
 from node.model.pretrained import Weights
+from testbed.models import directories
 from tests.cli.conftest import refused
 
 TEXT = "the cat sat on the mat and looked at the rain\n" * 200

@@ -282,7 +282,7 @@ def test_restart_stops_waits_and_starts_with_the_same(tutti, home, daemon, monke
     assert daemon.stopped.is_set()
 
 
-def test_what_a_process_was_started_with(tmp_path):
+def test_the_command_folder_and_settings_of_a_process_are_read(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
     script = tmp_path / "tutti.py"

@@ -7,12 +7,12 @@ import subprocess
 import httpx
 import pytest
 
-from benchmarks.lab.canned_window import training_snapshot
 from node.app.change import read
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
 from protos.control_pb2 import Event, Piece
+from testbed.fakes.canned_window import training_snapshot
 from tests.cli.conftest import refused, started
 
 
@@ -62,7 +62,7 @@ def test_every_command_without_a_daemon_exits_with_code_three(tutti, home, words
     assert not (home / "ctl.sock").exists()
 
 
-def test_cells(tutti, daemon):
+def test_cells_lists_the_own_cell_first_and_what_others_lack(tutti, daemon):
     own, other = tutti("cells").stdout.splitlines()[1:3]
     assert own.split()[:5] == ["aaaaaa", "training", "120", "900", "1-2"]
     assert "lacks a stage" in other
@@ -70,7 +70,7 @@ def test_cells(tutti, daemon):
     assert [c["own"] for c in json.loads(tutti("cells", "--json").stdout)["seen"]] == [True, False]
 
 
-def test_peers(tutti, daemon):
+def test_peers_shows_lost_ones_for_a_minute_and_why_this_one_waits(tutti, daemon):
     assert "lost 41s" in tutti("peers").stdout
     daemon.seen.peers[5].seen_s = 61.0
     assert "sunny-stoat" not in tutti("peers").stdout
@@ -84,7 +84,7 @@ def test_peers(tutti, daemon):
     refused(tutti("peers", "--sort", "beauty"), 2, "allowed: stage, name")
 
 
-def test_ping(tutti, daemon):
+def test_ping_shows_round_trips_and_refuses_unknown_peers(tutti, daemon):
     assert tutti("ping", "b7Lq3d", "-c", "2").stdout.count("31.0 ms") >= 2
     refused(tutti("ping", "zzz"), 5, "tutti peers --all")
 
@@ -116,7 +116,7 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(tutti, daemon):
     assert (daemon.drained, tutti("status").returncode) == (9.0, 3)
 
 
-def test_generate_and_export(tutti, daemon):
+def test_generate_and_export_end_in_one_json_document(tutti, daemon):
     assert tutti("generate", "hello").stdout == "HELLO\n"
     shown = tutti("generate", "hello", "--json", "--max-tokens", "2")
     assert json.loads(shown.stdout)["text"] == "HE"

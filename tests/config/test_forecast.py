@@ -1,5 +1,5 @@
-"""Forecast of a peer's traffic from the manifest alone. benchmarks/hour/caps.py measures that it is
-right."""
+"""Forecast of a peer's traffic from the manifest alone. benchmarks/firsthour/caps.py measures that
+it is right."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_evaluation_counts_for_as_often_as_it_happens():
     assert often.activations / never.activations == pytest.approx(1 + share)
 
 
-def test_who_is_alone_in_a_stage_averages_with_nobody():
+def test_a_peer_that_is_alone_in_a_stage_averages_with_nobody():
     m = manifest(training__buddy_every=0)
     numbers = sum(
         math.prod(shape) for shape in parameter_shapes(m.model, m.pipeline.stages, 1).values()

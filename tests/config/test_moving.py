@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import launch, peer
 from node.app.assembly import check_room
 from node.app.daemon import Daemon
@@ -26,6 +25,7 @@ from node.core.ids import CellId
 from node.core.journey import Version
 from node.manifest import Manifest
 from node.telemetry.events import Journal
+from testbed.fakes.clock import VirtualClock
 
 MANIFEST = Manifest.default_demo()
 CELL = CellId("b" * 16)
@@ -111,7 +111,7 @@ DILOCO = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", "nesterov"
         (DILOCO, hosting(1, main=1 << 16), 2, "stage", "main memory"),
     ],
 )
-def test_reasons_to_stay(
+def test_a_move_that_cannot_be_made_is_refused_with_the_reason(
     tmp_path: Path, manifest: Manifest, here: Any, there: int, open_to: str, says: str
 ) -> None:
     d = FakeDaemon(config(tmp_path))
@@ -214,7 +214,7 @@ async def test_a_drain_meanwhile_wins(d: FakeDaemon) -> None:
     assert not any(line.startswith("stop") for line in d.log)
 
 
-async def test_who_is_asked_to_end_does_not_move(d: FakeDaemon) -> None:
+async def test_a_peer_that_is_asked_to_end_does_not_move(d: FakeDaemon) -> None:
     d.asked(2)
     d.ending = True
     d.calm.set()
@@ -246,7 +246,7 @@ async def test_a_signal_ends_a_daemon_that_was_about_to_begin_elsewhere(
     assert d._why == f"signal {number.name}", "every process of a group is signalled, some twice"
 
 
-async def test_who_changes_its_cell_stops_at_once(d: FakeDaemon) -> None:
+async def test_a_peer_that_changes_its_cell_stops_at_once(d: FakeDaemon) -> None:
     d.joins(CELL)
     assert (d.to_cell, d.to_stage, d.moved) == (CELL, None, True)
     assert [line.split(":")[0] for line in d.log] == ["stop"]
@@ -256,7 +256,7 @@ async def test_who_changes_its_cell_stops_at_once(d: FakeDaemon) -> None:
     assert d.to_cell == CELL
 
 
-async def test_who_drains_or_changes_its_stage_stays_in_its_cell(tmp_path: Path) -> None:
+async def test_a_peer_that_drains_or_changes_its_stage_stays_in_its_cell(tmp_path: Path) -> None:
     for name in ("draining", "ending"):
         d = FakeDaemon(config(tmp_path))
         setattr(d, name, True)
@@ -286,7 +286,7 @@ def test_checkpoints_of_the_cell_that_was_left_are_set_aside(tmp_path: Path) -> 
     assert ours.cell(run) == "c" * 16
 
 
-async def test_who_comes_or_goes_is_not_moved(tmp_path: Path) -> None:
+async def test_a_peer_that_comes_or_goes_is_not_moved(tmp_path: Path) -> None:
     for change in ({"draining": True}, {"ending": True}, {"assembled": None}, {"manifest": None}):
         d = FakeDaemon(config(tmp_path))
         for name, value in change.items():

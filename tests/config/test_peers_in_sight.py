@@ -15,6 +15,7 @@ from node.core.ids import PeerId
 from node.dht.record import DirectoryEntry, PeerBody, PeerEntry
 from node.telemetry.events import Journal
 from node.transport.port import PeerLink
+from testbed.fakes.clock import VirtualClock
 
 ME, A, B, C = (PeerId(f"12D3KooWxxxx{c * 6}") for c in "MABC")
 NOW = 1_800_000_000.0
@@ -54,7 +55,7 @@ class Daemon:
         self.manifest = None
         self.journal = Journal()
         self.identity = SimpleNamespace(peer_id=ME)
-        self.clock = SimpleNamespace(wall=lambda: NOW)
+        self.clock = VirtualClock(NOW)
         self.started = time.monotonic()
         self.transport = SimpleNamespace(peers=lambda: self.links)
 

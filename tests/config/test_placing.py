@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import peer
 from node.app.daemon import Daemon
 from node.app.peer import Peer
@@ -20,6 +19,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.scheduler.choosing import LOOK_S, SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
+from testbed.fakes.clock import VirtualClock
 
 STAGES = 2
 MANIFEST = amended(Manifest.default_demo(), {"pipeline.stages": STAGES})
@@ -111,7 +111,7 @@ async def watch(d: FakeDaemon, presence: Any, seconds: float) -> None:
     task.cancel()
 
 
-async def test_who_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path) -> None:
+async def test_a_peer_that_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path) -> None:
     for environ, flags, ends, stage in (
         ({}, {"stage": "2"}, False, 2),
         ({MOVED: "1"}, {}, False, 1),
@@ -175,7 +175,9 @@ async def test_only_a_peer_awaiting_a_first_epoch_moves_to_the_ends(tmp_path: Pa
         assert d.asks == asks, (waiting_for, epoch)
 
 
-async def test_who_cannot_go_to_the_ends_stays_and_is_not_named_again(tmp_path: Path) -> None:
+async def test_a_peer_that_cannot_go_to_the_ends_stays_and_is_not_named_again(
+    tmp_path: Path,
+) -> None:
     d = FakeDaemon(tmp_path, {MOVED: "1"})
     presence = FakePresence(d, {"b": Placed(1), "c": Placed(2)})
     d.why = "does not fit"

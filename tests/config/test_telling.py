@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.canned_window import training_snapshot
 from node.app import snapshot as module
 from node.app.daemon import Daemon, fault_line
 from node.app.operator_service import OperatorService
@@ -20,6 +19,7 @@ from node.manifest import Manifest, amended
 from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
 from protos.control_pb2 import Snapshot
+from testbed.fakes.canned_window import training_snapshot
 
 
 async def told(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.canned_window import CannedWindow
 from node.control.client import ControlClient
 from node.control.service import ControlService
+from testbed.fakes.canned_window import CannedWindow
 
 
 async def ask(path: Any, question: Callable[[ControlClient], Any]) -> Any:

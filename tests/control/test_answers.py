@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.app.operator_service import OperatorService
 from node.core.errors import ExitCode, LocalFault, Refused, UsageFault
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from protos.ask_pb2 import Ask, AskManifest, AskPeers, PeerLine, PeersAnswer
+from testbed.fakes.clock import VirtualClock
 
 OWNER, GUEST, STRANGER = (Identity.ephemeral() for _ in range(3))
 

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.control import diagnose, doctor
 from node.control.diagnose import (
     Diagnosis,
@@ -34,6 +33,7 @@ from node.core.errors import ExitCode, NetworkFault, Refused
 from node.core.ids import PeerId
 from node.identity.keys import Identity
 from protos.ask_pb2 import PeerLine, PeersAnswer
+from testbed.fakes.clock import VirtualClock
 
 # The same keys in every process, since they stand in a test's parameters.
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
@@ -124,7 +124,9 @@ TABLE = [
     ("findings", "code", "ok"),
     [pytest.param(*row[1:], id=row[0]) for row in TABLE],
 )
-def test_the_verdict(findings: list[Diagnosis], code: ExitCode, ok: bool) -> None:
+def test_the_verdict_names_the_cause_in_any_order_of_addresses(
+    findings: list[Diagnosis], code: ExitCode, ok: bool
+) -> None:
     chosen = verdict(findings)
     assert (chosen.code, chosen.ok) == (code, ok)
     assert chosen.exit_code == (ExitCode.OK if ok else code)
@@ -291,7 +293,7 @@ def test_a_record_that_a_dead_daemon_left_is_nobody() -> None:
         assert swarm.clock.now() <= 107.5
 
 
-def test_who_is_not_listed_or_lost_is_not_watched() -> None:
+def test_a_peer_that_is_not_listed_or_lost_is_not_watched() -> None:
     for swarm in (Swarm([]), Swarm([99.0], state="lost"), Swarm([99.0], state="left")):
         assert swarm.watch() is None
         assert swarm.asked == 1

@@ -16,8 +16,6 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.lab.memory_net import MemoryNet
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.app import assembly
 from node.app.export import exporter as export
 from node.app.export.exporter import Exporter, News, Progress
@@ -42,6 +40,8 @@ from node.stage.state import Held
 from node.wire.tensors import digest
 from protos import state_pb2
 from protos.control_pb2 import ExportRequest
+from testbed.fakes.clock import VirtualClock
+from testbed.fakes.memory_net import MemoryNet
 
 TOKENIZER = ByteTokenizer().to_json()
 SHA256 = hashlib.sha256(TOKENIZER).hexdigest()
@@ -548,20 +548,20 @@ async def test_donors_are_asked_again_while_others_are_fetched(make, monkeypatch
     """Donors let go of a version that nobody asked for lately."""
     lab = await make()
     version = lab.version
-    now = [0.0]
+    clock = VirtualClock(0.0)
     for peer in lab.peers:
-        monkeypatch.setattr(peer.service, "_clock", SimpleNamespace(now=lambda: now[0]))
+        monkeypatch.setattr(peer.service, "_clock", clock)
     monkeypatch.setattr(export, "AT_ONCE", 1)
     monkeypatch.setattr(export, "RENEW_S", 0.0)
 
     async def slow(transport: Any, peers: Any, stage: int, *rest: Any, **more: Any) -> Any:
         lab.advance()
         for _ in range(3):
-            now[0] += 0.9 * pins.IDLE_S
+            clock.advance(0.9 * pins.IDLE_S)
             for peer in (p for p in lab.peers if p.stage >= stage):
                 key = pins.PinKey(peer.stage, StateKind.PARAMETERS, version)
                 pin = peer.service.pins._pins[key]
-                for _ in iter(lambda pin=pin: pin.used < now[0], False):
+                for _ in iter(lambda pin=pin: pin.used < clock.now(), False):
                     await asyncio.sleep(0)
         return await fetch(transport, peers, stage, *rest, **more)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.lab.canned_window import CannedWindow
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.core.home import control_socket, fits_socket, socket_target
 from node.core.ids import PeerId
 from node.transport.p2p import RuntimeDirectory
 from node.transport.ways.tunnel import Tunnel
+from testbed.fakes.canned_window import CannedWindow
 from tests.control.conftest import ask
 
 NAMES = (
@@ -92,7 +92,7 @@ def test_a_target_is_a_uri():
     assert socket_target(Path("/tmp/a b#c?d%e\nü/s")) == "unix:/tmp/a%20b%23c%3Fd%25e%0A%C3%BC/s"
 
 
-def test_what_fits_no_socket():
+def test_a_path_too_long_or_with_a_comma_fits_no_socket():
     assert fits_socket(Path("/tmp/ab/s"), 20)
     assert not fits_socket(Path("/tmp/a,b/s"))
     assert not fits_socket(Path("/tmp") / ("x" * 90), 20)

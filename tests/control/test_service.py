@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
 from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import Event, ExportRequest, GenerateRequest
+from testbed.fakes.canned_window import CannedWindow, training_snapshot
 from tests.control.conftest import ask
 
 
@@ -186,7 +186,7 @@ async def test_an_answer_larger_than_a_window_of_http2_comes_whole(socket, windo
 
 
 @pytest.mark.parametrize(("says", "fault"), [(b"SSH-2.0\r\n", NotRunning), (b"", TimedOut)])
-def test_who_is_no_daemon_is_not_waited_for(tmp_path, says, fault):
+def test_a_process_that_is_no_daemon_is_not_waited_for(tmp_path, says, fault):
     with sockets.socket(sockets.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         server.listen()

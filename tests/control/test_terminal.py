@@ -30,7 +30,7 @@ def test_frames_arrows_and_letters_have_a_likeness():
     assert written("café 1 → 2…", "utf-8") == "café 1 → 2…".encode()
 
 
-def test_what_has_none_is_a_question_mark_of_the_same_width():
+def test_a_character_without_a_code_is_written_as_wide_question_marks():
     assert written("a日本b", "ascii") == b"a????b"
     assert written("a\udcffb", "utf-8") == b"a?b"
 
@@ -69,5 +69,5 @@ sys.exit(3 if made < 3 else 0)
 
 
 @pytest.mark.parametrize(("encoding", "can"), [("ascii", False), ("utf-8", True), ("cp437", True)])
-def test_whether_a_terminal_has_block_elements(encoding, can):
+def test_block_elements_are_shown_where_the_encoding_has_them(encoding, can):
     assert shows("█▀▄", io.TextIOWrapper(io.BytesIO(), encoding=encoding)) is can

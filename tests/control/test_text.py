@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from benchmarks.lab.canned_window import ME, some_peers, training_snapshot
 from node.control.commands import plain, say_json
 from node.control.text import (
     banner,
@@ -32,6 +31,7 @@ from protos.control_pb2 import (
     PingReport,
     Snapshot,
 )
+from testbed.fakes.canned_window import ME, some_peers, training_snapshot
 
 NEWER = (PROTOCOL + 1, PROTOCOL + 2)
 
@@ -431,7 +431,7 @@ def test_the_peers_table_is_whole_in_any_terminal(width: int):
     assert not cut or width == 40
 
 
-def test_who_waits_is_told_below_the_table_why():
+def test_a_peer_that_waits_is_told_below_the_table_why():
     answer = some_peers()
     answer.reason = "waiting for a peer for stage 3"
     answer.next_step = "invite one"
@@ -495,7 +495,7 @@ def test_cells_that_are_whole_and_peers_without_one():
     assert [p["cell"] for p in plain(answer)["peers"]] == [p.cell for p in answer.peers]
 
 
-def test_who_belongs_to_no_cell_sees_the_cover_of_all():
+def test_a_peer_that_belongs_to_no_cell_sees_the_cover_of_all():
     answer = cells_of_peers("", "a", "a", "b", "b", "b")
     lines = shown(peers_table(answer))
     assert lines[-2] == "Stage cover  ends:1 1:1 2:1 3:0"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.clock import CLOCK_S, ClockNews, ClockReading, ClockWatch, Since
 from node.dht.settings import DirectorySettings
+from testbed.fakes.clock import VirtualClock
 
 BEFORE = ClockReading(100.0, 500.0, 1_800_000_000.0)
 

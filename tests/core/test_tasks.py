@@ -15,7 +15,7 @@ async def takes_a_moment_to_end(ended: list[str]) -> None:
         ended.append("child")
 
 
-async def test_who_closes_waits_for_its_tasks_and_goes_on() -> None:
+async def test_an_owner_that_closes_waits_for_its_tasks_and_goes_on() -> None:
     tasks = Tasks("owner")
     ended = list[str]()
     for n in range(3):
@@ -26,7 +26,7 @@ async def test_who_closes_waits_for_its_tasks_and_goes_on() -> None:
     await tasks.close()
 
 
-async def test_who_is_cancelled_while_it_closes_tasks_ends() -> None:
+async def test_an_owner_that_is_cancelled_while_it_closes_tasks_ends() -> None:
     tasks = Tasks("owner")
     ended = list[str]()
 

@@ -10,7 +10,8 @@ from node.data.sources import Corpus, open_data
 from node.data.streamed import pieces
 from node.data.streamed import stream as stream_module
 from node.data.streamed.stream import Stream
-from tests.data.streamed import Answers, stream
+from testbed.fakes.web_server import Answers
+from tests.data.streamed import stream
 
 
 @pytest.fixture(autouse=True)

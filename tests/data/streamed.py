@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import httpx2
 import pyarrow
 import pyarrow.parquet as pq
 
-from benchmarks.lab.file_server import FileServer
 from node.data.readers import LeftOut, RowFormat
 from node.data.settings import OWN_MANIFEST, DataSettings, Places
 from node.data.streamed.documents import documents_of
@@ -23,6 +21,7 @@ from node.data.streamed.files import Files, Shard
 from node.data.streamed.pieces import Part
 from node.data.streamed.stream import Stream, open_stream
 from node.data.tokenizer import ByteTokenizer, Tokenizer
+from testbed.fakes.web_server import FileServer
 
 CAP = 64 << 20
 TEXT = bytes(i % 251 for i in range(4000))
@@ -112,32 +111,6 @@ def served(directory: Path) -> Iterator[FileServer]:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
-
-
-class Answers(ThreadingHTTPServer):
-    """Server that answers every request by `say(handler)`; `headers` lists the requests'
-    headers."""
-
-    daemon_threads = True
-
-    def __init__(self, say) -> None:
-        self.headers = []
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                self.server.headers.append(self.headers)
-                say(self)
-
-            do_HEAD = do_GET
-
-            def log_message(self, format, *args):
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server_port}/a.txt"
 
 
 def reply(handler, status: int, body: bytes, **headers: str) -> None:

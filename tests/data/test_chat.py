@@ -245,7 +245,7 @@ def test_a_conversation_that_would_take_too_long_is_left_out(monkeypatch):
         conversations({"messages": TALK}, "text", Template(CHATML, {}))
 
 
-def test_what_looks_like_chat():
+def test_messages_and_pairs_look_like_chat_and_text_does_not():
     assert looks_like_chat({"messages": TALK})
     assert looks_like_chat({"prompt": "a", "completion": "b"})
     assert not looks_like_chat({"text": "a", "messages": TALK})

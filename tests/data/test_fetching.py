@@ -2,9 +2,7 @@
 the user of this peer allows."""
 
 import socket
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,6 +13,7 @@ from node.data.streamed import fetching, shards
 from node.data.streamed.fetching import AllowedHosts, asked, host_entry, is_public, web_client
 from node.data.streamed.stream import open_stream
 from node.data.tokenizer import ByteTokenizer
+from testbed.fakes.web_server import Answers
 from tests.data.streamed import documents, published, served, stream
 
 
@@ -23,26 +22,19 @@ def server(**paths):
     """A server's answers by path; yields its address and the requests it gets."""
     came = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            came.append((self.command, self.path, dict(self.headers)))
-            status, headers, body = paths[self.path.strip("/")]
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
+    def say(handler):
+        came.append((handler.command, handler.path, dict(handler.headers)))
+        status, headers, body = paths[handler.path.strip("/")]
+        handler.close_connection = True
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        if handler.command == "GET":
+            handler.wfile.write(body)
 
-        do_HEAD = do_GET
-
-        def log_message(self, format, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
-        found.daemon_threads = True
-        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{found.server_port}", came
+    with Answers(say) as found:
+        yield found.base, came
         found.shutdown()
 
 
@@ -80,7 +72,7 @@ SECRET = (200, {"content-length": "6"}, b"secret")
         ("2002:808:808::1", True),
     ],
 )
-def test_which_addresses_are_public(address, public):
+def test_an_address_is_public_or_not(address, public):
     assert is_public(address) == public
 
 
@@ -98,7 +90,7 @@ def test_which_addresses_are_public(address, public):
         ("fd00::/8", "nas.lan", 80, "fd00::1", True),
     ],
 )
-def test_which_hosts_a_user_allows(entry, host, port, address, allowed):
+def test_a_user_allows_hosts_by_name_address_or_network(entry, host, port, address, allowed):
     assert AllowedHosts([entry]).allows(host, port, address) == allowed
 
 
@@ -160,7 +152,7 @@ def test_the_body_of_a_redirect_is_not_read():
         assert fetched(f"{url}/a", *host_entry(url)) == b"secret"
 
 
-def test_who_asks_is_not_told_to_another_host():
+def test_the_asker_is_not_told_to_another_host():
     with server(secret=SECRET) as (inside, came):
         leads = (302, {"location": f"{inside}/secret", "content-length": "0"}, b"")
         with server(a=leads) as (outside, first):

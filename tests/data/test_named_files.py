@@ -156,7 +156,7 @@ def test_the_users_token_opens_no_data_set_that_only_the_user_may_read(sha256):
     assert shards.admitted(named, OWN_MANIFEST)
 
 
-def test_which_place_names_a_file(diary):
+def test_a_place_that_names_a_file_is_for_one_run(diary):
     assert named_for_one_run(str(diary))
     assert not named_for_one_run(str(diary.parent))
     assert not named_for_one_run("")

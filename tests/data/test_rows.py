@@ -80,7 +80,7 @@ def test_every_format_gives_its_rows_and_counts_those_without_text(tmp_path, nam
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_pieces_cut_nothing(monkeypatch, size):
+def test_rows_are_the_same_however_a_file_is_cut_into_pieces(monkeypatch, size):
     raw = as_json(indent=1)
     pieces = [raw[i : i + size] for i in range(0, len(raw), size)]
     found = list(rows._json_rows(rows._decoded(pieces), "a.json"))

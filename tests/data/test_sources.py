@@ -47,7 +47,7 @@ def test_a_pinned_hash_is_checked(tmp_path):
             open_source(DataSettings(source=source, sha256="0" * 64), 128, tmp_path)
 
 
-def test_synthetic(tmp_path):
+def test_synthetic_text_is_drawn_from_its_seed(tmp_path):
     corpus = open_source(DataSettings(source="synthetic:5", holdout=0.0), 64, tmp_path)
     assert corpus.train[:500].tolist() == MarkovLanguage(5).generate(500).tolist()
     assert corpus.held_out_windows == 0
@@ -216,7 +216,7 @@ def test_a_bad_line_is_left_out_and_counted(tmp_path, caplog, line):
     ],
     ids=["no column", "no UTF-8", "no parquet"],
 )
-def test_bad_parquet(tmp_path, write, says):
+def test_a_parquet_file_without_text_is_refused(tmp_path, write, says):
     write(tmp_path / "a.parquet")
     with pytest.raises(UsageFault, match=says):
         open_source(DataSettings(source=f"file:{tmp_path / 'a.parquet'}"), 4, tmp_path)
@@ -230,7 +230,7 @@ def test_parquet_without_its_library_names_what_to_install(tmp_path, monkeypatch
     assert "pip install" in caught.value.next_step
 
 
-def test_pretokenised(tmp_path):
+def test_a_file_of_token_ids_is_read_as_it_is(tmp_path):
     path = tmp_path / "a.bin"
     ids = np.arange(1000, dtype="<u2") % 200
     path.write_bytes(ids.tobytes())
@@ -299,14 +299,14 @@ def test_a_directory_of_the_datasets_library(tmp_path, monkeypatch):
         "file:a\0.txt",
     ],
 )
-def test_sources_that_are_none(tmp_path, source):
+def test_an_unknown_source_is_refused_with_a_next_step(tmp_path, source):
     with pytest.raises(UsageFault) as caught:
         open_source(DataSettings(source=source), 16, tmp_path)
     assert caught.value.next_step
 
 
 @pytest.mark.parametrize("size", [0, 1, 33])
-def test_a_text_too_short(tmp_path, size):
+def test_a_text_too_short_for_a_window_is_refused(tmp_path, size):
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * size)
     with pytest.raises(UsageFault, match="too few"):

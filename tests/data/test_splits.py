@@ -27,7 +27,7 @@ from node.data.splits import card_of, configurations, files_of_split
          ["data/train-00000-of-00001.parquet"]),
     ],
 )  # fmt: skip
-def test_the_training_files(names, card, config, found):
+def test_files_of_the_training_split_are_chosen(names, card, config, found):
     assert files_of_split(names, card, config, "train", of_one_form=True) == found
 
 

@@ -238,7 +238,7 @@ def test_open_source_compares_the_list_and_asks_for_the_measure(web, tmp_path):
         ("synthetic:3", False),
     ],
 )
-def test_which_sources_are_streamed(source, streamed):
+def test_a_source_is_streamed_or_read_whole(source, streamed):
     assert is_streamed(source, OWN_MANIFEST) == streamed
 
 

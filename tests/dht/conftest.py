@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hivemind.p2p import P2P
 
-from benchmarks.lab.memory_directory import MemoryDirectory, Wall
 from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht.directory import Directory
@@ -19,18 +18,10 @@ from node.dht.record_store import Admit
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
+from testbed.fakes.clock import HeldClock
+from testbed.fakes.memory_directory import MemoryDirectory, Wall
 
 RUN = RunId("ab" * 32)
-
-
-class SetClock(SystemClock):
-    """The machine's clock until it is set by hand; then it stands there, however long the test
-    takes."""
-
-    stands: float | None = None
-
-    def wall(self) -> float:
-        return super().wall() if self.stands is None else self.stands
 
 
 def make_body(name: str = "calm-otter", **changes: Any) -> PeerBody:
@@ -140,7 +131,7 @@ async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
 @pytest.fixture(params=["memory", "hivemind"])
 async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
     """Three peers of one run with clocks that can be moved, over either kind of directory."""
-    clocks = [SetClock() for _ in range(3)]
+    clocks = [HeldClock() for _ in range(3)]
     settings = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2)
     if request.param == "memory":
         wall = Wall()

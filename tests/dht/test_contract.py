@@ -57,13 +57,13 @@ async def test_a_withdrawn_peer_is_gone_and_may_come_back(three, body) -> None:
 
 async def test_a_record_ends_with_its_life(three, body) -> None:
     writer, reader = three.directories[:2]
-    posted = three.clocks[0].stands = time.time()
+    posted = three.clocks[0].held_wall = time.time()
     await writer.publish(body())
     assert await eventually(lambda: sees(reader, writer))
     await writer.close()
-    three.clocks[1].stands = posted + DirectorySettings().ttl_s - 1
+    three.clocks[1].held_wall = posted + DirectorySettings().ttl_s - 1
     assert await sees(reader, writer)
-    three.clocks[1].stands = posted + DirectorySettings().ttl_s + 1
+    three.clocks[1].held_wall = posted + DirectorySettings().ttl_s + 1
     assert not await sees(reader, writer)
 
 
@@ -115,16 +115,16 @@ async def test_a_newer_posting_that_expires_sooner_replaces_the_older(three) -> 
 
 async def test_a_posting_ends_with_its_life(three) -> None:
     writer, reader = three.directories[:2]
-    posted = three.clocks[0].stands = three.clocks[1].stands = time.time()
+    posted = three.clocks[0].held_wall = three.clocks[1].held_wall = time.time()
     assert await writer.post("cells/00", b"leads", 100.0)
 
     async def seen():
         return await found(reader, "cells/00") == {writer.me: b"leads"}
 
     assert await eventually(seen)
-    three.clocks[1].stands = posted + 99
+    three.clocks[1].held_wall = posted + 99
     assert await seen()
-    three.clocks[1].stands = posted + 101
+    three.clocks[1].held_wall = posted + 101
     assert await found(reader, "cells/00") == {}
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.clock import Clock, SystemClock
 from node.core.errors import UsageFault, WireError
 from node.dht import directory as directory_module
@@ -17,6 +16,7 @@ from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
+from testbed.fakes.clock import VirtualClock
 from tests.dht.conftest import RUN, addresses, eventually
 
 

@@ -18,7 +18,6 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
-from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht import guard, topics
 from node.dht.guard import (
@@ -37,6 +36,7 @@ from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
 from node.identity.records import seal
+from testbed.fakes.clock import HeldClock
 
 guard.install()
 RUN = RunId("ab" * 32)
@@ -68,13 +68,6 @@ class FakeP2P:
 
 def called_by(who: Identity) -> P2PContext:
     return P2PContext("", FakeP2P.peer_id, PeerID.from_base58(who.peer_id))
-
-
-class StandingClock(SystemClock):
-    """No time passes between requests, so that only their number counts."""
-
-    def now(self) -> float:
-        return 0.0
 
 
 class Node:
@@ -119,7 +112,7 @@ async def make_node(
     **settings: Any,
 ) -> Node:
     knobs = DirectorySettings(**settings)
-    clock = StandingClock()
+    clock = HeldClock(held_now=0.0)  # only the number of requests counts
     record_store = RecordStore(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
     admit = gate.admit if gate else None

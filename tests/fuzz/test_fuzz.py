@@ -8,10 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fuzzing
-from benchmarks.lab import parsers
-from benchmarks.lab.parsers import PARSERS, Parser, seeds_of
 from node.core.errors import WireError
+from testbed.fuzzing import fuzzer, parsers
+from testbed.fuzzing.parsers import PARSERS, Parser, seeds_of
 
 FEW = settings(
     derandomize=True,
@@ -26,26 +25,26 @@ FEW = settings(
 def test_valid_bytes_are_parsed(name: str) -> None:
     """Most seeds are valid, so that mutations of them come deep into a parser."""
     assert seeds_of(name)
-    assert not any(fuzzing.trial(name, raw)[0] for raw in seeds_of(name))
+    assert not any(fuzzer.trial(name, raw)[0] for raw in seeds_of(name))
 
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_seed_is_accepted(name: str) -> None:
-    assert not all(fuzzing.trial(name, raw)[1] for raw in seeds_of(name))
+    assert not all(fuzzer.trial(name, raw)[1] for raw in seeds_of(name))
 
 
 @pytest.mark.parametrize("name", PARSERS)
 @FEW
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_bytes_do_no_harm(name: str, seed: int) -> None:
-    why, _ = fuzzing.trial(name, fuzzing.example(name, Random(seed)))
+    why, _ = fuzzer.trial(name, fuzzer.example(name, Random(seed)))
     assert not why
 
 
 @FEW
 @given(name=st.sampled_from(sorted(PARSERS)), raw=st.binary(max_size=200))
 def test_any_bytes_do_no_harm(name: str, raw: bytes) -> None:
-    why, _ = fuzzing.trial(name, raw)
+    why, _ = fuzzer.trial(name, raw)
     assert not why
 
 
@@ -68,10 +67,10 @@ def _works(raw: bytes) -> None:
 def test_a_broken_promise_is_noticed(
     read: Callable[[bytes], None], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fuzzing, "PARSERS", {"broken": Parser(read, (WireError,))})
-    monkeypatch.setattr(fuzzing, "seeds_of", lambda name: (b"seed",))
-    monkeypatch.setattr(fuzzing, "kind_of_message", lambda name: None)
-    found = fuzzing.run(0.05)
+    monkeypatch.setattr(fuzzer, "PARSERS", {"broken": Parser(read, (WireError,))})
+    monkeypatch.setattr(fuzzer, "seeds_of", lambda name: (b"seed",))
+    monkeypatch.setattr(fuzzer, "kind_of_message", lambda name: None)
+    found = fuzzer.run(0.05)
     assert found.failures
     assert why in str(found.failures[0])
 

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lab.memory_net import MemoryNet
-from benchmarks.reference.swarm import Reference
 from node.app.assembly import Ports, compose
 from node.app.capacity import parts_of_stages
 from node.checkpoint.settings import CheckpointSettings
@@ -45,6 +43,8 @@ from node.stage.text import Text
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from protos.training_pb2_grpc import TrainingStub
+from testbed.fakes.memory_net import MemoryNet
+from testbed.reference.swarm import Reference
 
 CURVE = Path(__file__).with_name("curve.json")
 EPOCHS = 6

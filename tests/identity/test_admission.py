@@ -136,7 +136,7 @@ def test_the_gate_checks_a_token_once_and_its_time_always(monkeypatch: pytest.Mo
     assert len(gate._known) == 2
 
 
-def test_who_may_lead_an_open_run_shows_a_token() -> None:
+def test_a_peer_that_may_lead_an_open_run_shows_a_token() -> None:
     gate = Gate(RUN, OWNER.peer_id, private=False, chosen=True)
     for peer, token in ((GUEST, TOKEN), (STRANGER, TOKEN), (STRANGER, b"")):
         assert gate.admit(peer.peer_id, token, NOW) == math.inf, "everybody takes part"

@@ -273,7 +273,7 @@ def test_an_address_leads_to_its_last_peer() -> None:
         ("/" + "x" * 300 + HERE, "too long"),
     ],
 )
-def test_addresses_that_lead_nowhere(address: str, says: str) -> None:
+def test_an_address_that_leads_nowhere_is_refused(address: str, says: str) -> None:
     with pytest.raises(UsageFault, match=says):
         peer_of_address(address)
 

@@ -210,7 +210,7 @@ def test_names_are_stable_and_speakable() -> None:
         PEER[1:],
     ],
 )
-def test_what_is_no_peer_id(text: str) -> None:
+def test_a_text_that_is_no_peer_id_is_refused(text: str) -> None:
     with pytest.raises(WireError):
         public_key_of(text)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.reference.swarm import step_all
 from node.core.errors import DeviceLost
 from node.core.ids import ENDS
 from node.core.journey import Version
@@ -24,6 +23,7 @@ from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath
 from node.stage.state import StageState
+from testbed.reference.swarm import step_all
 
 MODEL = ModelSettings(
     layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lab.visits import arrived, read, returned, visit
 from node.core.errors import DeviceLost, ExitCode
 from node.core.journey import Version
 from node.local.stage import LocalStage
 from node.optim.newton_schulz import newton_schulz_all
 from node.pipeline.guard import NotFinite
+from testbed.models.visits import arrived, read, returned, visit
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 

@@ -4,12 +4,12 @@ they hold any, by heads and inner width."""
 import pytest
 import torch
 
-from benchmarks.lab.visits import arrived, read
 from node.core.ids import ENDS
 from node.core.journey import Version
 from node.model.documents import NO_TARGET
 from node.model.shapes import parameter_shapes
 from node.pipeline.visit_buffers import VisitBuffers
+from testbed.models.visits import arrived, read
 
 TOKENS = torch.randint(0, 61, (3, 17), generator=torch.Generator().manual_seed(3))
 X = TOKENS[:, :-1].contiguous()

@@ -75,7 +75,7 @@ def gpus(monkeypatch, request) -> None:
     ],
     indirect=["gpus"],
 )
-def test_devices_by_name(gpus, name, count, found):
+def test_devices_are_named_by_kind_and_number(gpus, name, count, found):
     assert device_names(name, count) == found
 
 

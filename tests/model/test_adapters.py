@@ -7,8 +7,6 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.given.directories import made
-from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.model.cost import flops_per_token, stage_bytes
 from node.model.export import trained_shapes
@@ -16,6 +14,8 @@ from node.model.pretrained import Weights, keep_weights, model_of
 from node.model.settings import ModelSettings
 from node.model.shapes import base_shapes, check_settings, count, parameter_shapes
 from node.model.stages import base_of, build
+from testbed.models.directories import made
+from testbed.reference.unsplit import Unsplit
 from tests.model.conftest import exported
 
 SMALL = ModelSettings(layers=3, d_model=32, d_ff=48, qkv_bias=True)

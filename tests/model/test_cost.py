@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.lab.visits import read, visit
-from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
 from node.core.numbers import human
@@ -26,6 +24,8 @@ from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count, layer_shapes
 from node.model.stages import Blocks, build
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from testbed.models.visits import read, visit
+from testbed.reference.unsplit import Unsplit
 
 HALF = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 """The context of a GPU, on the CPU."""
@@ -196,7 +196,7 @@ def test_a_tenth_is_kept_free():
     assert fits(settings, 3, 1, int(need / 0.89)).ok
 
 
-def test_human():
+def test_bytes_are_written_with_their_unit():
     assert [human(n) for n in (12, 2048, 10 << 30, 5 << 50)] == [
         "12 B",
         "2.0 KiB",

@@ -79,7 +79,7 @@ def test_the_limit_of_a_control_group_counts(monkeypatch):
     assert Device.pick("cpu").memory_free() == 1 << 19
 
 
-def test_threads(monkeypatch):
+def test_the_number_of_threads_is_set(monkeypatch):
     chosen: list[int] = []
     monkeypatch.setattr(devices, "prefer_faster", lambda: chosen.append(torch.get_num_threads()))
     for threads, found in ((0, resources.cores()), (1, 1)):

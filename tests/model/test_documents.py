@@ -6,12 +6,12 @@ from itertools import accumulate
 import pytest
 import torch
 
-from benchmarks.lab.visits import visit
-from benchmarks.reference.unsplit import Unsplit
 from node.model.documents import NO_TARGET, ends_of, lengths_of, within
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.visit_buffers import StageMath
+from testbed.models.visits import visit
+from testbed.reference.unsplit import Unsplit
 
 SMALL = ModelSettings(layers=3, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16)
 LENGTHS = ((5, 1, 7, 3), (16,), (9, 7))

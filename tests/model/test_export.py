@@ -12,12 +12,12 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
 from node.model import export
 from node.model.export import Export
 from node.model.settings import ModelSettings
 from node.model.stages import build
+from testbed.reference.unsplit import Unsplit
 from tests.model.conftest import exported
 
 SMALL = ModelSettings(

@@ -11,7 +11,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import UsageFault
 from node.data.tokenizer import byte_letters
 from node.data.tokenizer_files import TokenizerFiles
@@ -20,6 +19,7 @@ from node.model.files import GGUF
 from node.model.merging import merge_adapters
 from node.model.pretrained import Weights, model_of
 from node.model.settings import ModelSettings
+from testbed.reference.unsplit import Unsplit
 from tests.model.conftest import exported
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"

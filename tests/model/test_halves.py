@@ -9,8 +9,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from benchmarks.given.directories import made
-from benchmarks.lab.visits import visit
 from node.core.ids import ENDS
 from node.model.cost import stage_bytes
 from node.model.device import Device
@@ -19,6 +17,8 @@ from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath
+from testbed.models.directories import made
+from testbed.models.visits import visit
 from tests.model.conftest import exported
 
 SMALL = ModelSettings(layers=2, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=16, qk_norm=True)

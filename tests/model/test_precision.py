@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.lab.visits import read, visit
 from node.model.device import Device, Format
 from node.model.precision import FIRST_SIZE, GROW_AFTER, GradientScale, Precision
 from node.model.settings import ModelSettings
@@ -16,6 +15,7 @@ from node.pipeline.gradients import Share
 from node.pipeline.guard import rms
 from node.pipeline.visit_buffers import StageMath
 from node.pipeline.watch import YOUNG, ActivationGuard
+from testbed.models.visits import read, visit
 
 CPU = Device(torch.device("cpu"))
 SHAPE = ModelSettings(layers=2, d_model=64, heads=2, kv_heads=1, d_ff=128, seq_len=16)

@@ -10,8 +10,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from benchmarks.given.directories import KINDS, made
-from benchmarks.reference.unsplit import Unsplit
 from node.app.assembly import _weights
 from node.config import NodeConfig
 from node.core.errors import Refused, UsageFault
@@ -20,6 +18,8 @@ from node.model.export import config_of
 from node.model.pretrained import SEQ_LEN, Weights, model_of
 from node.model.settings import DIGEST, ModelSettings
 from node.model.stages import build
+from testbed.models.directories import KINDS, made
+from testbed.reference.unsplit import Unsplit
 
 
 def settings_of(directory: Path) -> ModelSettings:

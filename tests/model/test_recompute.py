@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lab.visits import read, visit
 from node.model.cost import RECOMPUTE, stash_bytes
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
@@ -18,6 +17,7 @@ from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import Share
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from testbed.models.visits import read, visit
 
 SMALL = ModelSettings(layers=3, d_model=32, d_ff=48, seq_len=16, qk_norm=True)
 SHAPE = (2, 16, 32)

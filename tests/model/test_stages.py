@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.reference.unsplit import Unsplit
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, parameter_shapes
 from node.model.stages import Blocks, Ends, build, initialise
+from testbed.reference.unsplit import Unsplit
 
 SMALL = ModelSettings(
     layers=4, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, init_std=0.1

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.reference.unsplit import Unsplit
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.model.text_cache import GROWTH, TextCache, Turn, bytes_per_token, text_bytes
+from testbed.reference.unsplit import Unsplit
 
 SMALL = ModelSettings(
     layers=4, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, init_std=0.1

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.lab.visits import read
-from benchmarks.reference.swarm import Reference
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
 from node.model.settings import ModelSettings
 from node.model.stages import Ends, build
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.wire.tensors import dtype_of
+from testbed.models.visits import read
+from testbed.reference.swarm import Reference
 
 EPOCHS = 30
 SMALL = {
@@ -104,7 +104,7 @@ def test_a_linear_map_reads_most_of_it_behind_a_trained_layer(trained: Reference
     assert share(guessed, tokens) > 0.8
 
 
-def test_who_has_the_layers_of_the_ends_reads_every_token(trained: Reference) -> None:
+def test_a_peer_that_has_the_layers_of_the_ends_reads_every_token(trained: Reference) -> None:
     """Position by position, the reader tries every token and takes the one that gives the received
     hidden state (arXiv 2510.15511)."""
     ends = ends_of(trained.model.settings, 1, trained)

@@ -42,7 +42,7 @@ BOUNDS = [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.1)]
 @pytest.mark.parametrize(("dtype", "bound"), BOUNDS)
 @pytest.mark.parametrize("steps", [SIMPLE, POLAR])
 @pytest.mark.parametrize("shape", [(64, 256), (96, 150), (40, 40)])
-def test_gram_equals_standard(steps, shape, dtype, bound):
+def test_the_gram_iteration_agrees_with_the_standard_one(steps, shape, dtype, bound):
     x = wide("gauss", *shape)
     assert distance(gram(x.to(dtype), steps), standard(x, steps)) < bound
 

@@ -85,7 +85,7 @@ OWN = KernelRule(bf16_from=16, stack_bf16_to=16, gram_aspect=1.0, gram_from=1)
         *(((m, n), CPU, {"precision": "fp32"}) for m in (8, 64, 512) for n in (8, 64, 4096)),
     ],
 )
-def test_how_a_shape_is_worked_whichever_side_is_longer(shape, rule, expected):
+def test_a_shape_and_its_transpose_are_computed_alike(shape, rule, expected):
     chosen = way(*shape, rule)
     assert chosen == way(*shape[::-1], rule)
     assert {name: getattr(chosen, name) for name in expected} == expected

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.exactness import METHODS, SHAPES, numbers, settings_of
-from benchmarks.reference.swarm import step_all
 from node.core.errors import StepFault
 from node.optim.owner import Owner, join, split
 from node.optim.parts import LOW, parts_of, step_scratch
+from testbed.models.owner_group import METHODS, SHAPES, numbers, settings_of
+from testbed.reference.swarm import step_all
 from tests.optim.conftest import matrix_by_matrix
 
 UP = "model.layers.0.up"

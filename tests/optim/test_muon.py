@@ -14,7 +14,7 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
+def test_a_step_agrees_with_the_muon_of_torch(monkeypatch, shape, decay, precision):
     g = torch.Generator().manual_seed(3)
     parameter = torch.randn(shape, generator=g)
     if precision == "bf16":  # torch's Muon orthogonalises in bf16 always

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from benchmarks.reference.swarm import step_all
 from node.core.errors import StepFault
 from node.optim.owner import Owner
 from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
+from testbed.reference.swarm import step_all
 
 SHAPES = {
     "lm_head.weight": (11, 8),

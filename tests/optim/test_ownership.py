@@ -146,7 +146,7 @@ def test_a_matrix_larger_than_any_members_memory_is_an_error():
         assert "memory" in fault.value.next_step
 
 
-def test_costs_follow_the_method():
+def test_the_cost_of_a_step_counts_the_operations_of_its_method():
     s = OptimSettings(ns_steps=5)
     assert step_cost(UP, (30, 10), s) == step_cost(UP, (10, 30), s)
     assert step_cost(UP, (30, 10), s) - step_cost("lm_head.weight", (30, 10), s) == 5 * (

@@ -3,7 +3,7 @@ group sizes."""
 
 import pytest
 
-from benchmarks.exactness import METHODS, Group, compared
+from testbed.models.owner_group import METHODS, Group, compared
 from tests.optim.conftest import matrix_by_matrix
 
 
@@ -31,7 +31,7 @@ def test_the_comparison_sees_state_that_is_lost(monkeypatch):
     with pytest.raises(Exception, match="optimizer state"):
         compared("muon", 6)
     monkeypatch.undo()
-    monkeypatch.setattr("benchmarks.exactness.Spares.get", lambda self, name: None)
+    monkeypatch.setattr("testbed.models.owner_group.Spares.get", lambda self, name: None)
     worst, group = compared("muon", 6)
     assert group.lost > 0
     assert worst > 0

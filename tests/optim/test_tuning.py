@@ -5,7 +5,6 @@ import asyncio
 import fcntl
 import json
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from node.optim.kernel_rule import CPU, KernelRule, following, rule_from
 from node.optim.newton_schulz import follow, followed
 from node.optim.trials import HEAD
 from node.telemetry.events import Journal
+from testbed.fakes.clock import VirtualClock
 from tests.optim.test_kernel_rule import UNITS, machine, measured
 
 TIMES, _ = measured(machine(UNITS))
@@ -244,8 +244,8 @@ def test_an_old_card_computes_in_the_format_that_is_faster(
 ):
     """None: the card refuses the format. Cards with units for bf16 are not measured."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock.now)
+    clock = VirtualClock(0.0)
+    monkeypatch.setattr(tuning.time, "perf_counter", clock.now)
 
     def make(device, width, tokens, kind):
         assert width % HEAD == 0
@@ -253,7 +253,7 @@ def test_an_old_card_computes_in_the_format_that_is_faster(
         def act():
             if (seconds := slow.get(kind, 1)) is None:
                 raise RuntimeError("not implemented for this card")
-            clock.now += seconds
+            clock.advance(seconds)
 
         return act
 

@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from benchmarks.reference.swarm import step_all
 from node.optim.kernel_rule import CPU, way
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all, rule_of
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.optim.workers import spread
+from testbed.reference.swarm import step_all
 
 
 def test_results_keep_their_order_and_run_side_by_side(two_threads):

@@ -86,7 +86,7 @@ def test_the_schema_sees_mistakes(
     assert re.search(says, " ".join(complaints(root, broken)))
 
 
-def test_the_topology(services: dict[str, Any]) -> None:
+def test_the_services_host_every_stage_and_one_rendezvous(services: dict[str, Any]) -> None:
     roles = {name: s["environment"].get("TUTTI_ROLE") for name, s in services.items()}
     stages = Counter(
         int(s["environment"]["TUTTI_STAGE"])
@@ -144,7 +144,7 @@ def test_the_code_reads_from_them_what_is_meant(
         )
 
 
-def test_ports_agree_everywhere(
+def test_image_services_and_commands_name_the_same_ports(
     services: dict[str, Any], image_env: dict[str, str], dockerfile: list[tuple[str, str]]
 ) -> None:
     p2p = image_env["TUTTI_P2P_PORT"]
@@ -173,7 +173,7 @@ def test_every_peer_keeps_its_state_in_a_volume_of_its_own(
     assert founder["environment"]["TUTTI_HOME"] == "/state"
 
 
-def test_who_waits_for_whom(peers: dict[str, Any]) -> None:
+def test_peers_wait_for_the_rendezvous_and_it_for_the_founder(peers: dict[str, Any]) -> None:
     assert peers["rendezvous"]["depends_on"] == {
         "founder": {"condition": "service_completed_successfully"}
     }
@@ -211,7 +211,9 @@ def test_the_health_check_asks_the_daemons_status(
         assert (service["command"], service["restart"]) == (["start"], "on-failure")
 
 
-def test_the_image(root: Path, dockerfile: list[tuple[str, str]]) -> None:
+def test_the_image_is_pinned_and_starts_tutti(
+    root: Path, dockerfile: list[tuple[str, str]]
+) -> None:
     assert {rest.split(" AS ")[0] for word, rest in dockerfile if word == "FROM"} == {
         "python:3.11-slim"
     }

@@ -34,7 +34,7 @@ def lint(where: Path, *contracts: str) -> subprocess.CompletedProcess[str]:
 def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("tree")
     shutil.copy(root / "pyproject.toml", where)
-    for package in ("node", "protos"):
+    for package in ("node", "protos", "testbed", "benchmarks"):
         shutil.copytree(
             root / package, where / package, ignore=shutil.ignore_patterns("__pycache__")
         )
@@ -47,6 +47,12 @@ PLANTED = {
     "layers: conductors": ("node/coordinator/planted.py", "import node.local.split\n"),
     "layers: an unknown package": ("node/attic/__init__.py", ""),
     "acyclic": ("node/checkpoint/state.py", "\nimport node.checkpoint.fetch\n"),
+    "testbed": ("testbed/fakes/planted.py", "import benchmarks.report\n"),
+    "testbed: no test": ("testbed/fakes/planted.py", "import tests.conftest\n"),
+    "testbed-layers": ("testbed/reference/planted.py", "import testbed.daemons.fleet\n"),
+    "product": ("node/sim/planted.py", "import testbed.fakes.clock\n"),
+    "product: no benchmark": ("node/tools/planted.py", "import benchmarks.report\n"),
+    "benchmarks": ("benchmarks/shared/planted.py", "import tests.conftest\n"),
     "protos": ("protos/planted.py", "import node.core.ids\n"),
     "words": ("node/core/planted.py", "from protos import tensor_pb2\n"),
     "hivemind": ("node/pipeline/planted.py", "import hivemind.p2p\n"),
@@ -69,7 +75,7 @@ PLANTED = {
 }
 
 
-def test_the_contracts_hold(root: Path, copy: Path) -> None:
+def test_the_tree_keeps_every_import_contract(root: Path, copy: Path) -> None:
     done = lint(copy)
     assert done.returncode == 0, done.stdout + done.stderr
 

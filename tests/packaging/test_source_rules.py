@@ -237,6 +237,15 @@ def test_the_words_shared_by_all_need_the_standard_library_only(root: Path) -> N
             ), f"{file}: {module}"
 
 
+def test_benchmarks_are_imported_by_their_own_tests_only(root: Path) -> None:
+    importing = set[str]()
+    for file in (root / "tests").rglob("*.py"):
+        modules = [m for n in ast.walk(ast.parse(file.read_text())) for m in imported(n)]
+        if any(m.partition(".")[0] == "benchmarks" for m in modules):
+            importing.add(file.relative_to(root / "tests").parts[0])
+    assert importing == {"benchmarks"}
+
+
 def test_packages_are_two_deep_and_hold_few_files(root: Path) -> None:
     """node/package/part.py, or node/package/subject/part.py."""
     files = [f.relative_to(root) for f in (root / "node").rglob("*.py")]

@@ -11,10 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reference.buckets import fill_buckets
-from benchmarks.reference.layouts import Wire, choose_layout, permuted_shards
-from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
-from benchmarks.reference.sharing import break_even, who_computes
 from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.partition.balance import balance, longest_first
@@ -23,6 +19,10 @@ from node.partition.exact import KINDS, _branched, _packed, settle
 from node.partition.matrices import Matrix, Unit, muon_flops, units_of
 from node.partition.plan import assign_units, make_plan, quantised
 from node.partition.search import OwnershipProblem, SearchState
+from testbed.reference.buckets import fill_buckets
+from testbed.reference.layouts import Wire, choose_layout, permuted_shards
+from testbed.reference.qwen3 import MODELS, fused_form, split_form
+from testbed.reference.sharing import break_even, who_computes
 
 few = st.lists(st.integers(1, 60), min_size=1, max_size=8)
 pace = st.lists(st.sampled_from([0.5, 1.0, 1.0, 1.5, 2.0, 3.7]), min_size=1, max_size=4)
@@ -96,7 +96,7 @@ def test_packing_knows_whether_there_is_a_plan(costs, speeds):
     st.lists(st.integers(1, 10**6), min_size=1, max_size=60),
     st.lists(st.floats(0.1, 10), min_size=1, max_size=12),
 )
-def test_floor_and_plan_agree(costs, speeds):
+def test_a_plan_is_no_better_than_its_floor(costs, speeds):
     plan = make_plan(units(costs), speeds, "muon")
     assert set(plan.owner) == {u.name for u in units(costs)}
     assert set(plan.owner.values()) <= set(range(len(speeds)))
@@ -204,7 +204,7 @@ def test_every_process_makes_the_same_plan():
         "import random\n"
         "from node.partition.plan import make_plan\n"
         "from node.partition.matrices import units_of\n"
-        "from benchmarks.reference.qwen3 import MODELS, fused_form\n"
+        "from testbed.reference.qwen3 import MODELS, fused_form\n"
         "d = random.Random(3)\n"
         "s = [d.lognormvariate(0, .7) for _ in range(9)]\n"
         "u = units_of(fused_form(MODELS['0.6B']), 'soap')\n"
@@ -251,7 +251,7 @@ def test_speeds_are_rounded_down_in_steps(speed, rounded):
         quantised(-1.0)
 
 
-def test_who_computes():
+def test_a_matrix_is_computed_by_all_where_its_update_travels_longer():
     small, large = units_of([Matrix("small", 256, 1024), Matrix("large", 5120, 25600)], "muon")
     gigabit = 1e9 / 8
     assert [break_even(u, 150e9) / gigabit for u in (small, large)] == pytest.approx(

@@ -5,18 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reference.buckets import (
-    Bucket,
-    alpha_balanced,
-    alpha_cuts,
-    balance_ratio,
-    fill_buckets,
-    owners_of_cuts,
-    shard_flops,
-    start_index,
-)
-from benchmarks.reference.groups import group_time, published_groups
-from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
 from node.core.errors import UsageFault
 from node.partition.matrices import (
     Matrix,
@@ -30,6 +18,18 @@ from node.partition.matrices import (
     units_of,
 )
 from node.partition.plan import bounded_groups, make_plan
+from testbed.reference.buckets import (
+    Bucket,
+    alpha_balanced,
+    alpha_cuts,
+    balance_ratio,
+    fill_buckets,
+    owners_of_cuts,
+    shard_flops,
+    start_index,
+)
+from testbed.reference.groups import group_time, published_groups
+from testbed.reference.qwen3 import MODELS, fused_form, split_form
 
 SHARDS = fused_form(MODELS["32B"], tensor=8)
 NUMEL = {m.name: m.rows * m.cols for m in SHARDS}
@@ -65,7 +65,7 @@ def test_the_balance_of_a_partition_by_each_cost(matrices, cost, expected):
     assert ratios({m.name: cost(m) for m in matrices}) == pytest.approx(expected, abs=0.002)
 
 
-def test_alpha_sweep():
+def test_balance_over_alpha_is_as_published():
     sweep = [ratios(NUMEL, a)[1] for a in (0, 0.25, 0.5, 0.75, 0.9, 0.95, 1)]
     assert sweep == pytest.approx([2.462, 2.419, 2.419, 2.151, 1.344, 1.344, 1.113], abs=0.002)
 
@@ -108,7 +108,7 @@ def test_a_cut_inside_a_parameter_and_a_bad_alpha_are_refused():
         alpha_cuts(BUCKETS, 32, 1.5)
 
 
-def test_micro_group_counts():
+def test_numbers_of_micro_groups_are_as_published():
     units = [Unit(m.name, m.rows, m.cols, m.rows * m.cols, 0) for m in SHARDS]
     assert [len(published_groups(units, 8, c * MI)) for c in (32, 64, 128, 256, 400, 512)] == [
         15,
@@ -193,7 +193,7 @@ def test_operations_of_a_whole_model_in_pflop(form, method, pflop):
     [(MODELS["0.6B"], 196, 112, 0.440), (MODELS["32B"], 448, 256, 31.206)],
     ids=["0.6B", "32B"],
 )
-def test_shapes_of_the_models(model, matrices, fused, billions):
+def test_parameters_of_the_models_add_up_as_published(model, matrices, fused, billions):
     assert (len(split_form(model)), len(fused_form(model))) == (matrices, fused)
     for form in (
         split_form(model),
@@ -223,7 +223,7 @@ def test_every_method_has_cost_and_bytes():
     assert soap_flops(20_000, 64) == 8 * 64 * 64 * 20_000 + 22 * 64**3 // 30
 
 
-def test_splits():
+def test_a_split_covers_the_matrix_with_distinct_names():
     assert Matrix("w", 8, 4, equal_splits("w", 8, 2)).shapes == (("w[0]", 4, 4), ("w[1]", 4, 4))
     for bad in ((("a", 3),), (("a", 4), ("a", 4))):
         with pytest.raises(UsageFault):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reference.qwen3 import MODELS, split_form
 from node.partition.balance import balance
 from node.partition.matrices import Unit, in_order, units_of
 from node.partition.plan import make_plan
 from node.partition.repair import bearable, repair
 from node.partition.search import OwnershipProblem, SearchState
+from testbed.reference.qwen3 import MODELS, split_form
 
 costs = st.lists(st.integers(1, 1000), min_size=1, max_size=50).map(
     lambda c: sorted(c, reverse=True)
@@ -43,7 +43,7 @@ def test_repair_counts_what_it_moves_and_keeps_a_good_plan(values, pace, data):
         assert repair(problem, done.owner).moved == 0
 
 
-def test_who_stays_makes_room_for_an_orphan_that_fits_nowhere():
+def test_a_rank_that_stays_makes_room_for_an_orphan_that_fits_nowhere():
     rows = {"a": (300, 2), "b": (100, 5), "c": (500, 5), "d": (200, 6)}
     units = [Unit(name, 1, 1, cost, size) for name, (cost, size) in rows.items()]
     previous = {"a": 2, "b": 1, "c": 0, "d": 3}
@@ -98,7 +98,7 @@ def test_large_orphans_that_displace_others():
     assert sorted(shares)[8] <= 1.25
 
 
-def test_who_is_gone_and_what_is_new():
+def test_bytes_move_only_for_owners_that_are_gone():
     units = in_order(units_of(split_form(MODELS["0.6B"]), "muon"))
     first = make_plan(units, [1.0] * 4, "muon")
     same = make_plan(units, [1.0] * 4, "muon", dict(first.owner))

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.lab.memory_net import MemoryNet
-from benchmarks.reference.unsplit import Unsplit
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
 from node.model.documents import ends_of, lengths_of
@@ -24,6 +22,8 @@ from node.pipeline.device import DeviceThread
 from node.pipeline.events import MicroBatchDone
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits, PipelineSettings
+from testbed.fakes.memory_net import MemoryNet
+from testbed.reference.unsplit import Unsplit
 
 torch.set_num_threads(1)
 

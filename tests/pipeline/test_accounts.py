@@ -23,7 +23,7 @@ def test_a_single_holder_has_everything() -> None:
     assert not account.room("a", 2)
 
 
-def test_who_has_no_part_gets_one_request_and_what_nobody_needs() -> None:
+def test_a_stranger_gets_one_request_and_what_nobody_needs() -> None:
     account = Account[str](10)
     account.divide({"a": 1})
     account.charge("a", 8)

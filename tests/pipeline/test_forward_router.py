@@ -4,7 +4,7 @@ reports of it."""
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,18 +29,16 @@ from node.inference.at_ends import (
 from node.inference.forward_router import ForwardRouter, Reroute, decide, named
 from node.pipeline.settings import PipelineSettings
 from protos.control_pb2 import GenerateRequest, LeaveOut
+from testbed.fakes.memory_net import MemoryNet
+
+ME = PeerId("me")
 
 
-class Pings:
-    """A transport of which tests need only pings."""
-
-    def __init__(self) -> None:
-        self.dead: set[str] = set()
-
-    async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
-        if peer in self.dead:
-            raise PeerFault(peer, "cannot be reached")
-        return 0.001
+@pytest.fixture
+async def net() -> AsyncIterator[MemoryNet]:
+    made = MemoryNet()
+    yield made
+    await made.close()
 
 
 def planned(stages: int, replicas: str = "ab") -> Plan:
@@ -51,10 +49,19 @@ def planned(stages: int, replicas: str = "ab") -> Plan:
     return Plan(3, 1, PeerId("s0a"), members, (), {})
 
 
-def around(pings: Pings) -> ForwardRouter:
+async def around(net: MemoryNet) -> ForwardRouter:
+    """A router at ME; all peers of its plan answer pings."""
     settings = PipelineSettings(stages=4, may_skip=0.5)
     plan = planned(4)
-    return ForwardRouter(pings, settings, lambda: plan)  # pyright: ignore
+    for peer in (ME, *(member.peer for member in plan.members)):
+        await net.transport(peer).start()
+    return ForwardRouter(net.transports[ME], settings, lambda: plan)
+
+
+def lose(net: MemoryNet, *peers: str) -> None:
+    """The peers cannot be reached any more."""
+    for peer in peers:
+        net.cut(ME, PeerId(peer))
 
 
 LIVE = {1: ("a",), 2: (), 3: ("c", "d"), 4: ("e",)}
@@ -87,7 +94,7 @@ def test_more_unserved_stages_than_may_be_left_out_are_a_fault(may_skip, live, a
 @pytest.mark.parametrize(
     ("words", "after", "stages"), [([5, 2, 5], 0, (2, 5)), ([2], 4, (2, 5, 6)), ([], 6, ())]
 )
-def test_what_can_be_named(words, after, stages):
+def test_stages_are_named_by_number_range_or_side(words, after, stages):
     assert named(6, words, after) == stages
 
 
@@ -117,39 +124,37 @@ def test_choices_of_missing_stages_are_even_and_different():
     assert choose(3, (1, 2), 2, 50) == [(1, 2)]
 
 
-async def test_work_that_is_lost_takes_another_way():
-    pings = Pings()
+async def test_work_that_is_lost_takes_another_way(net):
     tried = []
-    way = around(pings)
+    way = await around(net)
     assert (await way.look()).missing == ()
 
     async def work(hops: tuple[Hop, ...]) -> int:
         tried.append(hops)
         if len(tried) == 1:
-            pings.dead |= {"s2a", "s2b", "s3a"}
+            lose(net, "s2a", "s2b", "s3a")
             raise PeerFault(PeerId("s2a"), "connection lost")
         return sum(h.stage for h in hops)
 
     assert await way.take(0, work) == 1 + 3 + 4
     assert [h.peer for h in tried[1]] == ["s1b", "s3b", "s4b"]
     assert way.reroute.missing == (2,)
-    pings.dead |= {"s3b", "s4a", "s4b"}
+    lose(net, "s3b", "s4a", "s4b")
     with pytest.raises(NetworkFault, match="stages 2, 3, 4"):
         await way.look()
     await way.close()
 
 
-async def test_work_that_hangs_behind_a_dead_hop_is_not_waited_for(monkeypatch):
+async def test_work_that_hangs_behind_a_dead_hop_is_not_waited_for(monkeypatch, net):
     monkeypatch.setattr(node.inference.forward_router, "WATCH_S", 0.0)
-    pings = Pings()
     ways = []
     hung = asyncio.Event()
-    way = around(pings)
+    way = await around(net)
 
     async def work(hops: tuple[Hop, ...]) -> tuple[int, ...]:
         ways.append(hops)
         if len(ways) == 1:
-            pings.dead |= {"s4a", "s4b"}
+            lose(net, "s4a", "s4b")
             try:
                 await asyncio.Event().wait()
             finally:
@@ -162,14 +167,14 @@ async def test_work_that_hangs_behind_a_dead_hop_is_not_waited_for(monkeypatch):
     await way.close()
 
 
-async def test_work_that_nobody_can_do_ends():
+async def test_work_that_nobody_can_do_ends(net):
     async def work(hops: tuple[Hop, ...]) -> None:
         raise PeerFault(hops[0].peer, "I host stage 9")
 
-    way = around(Pings())
+    way = await around(net)
     with pytest.raises(NetworkFault, match="I host stage 9"):
         await way.take(0, work)
-    nobody = ForwardRouter(Pings(), PipelineSettings(), lambda: None)  # pyright: ignore
+    nobody = ForwardRouter(net.transports[ME], PipelineSettings(), lambda: None)
     with pytest.raises(NetworkFault, match="not begun"):
         await nobody.look()
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import node.inference.forward_router
-from benchmarks.lab.memory_net import PEER_KEY, MemoryNet
 from node.app.operator_service import OperatorService
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
@@ -26,6 +25,8 @@ from node.wire import bounds
 from node.wire.limits import MESSAGES, NAME, STOPS
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
+from testbed.fakes.call_context import CallContext
+from testbed.fakes.memory_net import MemoryNet
 
 STAGES = 2
 A = PeerId("ends-a")
@@ -150,20 +151,15 @@ async def test_an_answer_that_is_not_read_leaves_its_place(peers, monkeypatch):
     monkeypatch.setattr(forwarding, "UNREAD_S", 0.05)
     service = peers.services[A]
     seen = []
-
-    class Context:
-        def invocation_metadata(self):
-            return ((PEER_KEY, ME),)
-
-        async def write(self, piece):
-            assert service._serving == {ME: 1}
-            await asyncio.Event().wait()
-
-        async def abort(self, code, text):
-            seen.append((code, set(service._serving)))
-
-    await service.Generate(pb.GenerateRequest(prompt="a", max_tokens=5), Context())
-    assert seen == [(grpc.StatusCode.DEADLINE_EXCEEDED, set())], "it is free before the call ends"
+    call = CallContext(ME, ends=lambda: seen.append(set(service._serving)))
+    asked = asyncio.ensure_future(
+        service.Generate(pb.GenerateRequest(prompt="a", max_tokens=5), call)
+    )
+    await call.unread.wait()
+    assert service._serving == {ME: 1}
+    await asked
+    assert call.aborted == [grpc.StatusCode.DEADLINE_EXCEEDED]
+    assert seen == [set()], "it is free before the call ends"
 
 
 async def test_lost_or_busy_peers_are_passed_over(peers):

@@ -6,7 +6,6 @@ import asyncio
 import grpc
 import pytest
 
-from benchmarks.lab.memory_net import PEER_KEY
 from node.core.ids import PeerId
 from node.pipeline.events import FreeGraph, Key
 from node.pipeline.hops.base import PipelineBase
@@ -14,6 +13,7 @@ from node.pipeline.hops.inbound import Inbound
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
+from testbed.fakes.call_context import CallContext
 from tests.transport.conftest import until
 
 
@@ -207,16 +207,12 @@ async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
     running = asyncio.ensure_future(swarm.run(plan))
     await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
 
-    class Context:
-        def invocation_metadata(self):
-            return ((PEER_KEY, "s2b"),)
-
-        async def write(self, frame):
-            sent.append(frame)
-            s1a.carry_out([FreeGraph(key)])
+    def read(frame):
+        sent.append(frame)
+        s1a.carry_out([FreeGraph(key)])
 
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
-    await Inbound(s1a, s1a.forward_requests.receive).Fetch(wanted, Context())
+    await Inbound(s1a, s1a.forward_requests.receive).Fetch(wanted, CallContext("s2b", read))
     assert sum(len(frame.chunk) for frame in sent) == 2048
     swarm.adopt(swarm.plan(1, epoch=4))
     await running
@@ -340,22 +336,11 @@ async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan, monkeypa
     running = asyncio.ensure_future(swarm.run(plan))
     await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
     inbound = Inbound(s1a, s1a.forward_requests.receive)
-    aborted = []
-
-    class Context:
-        def invocation_metadata(self):
-            return ((PEER_KEY, "s2b"),)
-
-        async def write(self, frame):
-            await asyncio.Event().wait()
-
-        async def abort(self, code, reason):
-            aborted.append(code)
-
+    call = CallContext("s2b")
     monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
-    await inbound.Fetch(wanted, Context())
-    assert aborted == [grpc.StatusCode.DEADLINE_EXCEEDED]
+    await inbound.Fetch(wanted, call)
+    assert call.aborted == [grpc.StatusCode.DEADLINE_EXCEEDED]
     assert not inbound._open
     swarm.adopt(swarm.plan(1, epoch=4))
     await running

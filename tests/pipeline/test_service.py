@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
@@ -19,6 +18,7 @@ from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
+from testbed.fakes.clock import VirtualClock
 from tests.pipeline.conftest import DEEP, MODEL, begun, dies_at
 from tests.transport.conftest import until
 
@@ -501,7 +501,7 @@ async def test_an_activation_of_an_odd_norm_is_refused(make_swarm):
     assert "activation-odd" in swarm.ears["s3a"].events
 
 
-async def test_who_missed_updates_does_not_judge_by_old_sizes(make_swarm):
+async def test_a_peer_that_missed_updates_does_not_judge_by_old_sizes(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 36)
     await swarm.run(plan, counted=True)
     poisoned(swarm, "s2a", "forward", lambda t: t * 1e4)

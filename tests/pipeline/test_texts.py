@@ -584,7 +584,7 @@ async def test_a_prompt_waits_for_nobody(device, patient):
     assert await batcher.run(64, Priority.TOKEN) == 64
 
 
-async def test_who_waits_for_others_is_told_that_the_device_is_closed(patient):
+async def test_a_waiting_batch_is_cancelled_when_the_device_is_closed(patient):
     device = DeviceThread()
     batcher = Batcher(device, list, lambda x: 1, 9, lambda priority: 2)
     await batcher.run(0, Priority.TOKEN)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab.internet import Internet
+from testbed.networks.internet import Internet
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0

@@ -42,7 +42,7 @@ def test_text_as_the_kernel_writes_it() -> None:
     ],
     ids=["empty", "head", "local", "no router", "loopback", "down", "half", "short", "no number"],
 )
-def test_no_gateway(text: str) -> None:
+def test_a_table_without_a_usable_default_route_has_no_gateway(text: str) -> None:
     assert default_gateway(text) is None
 
 
@@ -55,7 +55,9 @@ def test_the_lowest_metric_wins() -> None:
     assert default_gateway(HEAD + "".join(routes[::-1])) == "192.168.1.254"
 
 
-def test_a_table_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gateway_is_read_from_the_table_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = tmp_path / "route"
     monkeypatch.setattr(gateway, "ROUTES", table)
     monkeypatch.setattr(gateway, "leaves_from", lambda towards: "192.168.1.9")

@@ -25,7 +25,7 @@ from node.reach.natpmp import (
     read_pmp,
     state_lost,
 )
-from tests.reach.routers import FakeRouter
+from testbed.fakes.routers import FakeRouter
 
 NONCE = bytes(range(12))
 HERE = Gateway("127.0.0.1", "127.0.0.1")
@@ -55,7 +55,7 @@ V4 = "00000000000000000000ffff"
         ),
     ],
 )
-def test_requests(made: bytes, expected: str) -> None:
+def test_a_request_has_the_bytes_of_the_rfcs(made: bytes, expected: str) -> None:
     assert made == bytes.fromhex(expected)
 
 
@@ -82,7 +82,7 @@ PCP_MAPPED = MapAnswer(1, 0, 11, "203.0.113.7", 31337, 31338, 3600, NONCE, "tcp"
         ),
     ],
 )
-def test_answers(read, data: str, answer: MapAnswer) -> None:
+def test_an_answer_is_read_as_the_rfcs_lay_it_out(read, data: str, answer: MapAnswer) -> None:
     assert read(bytes.fromhex(data)) == answer
 
 
@@ -160,7 +160,7 @@ async def test_a_request_is_sent_again(router: FakeRouter, quick: None) -> None:
     assert router.heard == [pmp_address()] * 4
 
 
-async def test_a_closed_port() -> None:
+async def test_a_closed_port_is_a_router_fault() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -265,7 +265,9 @@ async def test_another_address_is_noticed(way: GatewayProtocol, router: FakeRout
 @pytest.mark.parametrize(
     ("result", "says"), [(2, "the router refuses: mapping is not allowed"), (99, "result 99")]
 )
-async def test_a_refusal(way: GatewayProtocol, router: FakeRouter, result: int, says: str) -> None:
+async def test_a_refusal_names_its_reason_and_ends_no_lease(
+    way: GatewayProtocol, router: FakeRouter, result: int, says: str
+) -> None:
     await way.map(PORTS)
     router.result = result
     with pytest.raises(RouterFault, match=says):

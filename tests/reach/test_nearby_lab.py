@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.internet import Internet, why_not
 from node.identity.keys import peer_id_of
+from testbed.networks.internet import Internet, why_not
 from tests.reach.lan_host import PORT, RUN
 from tests.reach.program import Program
 

@@ -10,7 +10,7 @@ from node.reach.gateway import Gateway, GatewayProtocol, Mapping, RouterFault
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.portmap import NO_GATEWAY, WAYS, PortMapper
 from node.telemetry.events import Journal
-from tests.reach.routers import FakeRouter
+from testbed.fakes.routers import FakeRouter
 
 HERE = Gateway("127.0.0.1", "127.0.0.1")
 PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
@@ -89,7 +89,7 @@ async def rig(router: FakeRouter) -> AsyncIterator[Rig]:
     assert made.errors == []
 
 
-async def test_from_start_to_close(rig: Rig, router: FakeRouter) -> None:
+async def test_ports_are_mapped_at_start_and_removed_at_close(rig: Rig, router: FakeRouter) -> None:
     rig.mapper.want(PORTS)
     assert (rig.mapper.mappings, rig.mapper.tried) == ((), {})
     await rig.mapper.start()
@@ -149,7 +149,7 @@ async def test_a_router_that_moves_and_is_gone_and_back(
     assert {m.host for m in await rig.change()} == {"198.51.100.1"}
 
 
-async def test_other_ports(rig: Rig, router: FakeRouter) -> None:
+async def test_mappings_follow_the_wanted_ports(rig: Rig, router: FakeRouter) -> None:
     await rig.mapper.start()
     assert router.heard == []
     rig.mapper.want(PORTS)
@@ -162,7 +162,7 @@ async def test_other_ports(rig: Rig, router: FakeRouter) -> None:
     assert router.table == {}
 
 
-async def test_another_gateway_and_none(rig: Rig, router: FakeRouter) -> None:
+async def test_mappings_end_and_return_with_the_gateway(rig: Rig, router: FakeRouter) -> None:
     await rig.mapped()
     rig.gateway = None
     assert await rig.change() == ()

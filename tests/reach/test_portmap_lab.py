@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.internet import Internet, miniupnpd, why_not
+from testbed.networks.internet import Internet, miniupnpd, why_not
 from tests.reach.program import Program
 
 PORTS = ["tcp:31337", "udp:31337", "tcp:31338"]
@@ -46,7 +46,7 @@ def reached(net: Internet, mappings: list[list[Any]]) -> bool:
 
 
 @pytest.mark.parametrize("way", HOW)
-def test_a_way_alone(net: Internet, way: str) -> None:
+def test_a_router_with_one_protocol_maps_all_ports(net: Internet, way: str) -> None:
     net.map_ports("a", [way])
     mapper = Program(net, "a", "mapper_process", *PORTS)
     said = mapper.until(lambda s: s.get("mappings") and len(s["tried"]) == 3)

@@ -254,7 +254,7 @@ def test_a_renewal_that_is_refused_leads_to_another_way() -> None:
     assert world.mapper.tried["PCP"] == "PCP refuses"
 
 
-def test_another_gateway() -> None:
+def test_mappings_of_a_gateway_end_when_another_one_takes_over() -> None:
     world = World({"PCP"}).want().run(30)
     world.gateway = CAFE
     world.host = "198.51.100.1"
@@ -290,7 +290,7 @@ def test_other_ports_while_nothing_maps_are_tried_at_once() -> None:
 
 @pytest.mark.parametrize("when", [0.005, 0.015, 2.0, 20.01])
 @pytest.mark.parametrize("speaks", [{"PCP"}, {"UPnP"}, set()])
-def test_no_ports_any_more(when: float, speaks: set[str]) -> None:
+def test_mappings_are_removed_when_no_ports_are_wanted(when: float, speaks: set[str]) -> None:
     world = World(speaks).want().at(when, lambda w: w.want(())).run(when + 10)
     assert (world.mapper.mappings, world.table) == ((), {})
     quiet = len(world.done)
@@ -304,7 +304,7 @@ def test_no_ports_any_more(when: float, speaks: set[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_the_router_does(seed: int) -> None:
+def test_all_ports_are_mapped_after_an_hour_of_faults(seed: int) -> None:
     """After an hour of faults comes peace: requests end, and finally all ports are mapped."""
     dice = random.Random(seed)
 

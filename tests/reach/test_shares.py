@@ -34,7 +34,7 @@ def test_the_total_keeps_to_the_rate_and_pairs_share_it_equally(pairs: int, rate
     assert max(got.values()) - min(got.values()) <= 4 * PIECE
 
 
-def test_who_comes_back_gets_little_credit_for_its_absence() -> None:
+def test_a_peer_that_comes_back_gets_little_credit_for_its_absence() -> None:
     shares = Shares(1e6)
     rate = 1e6
     shares.grant(0.0)

@@ -71,7 +71,7 @@ def test_reports_grow_stale_and_other_ports_make_them_void(r: Reach) -> None:
     assert not r.bulk_open(402.0), "the libp2p port answers, the gRPC port does not"
 
 
-def test_who_is_asked_and_how_often(r: Reach) -> None:
+def test_three_peers_are_asked_at_a_time_those_never_asked_first(r: Reach) -> None:
     assert r.whom_to_ask([A, B, C, D], 0.0) == [A, B, C]
     assert r.whom_to_ask([A, B, C, D], 1.0) == [], "three at a time"
     assert r.whom_to_ask([A, B, C, D], AGAIN_SOON_S) == [D, A, B], "who was never asked comes first"
@@ -80,7 +80,7 @@ def test_who_is_asked_and_how_often(r: Reach) -> None:
     assert r.whom_to_ask([A, B, C, D], 6.0 + AGAIN_S)
 
 
-def test_where_it_is_seen(r: Reach) -> None:
+def test_public_addresses_come_from_the_newest_reports(r: Reach) -> None:
     r.reported(report(A, port=777))
     r.reported(report(B, port=888, at=1.0))
     r.reported(report(C, host="192.168.1.4", at=2.0))

@@ -96,7 +96,7 @@ def test_the_library_has_what_is_used_of_it() -> None:
     assert all(callable(getattr(miniupnpc.UPnP, name)) for name in calls)
 
 
-async def test_map_check_renew_remove(found: Upnp, igd: FakeIgd) -> None:
+async def test_ports_are_mapped_checked_renewed_and_removed(found: Upnp, igd: FakeIgd) -> None:
     mapped, lease = await found.map(PORTS)
     assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], "UPnP") for p in PORTS)
     assert (lease, igd.table[31337, "UDP"]) == (3600, ("192.168.1.9", 31337, 3600))
@@ -125,7 +125,9 @@ async def test_a_router_that_forgot_or_moved_is_noticed(found: Upnp, igd: FakeIg
     assert await found.check()
 
 
-async def test_only_permanent_leases(found: Upnp, igd: FakeIgd) -> None:
+async def test_a_permanent_lease_is_taken_where_no_other_is_given(
+    found: Upnp, igd: FakeIgd
+) -> None:
     igd.permanent = True
     _, lease = await found.map(PORTS)
     assert (lease, {entry[2] for entry in igd.table.values()}) == (float("inf"), {0})

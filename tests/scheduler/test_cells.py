@@ -126,7 +126,7 @@ def test_nobody_leaves_where_no_other_cell_works(peer: Peer) -> None:
     assert peer.looks(1, B) == B
 
 
-def test_who_enters_another_cell_begins_to_wait_anew() -> None:
+def test_a_peer_that_enters_another_cell_begins_to_wait_anew() -> None:
     machine = Dissolution(ME, 2, 0.0)
     for second in range(1, 100):
         assert machine.look(A, 1, (), WHOLE, (A, B), float(second)) is None

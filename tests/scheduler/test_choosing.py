@@ -113,7 +113,7 @@ def test_joiners_of_one_second_spread_evenly_whatever_they_see(delay: str, stage
                 assert not hall.late.total(), "what is seen in time is settled before one builds"
 
 
-def test_who_comes_alone_loses_no_more_than_the_moment_it_looks() -> None:
+def test_a_peer_that_comes_alone_loses_no_more_than_the_moment_it_looks() -> None:
     hall = Hall(random.Random(1), DELAYS["none"], 2)
     hall.host(ENDS, "a")
     hall.host(1, "b", "c")
@@ -138,7 +138,7 @@ def test_the_operators_word_is_not_argued_with() -> None:
     assert hall.play({f"x{i}": (0.1 * i, ANY) for i in range(5)}) == {0: 3, 1: 4, 2: 3}
 
 
-def test_who_has_built_gives_way_once() -> None:
+def test_a_peer_that_has_built_gives_way_once() -> None:
     j = Choosing(PeerId("me"), BLOCKS, 2, 0.0)
     now = 0.0
     others = dict[PeerId, Placed]()
@@ -153,7 +153,9 @@ def test_who_has_built_gives_way_once() -> None:
 
 
 @pytest.mark.parametrize(("fast", "slow", "moves"), [(3, 4, 0), (2, 4, 0), (4, 2, 1)])
-def test_who_has_built_does_not_move_for_speed_alone(fast: int, slow: int, moves: int) -> None:
+def test_a_peer_that_has_built_does_not_move_for_speed_alone(
+    fast: int, slow: int, moves: int
+) -> None:
     """The peer has `fast` peers beside it at its stage, with all the speed, and `slow` ones at the
     other stage."""
     j = Choosing(PeerId("me"), BLOCKS, 2, 0.0)
@@ -213,7 +215,7 @@ def test_one_waiting_peer_moves_to_the_ends_nobody_hosts() -> None:
     assert here[mover].stage == 1, "the stage that has three gives"
 
 
-def test_who_goes_to_the_ends_is_one_that_would() -> None:
+def test_the_peer_that_goes_to_the_ends_is_one_that_would() -> None:
     here = {"a": Placed(1), "b": Placed(1, BLOCKS), "c": Placed(1, ANY), "d": Placed(2, ANY)}
     assert {p: waiting(p, here) for p in here} == {"a": [], "b": [], "c": [ENDS], "d": []}
 

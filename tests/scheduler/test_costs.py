@@ -57,7 +57,7 @@ def test_one_absurd_claim_counts_as_the_most_that_is_believed(odd: Measured) -> 
     assert costs.delay(PeerId("p0"), PeerId("p1")) == costs.delay_s == pytest.approx(0.45)
 
 
-def test_who_its_neighbours_find_slower_is_reckoned_slower() -> None:
+def test_a_peer_that_its_neighbours_find_slower_is_reckoned_slower() -> None:
     costs = believe(dict.fromkeys((A, B), Measured(0.1, 0.2)), set(), {B: 3.0})
     assert costs.compute[B] == pytest.approx(3 * costs.compute[A])
 

@@ -54,11 +54,13 @@ RING = {0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {C: 1.0}, 4: {}, 5: {D: 1.0}}
         ({0: {A: 1.0}, 1: {B: 1.0}, 2: {C: 2.0}}, [1, 2], {ME, A, C}, 1),
     ],
 )
-def test_who_cannot_be_dialled_goes_beside_those_who_can(view, able, closed, stage: int) -> None:
+def test_a_peer_that_cannot_be_dialled_goes_beside_those_who_can(
+    view, able, closed, stage: int
+) -> None:
     assert choose_stage(view, able, ME, closed) == stage
 
 
-def test_who_can_be_dialled_goes_where_it_would_go_anyway() -> None:
+def test_a_peer_that_can_be_dialled_goes_where_it_would_go_anyway() -> None:
     assert all(choose_stage(RING, [2, 4], p, {B}) == choose_stage(RING, [2, 4], p) for p in PEERS)
 
 
@@ -86,7 +88,7 @@ def test_concurrent_choosers_spread_out_and_agree() -> None:
     assert {tuple(pair.values()) for pair in pairs} == {(1, 2), (2, 1)}
 
 
-def test_who_can_host_less_chooses_first() -> None:
+def test_a_peer_that_can_host_less_chooses_first() -> None:
     for i in range(19):
         assert spread({}, {PEERS[i]: (0, 1), PEERS[i + 1]: (1,)}) == {
             PEERS[i]: 0,
@@ -117,7 +119,7 @@ def test_levelling_moves_the_fewest_to_within_one_peer() -> None:
         assert len(moves) == n - -(-n // 3)
 
 
-def test_who_stays_is_settled_by_the_order_and_not_by_who_looks() -> None:
+def test_the_order_settles_which_peer_stays_whoever_looks() -> None:
     view = {1: dict.fromkeys(PEERS[:3], 0.0), 2: {A: 0.0, B: 0.0}, 3: {}}
     (first,) = levelled(view, PEERS[:3])
     other_way = {3: {}, 2: view[2], 1: dict(reversed(view[1].items()))}

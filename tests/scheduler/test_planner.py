@@ -7,14 +7,14 @@ from itertools import product
 
 import pytest
 
-from benchmarks.reference.conflicts import conflict_search
-from benchmarks.scheduler import KINDS, greedy, load, made_up, makespan
 from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion, round_robin
 from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.rules import broken, joined
+from testbed.planning.path_problems import KINDS, greedy, load, made_up, makespan
+from testbed.reference.conflicts import conflict_search
 from tests.scheduler.test_replay import holds
 from tests.scheduler.test_spread import ticking
 

@@ -87,7 +87,7 @@ def test_what_is_wrong_is_named(changes, word):
 
 
 @pytest.mark.parametrize("document", [None, [], 3, {}, {"delays_s": []}])
-def test_no_problem_at_all(document):
+def test_a_document_that_is_no_problem_is_refused(document):
     with pytest.raises(UsageFault):
         parse(document)
 

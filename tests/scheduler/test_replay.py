@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scheduler import KINDS, load, made_up
 from node.scheduler.planning import rules
 from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import deal, orders
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import ReplayTask, replay
+from testbed.planning.path_problems import KINDS, load, made_up
 
 PUBLISHED = {0: (14, 6, 12), 3: (15, 17, 5), 4: (7, 13, 19), 10: (1, 18, 2), 11: (8, 16, 9)}
 """Setting A: one path for all micro-batches of an ends peer."""

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.scheduler import makespan, swarm
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import cheap, insertion, round_robin
 from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken
+from testbed.planning.path_problems import makespan, swarm
 
 
 def anything(seed: int, most: int = 300) -> PathProblem:

@@ -61,7 +61,7 @@ def follow(epochs: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_who_has_lost_the_ends_works_in_the_other_cell(seed: int) -> None:
+def test_a_peer_that_has_lost_the_ends_works_in_the_other_cell(seed: int) -> None:
     swarm = Swarm(seed, 2)
     (_, lost), (cell, _) = sorted(swarm.cells().items())
     stay = [p for p in lost if p.stage != ENDS]

@@ -61,7 +61,7 @@ def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
     return SimSigner(training.me).sign(vote.said(), domain)
 
 
-def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
+def test_a_peer_that_votes_twice_is_barred_and_votes_no_more() -> None:
     swarm = SimSwarm(replace(SETUP), 3, MachineFactory(services=votes_twice))
     swarm.world.run(60.0, None)
     others = [p for p in swarm.live() if p.name != LIAR]

@@ -3,9 +3,9 @@ ten seconds, and finds its place again."""
 
 import pytest
 
-from benchmarks.lab.struck import DEEDS, SHAPES, StruckSwarm
 from node.coordinator.service import BROKEN_S, Unheard
 from protos import training_pb2 as pb
+from tests.sim.struck import DEEDS, SHAPES, StruckSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")
 
@@ -32,12 +32,12 @@ def test_a_frozen_leader_of_four(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["seven", "two cells"])
-def test_a_frozen_leader(name: str, seed: int) -> None:
+def test_a_cell_commits_while_its_leader_is_frozen(name: str, seed: int) -> None:
     within(name, "frozen", leads=True, seed=seed, moments=6)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_frozen_member(name: str) -> None:
+def test_a_cell_commits_while_a_member_is_frozen(name: str) -> None:
     within(name, "frozen", leads=False, seed=7, moments=6)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from node.sim.faults import lay
 from node.sim.run import run, shrink
-from tests.sim import planted
+from testbed.swarms import planted
 from tests.sim.outcomes import held
 
 

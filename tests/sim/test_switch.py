@@ -218,7 +218,7 @@ def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("who", ["the leader", "a replica"])
-def test_whom_the_owner_revokes_is_out(who: str) -> None:
+def test_a_peer_that_the_owner_revokes_is_out(who: str) -> None:
     swarm = Watched(GOSSIP, 5)
     swarm.until(4)
     chief = swarm.chief()

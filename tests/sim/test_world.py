@@ -10,7 +10,6 @@ import grpc
 import pytest
 import torch
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId
@@ -33,6 +32,7 @@ from node.sim.world.network import (
     Wall,
 )
 from node.sim.world.values import DiskStore, SimDisk
+from testbed.fakes.clock import VirtualClock
 
 A = PeerId("a")
 B = PeerId("b")
@@ -194,7 +194,7 @@ def test_what_waits_before_a_wall_arrives_when_it_falls() -> None:
     assert [what for what, _ in a.said] == ["yes", "later"]
 
 
-def test_who_stands_still_hears_everything_when_it_goes_on() -> None:
+def test_a_peer_that_stands_still_hears_everything_when_it_goes_on() -> None:
     world, _, a, b = pair()
     a.ask_until(1.0)
     world.push(0.5, b.say, "beat", loop=b.loop)
@@ -250,7 +250,7 @@ def test_the_handler_of_a_dead_callers_call_ends(walled: bool) -> None:
     assert b.said == [("asked by a", 0.3), ("gone", 0.5 + SILENT_S if walled else 0.6)]
 
 
-def test_who_is_banned_is_neither_called_nor_heard() -> None:
+def test_a_peer_that_is_banned_is_neither_called_nor_heard() -> None:
     _, _, a, b = pair()
     b.transport.fault(A, "three times as bad", 3.0)
     a.ask_until(1.0)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lab.struck import FOUR, StruckSwarm
 from node.sim.setup import WorkTimes
+from tests.sim.struck import FOUR, StruckSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.fleet import Box, signed
-from benchmarks.lab.forks import Forks
 from node.identity.keys import Identity
+from testbed.daemons.fleet import Box, signed
+from testbed.daemons.forks import Forks
 
 
 def fault_block(done: subprocess.CompletedProcess) -> tuple[str, list[str]]:

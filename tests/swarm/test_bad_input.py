@@ -9,8 +9,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from benchmarks.lab.fleet import Box
 from node.identity.keys import Identity
+from testbed.daemons.fleet import Box
 
 pytestmark = pytest.mark.swarm
 Run = Callable[[Box, Path, Sequence[str]], CompletedProcess[str]]

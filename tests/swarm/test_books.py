@@ -1,4 +1,4 @@
-"""Books of the benchmarks: epochs and samples, lost or counted twice, in stories of plans and
+"""Books of live swarms: epochs and samples, lost or counted twice, in stories of plans and
 commits. No daemon runs."""
 
 import json
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.books import Books, Losses, in_plan
-from benchmarks.lab.told import Chronicle, Told, read_told
-from benchmarks.soak import theil_sen
+from testbed.daemons.books import Books, Losses, in_plan
+from testbed.daemons.told import Chronicle, Told, read_told
 
 SEQ = 10
 
@@ -139,7 +138,7 @@ def test_the_first_notice_by_another_peer_names_the_victim():
     assert story.tell("c", "leading").books.first_notice(4.0, ("v",), {"PeerAAAAAA"}) is not None
 
 
-def test_who_is_in_the_newest_plan():
+def test_members_of_the_newest_plan_are_counted():
     assert in_plan(
         Story().plan(0, "", members=8, listeners=2).plan(1, "", members=7, listeners=0).events
     ) == (7, 0)
@@ -176,12 +175,3 @@ def test_a_file_is_followed_over_half_lines_and_its_rotation(tmp_path: Path):
     assert [e.kind for e in chronicle.read()] == ["one", "two", "three"]
     assert [e.kind for e in read_told("p", path)] == ["two"]
     chronicle.close()
-
-
-def test_the_slope_does_not_mind_a_few_wild_points():
-    x = [float(i) for i in range(30)]
-    y = [5.0 + 0.5 * t for t in x]
-    y[3] = 1000.0
-    y[20] = -1000.0
-    assert theil_sen(x, y) == pytest.approx(0.5)
-    assert theil_sen([1.0], [1.0]) == 0.0

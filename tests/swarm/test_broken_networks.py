@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab import impatient
-from benchmarks.lab.broken import CASES, PORT, BrokenLab, Case
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.internet import why_not
 from node.core.errors import ExitCode
+from testbed.daemons import impatient
+from testbed.daemons.forks import Forks
+from testbed.networks.internet import why_not
+from testbed.swarms.broken import CASES, PORT, BrokenLab, Case
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
@@ -53,7 +53,7 @@ def works(lab: BrokenLab, home: Path) -> dict[str, Any]:
     return found
 
 
-def test_an_invite_that_works(lab: BrokenLab) -> None:
+def test_an_invite_that_works_is_found_to_work(lab: BrokenLab) -> None:
     found = works(lab, lab.home("fine"))
     assert ([f["ok"] for f in found["findings"]], found["verdict"]["code"]) == ([True, True], 0)
     assert abs(found["machine"]["clock_s"]) < 60

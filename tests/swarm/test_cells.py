@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.lab.fleet import Box, Peer
+from testbed.daemons.fleet import Box, Peer
 
 pytestmark = pytest.mark.swarm
 

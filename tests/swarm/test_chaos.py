@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos import SHAPE
-from benchmarks.lab import parted
-from benchmarks.lab.arena import Arena, arena
-from benchmarks.lab.fleet import Box
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.scenarios import NODES, SCENARIOS, Scenario
-from benchmarks.lab.wan import why_not
+from testbed.daemons import parted
+from testbed.daemons.fleet import Box
+from testbed.daemons.forks import Forks
+from testbed.networks.wan import why_not
+from testbed.swarms.arena import Arena, arena
+from testbed.swarms.scenarios import NODES, SCENARIOS, SHAPE, Scenario
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 BY_NAME = {s.name: s for s in SCENARIOS}

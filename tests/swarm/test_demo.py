@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.lab.forks import ForkedChild, Forks
-from benchmarks.lab.told import read_told
 from node.app import demo
 from node.app.demo import DemoOptions, run
 from node.coordinator.recording.player import Player
 from node.manifest import Manifest
+from testbed.daemons.forks import ForkedChild, Forks
+from testbed.daemons.told import read_told
 
 pytestmark = pytest.mark.swarm
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.frozen import SHAPES, FrozenSwarm
-from benchmarks.lab.fleet import Box
-from benchmarks.lab.forks import Forks
+from testbed.daemons.fleet import Box
+from testbed.daemons.forks import Forks
+from testbed.swarms.frozen import SHAPES, FrozenSwarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 COMMIT_S = 30.0

@@ -1,8 +1,8 @@
 """The ledger of samples: its findings in stories of plans. No daemon runs."""
 
-from benchmarks.lab.books import COMMITTED, PLANNED, Books
-from benchmarks.lab.ledger import Ledger, ledger
-from benchmarks.lab.told import Told
+from testbed.daemons.books import COMMITTED, PLANNED, Books
+from testbed.daemons.ledger import Ledger, ledger
+from testbed.daemons.told import Told
 
 SEQ = 10
 

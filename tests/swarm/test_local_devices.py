@@ -7,8 +7,8 @@ import signal
 import psutil
 import pytest
 
-from benchmarks.reference.swarm import Reference
 from node.core.errors import ExitCode
+from testbed.reference.swarm import Reference
 
 pytestmark = pytest.mark.swarm
 EPOCHS = 4

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.lab import namespaces
-from benchmarks.lab.internet import Place
-from benchmarks.lab.wan import Wan
+from testbed.daemons import namespaces
+from testbed.networks.internet import Place
+from testbed.networks.wan import Wan
 
 
 def test_hosts_of_both_networks_are_entered_by_their_names():

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.fleet import START_S, WORKING, Box
-from benchmarks.lab.forks import Forks
-from benchmarks.lab.hosts import HostPeer
-from benchmarks.lab.internet import Internet, miniupnpd, why_not
-from benchmarks.reach import ROUTERS, boxed, daemon, founded, hosting, printed, to_it
+from testbed.daemons.fleet import START_S, WORKING, Box
+from testbed.daemons.forks import Forks
+from testbed.networks.hosts import HostPeer
+from testbed.networks.internet import Internet, miniupnpd, why_not
+from testbed.swarms.routed import ROUTERS, boxed, daemon, founded, hosting, printed, to_it
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 

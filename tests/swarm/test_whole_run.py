@@ -67,7 +67,7 @@ def test_a_stranger_may_look_without_a_daemon(swarm):
     assert not (swarm.root / "nobody" / "identity.key").exists()
 
 
-def test_ping(swarm):
+def test_ping_measures_a_direct_connection(swarm):
     peer = swarm.made["stage-2-1"]
     said = document(swarm.tutti("ping", "stage-2-1", "-c", "2", "--json", home="ends-0"))
     assert said["peer"] == peer.key
@@ -76,14 +76,14 @@ def test_ping(swarm):
     assert all(0 < t < 10 for t in said["rtt_s"])
 
 
-def test_logs(swarm):
+def test_logs_shows_the_events_of_the_run(swarm):
     done = swarm.tutti("logs", "--json", "-n", "200", home="ends-0")
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
     assert done.returncode == 0
     assert {"leading", "epoch-committed"} <= set(kinds)
 
 
-def test_metrics_page(swarm):
+def test_the_metrics_page_has_the_figures_of_the_run(swarm):
     names = (
         "tutti_epoch",
         "tutti_loss",

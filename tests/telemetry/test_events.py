@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.telemetry.events import MAX_LINE, Event, Journal, JournalHandler
+from testbed.fakes.clock import VirtualClock
 
 
 class Pile:

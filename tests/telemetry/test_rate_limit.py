@@ -1,9 +1,9 @@
 """A stranger who misbehaves all day gets ten lines a minute and one that counts the rest."""
 
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.ids import PeerId
 from node.telemetry import events
 from node.telemetry.events import LINES, WINDOW_S, Journal, RateLimitedLog
+from testbed.fakes.clock import VirtualClock
 
 NOISY = PeerId("12D3KooWNoisy")
 QUIET = PeerId("12D3KooWQuiet")

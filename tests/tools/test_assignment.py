@@ -45,7 +45,7 @@ def test_costly_gradients_bring_the_peers_of_a_stage_together() -> None:
     assert found.after_s < found.before_s / 2
 
 
-def test_who_may_not_host_a_stage_is_not_put_there() -> None:
+def test_a_peer_that_may_not_host_a_stage_is_not_put_there() -> None:
     found = assign(two_towns(may_host={"0": [0], "2": [1, 2], "7": [3]}), moves=300, seed=3)
     at = found.problem.stage_of
     assert (at[0], at[7], found.tried) == (0, 3, 300)

@@ -30,7 +30,7 @@ def answer(document):
     return command.document(command.planned(document))
 
 
-def test_json(capsys, tmp_path):
+def test_json_has_owners_ratios_and_the_hash(capsys, tmp_path):
     code, out, _ = ask(capsys, tmp_path, GOOD, "--json")
     said = json.loads(out)
     assert code == 0
@@ -75,7 +75,7 @@ def test_measured_rates_and_memory_are_heard():
         answer({**GOOD, "memory": 1000})
 
 
-def test_picture(capsys, tmp_path):
+def test_the_picture_shows_loads_the_floor_and_unknown_fields(capsys, tmp_path):
     code, out, err = ask(capsys, tmp_path, {**GOOD, "coment": 1, "previous": {"o": 9}})
     assert code == 0
     assert out.count("█") > 30
@@ -163,7 +163,7 @@ def test_files_that_are_no_document(capsys, tmp_path, text):
     assert "Traceback" not in err
 
 
-def test_no_file(capsys, tmp_path):
+def test_a_file_that_cannot_be_read_is_refused(capsys, tmp_path):
     assert main(["partition", str(tmp_path / "none.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
     assert main(["partition", str(tmp_path)]) == 2

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.scheduler import DATA, load
 from cli import main
 from node.scheduler.planning.problem import parse
 from node.scheduler.planning.replay import replay
 from node.tools import schedule
 from node.tools.gantt import COLOURS
+from testbed.planning.path_problems import DATA, load
 
 B = str(DATA / "skippipe_B.json")
 
@@ -95,7 +95,7 @@ def test_the_problem_may_come_by_stdin(capsys, monkeypatch):
     assert len(planned(capsys, "-", "--moves", "50")["paths"]) == 30
 
 
-def test_other_refusals(capsys, tmp_path):
+def test_unreadable_files_unwritable_charts_and_long_limits_are_refused(capsys, tmp_path):
     assert ask(capsys, str(tmp_path / "none.json"))[0] == 2
     assert ask(capsys, B, "--moves", "50", "--gantt", str(tmp_path / "no" / "plan.svg"))[0] == 1
     assert ask(capsys, B, "--assign", "--limit", "99999")[0] == 2

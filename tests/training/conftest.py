@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.lab.memory_net import MemoryNet
-from benchmarks.reference.swarm import step_all
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.diloco import OuterState
@@ -45,6 +43,8 @@ from node.stage.state_import import StateImport
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.wire.tensors import dtype_of
+from testbed.fakes.memory_net import MemoryNet
+from testbed.reference.swarm import step_all
 
 LEADER = PeerId("leader")
 OPTIM = OptimSettings(warmup=0)

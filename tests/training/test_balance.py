@@ -31,7 +31,7 @@ def swarm(*stages: str) -> tuple[Roster, Balance]:
     return roster, balance
 
 
-def test_who_is_on_its_way_counts_where_it_goes() -> None:
+def test_a_peer_that_is_on_its_way_counts_where_it_goes() -> None:
     roster, balance = swarm("abcdef", "z")
     first = balance.look(roster, BASE, 10.0)
     assert [(m.source, m.target) for m in first] == [(1, 2), (1, 2)], "two at once, as many as pay"
@@ -60,7 +60,7 @@ def test_a_newcomer_counts_but_neither_moves_nor_delays_others() -> None:
     assert "new" not in [m.peer for m in moves]
 
 
-def test_who_stays_behind_counts_for_a_while() -> None:
+def test_a_peer_that_stays_behind_counts_for_a_while() -> None:
     roster, balance = swarm("abcd", "yz")
     hear(roster, "z", 2, at=Version(1, "b" * 32))
     hear(roster, "x", 2, at=Version(1, "b" * 32))
@@ -166,7 +166,7 @@ def test_a_stage_takes_no_peer_from_one_that_has_just_one_more() -> None:
     assert [w.asks(float(t), 2) for t in range(12)].count(None) == 11
 
 
-def test_who_refuses_is_not_asked_again_at_once_and_the_next_is() -> None:
+def test_a_peer_that_refuses_is_not_asked_again_at_once_and_the_next_is() -> None:
     w = Waiting("abc", "")
     w.asks(0.0, 2)
     refused = []
@@ -187,7 +187,7 @@ def test_who_refuses_is_not_asked_again_at_once_and_the_next_is() -> None:
         ("abcd", "x", {"x": 2}, PATIENCE_S),  # it is here
     ],
 )
-def test_who_is_coming_is_waited_for_but_not_for_ever(
+def test_a_peer_that_is_coming_is_waited_for_but_not_for_ever(
     first: str, second: str, coming: dict[str, int | None], at: float
 ) -> None:
     assert Waiting(first, second).first(2, **coming) == at

@@ -31,7 +31,7 @@ def election(
     return e
 
 
-def test_who_works_along_for_long_enough_is_a_colleague() -> None:
+def test_a_peer_that_works_along_for_long_enough_is_a_colleague() -> None:
     known = Colleagues(ME)
     known.meet([ME, LEADER], 0.0)
     assert LEADER not in known.all
@@ -45,7 +45,7 @@ def test_who_works_along_for_long_enough_is_a_colleague() -> None:
     assert known.all == {LEADER, STAGE}
 
 
-def test_who_was_met_first_stays_a_colleague_when_parted() -> None:
+def test_a_peer_that_was_met_first_stays_a_colleague_when_parted() -> None:
     known = Colleagues(ME)
     known.meet([ME, LEADER, OTHER], 0.0)
     known.meet([ME, LEADER], 1.0)

@@ -196,7 +196,7 @@ def test_a_leader_that_runs_late_itself_asks_later() -> None:
     assert set(probes(leader.handle(ev.ClockTick(slack=6.0), 6.1))) == {S1, S2}
 
 
-def test_who_was_heard_rarely_is_asked_later() -> None:
+def test_a_peer_that_was_heard_rarely_is_asked_later() -> None:
     leader = silent()
     leader.handle(ev.ClockTick(), 3.0)
     tell(leader, [heard(S1), heard(S2)], 9.0)
@@ -207,7 +207,7 @@ def test_who_was_heard_rarely_is_asked_later() -> None:
     }
 
 
-def test_who_follows_another_leader_is_let_go() -> None:
+def test_a_peer_that_follows_another_leader_is_let_go() -> None:
     leader = silent()
     leader.handle(ev.ClockTick(), 2.5)
     assert not lost(leader.handle(ev.ProbeAnswered(S2, ours=False), 3.0)), "a moment's doubt"

@@ -120,7 +120,7 @@ def test_votes_that_are_kept_are_bounded() -> None:
     assert len(trust.doubles._cast) == KEPT
 
 
-def test_who_voted_twice_did_so_in_every_cell() -> None:
+def test_a_peer_that_voted_twice_did_so_in_every_cell() -> None:
     trust = trusting()
     assert trust.doubles.shown(proof(C))
     trust.forget()

@@ -53,7 +53,7 @@ def test_an_incumbent_leads_else_the_smallest_that_is_able(
     assert election(me, **ends).leader(LATE, able=able, leads=leads) == who
 
 
-def test_who_starts_among_others_listens_before_it_leads() -> None:
+def test_a_peer_that_starts_among_others_listens_before_it_leads() -> None:
     e = election(A, B=Sighting(1))
     assert e.leader(LOOK_S / 2, able=True, leads=False) == B
     assert e.leader(LOOK_S, able=True, leads=False) == A
@@ -90,7 +90,7 @@ def test_a_peer_that_denies_leading_comes_last_for_a_while() -> None:
     assert alone.leader(LATE + GRACE_S, able=True, leads=False) == C
 
 
-def test_who_takes_over_next_gets_time_to_find_out() -> None:
+def test_a_leader_that_takes_over_next_gets_time_to_find_out() -> None:
     e = election(B, A=HERE, C=HERE, D=LEADS)
     for later in (0.0, GRACE_S / 2):
         e.doubt(A, LATE + later)
@@ -102,7 +102,7 @@ def test_who_takes_over_next_gets_time_to_find_out() -> None:
     assert e.leader(LATE + GRACE_S, able=False, leads=False) == C
 
 
-def test_who_says_that_it_leads_counts_as_leading_until_its_record_says_so() -> None:
+def test_a_peer_that_says_that_it_leads_counts_as_leading_until_its_record_says_so() -> None:
     e = election(C, A=HERE, B=HERE)
     e.doubt(B, LATE)
     e.says(B, LATE)

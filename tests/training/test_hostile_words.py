@@ -56,7 +56,7 @@ def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ..
     assert made in memory.forgotten
 
 
-def test_who_comes_and_goes_does_not_keep_a_run_from_beginning() -> None:
+def test_a_peer_that_comes_and_goes_does_not_keep_a_run_from_beginning() -> None:
     leader = led(facts(settle_s=1.0), map(heard, (E, S1, S2)))
     found = None
     now = 0.0
@@ -94,7 +94,7 @@ def test_a_members_outcome_is_a_sign_of_life_after_a_repair() -> None:
     assert next_plan(tell(leader, words, 4.2)).epoch == 1, "nobody has to be heard again first"
 
 
-def test_who_left_while_the_silent_are_looked_at_is_passed_over(
+def test_a_peer_that_left_while_the_silent_are_looked_at_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The end of one can let the cell divide, and others leave with the new one."""

@@ -317,14 +317,14 @@ def successor(*reported: PeerId) -> Leader:
     return leader
 
 
-def test_who_takes_over_plans_as_soon_as_all_others_have_reported() -> None:
+def test_a_leader_that_takes_over_plans_as_soon_as_all_others_have_reported() -> None:
     leader = successor(SECOND, S1, T1, S2)
     assert waits(leader, 0.1) == "more peers"
     plan = next_plan(leader.handle(heard(T2), 0.2))
     assert {m.peer for m in plan.members} == {SECOND, S1, T1, S2, T2}
 
 
-def test_who_takes_over_waits_a_moment_for_one_that_does_not_report() -> None:
+def test_a_leader_that_takes_over_waits_a_moment_for_one_that_does_not_report() -> None:
     leader = successor(SECOND, S1, T1, S2)
     plan = next_plan(leader.handle(ev.ClockTick(), 1.0))
     assert {m.peer for m in plan.members} == {SECOND, S1, T1, S2}
@@ -356,7 +356,7 @@ def test_a_forgotten_history_is_guessed_with_a_warning(answer: str) -> None:
     ]
 
 
-def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
+def test_a_peer_that_leaves_is_planned_without_and_stays_a_donor() -> None:
     leader, plan = begun()
     leader.handle(heard(T1), 2.1)
     plan = next_plan(commits(leader, plan, 3.0))
@@ -374,7 +374,7 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     assert kinds(leader.handle(ev.Unreachable(owner), 4.5)) == ["peer-left"]
 
 
-def test_who_lacks_parts_copies_from_those_who_agree() -> None:
+def test_a_peer_that_lacks_parts_copies_from_those_who_agree() -> None:
     """A peer with another digest, asked for the majority's parameters, would be blamed for its
     honest answer."""
     more = [PeerId(f"stage1{c}") for c in "bcd"]
@@ -618,7 +618,7 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
         assert (plan.base, plan.change) == (first.base, "signed")
 
 
-def test_whom_a_recalled_change_revokes_votes_no_more() -> None:
+def test_a_peer_that_a_recalled_change_revokes_votes_no_more() -> None:
     rules = Rules(revision=1, change="signed", revoked=frozenset({mark(S2)}))
     leader, plan = begun(
         [heard(p, A, 500) for p in (E, S1, S2)],
@@ -714,7 +714,7 @@ def test_a_search_takes_unproven_pairs_for_far_apart() -> None:
     } == {(S1, T2), (T2, S1)}
 
 
-def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
+def test_a_peer_that_does_not_reach_the_leader_is_not_counted_on() -> None:
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
     leader = Leader(E, facts(prove=True))
     tell(leader, notes[1:], 0.0)

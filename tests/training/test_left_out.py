@@ -108,7 +108,7 @@ def test_a_run_begins_and_ends_with_every_stage() -> None:
     assert last.member(S2) is not None
 
 
-def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
+def test_a_peer_that_comes_with_what_the_stage_had_is_current_at_once() -> None:
     leader, first, plan = without_stage_2()
     plan = next_plan(commits(leader, plan, 10.0))
     newcomer = heard(PeerId("stage2b"), first.base, 0)
@@ -135,7 +135,7 @@ def test_an_older_copy_is_used_when_nobody_has_a_newer_one() -> None:
     assert (current(plan, older.peer), plan.stood) == (True, {2: old})
 
 
-def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
+def test_a_peer_that_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
     leader, first = begun()
     plan = next_plan(commits(leader, first, 3.0))
     plan, _ = lose(leader, S2, 5.0)

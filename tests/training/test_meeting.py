@@ -230,7 +230,7 @@ def _words(p: Peer) -> dict[str, Tensor]:
     return p.work.anchor.words
 
 
-async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) -> None:
+async def test_a_peer_that_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) -> None:
     cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True))
     a, b, _ = cells.everybody
     await cells.give(7)

@@ -84,7 +84,7 @@ def test_one_that_is_far_longer_than_the_others_counts_for_less() -> None:
     assert float(made["w"].norm()) < 2.0 * float(near["w"].norm())
 
 
-def test_who_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
+def test_a_peer_that_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
     merge = OuterSteps(Giver(OuterState.begin(drawn(7))), DENSE, SHAPES)
     here = drawn(8)
     result = drawn(9)

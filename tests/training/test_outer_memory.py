@@ -160,7 +160,7 @@ def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
     assert " for the ends or " in planned_memory(config, manifest)[0]
 
 
-def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
+def test_a_joiner_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
     wide = {"model.d_model": 1024, "model.layers": 20, "pipeline.stages": 8}
     config = NodeConfig(tmp_path)
     manifest = amended(Manifest.default_demo(), wide)

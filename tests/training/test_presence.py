@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.memory_directory import MemoryDirectory, Wall
-from benchmarks.lab.virtual_clock import VirtualClock
 from node.coordinator.presence import FEW, HASTE_S, QUIET_MOST, REST, Presence
 from node.core.ids import NO_CELL, CellId, RunId
 from node.dht.record import PeerBody
@@ -16,6 +14,8 @@ from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, cell_topic
 from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
+from testbed.fakes.clock import VirtualClock
+from testbed.fakes.memory_directory import MemoryDirectory, Wall
 
 RUN = RunId("ab" * 32)
 STAGES = 3
@@ -50,7 +50,7 @@ class Board:
         return found
 
 
-async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
+async def test_the_view_shows_hosts_and_peers_about_to_come(tmp_path: Path) -> None:
     record_store = Board(tmp_path)
     await record_store.post("relay", 0, "rendezvous", "ready")
     leaver = await record_store.post("leaver", 2, "stage", "draining", open_to="stage")
@@ -94,7 +94,7 @@ async def test_only_peers_of_other_cells_are_not_read(tmp_path: Path) -> None:
     await presence.close()
 
 
-async def test_who_changes_its_cell_is_seen_in_the_new_one_only(tmp_path: Path) -> None:
+async def test_a_peer_that_changes_its_cell_is_seen_in_the_new_one_only(tmp_path: Path) -> None:
     record_store = Board(tmp_path)
     there = [CellId("a" * 16), CellId("b" * 16)]
     mover = record_store.directory("mover")
@@ -190,7 +190,9 @@ class Paced(Presence):
         await self.close()
 
 
-async def test_who_reads_in_haste_does_not_post_the_same_record_again(tmp_path: Path) -> None:
+async def test_a_peer_that_reads_in_haste_does_not_post_the_same_record_again(
+    tmp_path: Path,
+) -> None:
     board = Board(tmp_path)
     await board.post("other", 1, "stage", "ready")
     presence = Paced(board, 0.1, board.directory("me"))

@@ -79,14 +79,14 @@ def test_where_few_vote_all_current_members_do() -> None:
     assert len((A, B, G)) < FEW
 
 
-def test_who_leaves_takes_no_votes_along() -> None:
+def test_a_peer_that_leaves_takes_no_votes_along() -> None:
     assert without(Electorate((A, B), (A, B, C)), {B, C}) == Electorate((A,), (A,))
     assert Voting(A).electorate(plan(Electorate(ALL)), (A, B, C), {D, E, F}) == Electorate(
         (A, B, C)
     )
 
 
-def test_who_waits_in_vain_goes_on_as_an_orphan() -> None:
+def test_a_peer_that_waits_in_vain_goes_on_as_an_orphan() -> None:
     voting = Voting(D)
     e = Electorate(ALL, ALL)
     wait = voting.lacks(e, {D, E, F}, 5.0, 0.0)

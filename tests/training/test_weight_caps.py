@@ -23,7 +23,7 @@ PLAN = Plan(4, 1, E0, MEMBERS, PATHS, {})
 @pytest.mark.parametrize(
     ("stage", "allowed"), [(1, {A: 32, B: 16}), (2, {Z: 48}), (ENDS, {E0: 32, E1: 16})]
 )
-def test_tokens_by_replica(stage, allowed):
+def test_each_replica_may_claim_the_tokens_planned_for_it(stage, allowed):
     assert caps_of(PLAN, stage, 8).allowed == allowed
 
 

@@ -93,7 +93,7 @@ def test_noise_in_the_first_window_spoils_little(count: int) -> None:
     assert made.said == ["partner-clipped"]
 
 
-def test_who_does_not_know_how_far_it_goes_takes_nothing_yet() -> None:
+def test_a_cell_that_does_not_know_how_far_it_goes_takes_nothing_yet() -> None:
     made = Made(0.0)
     own = torch.ones(100)
     assert torch.equal(made.after(own, b=100 * own), own)

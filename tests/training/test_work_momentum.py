@@ -232,7 +232,7 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
         assert {k.rpartition("/")[0] for k in found} == parts
 
 
-async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
+async def test_a_peer_that_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 3, buddy_every=0)
     alone.epochs([CELL] * 3 + ["bc"])
     # The plan is not sent to a any more, so nothing settles its last update there: it gives its
@@ -311,7 +311,7 @@ async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
     assert await a.work.handed_over(0.01)
 
 
-async def test_who_has_nobody_to_give_to_or_nothing_to_give_does_not_wait(rig: Any) -> None:
+async def test_a_peer_that_has_nobody_to_give_to_or_nothing_to_give_does_not_wait(rig: Any) -> None:
     a, b = await rig.add("a", "b")
     plan = await rig.train((a, b), shared(a, a, a), 2)
     assert await b.work.handed_over(1000.0)

@@ -107,7 +107,7 @@ async def test_a_checkpoint_with_an_impossible_cursor_is_refused(rig: Any, said:
     assert a.work.local_checkpoints.recall(Version(2)) is None
 
 
-async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
+async def test_a_peer_that_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     *everybody, plan = await rig.trained("abc", 1, buddy_every=0)
     a, b, c = everybody
     last = await rig.begun(everybody, shared(a, b), plan)

@@ -91,7 +91,7 @@ async def test_whoever_had_its_turn_asks_all_that_joining_takes():
 
 
 @pytest.mark.parametrize("who", [MEMBER, "stranger"])
-async def test_who_asks_too_often_is_told_when_to_ask_again(who):
+async def test_a_peer_that_asks_too_often_is_told_when_to_ask_again(who):
     peer = Peer()
     for _ in range(int(QUESTIONS_AT_ONCE)):
         await peer.asked(who, Ask(ping=AskPing()))

@@ -6,26 +6,20 @@ import pytest
 
 from node.core.ids import PeerId
 from node.transport.clocks import FRESH_S, SLOW_S, ClockOffset, PeerClocks
+from testbed.fakes.clock import VirtualClock
 
 A, B, C = (PeerId(name) for name in "ABC")
 NOW = 1_800_000_000.0
 
 
-class Clock:
-    now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(50.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def clocks(clock: Clock) -> PeerClocks:
-    return PeerClocks(clock)
+def clocks(clock: VirtualClock) -> PeerClocks:
+    return PeerClocks(clock.now)
 
 
 def test_the_middle_of_a_round_trip_is_compared(clocks: PeerClocks):
@@ -41,13 +35,13 @@ def test_most_clocks_outvote_one(clocks: PeerClocks):
     assert clocks.offset() == ClockOffset(0.0, (A, B, C))
 
 
-def test_old_comparisons_count_no_more(clocks: PeerClocks, clock: Clock):
+def test_old_comparisons_count_no_more(clocks: PeerClocks, clock: VirtualClock):
     clocks.told(A, NOW, asked=NOW, took_s=0.0)
     assert clocks.knows(A, 60.0)
-    clock.now += 61.0
+    clock.advance(61.0)
     assert not clocks.knows(A, 60.0)
     assert clocks.offset() is not None
-    clock.now += FRESH_S
+    clock.advance(FRESH_S)
     assert clocks.offset() is None
 
 

@@ -91,7 +91,7 @@ def test_what_is_closed_makes_room() -> None:
         ("", None),
     ],
 )
-def test_names_that_grpc_gives(where: str, remote) -> None:
+def test_the_address_is_read_from_the_name_that_grpc_gives(where: str, remote) -> None:
     assert remote_of(where) == remote
 
 

@@ -3,10 +3,10 @@
 import grpc
 import pytest
 
-from benchmarks.lab.memory_net import MemoryNet
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from protos import training_pb2, training_pb2_grpc
+from testbed.fakes.memory_net import MemoryNet
 from tests.transport.conftest import Parrot, tell
 
 A = PeerId("peer-a")

@@ -125,7 +125,7 @@ def test_a_turn_covers_all_questions_of_joining():
     assert isinstance(queue.ask(PeerId("late"), 1.0), Place)
 
 
-def test_who_does_not_come_back_loses_its_place():
+def test_a_peer_that_does_not_come_back_loses_its_place():
     queue = Newcomers()
     for i in range(10):
         queue.ask(PeerId(f"p{i}"), 0.0)

@@ -268,7 +268,7 @@ async def test_a_frame_is_refused_by_its_length_before_it_is_read():
             await read_frame(stream_of(cut), 10)
 
 
-def test_seats_and_rates():
+def test_seats_are_limited_for_each_peer_and_in_all():
     seats = Seats(2, 3)
     assert [seats.take(A), seats.take(A), seats.take(A), seats.take(B), seats.take(B)] == [
         True,

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
-from benchmarks.lab.evil_relay import corrupt
 from node.core.errors import PeerFault, Refused
 from node.identity.keys import Identity
 from node.reach.interfaces import free_port
@@ -19,6 +18,7 @@ from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.transport.ways import relays as relays_module
 from node.transport.ways.reachable import Reachable
+from testbed.networks.evil_relay import corrupt
 from tests.transport.conftest import RUN, fetch, stream, until
 
 CLOSED: set[int] = set()
@@ -189,7 +189,7 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
         await stranger.channel(b.peer_id)
 
 
-async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatch):
+async def test_a_peer_that_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatch):
     monkeypatch.setattr(relays_module, "BEAT_S", 0.1)
     revoked = set()
 

@@ -172,7 +172,7 @@ async def test_runs_protocols_and_admission_are_checked_on_both_sides(swarm):
         await closed.channel(a.peer_id)
 
 
-async def test_who_greets_too_often_hears_so(swarm):
+async def test_a_peer_that_greets_too_often_hears_so(swarm):
     a, b = introduce(await swarm(), await swarm())
     b._strangers = TokenBucket(0.0, 1.0)
     await a.channel(b.peer_id)

@@ -6,12 +6,12 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, Static
 
-from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
 from node.control.service import ControlService
 from node.core.errors import ExitCode
 from node.tui.app import Monitor, Question
 from protos.control_pb2 import CellLine
+from testbed.fakes.canned_window import CannedWindow, training_snapshot
 
 
 @pytest.fixture

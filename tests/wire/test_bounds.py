@@ -8,7 +8,6 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import Message
 
-from benchmarks.lab.parsers import filled, message_kinds
 from node.core.errors import WireError
 from node.transport.limits import NOTES, RPCS
 from node.wire import bounds
@@ -27,6 +26,7 @@ from node.wire.limits import (
 )
 from protos import ask_pb2, averaging_pb2, cells_pb2, pipeline_pb2, state_pb2
 from protos import training_pb2 as pb
+from testbed.fuzzing.parsers import filled, message_kinds
 
 OPERATOR = "tutti.v1.Control"
 """Service for the daemon's own operator, on a socket that nobody else can open."""

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.averaging`: speed, faults of a member, training under each strategy."""

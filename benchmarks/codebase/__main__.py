@@ -1,0 +1,228 @@
+"""The code base, counted from its syntax trees, beside an earlier commit; and the figures that must
+not have become worse with it.
+
+  python -m benchmarks.codebase [--base COMMIT] [--only 1,2,3] [--list] [--json -]
+
+1  statements of node/ and tests/ (docstrings are none; code moved out of node/ is not saved)
+2  files in the largest package; public functions of node/ that the program never reaches; lines
+   over 100 columns; lines the formatter may not touch; classes that share a name
+3  files that an activation, a gradient, a plan and an outer round pass, and the stops of the last
+   two, from the walks in docs/architecture.md
+4  the simulator: schedules, planted bugs, 1,000 peers (about an hour)
+5  speeds and losses beside the earlier commit; benchmarks with rows that must hold (two hours)
+6  the time of `make test` on a fresh clone
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.codebase import reading, unchanged
+from benchmarks.codebase import tree as source
+from benchmarks.codebase.reached import unreached
+from benchmarks.codebase.tree import Tree
+from benchmarks.codebase.walks import check, read_walk
+from benchmarks.report import ROOT, Report, chosen, command_line
+
+PARTS = ("1", "2", "3", "4", "5", "6")
+BASE = "c2d8ad2"
+TEXTS = ("node", "cli.py", "tests")
+CODE = ("node", "cli.py")
+STUMBLING = 0.02
+"""Share of the sentences, at most."""
+PER_THOUSAND = (
+    ("assignments of several values", reading.parallel_assignments, 2.0),
+    ("conditional expressions", reading.conditional_expressions, 15.0),
+)
+LARGE = (
+    (f"functions of more than {reading.PARAMETERS} parameters", reading.long_signatures),
+    (f"classes of more than {reading.ATTRIBUTES} attributes", reading.large_classes),
+)
+COORDINATION = ("node/consensus/", "node/epoch/", "node/outer/", "node/stage/", "node/coordinator/")
+FILES = 20
+SHARED = 20
+SKIPPED = 20
+UNWIRED = {"merging shares of samples": ".samples.merged"}
+"""Functions that nothing reaches yet and that may stay; the last section of docs/protocol.md says
+why."""
+WALKS = {
+    "An activation's hop": (15, 25),
+    "A gradient on its way to a fresh parameter": (20, 36),
+    "A plan from leader to member": (15, 33),
+    "An outer round": (18, 0),
+}
+"""Headings in docs/architecture.md: most files allowed, and how many they were at 82c642a (0: there
+was no such walk)."""
+STOPS = {"A plan from leader to member": 16, "An outer round": 20}
+"""Most stops allowed, a file that stands twice being two; no file stands more often."""
+TWICE = 2
+
+
+def main() -> int:
+    """Print all; exit 0 when every target holds."""
+    parser = command_line(__doc__)
+    parser.add_argument("--base", metavar="COMMIT", default=BASE, help=f"default: {BASE}")
+    parser.add_argument("--only", default=",".join(PARTS), help="which of the six")
+    parser.add_argument("--list", action="store_true", help="name what was counted, on stderr")
+    args = parser.parse_args()
+    report = Report()
+    parts = chosen(parser, args.only, PARTS)
+    now = source.read(ROOT)
+    with source.at_commit(ROOT, args.base) as before:
+        if "1" in parts:
+            read_aloud(report, now, before, named=args.list)
+        if "2" in parts:
+            shape(report, now, before, named=args.list)
+        if "3" in parts:
+            walks(report, now, named=args.list)
+        if "4" in parts:
+            unchanged.simulator(report)
+        if "5" in parts:
+            unchanged.beside(report, before, args.base)
+        if "6" in parts:
+            unchanged.all_tests(report)
+    return report.end(args.json, base=args.base)
+
+
+def read_aloud(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
+    """Add rows 1."""
+    said = reading.sentences(_written(now, *TEXTS))
+    said_before = reading.sentences(_written(before, *TEXTS))
+    flagged = [one for one in said if one.stumble]
+    flagged_before = [one for one in said_before if one.stumble]
+    share = len(flagged) / len(said)
+    report.add(
+        "1 sentences of docstrings and comments that stumble",
+        100 * share,
+        "%",
+        f"{len(flagged)} of {len(said)}; before {len(flagged_before)} of {len(said_before)}",
+        f"at most {100 * STUMBLING:g}",
+        share <= STUMBLING,
+    )
+    _list([f"{one.path}:{one.line}: {one.stumble}: {one.text}" for one in flagged], named)
+    code = _written(now, *CODE)
+    code_before = _written(before, *CODE)
+    statements = source.count(code)
+    statements_before = source.count(code_before)
+    for what, count, most in PER_THOUSAND:
+        found = count(code)
+        rate = 1000 * len(found) / statements
+        old = 1000 * len(count(code_before)) / statements_before
+        report.add(
+            f"1 {what} in 1,000 statements",
+            rate,
+            "",
+            f"{len(found)} in all; before {old:.1f}",
+            f"at most {most}",
+            rate <= most,
+        )
+        _list(found, named)
+    for what, count in LARGE:
+        found = count(code)
+        there = [one for one in found if one.startswith(COORDINATION)]
+        old = len(count(code_before))
+        target = "none in the coordination"
+        report.add(
+            f"1 {what}", len(there), "", f"{len(found)} in all; before {old}", target, not there
+        )
+        _list(found, named)
+
+
+def _written(tree: Tree, *folders: str) -> list[source.Source]:
+    """The files of ``folders`` that people wrote."""
+    generated = ("_pb2.py", "_pb2_grpc.py")
+    return [one for one in tree.under(*folders) if not one.path.endswith(generated)]
+
+
+def shape(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
+    """Rows 2."""
+    folder, most = source.largest_package(now.under("node"))
+    was = " ".join(map(str, source.largest_package(before.under("node"))))
+    report.add(
+        f"2 files in the largest package ({folder})",
+        most,
+        "",
+        f"before {was}",
+        f"at most {FILES}",
+        most <= FILES,
+    )
+    loose, stay = _unwired(now)
+    old, _ = _unwired(before)
+    _row(report, "2 public functions that the program never reaches", loose, old, 0, named)
+    report.add("2 the same, waiting to be wired in", len(stay), "", ", ".join(UNWIRED))
+    code = ("cli.py", "node", "testbed", "tests", "benchmarks")
+    long, old = source.long_lines(now.under(*code)), source.long_lines(before.under(*code))
+    _row(report, "2 lines over 100 columns", long, old, 0, named)
+    skipped = source.skipped_formatting(now.under("node"))
+    old = source.skipped_formatting(before.under("node"))
+    _row(report, "2 lines of node/ the formatter may not touch", skipped, old, SKIPPED, named)
+    shared = _flat(source.shared_class_names(now.under("node")))
+    old = _flat(source.shared_class_names(before.under("node")))
+    _row(report, "2 classes that share a name", shared, old, SHARED, named)
+
+
+def _unwired(tree: Tree) -> tuple[list[str], list[str]]:
+    """Functions that nothing reaches: those that may not be; those that may, and what only they
+    call."""
+    loose = unreached(tree, UNWIRED.values())
+    return loose, [f for f in unreached(tree) if f not in loose]
+
+
+def _flat(places: dict[str, list[str]]) -> list[str]:
+    return [f"{name} {path}" for name, paths in sorted(places.items()) for path in paths]
+
+
+def _row(
+    report: Report, name: str, found: list[str], old: list[str], most: int, named: bool
+) -> None:
+    """How many were found, beside the base's; each by name with ``--list``."""
+    before = f"before {len(old)}"
+    target = f"at most {most}"
+    report.add(name, len(found), "", before, target, len(found) <= most)
+    _list(found, named)
+
+
+def _list(found: Iterable[str], named: bool) -> None:
+    """Print each on stderr, with ``--list``."""
+    if named:
+        for one in found:
+            print(f"    {one}", file=sys.stderr)
+
+
+def walks(report: Report, now: Tree, *, named: bool) -> None:
+    """Add rows 3 from the page's lists: all files must exist, and each must follow from the one
+    before."""
+    page = (Path(now.root) / "docs" / "architecture.md").read_text()
+    for title, (most, old) in WALKS.items():
+        stops = read_walk(page, title)
+        walk = check(now, stops)
+        wrong = [f"no {f}" for f in walk.missing] + [f"{a} not with {b}" for a, b in walk.unlinked]
+        report.add(
+            f"3 {title[0].lower()}{title[1:]}: files",
+            len(walk.files),
+            "; ".join(wrong) or ("" if walk.files else "not in docs/architecture.md"),
+            f"at 82c642a {old or 'none'}",
+            f"at most {most}, all there and linked",
+            walk.sound and len(walk.files) <= most,
+        )
+        _list(walk.files, named)
+        if title in STOPS:
+            _stops(report, title, stops)
+
+
+def _stops(report: Report, title: str, stops: tuple[str, ...]) -> None:
+    """Add a row for the length of a walk."""
+    often = [path for path, count in Counter(stops).items() if count > TWICE]
+    report.add(
+        f"3 {title[0].lower()}{title[1:]}: stops",
+        len(stops),
+        "; ".join(often),
+        "",
+        f"at most {STOPS[title]}, no file more than twice",
+        0 < len(stops) <= STOPS[title] and not often,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Parts of `benchmarks.nothing_lost`; each has ``rows(report, root, quick)``."""

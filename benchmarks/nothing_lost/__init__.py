@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.nothing_lost`; each has ``rows(report, root)``."""

@@ -1,0 +1,1 @@
+"""Peers that benchmarks start as processes, each with a ``main``."""

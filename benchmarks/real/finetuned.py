@@ -1,0 +1,135 @@
+"""SmolLM2 on Moby Dick by the settings that ``tutti swarm init --from`` chooses, in full and by
+adapters, beside AdamW in one process at other rates and with other orders of the text; and a run
+with a rate that is far too large."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real.generated import commits, made, peers_of
+from benchmarks.real.moby_dick import moby_dick
+from benchmarks.real.pretrained import smollm2
+from benchmarks.report import Report
+from node.manifest import Manifest, amended
+from node.model.device import set_threads
+from protos.control_pb2 import Snapshot
+from testbed.daemons.fleet import Box, Hang
+from testbed.reference.swarm import Reference
+
+RANK = 16
+CLOSE = 1.02
+"""Times the best held-out loss of one process."""
+TIMES_TOO_LARGE = 20
+EPOCH_S = 600.0
+"""For an epoch, beside the start."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Length of the runs, and the runs in one process: factors of the rate, seeds of the order."""
+
+    settings: Mapping[str, Any]
+    factors: tuple[float, ...] = (1 / 3, 1.0, 3.0)
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+WHOLE = Size({"training.epochs": 60})
+QUICK = Size({"training.epochs": 12, "training.target_batch": 4}, seeds=(1,))
+"""12 epochs of 2,048 tokens, and three runs in one process."""
+
+
+def rows(report: Report, root: Path, *, quick: bool = False) -> None:
+    """Rows of the whole model, of adapters, and of a rate that is too large."""
+    set_threads(2)
+    size = QUICK if quick else WHOLE
+    _compared(report, "full", size, {}, root / "full")
+    _compared(report, f"adapters of rank {RANK}", size, {"model.adapter": RANK}, root / "adapters")
+    _too_large(report, size, root / "large")
+
+
+def _compared(
+    report: Report, what: str, size: Size, changes: Mapping[str, Any], root: Path
+) -> None:
+    box, last = _run(root, {**size.settings, **changes})
+    t = box.manifest.training
+    o = box.manifest.optimizer
+    tokens = t.target_batch * box.manifest.model.seq_len
+    report.add(
+        f"1 held out after {t.epochs} epochs of {tokens:,} tokens, {what}",
+        last.loss_val,
+        f"nats; {last.loss_val_before:.4f} before; {o.name}, peak {o.adam_lr:g}",
+        "SmolLM2-135M-Instruct on Moby Dick, defaults",
+        "below that before",
+        holds=0 < last.loss_val < last.loss_val_before,
+    )
+    found = {
+        (factor * o.adam_lr, seed): _alone(box.manifest, root, factor * o.adam_lr, seed)
+        for factor in size.factors
+        for seed in size.seeds
+    }
+    (rate, seed), best = min(found.items(), key=lambda item: item[1])
+    report.add(
+        f"1 held out beside the best of {len(found)} runs in one process, {what}",
+        last.loss_val / best,
+        f"times {best:.4f}, of the rate {rate:.2g} and the order {seed}",
+        "AdamW in one process at equal tokens: "
+        + ", ".join(f"{r:.2g}/{s} {loss:.3f}" for (r, s), loss in found.items()),
+        f"at most {CLOSE}",
+        holds=last.loss_val <= CLOSE * best,
+    )
+
+
+def _too_large(report: Report, size: Size, root: Path) -> None:
+    """A rate 20 times the default must be named by the status and once by the journal."""
+    usual = _made(root / "usual", size.settings).manifest.optimizer.adam_lr
+    changes = {**size.settings, "optimizer.adam_lr": TIMES_TOO_LARGE * usual}
+    box, last = _run(root / "run", changes)
+    said = next((text for text in last.warnings if "got worse" in text), "")
+    told = sum(len(peer.events("worse-than-before")) for peer in box.made.values())
+    report.add(
+        f"1 a rate {TIMES_TOO_LARGE} times the default is said to make the model worse",
+        told,
+        f"times in the journal; held out {last.loss_val:.4f}, {last.loss_val_before:.4f} before; "
+        f"status: {said or 'nothing'}",
+        "",
+        "1, and in the status",
+        holds=told == 1 and bool(said),
+    )
+
+
+def _alone(manifest: Manifest, home: Path, rate: float, seed: int) -> float:
+    """Held-out loss after the same epochs in one process."""
+    changed = amended(manifest, {"optimizer.adam_lr": rate, "data.seed": seed})
+    tokenizer = smollm2() / "tokenizer.json"
+    place = {"data.source": f"file:{moby_dick()}", "data.tokenizer": str(tokenizer)}
+    twin = Reference(amended(changed, place), home, smollm2())
+    for _ in twin.train(manifest.training.epochs):
+        pass
+    return twin.evaluate()
+
+
+def _made(root: Path, changes: Mapping[str, Any]) -> Box:
+    """The manifest that ``init`` writes, with these changes and nothing else."""
+    return made(root, smollm2(), changes, "--data", str(moby_dick()))
+
+
+def _run(root: Path, changes: Mapping[str, Any]) -> tuple[Box, Snapshot]:
+    """A peer for each stage until all epochs are committed; the last status of the ends."""
+    box = _made(root, changes)
+    peers = peers_of(box, [1] * (box.manifest.pipeline.stages + 1), threads=1)
+    epochs = box.manifest.training.epochs
+    try:
+        box.start(*peers)
+        box.wait(
+            "the end of the run",
+            lambda: peers[0].status().state == "finished",
+            epochs * EPOCH_S,
+            every=2.0,
+        )
+        last = peers[0].status()
+        if len(commits(peers[0])) < epochs:
+            raise Hang(f"{len(commits(peers[0]))} of {epochs} epochs were committed")
+    finally:
+        box.clean_up()
+    return box, last

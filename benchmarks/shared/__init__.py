@@ -1,0 +1,1 @@
+"""Parts that benchmarks share: charts, tables of faults, parts by number."""

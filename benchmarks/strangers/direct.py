@@ -1,0 +1,86 @@
+"""Attacks in one process: what the code does with the worst input, in bytes and processor time."""
+
+import contextlib
+import json
+import time
+import tracemalloc
+
+from benchmarks.report import Report
+from benchmarks.strangers.siege import CALLBACK_S, GROWTH_MIB
+from node.core.errors import WireError
+from node.core.ids import PeerId
+from node.dht.topics import MAX_POSTING
+from node.identity.faults import PEERS_KEPT
+from node.outer import census
+from node.transport.handshake import Tokens
+
+RECORDS = 64
+HONEST = 8
+
+
+def tokens(report: Report) -> None:
+    """Row 14: honest peers that still have their tokens after a flood of accepted strangers."""
+    honest = {PeerId(f"honest-{number}") for number in range(HONEST)}
+    kept = Tokens(established=lambda peer: peer in honest)
+    for peer in honest:
+        kept.accept(peer)
+    for number in range(2 * PEERS_KEPT):
+        kept.accept(PeerId(f"stranger-{number}"))
+    left = sum(kept.knows(peer) for peer in honest)
+    report.add(
+        "14 established peers that keep their tokens",
+        left,
+        "peers",
+        f"of {HONEST}, after {2 * PEERS_KEPT} accepted strangers",
+        f"{HONEST}",
+        holds=left == HONEST,
+    )
+
+
+def records(report: Report) -> None:
+    """Rows 16: records of cells that claim as many replicas as fit into a posting."""
+    largest = census.MAX_REPLICAS - 1
+    body = {
+        "cell": "c" * 16,
+        "epoch": 1,
+        "lineage": "f" * 32,
+        "replicas": [],
+        "works": True,
+        "tokens_per_s": 1.0,
+        "counts": "",
+    }
+    left = MAX_POSTING - len(json.dumps(body))
+    body["replicas"] = [largest] * (left // len(f"{largest}, "))
+    raw = json.dumps(body).encode()
+    begin = time.process_time()
+    refused = RECORDS - len(_read(raw))
+    took = time.process_time() - begin
+    tracemalloc.start()
+    _read(raw)
+    peak = tracemalloc.get_traced_memory()[1] / 2**20
+    tracemalloc.stop()
+    report.add(
+        f"16 memory of {RECORDS} records of cells",
+        peak,
+        "MiB",
+        f"{len(raw)} bytes each, {refused} refused",
+        f"at most {GROWTH_MIB:.0f}",
+        holds=peak <= GROWTH_MIB,
+    )
+    report.add(
+        f"16 processor time of {RECORDS} records of cells",
+        took,
+        "s",
+        "at once, between two looks of the event loop at anything else",
+        f"below {CALLBACK_S}",
+        holds=took < CALLBACK_S,
+    )
+
+
+def _read(raw: bytes) -> list[list[int]]:
+    """The stages of the peers of each cell; records that are refused are left out."""
+    found: list[list[int]] = []
+    for _ in range(RECORDS):
+        with contextlib.suppress(WireError):
+            found.append(census.CellRecord.parse(raw).stages)
+    return found

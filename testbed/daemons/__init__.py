@@ -1,0 +1,1 @@
+"""Daemons as processes of this machine, their event files, and the accounts kept from these."""

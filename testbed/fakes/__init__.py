@@ -1,0 +1,1 @@
+"""Substitutes of ports in the process of a test: one for each port."""

@@ -1,0 +1,1 @@
+"""Parsers of foreign bytes, mutations of valid messages, and the check of both."""

@@ -1,0 +1,1 @@
+"""Swarms of daemons or simulated peers, with the faults that strike them."""

@@ -1,0 +1,119 @@
+"""The attackers of the benchmark: they speak HTTP/2 as gRPC does, and only to this machine."""
+
+import asyncio
+import importlib
+import math
+import struct
+import time
+from collections import Counter
+
+import grpc
+import grpc.aio
+import pytest
+
+from benchmarks.strangers import watched
+from benchmarks.strangers.band import check_loopback
+from benchmarks.strangers.files import OpenWatch
+from benchmarks.strangers.http2 import Http2, printable_parts
+from benchmarks.strangers.table import ATTACKS, GROUNDS
+from benchmarks.strangers.watched import blocked
+from node.core.errors import UsageFault
+from node.reach.secure import make_certificate
+from node.transport.auth import TOKEN_KEY
+
+METHOD = "/tutti.v1.Training/Tell"
+
+
+async def test_a_body_arrives_only_when_its_last_byte_does() -> None:
+    calls: list[tuple[bytes, str]] = []
+    came = asyncio.Event()
+
+    async def tell(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        metadata = dict(context.invocation_metadata() or ())
+        calls.append((request, str(metadata[TOKEN_KEY])))
+        came.set()
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no seat is free")
+        return b""
+
+    certificate = make_certificate(time.time())
+    server = grpc.aio.server()
+    handler = {"Tell": grpc.unary_unary_rpc_method_handler(tell)}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("tutti.v1.Training", handler),)
+    )
+    credentials = grpc.ssl_server_credentials([(certificate.key, certificate.pem)])
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    heard: Counter[str] = Counter()
+    connection = Http2(f"127.0.0.1:{port}", heard)
+    try:
+        async with asyncio.timeout(20.0):
+            await connection.connect()
+            unfinished = await connection.begin(METHOD, "aa")
+            await connection.data(unfinished, struct.pack(">BI", 0, 4) + b"abc")
+            whole = await connection.begin(METHOD, "bb")
+            await connection.data(whole, struct.pack(">BI", 0, 3) + b"xyz")
+            await came.wait()
+            while not heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        connection.close()
+        await server.stop(None)
+    assert calls == [(b"xyz", "bb")]
+    assert connection.ended == {whole}
+    assert "no seat is free" in next(iter(heard))
+
+
+def test_attackers_leave_other_machines_alone() -> None:
+    check_loopback("127.0.0.1")
+    check_loopback("::1")
+    for host in ("192.168.1.7", "8.8.8.8", "::ffff:8.8.8.8"):
+        with pytest.raises(UsageFault):
+            check_loopback(host)
+
+
+def test_every_attack_is_there() -> None:
+    for attack in ATTACKS:
+        assert attack.ground in GROUNDS
+        assert bool(attack.run) != bool(attack.bent)
+        if attack.run:
+            module, _, function = attack.run.partition(":")
+            assert callable(
+                getattr(importlib.import_module(f"benchmarks.strangers.{module}"), function)
+            )
+
+
+def test_a_block_is_time_in_which_the_loop_ran_code() -> None:
+    assert blocked(due=1.0, now=3.0, cpu_before=5.0, cpu=7.5) == 2.0
+    assert blocked(due=1.0, now=3.0, cpu_before=5.0, cpu=5.1) == pytest.approx(0.1)
+    assert blocked(due=1.0, now=0.9, cpu_before=5.0, cpu=5.1) == 0.0
+
+
+async def test_a_callback_that_takes_long_is_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(watched, "TELL_S", 0.0)
+    (tmp_path / watched.FILE).parent.mkdir()
+    begin = time.time()
+    watched.LoopWatch(tmp_path / watched.FILE)
+    busy_until = time.thread_time() + 0.3
+    while time.thread_time() < busy_until:
+        pass
+    while not (told := watched.read_blocks(tmp_path, begin, math.inf)):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    # The first tick was due within the block, and the rest of the block counts.
+    assert told[0].seconds >= 0.3 - watched.TICK_S - 0.01
+
+
+def test_it_is_seen_that_a_file_is_opened(tmp_path) -> None:
+    path = tmp_path / "passwords.txt"
+    path.write_text("secret")
+    watch = OpenWatch(path)
+    assert not watch.opened()
+    path.read_text()
+    assert watch.opened()
+    assert watch.opened()
+    watch.close()
+
+
+def test_reasons_are_read_out_of_a_header_block() -> None:
+    block = b"\x88\x40\x0bgrpc-status\x018\x40\x0cgrpc-message\x0fno seat is free"
+    assert "no seat is free" in printable_parts(block)

@@ -1,0 +1,155 @@
+"""The counters of `benchmarks.codebase` on a made-up tree: each sees the case it was made for."""
+
+import textwrap
+from pathlib import Path
+
+from benchmarks.codebase import reading
+from benchmarks.codebase import tree as source
+from benchmarks.codebase.__main__ import UNWIRED
+from benchmarks.codebase.reached import unreached
+from benchmarks.codebase.tree import Tree
+from benchmarks.codebase.walks import check, read_walk
+from benchmarks.report import ROOT
+
+FILES = {
+    "cli.py": """
+        from node import app
+        def main():
+            from node.jobs import Job
+            app.start(Job())
+        """,
+    "node/__init__.py": "",
+    "node/app.py": '''
+        """What the program starts."""
+        from typing import TYPE_CHECKING, Protocol
+        if TYPE_CHECKING:
+            from node.dead import helper
+        class Port(Protocol):
+            def promised(self) -> None: ...
+        def start(job: "Job") -> None:
+            """Two statements below, one here."""
+            helper = 3
+            job.run()
+        def never() -> None:
+            helper()
+        ''',
+    "node/jobs.py": """
+        from textual import App
+        class Job:
+            def run(self):
+                return self._work()
+            def _work(self):
+                return [1]
+            def unused(self):
+                return {"a": "# fmt: skip"}
+        class Screen(App):
+            def on_key(self):
+                pass
+        class Local:
+            def run(self):
+                pass
+        SCREEN = Screen()
+        """,
+    "node/dead.py": """
+        class Job:
+            def run(self):
+                pass
+        def helper():
+            return 1
+        """,
+    "tests/test_a.py": "from node.dead import helper\nassert helper() == 1\n",
+}
+
+
+def made(root: Path, files: dict[str, str]) -> Tree:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(textwrap.dedent(text))
+    return source.read(root)
+
+
+def test_what_only_tests_call_is_found(tmp_path: Path) -> None:
+    """Neither an import for types, a local variable of the name nor a method of that name in a
+    class nobody makes reaches anything; a library's base class reaches what overrides it."""
+    assert unreached(made(tmp_path, FILES)) == [
+        "node.app.never",
+        "node.dead.Job.run",
+        "node.dead.helper",
+        "node.jobs.Job.unused",
+        "node.jobs.Local.run",
+    ]
+
+
+def test_what_waits_to_be_wired_in_is_still_unreached() -> None:
+    loose = unreached(source.read(ROOT))
+    assert {what: [f for f in loose if word in f] for what, word in UNWIRED.items()} == {
+        "merging shares of samples": ["node.core.samples.merged"]
+    }
+
+
+def test_docstrings_and_bare_constants_are_no_statements(tmp_path: Path) -> None:
+    tree = made(tmp_path, {"node/a.py": '"""Doc."""\nx = 1\ndef f():\n    """Doc."""\n    ...\n'})
+    assert source.count(tree.under("node")) == 2
+
+
+def written(root: Path, text: str) -> list[source.Source]:
+    return made(root, {"node/a.py": text}).under("node")
+
+
+def test_a_sentence_that_names_nothing_stumbles(tmp_path: Path) -> None:
+    text = '''
+        """What a peer says. The speed of a peer, in tokens a second: whose it is."""
+        # Plans are signed by their leader.
+        # Of every kind.
+        x = 1
+        """As many as wanted."""
+        '''
+    found = [(one.text, bool(one.stumble)) for one in reading.sentences(written(tmp_path, text))]
+    assert sorted(found) == [
+        ("As many as wanted.", True),
+        ("Of every kind.", True),
+        ("Plans are signed by their leader.", False),
+        ("The speed of a peer, in tokens a second:", False),
+        ("What a peer says.", True),
+        ("whose it is.", True),
+    ]
+
+
+def test_swaps_and_results_of_calls_are_no_parallel_assignments(tmp_path: Path) -> None:
+    text = "a, b = 1, 2\na, b = b, a\nc, d = divmod(7, 2)\nx.y, z = z, x.y + 1\n"
+    assert reading.parallel_assignments(written(tmp_path, text)) == ["node/a.py:1"]
+
+
+def test_large_functions_and_classes_are_named(tmp_path: Path) -> None:
+    names = [f"a{i}" for i in range(reading.PARAMETERS)]
+    fields = "".join(f"    f{i}: int\n" for i in range(reading.ATTRIBUTES))
+    text = (
+        f"def fits(self, {', '.join(names)}): return 1 if a0 else 2\n"
+        f"def large({', '.join(names)}, *, more): pass\n"
+        f"class Fits:\n{fields}"
+        f"class Large:\n{fields}    def set(self): self.more = 1\n"
+    )
+    there = written(tmp_path, text)
+    assert len(reading.conditional_expressions(there)) == 1
+    assert [one.split()[1] for one in reading.long_signatures(there)] == ["large"]
+    assert [one.split()[1] for one in reading.large_classes(there)] == ["Large"]
+
+
+def test_shared_names_long_lines_and_packages_are_counted(tmp_path: Path) -> None:
+    tree = made(tmp_path, {**FILES, "node/sub/long.py": "x = 1  # " + "é" * 92 + "\n" + "#" * 100})
+    node = tree.under("node")
+    assert source.shared_class_names(node) == {"Job": ["node/dead.py", "node/jobs.py"]}
+    assert source.long_lines(node) == ["node/sub/long.py:1"]
+    assert source.skipped_formatting(node) == ["node/jobs.py:9"]
+    assert source.largest_package(node) == ("node", 4)
+
+
+def test_a_walk_follows_imports_and_calls(tmp_path: Path) -> None:
+    page = "# A\n## Down\n1. `cli.py`: starts\n2. `node/app.py`\n\ntext `x.py`\n## Up\n1. `z.py`\n"
+    tree = made(tmp_path, FILES)
+    assert read_walk(page, "Down") == ("cli.py", "node/app.py")
+    assert read_walk(page, "Sideways") == ()
+    assert check(tree, ("cli.py", "node/app.py", "node/jobs.py")).sound
+    assert not check(tree, ()).sound
+    assert check(tree, ("cli.py", "z.py")).missing == ("z.py",)
+    assert check(tree, ("cli.py", "node/dead.py")).unlinked == (("cli.py", "node/dead.py"),)
