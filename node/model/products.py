@@ -10,7 +10,7 @@ has tiles for that (AMX), so whether it does is measured too.
 import time
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def prefer_faster() -> bool:
     measurements; call it when the number of threads is set. Return True if it is oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return False
-    settings: Any = torch.backends.mkldnn.matmul
+    settings = _settings()
     draw = torch.Generator().manual_seed(1)
     pairs = [
         (torch.randn(rows, inputs, generator=draw), torch.randn(outputs, inputs, generator=draw))
@@ -58,8 +58,7 @@ def prefer_faster() -> bool:
 
 def by_onednn() -> bool:
     """Return True if oneDNN computes fp32 products on the CPU."""
-    settings: Any = torch.backends.mkldnn.matmul
-    return settings.fp32_precision == _ONEDNN
+    return _settings().fp32_precision == _ONEDNN
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -72,6 +71,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         row += bias
     return row.reshape(*x.shape[:-1], -1)
+
+
+def _settings() -> Any:
+    """torch's settings of products by oneDNN, which its type hints leave out."""
+    return cast(Any, torch.backends.mkldnn).matmul
 
 
 def _error(products: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
