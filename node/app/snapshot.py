@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.app.assembly import Assembled
-from node.app.capacity import PROCESS, demands
+from node.app.capacity import PROCESS, stage_demands
 from node.app.node import Node
 from node.app.progress import Progress
 from node.cells.service import CellMeetings, CellTally
@@ -471,8 +471,8 @@ class SnapshotBuilder:
     # ----------------------------------------------------------- history
 
     async def history(self, after: int, edition: int) -> pb.HistoryAnswer:
-        """Epochs above ``after`` (all of them for a reader of another edition), the work of each peer
-        since this daemon started, and the memory that each stage needs."""
+        """Epochs above ``after`` (all of them for a reader of another edition), the work of each
+        peer since this daemon started, and the memory that each stage needs."""
         h = self._history
         known = self._d.journal.names.known
         answer = pb.HistoryAnswer(edition=h.edition, stage_bytes=await self._needed())
@@ -506,13 +506,13 @@ class SnapshotBuilder:
         if m is None:
             return []
         if self._stage_bytes[0] != m.run_id:
-            found = await asyncio.to_thread(demands, self._d.config, m)
+            found = await asyncio.to_thread(stage_demands, self._d.config, m)
             self._stage_bytes = (m.run_id, [nbytes + PROCESS for nbytes in found.values()])
         return self._stage_bytes[1]
 
     def _rounds_repeated(self) -> int:
-        """Rounds that were repeated since the start: of all stages where this peer leads, else of its
-        own stage."""
+        """Rounds that were repeated since the start: of all stages where this peer leads, else of
+        its own stage."""
         a = self._d.assembled
         if a is None:
             return 0
