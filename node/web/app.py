@@ -199,7 +199,7 @@ def _of_another_site(headers: Headers, method: str) -> bool:
 async def _token(request: Request) -> str:
     """The token of the form; "" for a form that is too large, late, or no form."""
     raw = bytearray()
-    with contextlib.suppress(TimeoutError, ClientDisconnect, UnicodeDecodeError):
+    with contextlib.suppress(TimeoutError, ClientDisconnect, ValueError):
         async with asyncio.timeout(FORM_S):
             async for part in request.stream():
                 raw += part

@@ -159,13 +159,15 @@ class Hub:
                     await self._wait(self.version)
                     if not self.version:
                         continue
-                if seen == self.version:
+                # Read before the viewer takes the event: meanwhile there may be newer documents.
+                newest = self.version
+                if seen == newest:
                     yield b": quiet\n\n"
-                elif 0 <= seen == self.version - 1:
+                elif 0 <= seen == newest - 1:
                     yield self._change
                 else:
                     yield self._whole_event()
-                seen = self.version
+                seen = newest
                 await self._wait(seen)
         finally:
             self.viewers -= 1

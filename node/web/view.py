@@ -36,7 +36,7 @@ from protos.control_pb2 import EpochLine, Event, Snapshot, WorkLine
 
 FORMAT = 1
 """Number of the document's form, for those who read exports."""
-MOST_BYTES = 256 << 10
+MOST_BYTES = 320 << 10
 MOST_PEERS = 256
 MOST_CELLS = 64
 MOST_STAGES = 128
@@ -79,7 +79,7 @@ def document(state: State) -> dict[str, Any]:
         "tiles": _tiles(s),
         "map": _map(state),
         "peers": _peers(state.answer),
-        "reference": {"loss": round(s.loss_before, 4), "held": round(s.loss_val_before, 4)},
+        "reference": {"loss": _finite(s.loss_before), "held": _finite(s.loss_val_before)},
         "curve": {str(line.epoch): _point(line) for line in state.past},
         "time": _time(s.time_s),
         "work": shares,
@@ -287,7 +287,7 @@ def _finite(number: float) -> float:
 def _time(time_s: Mapping[str, float]) -> dict[str, float]:
     """Share of each kind, in tenths of a percent."""
     total = sum(time_s.get(kind, 0.0) for kind in TIME_KINDS)
-    if not total > 0:
+    if not 0 < total < math.inf:
         return {}
     return {kind: round(time_s.get(kind, 0.0) / total, 3) for kind in TIME_KINDS}
 
