@@ -36,6 +36,7 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".txt": "text/plain; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
 LIBRARY = ("uPlot.iife.min.js", "uPlot.min.css", "uPlot-LICENSE.txt")
 """Files of the chart library."""
@@ -59,7 +60,7 @@ SEND_S = 30.0
 """Seconds within which a viewer must take an event; a viewer that does not is hung up on."""
 BUSY_S = 15
 """Seconds after which a viewer that found no place may ask again."""
-ENTRANCE = ("/enter", "/page.css", "/entrance.html")
+ENTRANCE = ("/enter", "/page.css", "/icon.svg", "/entrance.html")
 """Paths that need no token."""
 
 

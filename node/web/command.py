@@ -22,7 +22,7 @@ from protos import ask_pb2, control_pb2
 
 FROZEN = "data.js"
 """File of an export with the document."""
-PAGE = ("page.css", "page.js", *LIBRARY)
+PAGE = ("page.css", "page.js", "icon.svg", *LIBRARY)
 """Files of an export beside the page and the document."""
 MARK = "<!-- frozen -->"
 """Place in the page for what only an export has."""

@@ -27,7 +27,7 @@ def made() -> dict:
 
 def test_an_export_is_a_page_that_asks_nobody(tmp_path):
     files = freeze(made(), tmp_path / "deep" / "page")
-    assert sorted(files) == sorted(["index.html", "page.css", "page.js", FROZEN, *LIBRARY])
+    assert set(files) == {"index.html", "page.css", "page.js", "icon.svg", FROZEN, *LIBRARY}
     there = tmp_path / "deep" / "page"
     html = (there / "index.html").read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html)

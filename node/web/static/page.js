@@ -147,10 +147,11 @@ function points() {
 }
 
 function axis(values, size) {
-  return {
-    stroke: color("quiet"), grid: { stroke: color("line"), width: 1 }, values, size,
+  const made = {
+    stroke: color("quiet"), grid: { stroke: color("line"), width: 1 }, values,
     ticks: { stroke: color("line"), width: 1 }, font: "12px system-ui, sans-serif",
   };
+  return size ? { ...made, size } : made;
 }
 
 function chart(id, options, data, draw) {
@@ -299,7 +300,7 @@ function drawMap() {
   const body = make("tbody");
   for (const key of order) body.append(cellRow(key, cells[key], places, named, several));
   fill(byId("map"), [top, body]);
-  drawKey(peers);
+  drawKey(peers, named);
   const more = doc.peers.more ? `, and ${doc.peers.more} more` : "";
   setText("peers-title", `All ${peers.length}${more} peers as a table`);
   const self = peers.find((peer) => peer.self);
@@ -341,7 +342,7 @@ function chip(peer, named) {
   return made;
 }
 
-function drawKey(peers) {
+function drawKey(peers, named) {
   const words = [
     ["works", "● works"], ["coming", "◐ comes back or begins"], ["going", "◌ silent or leaving"],
     ["gone", "✗ gone"],
@@ -349,7 +350,7 @@ function drawKey(peers) {
   const parts = words.filter(([kind]) => peers.some((peer) => peer.kind === kind))
     .map(([kind, text]) => make("span", text, kind));
   if (peers.some((peer) => peer.path === "relayed")) parts.push(make("span", "⤳ through a relay"));
-  if (peers.some((peer) => peer.leads)) parts.push(make("span", "+ leads"));
+  if (named && peers.some((peer) => peer.leads)) parts.push(make("span", "+ leads"));
   fill(byId("map-key"), parts);
 }
 
@@ -441,6 +442,7 @@ function drawNews() {
     made.append(time, (level === "warning" ? "! " : level === "error" ? "!! " : "") + words);
     return made;
   }));
+  if (!doc.news.length) fill(byId("news"), [make("li", "nothing yet", "quiet")]);
 }
 
 // ------------------------------------------------------------------ views
