@@ -263,7 +263,7 @@ class RoundLine(_message.Message):
     bytes: int
     def __init__(self, done: _Optional[int] = ..., repaired: _Optional[int] = ..., failed: _Optional[int] = ..., last_s: _Optional[float] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
-class HistoryRequest(_message.Message):
+class RunHistoryRequest(_message.Message):
     __slots__ = ("after", "edition")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     EDITION_FIELD_NUMBER: _ClassVar[int]
@@ -271,7 +271,7 @@ class HistoryRequest(_message.Message):
     edition: int
     def __init__(self, after: _Optional[int] = ..., edition: _Optional[int] = ...) -> None: ...
 
-class HistoryAnswer(_message.Message):
+class RunHistory(_message.Message):
     __slots__ = ("edition", "epochs", "work", "stage_bytes")
     EDITION_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]

@@ -57,8 +57,8 @@ class ControlStub:
                 _registered_method=True)
         self.History = channel.unary_unary(
                 '/tutti.v1.Control/History',
-                request_serializer=protos_dot_control__pb2.HistoryRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.HistoryAnswer.FromString,
+                request_serializer=protos_dot_control__pb2.RunHistoryRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.RunHistory.FromString,
                 _registered_method=True)
         self.Reach = channel.unary_unary(
                 '/tutti.v1.Control/Reach',
@@ -228,8 +228,8 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'History': grpc.unary_unary_rpc_method_handler(
                     servicer.History,
-                    request_deserializer=protos_dot_control__pb2.HistoryRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.HistoryAnswer.SerializeToString,
+                    request_deserializer=protos_dot_control__pb2.RunHistoryRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.RunHistory.SerializeToString,
             ),
             'Reach': grpc.unary_unary_rpc_method_handler(
                     servicer.Reach,
@@ -410,8 +410,8 @@ class Control:
             request,
             target,
             '/tutti.v1.Control/History',
-            protos_dot_control__pb2.HistoryRequest.SerializeToString,
-            protos_dot_control__pb2.HistoryAnswer.FromString,
+            protos_dot_control__pb2.RunHistoryRequest.SerializeToString,
+            protos_dot_control__pb2.RunHistory.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,8 +50,8 @@ class CannedWindow:
         ]
         return pb.CellsAnswer(cells=3, seen=lines)
 
-    async def history(self, after: int, edition: int) -> pb.HistoryAnswer:
-        answer = pb.HistoryAnswer()
+    async def history(self, after: int, edition: int) -> pb.RunHistory:
+        answer = pb.RunHistory()
         answer.CopyFrom(self.past)
         if edition == answer.edition:
             del answer.epochs[:]
@@ -179,9 +179,9 @@ def training_snapshot(**changes: object) -> Snapshot:
     return snapshot
 
 
-def some_history(s: Snapshot) -> pb.HistoryAnswer:
+def some_history(s: Snapshot) -> pb.RunHistory:
     """The history behind a snapshot of :func:`training_snapshot`, with two repaired rounds."""
-    answer = pb.HistoryAnswer(edition=1, stage_bytes=[3 << 30, 8 << 30, 9 << 30, 10 << 30])
+    answer = pb.RunHistory(edition=1, stage_bytes=[3 << 30, 8 << 30, 9 << 30, 10 << 30])
     each = s.tokens // max(1, len(s.loss_history))
     for epoch, loss in enumerate(s.loss_history, 1):
         line = answer.epochs.add(

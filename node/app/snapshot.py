@@ -470,12 +470,12 @@ class SnapshotBuilder:
 
     # ----------------------------------------------------------- history
 
-    async def history(self, after: int, edition: int) -> pb.HistoryAnswer:
+    async def history(self, after: int, edition: int) -> pb.RunHistory:
         """Epochs above ``after`` (all of them for a reader of another edition), the work of each
         peer since this daemon started, and the memory that each stage needs."""
         h = self._history
         known = self._d.journal.names.known
-        answer = pb.HistoryAnswer(edition=h.edition, stage_bytes=await self._needed())
+        answer = pb.RunHistory(edition=h.edition, stage_bytes=await self._needed())
         for line in h.after(after, edition):
             answer.epochs.append(
                 pb.EpochLine(

@@ -42,7 +42,7 @@ class Window(Protocol):
         few. Raises UsageFault where a run has one."""
         ...
 
-    async def history(self, after: int, edition: int) -> control_pb2.HistoryAnswer:
+    async def history(self, after: int, edition: int) -> control_pb2.RunHistory:
         """Epochs above ``after``, or all of them for a reader of another edition; the work of each
         peer in them, and the memory that each stage needs."""
         ...
@@ -150,8 +150,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return await self._answer(context, self._window.ping, request.peer, count, request.improve)
 
     async def History(
-        self, request: control_pb2.HistoryRequest, context: Any
-    ) -> control_pb2.HistoryAnswer:
+        self, request: control_pb2.RunHistoryRequest, context: Any
+    ) -> control_pb2.RunHistory:
         return await self._answer(context, self._window.history, request.after, request.edition)
 
     async def Reach(

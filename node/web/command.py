@@ -44,9 +44,9 @@ class PageDaemon(ControlDaemon):
         """What ``tutti peers`` shows."""
         return await self._ask(self._stub.Peers, control_pb2.PeersRequest())
 
-    async def history(self, after: int, edition: int) -> control_pb2.HistoryAnswer:
+    async def history(self, after: int, edition: int) -> control_pb2.RunHistory:
         """Epochs above ``after``, or all of them."""
-        request = control_pb2.HistoryRequest(after=after, edition=edition)
+        request = control_pb2.RunHistoryRequest(after=after, edition=edition)
         return await self._ask(self._stub.History, request)
 
     async def news(self, last: int) -> list[control_pb2.Event]:

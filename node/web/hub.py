@@ -25,7 +25,7 @@ from protos.control_pb2 import (
     EpochLine,
     Event,
     GenerateRequest,
-    HistoryAnswer,
+    RunHistory,
     Piece,
     Snapshot,
     WorkLine,
@@ -51,7 +51,7 @@ class Watched(Protocol):
 
     async def status(self) -> Snapshot: ...
     async def peers(self) -> PeersAnswer: ...
-    async def history(self, after: int, edition: int) -> HistoryAnswer: ...
+    async def history(self, after: int, edition: int) -> RunHistory: ...
     async def news(self, last: int) -> list[Event]: ...
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]: ...
 
@@ -72,7 +72,7 @@ class Past:
             return 0
         return self.lines[-1].epoch
 
-    def take(self, answer: HistoryAnswer) -> None:
+    def take(self, answer: RunHistory) -> None:
         """Add what is new; an answer of another edition replaces all."""
         if answer.edition != self.edition:
             self.lines = []

@@ -43,7 +43,7 @@ class Canned:
     async def peers(self) -> PeersAnswer:
         return self.window.seen
 
-    async def history(self, after: int, edition: int) -> pb.HistoryAnswer:
+    async def history(self, after: int, edition: int) -> pb.RunHistory:
         return await self.window.history(after, edition)
 
     async def news(self, last: int) -> list[pb.Event]:

@@ -494,6 +494,7 @@ async function ask(event) {
   byId("send").disabled = true;
   byId("halt").disabled = false;
   byId("words").value = "";
+  byId("talk").setAttribute("aria-busy", "true"); // an answer is read out when it is whole
   say(words, "own", "you");
   const body = { model: "tutti", stream: true, max_tokens: 256, temperature: 0.7 };
   if (chat) body.messages = [...talk, { role: "user", content: words }];
@@ -506,6 +507,7 @@ async function ask(event) {
     if (error.name !== "AbortError") say(error.message, "fault", "fault");
   }
   running = null;
+  byId("talk").removeAttribute("aria-busy");
   byId("send").disabled = false;
   byId("halt").disabled = true;
   byId("words").focus();
