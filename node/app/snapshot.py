@@ -133,7 +133,7 @@ class SnapshotBuilder:
     def __init__(self, daemon: Node) -> None:
         self._d = daemon
         self.tally = Tally()
-        self._history = History()
+        self._history = History(int(daemon.clock.wall()))
         self._repeated = 0
         """Rounds that were repeated before the newest plan, as far as this peer saw."""
         self._stage_bytes: tuple[str, list[int]] = ("", [])

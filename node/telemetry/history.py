@@ -60,10 +60,10 @@ class Work:
 
 class History:
     """The committed epochs since this peer started. ``edition`` changes when lines that a reader
-    has seen are no longer so."""
+    has seen are no longer so; it begins with a number that no earlier history of this peer had."""
 
-    def __init__(self) -> None:
-        self.edition = 1
+    def __init__(self, edition: int = 1) -> None:
+        self.edition = edition
         self._lines: list[EpochLine] = []
         self._held_out = 0.0
         self._plan: tuple[CellId, int, int] | None = None

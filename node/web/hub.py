@@ -25,8 +25,8 @@ from protos.control_pb2 import (
     EpochLine,
     Event,
     GenerateRequest,
-    RunHistory,
     Piece,
+    RunHistory,
     Snapshot,
     WorkLine,
 )

@@ -55,6 +55,12 @@ def test_a_swarm_that_went_back_has_another_edition():
     assert [(line.epoch, line.tokens) for line in history.after(9, before)] == [(1, 100), (2, 222)]
 
 
+def test_a_daemon_that_started_again_has_another_edition():
+    history = History(1_700_000_000)
+    history.planned(plan(5), 0.0)
+    assert [line.epoch for line in history.after(9, 1_600_000_000)] == [5]
+
+
 def test_another_cell_counts_no_work_of_the_old_one():
     history = after(plan(1, cell_id="a" * 16), plan(2, cell_id="b" * 16))
     assert history.work(9) == []
