@@ -85,7 +85,7 @@ def document(state: State) -> dict[str, Any]:
         "work": shares,
         "me": _me(s, shares),
         "help": [
-            {"urgent": wish.urgent, "text": wish.text}
+            {"kind": wish.kind, "text": wish.text}
             for wish in wishes(state.answer, state.stage_bytes)
         ],
         "prompt": clean(state.prompt, 200),

@@ -16,9 +16,10 @@ MOST = 12
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One line. ``urgent``: training waits for it."""
+    """One line. ``kind``: "urgent" where training waits for it, "thin" where it would wait if one
+    peer left, "more" for what makes the swarm faster."""
 
-    urgent: bool
+    kind: str
     text: str
 
 
@@ -51,11 +52,13 @@ def _of_stages(
 ) -> Iterator[Wish]:
     for (count, stage), where in thin.items():
         place = _place(stage)
+        kind = "thin"
         number = "one replica"
         if count == 0:
+            kind = "urgent"
             number = "no peer"
         text = f"{place} {_have(stage)} {number}{_cells_said(where, cells)}"
-        yield Wish(count == 0, text + _size(stage, stage_bytes))
+        yield Wish(kind, text + _size(stage, stage_bytes))
 
 
 def _of_links(answer: PeersAnswer) -> Iterator[Wish]:
@@ -66,7 +69,7 @@ def _of_links(answer: PeersAnswer) -> Iterator[Wish]:
             f"{relayed} of {several(len(others), 'peer')} are reached through a relay: a peer with "
             "an open port makes everybody faster"
         )
-        yield Wish(False, text)
+        yield Wish("more", text)
 
 
 def _for_speed(seen: Mapping[str, Mapping[int, int]], stage_bytes: Sequence[int]) -> Wish:
@@ -76,7 +79,7 @@ def _for_speed(seen: Mapping[str, Mapping[int, int]], stage_bytes: Sequence[int]
         f"every stage has {own[stage]} replicas or more; another peer makes the swarm faster, "
         f"first at {_place(stage)}{_size(stage, stage_bytes)}"
     )
-    return Wish(False, text)
+    return Wish("more", text)
 
 
 def _place(stage: int) -> str:

@@ -65,12 +65,12 @@ def test_the_map_marks_thin_stages_and_peers_that_come_back():
 
 def test_what_would_help_is_most_urgent_first_and_has_its_size():
     answer = some_peers()
-    said = [(w.urgent, w.text) for w in wishes(answer, [1 << 30, 0, 9 << 30])]
+    said = [(w.kind, w.text) for w in wishes(answer, [1 << 30, 0, 9 << 30])]
     assert said == [
-        (True, "stage 3 has no peer"),
-        (False, "the ends have one replica: 1.0 GiB"),
-        (False, "stage 1 has one replica"),
-        (False, "stage 2 has one replica: 9.0 GiB"),
+        ("urgent", "stage 3 has no peer"),
+        ("thin", "the ends have one replica: 1.0 GiB"),
+        ("thin", "stage 1 has one replica"),
+        ("thin", "stage 2 has one replica: 9.0 GiB"),
     ]
     assert wishes(PeersAnswer(), []) == []
 

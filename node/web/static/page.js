@@ -164,6 +164,12 @@ function chart(id, options, data, draw) {
   drawn[id].redo = draw;
 }
 
+function blank(id, words) {
+  if (drawn[id]) drawn[id].destroy();
+  delete drawn[id];
+  fill(byId(id), [make("p", words, "quiet")]);
+}
+
 function setOrChart(id, options, data, draw) {
   const there = drawn[id];
   if (there && there.series.length === data.length) there.setData(data);
@@ -196,7 +202,7 @@ function drawLoss(all) {
     return entry;
   }));
   if (rows.length < 2) {
-    fill(byId("loss-chart"), [make("p", "The curve begins with the second epoch.", "quiet")]);
+    blank("loss-chart", "The curve begins with the second epoch.");
     return;
   }
   const line = (name, more) =>
@@ -235,7 +241,7 @@ function tabulateLoss(rows) {
 function drawEpochs(all) {
   const rows = all.filter((p) => p[4] > 0);
   if (rows.length < 2) {
-    fill(byId("epoch-chart"), [make("p", "No epoch has been timed yet.", "quiet")]);
+    blank("epoch-chart", "No epoch has been timed yet.");
     return;
   }
   const each = rows.map((p) => p[4] / p[6]);
@@ -370,11 +376,8 @@ function tabulatePeers(peers, several) {
 // ------------------------------------------------------------------ lists
 
 function drawHelp() {
-  fill(byId("help"), doc.help.map((wish) => {
-    const fine = wish.text.startsWith("every stage");
-    return make("li", wish.text, wish.urgent ? "urgent" : fine ? "fine" : "");
-  }));
-  if (!doc.help.length) fill(byId("help"), [make("li", "nothing is known yet", "fine")]);
+  fill(byId("help"), doc.help.map((wish) => make("li", wish.text, wish.kind)));
+  if (!doc.help.length) fill(byId("help"), [make("li", "nothing is known yet", "more")]);
 }
 
 function drawTime() {
@@ -460,13 +463,10 @@ function drawViews() {
 }
 
 function redraw() {
-  for (const there of Object.values(drawn)) if (there.root.isConnected) {
-    const redo = there.redo;
-    for (const [id, one] of Object.entries(drawn)) if (one === there) {
-      there.destroy();
-      delete drawn[id];
-    }
-    redo();
+  for (const [id, there] of Object.entries(drawn)) {
+    there.destroy();
+    delete drawn[id];
+    there.redo();
   }
 }
 
