@@ -185,7 +185,7 @@ class _Guard:
             # The endpoint of the chat looks at the token itself.
             shown = (b"authorization", f"Bearer {self._token}".encode())
             others = [pair for pair in scope["headers"] if pair[0] != b"authorization"]
-            scope = scope | {"headers": [*others, shown]}
+            scope = {**scope, "headers": [*others, shown]}
         await self._app(scope, receive, send)
 
 
