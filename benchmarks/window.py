@@ -193,7 +193,7 @@ def same_epoch(report: Report, urls: Sequence[str]) -> None:
 
 
 def idle_cost(report: Report, peer: Peer, seconds: float) -> None:
-    """What five viewers cost a daemon whose run is complete, so that nothing else moves."""
+    """Measure the cost of five viewers at a daemon whose run is complete: nothing else moves."""
     with page(peer.home, "--sample", "never") as (server, url):
         first = [loaded(url) for _ in range(LOADS)]
         report.add(

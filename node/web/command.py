@@ -17,7 +17,7 @@ from node.serve import command as serving
 from node.serve.app import Endpoint
 from node.serve.command import STATUS_S, STOP_S, ControlDaemon
 from node.web.app import LIBRARY, POLICY, STATIC, Page
-from node.web.hub import Hub
+from node.web.hub import Hub, Offer
 from protos import ask_pb2, control_pb2
 
 FROZEN = "data.js"
@@ -37,11 +37,11 @@ class PageDaemon(ControlDaemon):
     """The daemon behind a control socket: :class:`node.web.hub.Watched`."""
 
     async def status(self) -> control_pb2.Snapshot:
-        """What ``tutti status`` shows."""
+        """The snapshot that ``tutti status`` shows."""
         return await self._ask(self._stub.Status, control_pb2.StatusRequest())
 
     async def peers(self) -> ask_pb2.PeersAnswer:
-        """What ``tutti peers`` shows."""
+        """The peers that ``tutti peers`` shows."""
         return await self._ask(self._stub.Peers, control_pb2.PeersRequest())
 
     async def history(self, after: int, edition: int) -> control_pb2.RunHistory:
@@ -88,7 +88,7 @@ async def serve(
     api = None
     if chat:
         api = Endpoint(daemon, token).app()
-    hub = Hub(daemon, prompt=prompt, when=when, chat=chat)
+    hub = Hub(daemon, Offer(prompt=prompt, when=when, chat=chat))
     hub.begin()
     app = Page(hub, token, sock.getsockname()[1], api).app()
     config = uvicorn.Config(
@@ -112,7 +112,7 @@ async def export(path: Path, directory: Path, prompt: str) -> list[str]:
     UsageFault for a directory with other files in it."""
     _check_empty(directory)
     daemon = PageDaemon(path)
-    hub = Hub(daemon, prompt=prompt, when="never", kept=True)
+    hub = Hub(daemon, Offer(prompt=prompt, when="never", kept=True))
     try:
         document = await hub.now()
     finally:

@@ -1,5 +1,5 @@
-"""Who may see the page: a token in a header, or a cookie that the token was exchanged for. Pure but
-for the secret that it draws.
+"""Admission to the page: a token in a header, or a cookie that the token was exchanged for. Pure
+but for the secret that it draws.
 
 A browser cannot send a header with the page itself, so a form takes the token and answers with a
 cookie that no script can read and no other site can send.

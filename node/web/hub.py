@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,40 +83,75 @@ class Past:
         self.stage_bytes = answer.stage_bytes
 
 
-class Hub:
-    """The document and its viewers. ``when``: one of :data:`WHEN`; ``chat``: the page offers it;
-    ``kept``: samples of earlier servers are shown although none are taken."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Settings of a page. ``prompt``: text that the model goes on with; ``when``: one of
+    :data:`WHEN`; ``chat``: visitors may talk with the model; ``kept``: samples of earlier servers
+    are shown although none are taken; ``tick_s``: seconds between two looks at the daemon."""
 
-    def __init__(
-        self,
-        daemon: Watched,
-        *,
-        prompt: str = "",
-        when: str = WHEN[0],
-        chat: bool = False,
-        kept: bool = False,
-        tick_s: float = TICK_S,
-    ) -> None:
+    prompt: str = ""
+    when: str = WHEN[0]
+    chat: bool = False
+    kept: bool = False
+    tick_s: float = TICK_S
+
+    @property
+    def shows_samples(self) -> bool:
+        """True if the page has samples at all."""
+        return self.when != "never" or self.kept
+
+
+class Latest:
+    """The newest document, and the events that bring a viewer to it. Events are made once for all
+    viewers. ``version``: number of the document, 0 before the first."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.document: dict[str, Any] = {}
+        self._whole = b""
+        self._change = b""
+        self._made = -math.inf
+
+    def put(self, document: dict[str, Any], now: float) -> None:
+        """Take a newer document. ``now``: monotonic seconds."""
+        self._change = _event("change", changes(self.document, document))
+        self._whole = b""
+        self.document = document
+        self.version += 1
+        self._made = now
+
+    def age(self, now: float) -> float:
+        """Seconds since the document was made; infinity before the first."""
+        return now - self._made
+
+    def event(self, seen: int) -> bytes:
+        """Event for a viewer that has document ``seen``, -1 for none."""
+        if seen == self.version:
+            return b": quiet\n\n"
+        if 0 <= seen == self.version - 1:
+            return self._change
+        if not self._whole:
+            self._whole = _event("whole", self.document)
+        return self._whole
+
+
+class Hub:
+    """The document and its viewers."""
+
+    def __init__(self, daemon: Watched, offer: Offer) -> None:
         self._daemon = daemon
-        self._prompt = prompt
-        self._when = when
-        self._chat = chat
-        self._kept = kept
-        self._tick_s = tick_s
+        self._offer = offer
         self._past = Past()
-        self._sampler = _Sampler(daemon, prompt)
+        self._sampler = _Sampler(daemon, offer.prompt)
         self._tasks = Tasks("web", _failed)
         self._looking = False
         self._came = asyncio.Event()
         self._closed = False
         self._news = asyncio.Condition()
+        self._asking = asyncio.Lock()
+        """Held while the daemon is asked: what it tells is added to what it told before."""
         self.viewers = 0
-        self.version = 0
-        self._document: dict[str, Any] = {}
-        self._whole = b""
-        self._change = b""
-        """Event that makes the newest document of the one before."""
-        self._looked = 0.0
+        self.latest = Latest()
 
     async def close(self) -> None:
         """End all streams, and the work for them."""
@@ -126,15 +162,16 @@ class Hub:
 
     def begin(self) -> None:
         """Take samples from now on if they are wanted always."""
-        if self._when == "always":
+        if self._offer.when == "always":
             self._look()
 
     async def now(self) -> dict[str, Any]:
         """The document at this moment. It is asked for only if the newest one is older than a
         tick."""
-        if time.monotonic() - self._looked > self._tick_s:
-            await self._refresh()
-        return self._document
+        async with self._asking:
+            if self.latest.age(time.monotonic()) > self._offer.tick_s:
+                await self._refresh()
+        return self.latest.document
 
     @property
     def crowded(self) -> bool:
@@ -151,24 +188,17 @@ class Hub:
         self.viewers += 1
         try:
             self._look()
-            seen = -1
             yield b"retry: 3000\n\n"
+            seen = -1
+            if self.latest.age(time.monotonic()) > 2 * self._offer.tick_s:
+                await self._wait(self.latest.version)
             while not self._closed:
-                stale = time.monotonic() - self._looked > 2 * self._tick_s
-                if not self.version or (seen < 0 and stale):
-                    await self._wait(self.version)
-                    if not self.version:
-                        continue
                 # Read before the viewer takes the event: meanwhile there may be newer documents.
-                newest = self.version
-                if seen == newest:
-                    yield b": quiet\n\n"
-                elif 0 <= seen == newest - 1:
-                    yield self._change
-                else:
-                    yield self._whole_event()
-                seen = newest
-                await self._wait(seen)
+                newest = self.latest.version
+                if newest:
+                    yield self.latest.event(seen)
+                    seen = newest
+                await self._wait(newest)
         finally:
             self.viewers -= 1
 
@@ -176,12 +206,7 @@ class Hub:
         """Wait for a newer document than ``seen``, for a close, or :data:`QUIET_S` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUIET_S), self._news:
-                await self._news.wait_for(lambda: self._closed or self.version != seen)
-
-    def _whole_event(self) -> bytes:
-        if not self._whole:
-            self._whole = _event("whole", self._document)
-        return self._whole
+                await self._news.wait_for(lambda: self._closed or self.latest.version != seen)
 
     # ------------------------------------------------------------ looking
 
@@ -192,9 +217,10 @@ class Hub:
 
     async def _keep_looking(self) -> None:
         try:
-            while self.viewers or self._when == "always":
-                await self._refresh()
-                pause = self._tick_s
+            while self.viewers or self._offer.when == "always":
+                async with self._asking:
+                    await self._refresh()
+                pause = self._offer.tick_s
                 if not self.viewers:
                     pause = max(IDLE_S, pause)
                 await self._pause(pause)
@@ -214,12 +240,8 @@ class Hub:
         try:
             new = document(await self._state(at))
         except LocalFault as fault:
-            new = without_answer(self._document, fault, at)
-        self._change = _event("change", changes(self._document, new))
-        self._document = new
-        self._whole = b""
-        self._looked = time.monotonic()
-        self.version += 1
+            new = without_answer(self.latest.document, fault, at)
+        self.latest.put(new, time.monotonic())
         async with self._news:
             self._news.notify_all()
 
@@ -229,8 +251,7 @@ class Hub:
         answer = await d.peers()
         self._past.take(await d.history(self._past.newest, self._past.edition))
         news = await d.news(60)
-        wanted = self._when == "always" or (self._when == "viewed" and self.viewers > 0)
-        self._sample(snapshot, wanted)
+        self._sample(snapshot)
         return State(
             at=at,
             snapshot=snapshot,
@@ -240,20 +261,22 @@ class Hub:
             stage_bytes=self._past.stage_bytes,
             news=news,
             samples=self._sampler.samples,
-            prompt=self._prompt,
+            prompt=self._offer.prompt,
             sampling=self._why_no_sample(),
-            chat=self._chat,
+            chat=self._offer.chat,
         )
 
     def _why_no_sample(self) -> str:
-        if self._when == "never" and not self._kept:
+        if not self._offer.shows_samples:
             return "no samples are taken here (--sample never)"
         return self._sampler.trouble
 
-    def _sample(self, s: Snapshot, wanted: bool) -> None:
+    def _sample(self, s: Snapshot) -> None:
         """Begin a sample if it is time for one."""
-        if not s.swarm.run_id or (self._when == "never" and not self._kept):
+        if not s.swarm.run_id or not self._offer.shows_samples:
             return
+        when = self._offer.when
+        wanted = when == "always" or (when == "viewed" and self.viewers > 0)
         if self._sampler.due(s, wanted):
             self._tasks.spawn(self._sampler.take(s), "sample")
 

@@ -1,4 +1,5 @@
-"""When to have the model go on with a fixed prompt, so that people see it learn to write. Pure.
+"""Schedule of the samples in which the model goes on with a fixed prompt, so that people see it
+learn to write. Pure.
 
 A sample costs the swarm forward passes, so there are few: a sample at every few epochs, and never
 more than a small share of the time.

@@ -1,5 +1,5 @@
-"""What would help the swarm most, most urgent first. Pure; from the peers in sight and the memory
-that stages need."""
+"""Help that the swarm needs, most urgent first. Pure; from the peers in sight and the memory that
+stages need."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.lab.canned_crowd import CannedCrowd
 from node.web.command import freeze
-from node.web.hub import Hub
+from node.web.hub import Hub, Offer
 from node.web.samples import Sample
 from node.web.view import State, document
 from tests.web.conftest import Canned, serving
@@ -57,7 +57,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
     async def run() -> None:
         canned = Canned(CannedCrowd(), str(tmp_path))
-        async with serving(Hub(canned, prompt="The ", chat=True), canned) as where:
+        async with serving(Hub(canned, Offer(prompt="The ", chat=True)), canned) as where:
             found.append(where)
             ready.set()
             await end.wait()
