@@ -1,4 +1,4 @@
-"""The page of ``tutti web``: its size, its first data, what viewers cost, and what it shows.
+"""The page of ``tutti web``: size, first data, cost of viewers, equal figures at two nodes.
 
   python -m benchmarks.window [--only 1] [--seconds 20] [--json -]
 
@@ -153,7 +153,8 @@ def swarm(report: Report, root: Path, seconds: float) -> None:
         peers = box.swarm((1, 1, 1), **changes)
         box.start(*peers)
         box.until_training(*peers)
-        one, other = peers[0], peers[2]
+        one = peers[0]
+        other = peers[2]
         with page(one.home) as (_, url), page(other.home, "--sample", "never") as (_, second):
             same_epoch(report, (url, second))
             box.wait("the last epoch", lambda: finished(peers), 300.0)
@@ -193,7 +194,7 @@ def same_epoch(report: Report, urls: Sequence[str]) -> None:
 
 
 def idle_cost(report: Report, peer: Peer, seconds: float) -> None:
-    """Measure the cost of five viewers at a daemon whose run is complete: nothing else moves."""
+    """Measure the cost of five viewers at a daemon after the end of its run: nothing else moves."""
     with page(peer.home, "--sample", "never") as (server, url):
         first = [loaded(url) for _ in range(LOADS)]
         report.add(

@@ -36,7 +36,7 @@ STATES = ("training",) * 14 + ("joining", "silent", "draining", "moving")
 PATHS = ("direct",) * 5 + ("mapped", "tunnel", "punched", "relayed", "relayed")
 NAMES = ("brisk-otter", "golden-condor", "quiet-ferret", "sunny-stoat", "calm-heron", "lab-a100")
 WORDS = "the sea was calm and the old man went on to the ship with his men "
-"""What the canned model writes, worse at the beginning."""
+"""Text of the canned model, with mistakes at the beginning."""
 
 
 def peer_id(number: int) -> str:
@@ -91,7 +91,7 @@ def crowd(peers: int = 200, cells: int = 12, stages: int = 5) -> PeersAnswer:
 
 
 class CannedCrowd(CannedWindow):
-    """A window whose run goes on: :meth:`step` commits an epoch."""
+    """A window of a run that goes on: :meth:`step` commits an epoch."""
 
     def __init__(self, peers: int = 200, cells: int = 12, stages: int = 5) -> None:
         super().__init__(training_snapshot(), crowd(peers, cells, stages))

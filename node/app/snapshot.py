@@ -135,7 +135,7 @@ class SnapshotBuilder:
         self.tally = Tally()
         self._history = History(int(daemon.clock.wall()))
         self._repeated = 0
-        """Rounds that were repeated before the newest plan, as far as this peer saw."""
+        """Rounds that this peer saw repeated before the newest plan."""
         self._stage_bytes: tuple[str, list[int]] = ("", [])
         """Run id, and the memory that a peer needs for each of its stages."""
         self._cell = CellTally()

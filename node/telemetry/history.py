@@ -16,7 +16,7 @@ MOST_LINES = 512
 WHOLE = 128
 """Newest lines that stay single epochs when older ones are put together."""
 MOST_WORKERS = 4096
-"""Places, each one peer at one stage, whose work is counted."""
+"""Places, each one peer at one stage, with a count of their work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class EpochLine:
 
     ``tokens``: counted by the swarm until its end; ``loss``: nats per token of the last one, 0 for
     an epoch without samples; ``loss_val``: held-out loss that was measured in them, 0 for none;
-    ``seconds``: of all of them, as far as they were seen; ``repaired``: rounds that were repeated.
+    ``seconds``: duration of those epochs that this peer saw from begin to end; ``repaired``: rounds
+    that were repeated.
     """
 
     epoch: int
@@ -75,7 +76,7 @@ class History:
 
     def planned(self, plan: Plan, seconds: float = 0.0, repaired: int = 0) -> None:
         """Take a plan, which reports on the epoch before it. ``seconds``: duration of that epoch, 0
-        for unknown; ``repaired``: its repeated rounds, as far as this peer saw."""
+        for unknown; ``repaired``: its repeated rounds that this peer saw."""
         before = self._plan
         if before is not None and before[0] != plan.cell_id:
             before = None

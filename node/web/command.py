@@ -20,6 +20,8 @@ from node.web.app import LIBRARY, POLICY, STATIC, Page
 from node.web.hub import Hub, Offer
 from protos import ask_pb2, control_pb2
 
+MOST_CONNECTIONS = 128
+"""Connections to the server; others are answered with 503."""
 FROZEN = "data.js"
 """File of an export with the document."""
 PAGE = ("page.css", "page.js", "icon.svg", *LIBRARY)
@@ -97,6 +99,7 @@ async def serve(
         access_log=False,
         lifespan="off",
         server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=int(STOP_S),
     )
     try:

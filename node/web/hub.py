@@ -74,7 +74,7 @@ class Past:
         return self.lines[-1].epoch
 
     def take(self, answer: RunHistory) -> None:
-        """Add what is new; an answer of another edition replaces all."""
+        """Add the new lines; an answer of another edition replaces all."""
         if answer.edition != self.edition:
             self.lines = []
         self.edition = answer.edition
@@ -149,7 +149,7 @@ class Hub:
         self._closed = False
         self._news = asyncio.Condition()
         self._asking = asyncio.Lock()
-        """Held while the daemon is asked: what it tells is added to what it told before."""
+        """Held while the daemon is asked: an answer about the history is added to the last one."""
         self.viewers = 0
         self.latest = Latest()
 
@@ -175,7 +175,7 @@ class Hub:
 
     @property
     def crowded(self) -> bool:
-        """True while there are as many viewers as there may be."""
+        """True while no place is left for another viewer."""
         return self.viewers >= MOST_VIEWERS
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -235,7 +235,7 @@ class Hub:
                 await self._came.wait()
 
     async def _refresh(self) -> None:
-        """Ask the daemon, and tell the viewers what has changed."""
+        """Ask the daemon, and tell the viewers of the new document."""
         at = time.time()
         try:
             new = document(await self._state(at))

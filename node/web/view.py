@@ -1,4 +1,4 @@
-"""The document behind the page, made of what the daemon says. Pure.
+"""The document behind the page, made of the daemon's answers. Pure.
 
 Every text is cleaned and cut and every list bounded, so that a document has at most
 :data:`MOST_BYTES` bytes whatever peers say of themselves. Texts are plain text: the page never

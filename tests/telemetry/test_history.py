@@ -1,4 +1,4 @@
-"""The epochs that a peer saw, and whose work is in them."""
+"""The epochs that a peer saw, and the work of each peer in them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 from node.core.journey import Hop, Path
 from node.telemetry.history import MOST_LINES, MOST_WORKERS, WHOLE, EpochLine, History
 
-A, B, C = ("A" * 6, "B" * 6, "C" * 6)
+A = "A" * 6
+B = "B" * 6
+C = "C" * 6
 
 
 def plan(epoch: int, tokens: int | None = None, **more) -> Any:
-    """What a history reads of a plan: two paths, both from A, one over B and one over C."""
+    """Plan with the fields that a history reads. Its two paths begin at A; one goes over B, one
+    over C."""
     paths = (Path(0, A, (0,), (Hop(1, B),)), Path(1, A, (1,), (Hop(1, C),)))
     usual = {"cell_id": "", "loss": 5.0 - epoch / 1000, "loss_val": 0.0, "paths": paths}
     counted = 100 * epoch if tokens is None else tokens

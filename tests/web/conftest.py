@@ -97,7 +97,7 @@ async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Viewer:
-    """Reads a stream as the page does. ``document``: what it has."""
+    """Reads a stream as the page does, and keeps the ``document``."""
 
     def __init__(self, parts: AsyncIterator[Any]) -> None:
         self._parts = parts

@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """A page, with what it said, asked for and was asked."""
+    """A page, with its messages and the requests that it made."""
 
     def __init__(self, browser: Any, url: str, width: int = 1280, scheme: str = "light") -> None:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -1,4 +1,4 @@
-"""The document of the page: what it says, its bounds, and hostile names."""
+"""The document of the page: its figures, its bounds, and hostile names."""
 
 import json
 import math
