@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
-from node.commands.line import options, shared
+from node.commands.line import shared
 from node.commands.line.usage import OneOf, command, flag, option
 from node.core import interrupts
 from node.core.errors import ExitCode
 
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
 WHEN = ("viewed", "always", "never")
 """When the model goes on with the prompt, here so that a wrong word is refused before anything is
 loaded."""
@@ -35,7 +36,7 @@ loaded."""
 @flag("--no-chat", help="Do not let visitors talk with the model.")
 @option(
     "--export",
-    type=options.FILE,
+    type=DIRECTORY,
     metavar="DIR",
     help="Write the page as it is now into DIR, and end.",
 )
