@@ -11,8 +11,9 @@ EVERY = 4
 """Epochs between two samples."""
 LEAST_S = 30.0
 """Seconds between two samples, from the end of one to the beginning of the next."""
-SHARE = 0.02
-"""Most of the time that samples take."""
+SHARE = 0.1
+"""Most of the time that samples take. Texts without a pause cost training 18 % of its speed
+(docs/benchmarks.md), so these cost 2 %."""
 AGAIN_S = 60.0
 """Seconds until a sample that failed is tried again; doubled with each further failure."""
 MOST_AGAIN_S = 900.0

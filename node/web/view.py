@@ -148,7 +148,7 @@ def _tiles(s: Snapshot) -> dict[str, list[str]]:
         speed = f"{count(s.tokens_per_s)} tok/s"
     return {
         "epoch": ["Epoch", epochs, note],
-        "loss": ["Training loss", _loss(s.loss), _before(s.loss_before)],
+        "loss": ["Training loss", _loss(s.loss), _before(s.loss_before) or _first(s.loss_first)],
         "held": ["Held-out loss", _loss(s.loss_val), _before(s.loss_val_before)],
         "speed": ["Speed", speed, f"{count(s.tokens)} tokens so far"],
     }
@@ -164,6 +164,13 @@ def _before(loss: float) -> str:
     if not loss or not math.isfinite(loss):
         return ""
     return f"{loss:.3f} before training"
+
+
+def _first(loss: float) -> str:
+    """The first loss of a run that keeps none from before training."""
+    if not loss or not math.isfinite(loss):
+        return ""
+    return f"{loss:.3f} in the first epoch seen"
 
 
 def _map(state: State) -> dict[str, Any]:

@@ -52,6 +52,12 @@ def test_it_says_what_status_says():
     assert made["curve"]["40"][4] == 1, "a repaired round"
 
 
+def test_a_run_without_a_loss_before_training_has_the_first_one():
+    made = document(small())
+    assert made["tiles"]["loss"][2] == "5.560 in the first epoch seen"
+    assert made["tiles"]["held"][2] == ""
+
+
 def test_the_map_marks_thin_stages_and_peers_that_come_back():
     made = document(small())
     assert made["map"]["cells"]["all"]["cover"] == [1, 1, 1, 0]
