@@ -19,6 +19,7 @@ from node.commands import (
     start,
     status,
     swarm,
+    web,
 )
 from node.commands.line import running
 from node.commands.line.usage import PROGRAM, VerbGroup
@@ -43,6 +44,7 @@ app = VerbGroup(
             status.cells,
             status.ping,
             status.monitor,
+            web.web,
             status.logs,
             replay.replay,
             doctor.doctor,

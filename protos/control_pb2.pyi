@@ -263,6 +263,58 @@ class RoundLine(_message.Message):
     bytes: int
     def __init__(self, done: _Optional[int] = ..., repaired: _Optional[int] = ..., failed: _Optional[int] = ..., last_s: _Optional[float] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
+class RunHistoryRequest(_message.Message):
+    __slots__ = ("after", "edition")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    edition: int
+    def __init__(self, after: _Optional[int] = ..., edition: _Optional[int] = ...) -> None: ...
+
+class RunHistory(_message.Message):
+    __slots__ = ("edition", "epochs", "work", "stage_bytes")
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    STAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    edition: int
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochLine]
+    work: _containers.RepeatedCompositeFieldContainer[WorkLine]
+    stage_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, edition: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochLine, _Mapping]]] = ..., work: _Optional[_Iterable[_Union[WorkLine, _Mapping]]] = ..., stage_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EpochLine(_message.Message):
+    __slots__ = ("epoch", "tokens", "loss", "loss_val", "seconds", "repaired", "epochs")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_VAL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    tokens: int
+    loss: float
+    loss_val: float
+    seconds: float
+    repaired: int
+    epochs: int
+    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., seconds: _Optional[float] = ..., repaired: _Optional[int] = ..., epochs: _Optional[int] = ...) -> None: ...
+
+class WorkLine(_message.Message):
+    __slots__ = ("peer", "name", "stage", "micro_batches", "epochs")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    stage: int
+    micro_batches: int
+    epochs: int
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., stage: _Optional[int] = ..., micro_batches: _Optional[int] = ..., epochs: _Optional[int] = ...) -> None: ...
+
 class PeersRequest(_message.Message):
     __slots__ = ("all",)
     ALL_FIELD_NUMBER: _ClassVar[int]

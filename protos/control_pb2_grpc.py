@@ -55,6 +55,11 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.PingPeer.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.PingReport.FromString,
                 _registered_method=True)
+        self.History = channel.unary_unary(
+                '/tutti.v1.Control/History',
+                request_serializer=protos_dot_control__pb2.RunHistoryRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.RunHistory.FromString,
+                _registered_method=True)
         self.Reach = channel.unary_unary(
                 '/tutti.v1.Control/Reach',
                 request_serializer=protos_dot_control__pb2.ReachRequest.SerializeToString,
@@ -126,6 +131,13 @@ class ControlServicer:
 
     def Ping(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def History(self, request, context):
+        """epochs that this daemon saw, and whose work is in them
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -213,6 +225,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=protos_dot_control__pb2.PingPeer.FromString,
                     response_serializer=protos_dot_control__pb2.PingReport.SerializeToString,
+            ),
+            'History': grpc.unary_unary_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=protos_dot_control__pb2.RunHistoryRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.RunHistory.SerializeToString,
             ),
             'Reach': grpc.unary_unary_rpc_method_handler(
                     servicer.Reach,
@@ -368,6 +385,33 @@ class Control:
             '/tutti.v1.Control/Ping',
             protos_dot_control__pb2.PingPeer.SerializeToString,
             protos_dot_control__pb2.PingReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Control/History',
+            protos_dot_control__pb2.RunHistoryRequest.SerializeToString,
+            protos_dot_control__pb2.RunHistory.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,6 +25,8 @@ APART = (
     "node.serve.app",
     "node.serve.command",
     "node.tui.app",
+    "node.web.app",
+    "node.web.command",
 )
 """Modules that need what no daemon loads (py-libp2p, textual, starlette), or that are a program."""
 EACH = """

@@ -534,7 +534,7 @@ def _with_cut(manifest: Manifest, stages: int, ends_layers: int) -> Manifest:
 
 def _placed(config: NodeConfig, manifest: Manifest, machines: Sequence[int]) -> Cut | None:
     """The cut of ``manifest`` on these machines, None where it does not fit."""
-    demands = _demands(config, manifest)
+    demands = stage_demands(config, manifest)
     largest = sorted(machines, reverse=True)
     heaviest = sorted(demands, key=lambda stage: (-demands[stage], stage))
     if len(machines) == 1:
@@ -601,7 +601,7 @@ def _with_layers_at_the_ends(
     return None
 
 
-def _demands(config: NodeConfig, manifest: Manifest) -> dict[int, int]:
+def stage_demands(config: NodeConfig, manifest: Manifest) -> dict[int, int]:
     """Fewest bytes that each stage takes."""
     stages = range(manifest.pipeline.stages + 1)
     return {stage: _needed(config, manifest, stage) for stage in stages}
@@ -623,7 +623,7 @@ def _holds(config: NodeConfig, memory: int, needed: Collection[int]) -> bool:
 
 def _no_cut(config: NodeConfig, manifest: Manifest, machines: Sequence[int]) -> OutOfResources:
     """The error for machines into which not even this cut fits."""
-    ends, *blocks = (nbytes + PROCESS for nbytes in _demands(config, manifest).values())
+    ends, *blocks = (nbytes + PROCESS for nbytes in stage_demands(config, manifest).values())
     block = f"each of {len(blocks)} block stages takes up to"
     if len(blocks) == 1:
         block = "the block stage takes"

@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.app.assembly import Assembled
+from node.app.capacity import PROCESS, stage_demands
 from node.app.node import Node
 from node.app.progress import Progress
 from node.control.causes import STALL_S, Cause, Situation, cause
@@ -34,6 +35,7 @@ from node.manifest import Manifest
 from node.outer.service import CellMeetings, CellTally
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
+from node.telemetry.history import History
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -51,6 +53,8 @@ NEWS_S = 5.0
 """Seconds between two looks for a new activity."""
 FULL = 16 << 20
 """Bytes: a disk that has less is full."""
+WORKERS = 256
+"""Places, each one peer at one stage, whose work an answer about the history names."""
 MEASURE_S = 5.0
 """Seconds between two looks at the numbers of the metrics page."""
 
@@ -129,6 +133,11 @@ class SnapshotBuilder:
     def __init__(self, daemon: Node) -> None:
         self._d = daemon
         self.tally = Tally()
+        self._history = History(int(daemon.clock.wall()))
+        self._repeated = 0
+        """Rounds that this peer saw repeated before the newest plan."""
+        self._stage_bytes: tuple[str, list[int]] = ("", [])
+        """Run id, and the memory that a peer needs for each of its stages."""
         self._cell = CellTally()
         self._page: Sequence[Metric] = ()
         self._told = Counter[tuple[str, str]]()
@@ -459,6 +468,59 @@ class SnapshotBuilder:
             stages=m.pipeline.stages,
         )
 
+    # ----------------------------------------------------------- history
+
+    async def history(self, after: int, edition: int) -> pb.RunHistory:
+        """Epochs above ``after`` (all of them for a reader of another edition), the work of each
+        peer since this daemon started, and the memory that each stage needs."""
+        h = self._history
+        known = self._d.journal.names.known
+        answer = pb.RunHistory(edition=h.edition, stage_bytes=await self._needed())
+        for line in h.after(after, edition):
+            answer.epochs.append(
+                pb.EpochLine(
+                    epoch=line.epoch,
+                    tokens=line.tokens,
+                    loss=line.loss,
+                    loss_val=line.loss_val,
+                    seconds=line.seconds,
+                    repaired=line.repaired,
+                    epochs=line.epochs,
+                )
+            )
+        for w in h.work(WORKERS):
+            answer.work.append(
+                pb.WorkLine(
+                    peer=w.peer,
+                    name=known(w.peer),
+                    stage=w.stage,
+                    micro_batches=w.micro_batches,
+                    epochs=w.epochs,
+                )
+            )
+        return answer
+
+    async def _needed(self) -> list[int]:
+        """Bytes that a daemon needs for each stage of the run, reckoned once."""
+        m = self._d.manifest
+        if m is None:
+            return []
+        if self._stage_bytes[0] != m.run_id:
+            found = await asyncio.to_thread(stage_demands, self._d.config, m)
+            self._stage_bytes = (m.run_id, [nbytes + PROCESS for nbytes in found.values()])
+        return self._stage_bytes[1]
+
+    def _rounds_repeated(self) -> int:
+        """Rounds that were repeated since the start: of all stages where this peer leads, else of
+        its own stage."""
+        a = self._d.assembled
+        if a is None:
+            return 0
+        leader = a.training.leader
+        if leader is not None:
+            return leader.repaired
+        return a.work.rounds.failed
+
     # ----------------------------------------------------------- ways
 
     def reach(self) -> pb.ReachReport:
@@ -518,6 +580,9 @@ class SnapshotBuilder:
         if not known and m is not None:
             s.loss_first = known = config.reference(m.run_id)
         seconds = self.tally.planned(plan, time.monotonic())
+        repeated = self._rounds_repeated()
+        self._history.planned(plan, seconds, max(0, repeated - self._repeated))
+        self._repeated = repeated
         if s.loss_first and not known and m is not None:
             keep = asyncio.to_thread(config.keep_reference, m.run_id, s.loss_first)
             self._d.tasks.spawn(keep, "reference loss")

@@ -42,6 +42,11 @@ class Window(Protocol):
         few. Raises UsageFault where a run has one."""
         ...
 
+    async def history(self, after: int, edition: int) -> control_pb2.RunHistory:
+        """Epochs above ``after``, or all of them for a reader of another edition; the work of each
+        peer in them, and the memory that each stage needs."""
+        ...
+
     async def ping(self, peer: str, count: int, improve: bool = False) -> control_pb2.PingReport:
         """``count`` round trips to a PeerId, its last letters, or a multiaddr; with ``improve``
         after every better way was tried. Failures go into ``error``."""
@@ -143,6 +148,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Ping(self, request: control_pb2.PingPeer, context: Any) -> control_pb2.PingReport:
         count = min(max(1, request.count), MAX_PINGS)
         return await self._answer(context, self._window.ping, request.peer, count, request.improve)
+
+    async def History(
+        self, request: control_pb2.RunHistoryRequest, context: Any
+    ) -> control_pb2.RunHistory:
+        return await self._answer(context, self._window.history, request.after, request.edition)
 
     async def Reach(
         self, request: control_pb2.ReachRequest, context: Any

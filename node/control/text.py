@@ -1165,6 +1165,17 @@ def cover(answer: PeersAnswer) -> dict[int, int]:
     return {stage: live[stage] for stage in range(max([answer.swarm.stages, *live]) + 1)}
 
 
+def covers(answer: PeersAnswer) -> dict[str, dict[int, int]]:
+    """Working replicas of every stage for each cell in sight, the own one first; under "" alone
+    where the run has one cell."""
+    own = _own_cell(answer)
+    there = {p.cell for p in answer.peers if p.state not in GONE and p.role != "rendezvous"}
+    cells = sorted(there - {""}, key=lambda cell: (cell != own, cell)) or [""]
+    live = Counter((p.cell, p.stage) for p in _working(answer))
+    stages = max([answer.swarm.stages, *(stage for _, stage in live)])
+    return {cell: {s: live[cell, s] for s in range(stages + 1)} for cell in cells}
+
+
 def has_cells(answer: PeersAnswer) -> bool:
     """Return True if the run has cells that lead themselves."""
     return any(p.cell for p in answer.peers)

@@ -70,14 +70,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listen(host: str, port: int, token: str) -> socket.socket:
-    """A socket that listens. Raises UsageFault for an address that others reach without a token,
-    OutOfResources for one that is taken."""
+def listen(host: str, port: int, token: str, verb: str = "serve") -> socket.socket:
+    """A socket that listens for ``tutti VERB``. Raises UsageFault for an address that others reach
+    without a token, OutOfResources for one that is taken."""
     if not token and not is_loopback(host):
         raise UsageFault(
             f"others can reach {host}, and no token is set",
-            "set one:  tutti serve --token TEXT  or the variable TUTTI_SERVE_TOKEN; or listen on "
-            "127.0.0.1",
+            f"set one:  tutti {verb} --token TEXT  or the variable TUTTI_{verb.upper()}_TOKEN; or "
+            "listen on 127.0.0.1",
         )
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

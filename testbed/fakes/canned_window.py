@@ -31,6 +31,7 @@ class CannedWindow:
         self.journal = Journal()
         self.said = snapshot or training_snapshot()
         self.seen = peers or some_peers()
+        self.past = some_history(self.said)
         self.stopped = asyncio.Event()
         self.drained: float | None = None
         self.switched = ""
@@ -48,6 +49,14 @@ class CannedWindow:
             for cell, own, works, of in there
         ]
         return pb.CellsAnswer(cells=3, seen=lines)
+
+    async def history(self, after: int, edition: int) -> pb.RunHistory:
+        answer = pb.RunHistory()
+        answer.CopyFrom(self.past)
+        if edition == answer.edition:
+            del answer.epochs[:]
+            answer.epochs.extend(line for line in self.past.epochs if line.epoch > after)
+        return answer
 
     def reach(self) -> pb.ReachReport:
         return pb.ReachReport(
@@ -168,6 +177,22 @@ def training_snapshot(**changes: object) -> Snapshot:
     for name, value in changes.items():
         setattr(snapshot, name, value)
     return snapshot
+
+
+def some_history(s: Snapshot) -> pb.RunHistory:
+    """The history behind a snapshot of :func:`training_snapshot`, with two repaired rounds."""
+    answer = pb.RunHistory(edition=1, stage_bytes=[3 << 30, 8 << 30, 9 << 30, 10 << 30])
+    each = s.tokens // max(1, len(s.loss_history))
+    for epoch, loss in enumerate(s.loss_history, 1):
+        line = answer.epochs.add(
+            epoch=epoch, tokens=each * epoch, loss=loss, seconds=2.4 + epoch % 5 / 5, epochs=1
+        )
+        if epoch % 10 == 0:
+            line.loss_val = loss + 0.1
+        if epoch in (40, 90):
+            line.repaired = 1
+            line.seconds += 2.0
+    return answer
 
 
 def some_peers() -> PeersAnswer:

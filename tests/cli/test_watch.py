@@ -45,6 +45,8 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
         ("generate", "x"),
         ("chat",),
         ("serve",),
+        ("web",),
+        ("web", "--export", "out"),
         ("eval",),
         ("logs",),
         ("ping", "abc"),

@@ -3,7 +3,7 @@ ten seconds, and finds its place again."""
 
 import pytest
 
-from node.coordinator.service import BROKEN_S, Unheard
+from node.coordinator.messenger import BROKEN_S, Unheard
 from protos import training_pb2 as pb
 from tests.sim.struck import DEEDS, SHAPES, StruckSwarm
 
