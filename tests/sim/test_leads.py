@@ -58,7 +58,9 @@ class Chosen(PlayedSwarm):
 def claims_to_lead(peer: SimPeer) -> None:
     """The first ends peer takes itself for the only one that may lead."""
     if peer.name == FIRST:
-        peer.training.facts = replace(peer.training.facts, may_lead=FIRST.__eq__)
+        kit = peer.training.kit
+        object.__setattr__(kit, "facts", replace(kit.facts, may_lead=FIRST.__eq__))
+        peer.training.admission._admitted = FIRST.__eq__
 
 
 FIRST = PeerId("e00-000")
