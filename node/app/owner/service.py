@@ -97,8 +97,8 @@ def unit_of(
         if any(not c.isprintable() for c in word):
             raise UsageFault(f"{word!r} has a character that no unit can hold", "rename the file")
     writable = [_directory(path) for path in wanted.writable]
-    if record := str(settings.get("record", "")):
-        writable.append(os.path.dirname(record))
+    if ours.node.record:
+        writable.append(os.path.dirname(_absolute(ours.node.record)))
     writable += [str(user_dir("cache")), *_socket_directory(ours)]
     readable = [str(Path(PROGRAM).parent), sys.prefix, sys.base_prefix]
     readable += [_absolute(word) for word in words if word.startswith("/")]
@@ -308,10 +308,10 @@ def _settings(ours: NodeConfig) -> dict[str, Any]:
             found[name] = one["value"]
     where = "in config.toml:  tutti config set admission TOKEN"
     if "admission" in found:
-        raise UsageFault("a unit may not hold an admission token: others can read it", where)
+        raise UsageFault("others can read a service's command, so it has no admission token", where)
     if any(is_invite(one) for one in found.get("join", ())):
         raise UsageFault(
-            "a unit may not hold an invite: others can read it", "give addresses with --join"
+            "others can read a service's command, so it has no invite", "give addresses with --join"
         )
     for name in _PATHS:
         if found.get(name):
@@ -322,7 +322,7 @@ def _settings(ours: NodeConfig) -> dict[str, Any]:
 def _manifest(what: str) -> str:
     if is_invite(what) and not os.path.isfile(what):
         raise UsageFault(
-            "a service starts a swarm that is remembered, and no invite: others can read a unit",
+            "others can read a service's command, so it starts a remembered swarm and no invite",
             "tutti join INVITE --no-start , then  tutti service install",
         )
     if not os.path.isfile(expanded(what)):

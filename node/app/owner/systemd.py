@@ -102,12 +102,12 @@ class Unit:
             "",
             "[Service]",
             "Type=exec",
-            f"ExecStart={' '.join(_exec_word(word) for word in self.command)}",
+            f"ExecStart={' '.join(_quoted_argument(word) for word in self.command)}",
             f"WorkingDirectory={_specified(str(self.home))}",
             "Environment=PYTHONUNBUFFERED=1",
         ]
         for name, value in sorted(self.environment.items()):
-            lines.append(f"Environment={_word(f'{name}={value}')}")
+            lines.append(f"Environment={_quoted(f'{name}={value}')}")
         lines += [*self._endings(), "", *_HARDENED.splitlines()]
         if self.confined:
             lines += self._places()
@@ -137,16 +137,16 @@ class Unit:
 
     def _places(self) -> list[str]:
         """Lines on the file system."""
-        lines = _CONFINED.splitlines()
+        lines: list[str] = [*_CONFINED.splitlines()]
         # Those that are missing are left out; without the dash the service would not start.
         optional = [f"-{path}" for path in self.writable]
         for path in (str(self.home), *optional):
             # A bind makes a path in /tmp visible to a service that has a /tmp of its own.
             verb = "BindPaths" if _in_tmp(path) else "ReadWritePaths"
-            lines.append(f"{verb}={_word(path)}")
-        lines += [f"BindPaths={_word('-' + path)}" for path in self.shared]
+            lines.append(f"{verb}={_quoted(path)}")
+        lines += [f"BindPaths={_quoted('-' + path)}" for path in self.shared]
         hidden = [path for path in self.readable if _in_tmp(path)]
-        lines += [f"BindReadOnlyPaths={_word('-' + path)}" for path in hidden]
+        lines += [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in hidden]
         return lines
 
 
@@ -160,15 +160,15 @@ def _specified(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _word(text: str) -> str:
+def _quoted(text: str) -> str:
     """A word of a list, in quotes."""
     escaped = _specified(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\n").replace("\t", "\\t") + '"'
 
 
-def _exec_word(text: str) -> str:
+def _quoted_argument(text: str) -> str:
     """A word of a command, in which systemd also searches for variables."""
-    return _word(text).replace("$", "$$")
+    return _quoted(text).replace("$", "$$")
 
 
 class Systemd:
