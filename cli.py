@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from node.commands import (
     about,
+    bugreport,
     daemon,
     data,
     demo,
@@ -15,6 +16,8 @@ from node.commands import (
     model,
     plan,
     replay,
+    service,
+    settings,
     simulate,
     start,
     status,
@@ -36,6 +39,7 @@ app = VerbGroup(
             daemon.drain,
             daemon.stop,
             daemon.restart,
+            service.service,
         ),
         "Watch": (
             status.status,
@@ -48,6 +52,7 @@ app = VerbGroup(
             status.logs,
             replay.replay,
             doctor.doctor,
+            bugreport.bugreport,
         ),
         "Swarm owner": (
             data.data,
@@ -65,7 +70,8 @@ app = VerbGroup(
         "About": (
             about.version,
             about.help_of,
-            about.config,
+            about.upgrade,
+            settings.config,
             about.completion,
             identity.identity,
         ),

@@ -242,15 +242,15 @@ class NodeConfig:
         given = {k: v for k, v in flags.items() if v is not None}
         explicit = home_named(given.pop("home", None), env)
         home = explicit or user_dir("data")
-        user_file = (explicit or user_dir("config")) / "config.toml"
+        usual = (explicit or user_dir("config")) / "config.toml"
         named = given.pop("config", None) or env.get("TUTTI_CONFIG")
         moved = env.get(MOVED, "")
         if re.fullmatch(r"-|[0-9]{0,4}", moved) is None:
             raise UsageFault(f'{MOVED} = "{moved}"', "it is set by tutti itself: unset it")
 
         merged: dict[str, tuple[Any, str]] = {}
-        if user_file.is_file():
-            merged.update(_from_file(user_file))
+        if usual.is_file():
+            merged.update(_from_file(usual))
         if named:
             merged.update(_from_file(expanded(named)))
         merged.update(_from_environment(env))
@@ -266,16 +266,7 @@ class NodeConfig:
         tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
             section, _, key = name.rpartition(".")
-            rule = NODE_RULES.get(name)
-            if rule is _RATE and isinstance(value, str) and (rate := rate_of(value)) is not None:
-                value = rate
-            tables[section][key] = check(name, value, KNOWN[name], rule, source=source)
-            if name in _CAPS and 0 < tables[section][key] < LEAST_CAP:
-                raise UsageFault(
-                    f"{name} = {show(value)}  ({source})",
-                    f"that is {tables[section][key]:g} bytes a second, too little to take part; "
-                    f"allowed: {LEAST_CAP} or more, 0 for no cap",
-                )
+            tables[section][key] = checked_setting(name, value, source)
         return cls(
             home=home,
             node=NodeSettings(**tables[""]),
@@ -596,6 +587,42 @@ class NodeConfig:
             raise Refused(
                 f"{path} is damaged: {why}", "join again with a fresh invite:  tutti join INVITE"
             ) from e
+
+
+def checked_setting(name: str, raw: Any, source: str = "") -> Any:
+    """The value of a setting from what a file, the environment or a user gave for it; a rate in
+    bytes a second. ``source``: its origin, for the message. Raises UsageFault for a value that the
+    setting may not have."""
+    rule = NODE_RULES.get(name)
+    value = raw
+    if rule is _RATE and isinstance(value, str) and (rate := rate_of(value)) is not None:
+        value = rate
+    value = check(name, value, KNOWN[name], rule, source=source)
+    if name in _CAPS and 0 < value < LEAST_CAP:
+        where = ""
+        if source:
+            where = f"  ({source})"
+        raise UsageFault(
+            f"{name} = {show(value)}{where}",
+            f"that is {value:g} bytes a second, too little to take part; "
+            f"allowed: {LEAST_CAP} or more, 0 for no cap",
+        )
+    return value
+
+
+def settings_file(
+    named: str | Path | None, home: str | None, environ: Mapping[str, str] | None = None
+) -> Path:
+    """The file of settings that belongs to the user of a home: the one named with --config or
+    TUTTI_CONFIG, else config.toml. ``home``: as given with --home, None for the usual one. Raises
+    UsageFault."""
+    env = environ
+    if env is None:
+        env = os.environ
+    chosen = named or env.get("TUTTI_CONFIG")
+    if chosen:
+        return expanded(chosen).absolute()
+    return (home_named(home, env) or user_dir("config")) / "config.toml"
 
 
 def config_toml(config: NodeConfig) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from node.app.capacity import MainMemory, check_memory, hosted, parts_of_stages, room_on
 from node.app.joining import opened, who
+from node.app.owner.service import checked
 from node.config import NodeConfig
 from node.control.client import ControlClient
 from node.control.diagnose import Diagnosis, clock_of, wrong_clock
@@ -57,6 +58,10 @@ _FAULTS = {
     "data": (
         ExitCode.DATA_UNFIT,
         "this machine cannot hold the ends of the run; a block stage needs no data",
+    ),
+    "service": (
+        ExitCode.SERVICE_UNFIT,
+        "the daemon does not come back after a logout or a start of the machine",
     ),
 }
 """Exit code and effect of a fault, by the check that finds it."""
@@ -123,6 +128,7 @@ def run(
         "device": device,
         "disk": disk,
         "data": data,
+        "service": service,
         "clock": partial(clock, checkup=checkup),
     }[name]
     found = look(ours)
@@ -510,6 +516,18 @@ def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
     with suppress(LocalFault):
         return who(ours) == manifest.swarm.owner
     return False
+
+
+# ------------------------------------------------------------ service
+
+
+def service(ours: NodeConfig) -> list[DoctorCheck]:
+    """Look whether this machine can run a daemon as a service, and at the service of this home.
+    Only a warning: a daemon needs no service."""
+    cause, fix = checked(ours)
+    if fix:
+        return [fault("service", cause, fix, warning=True)]
+    return [passed("service", cause)]
 
 
 # ------------------------------------------------------------ clock

@@ -29,6 +29,7 @@ _DOES = {
     "device": "loads torch and looks at the device",
     "disk": "reads the home and its newest checkpoints",
     "data": "opens the data and the tokenizer, and compares their hashes",
+    "service": "asks systemd for the service of this home",
     "clock": "asks the peers of the swarm, for ten seconds at most",
     "net": "asks the peers of the swarm, for ten seconds at most",
 }

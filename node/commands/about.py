@@ -1,18 +1,15 @@
-"""The program itself: ``version``, ``help``, ``config`` and ``completion``."""
+"""The program itself: ``version``, ``help``, ``upgrade`` and ``completion``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import click
 
 from node.commands.line import options, shared
-from node.commands.line.usage import PROGRAM, OneOf, argument, command
-from node.control import terminal
-from node.core.errors import ExitCode
+from node.commands.line.usage import PROGRAM, OneOf, argument, command, flag, option
+from node.core.errors import ExitCode, UsageFault
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
 
 SHELLS = ("bash", "zsh", "fish")
@@ -59,20 +56,31 @@ def help_of(ctx: click.Context, verb: Sequence[str]) -> int:
 
 
 @command()
-@options.config
-@options.settings
+@flag("--check", help="Ask the package index for the newest version: one request.")
+@option(
+    "--index",
+    default="",
+    metavar="URL",
+    help="The index. Default: https://pypi.org/simple/",
+)
 @options.as_json
-def config(config: Path | None, settings: dict[str, Any], as_json: bool) -> int:
-    """Every setting of this node with its meaning and its value, as a config.toml to begin with:
-    tutti config > config.toml"""
-    from node.config import config_document, config_toml
+def upgrade(check: bool, index: str, as_json: bool) -> int:
+    """Print the commands that update this tutti. With --check first look whether there is a newer
+    one. Nobody is asked without --check, and nothing is installed."""
+    from node.app.owner import upgrade as owner
 
-    ours = shared.config({"config": config} | settings)
+    if index and not check:
+        raise UsageFault("--index without --check", "tutti upgrade --check --index URL")
+    offered = None
+    if check:
+        offered = owner.check(index)
     if as_json:
-        shared.print_json(config_document(ours))
+        document = {"here": VERSION, "update": owner.update_commands()}
+        if offered is not None:
+            document = offered.document()
+        shared.print_json(document)
     else:
-        terminal.as_file(sys.stdout)
-        print(config_toml(ours), end="")
+        print("\n".join(owner.lines(offered)))
     return ExitCode.OK
 
 

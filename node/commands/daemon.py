@@ -1,10 +1,18 @@
 """The end of the running daemon: ``drain``, ``stop`` and ``restart``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
 from node.commands.line import launching, options, shared
 from node.commands.line.usage import command, flag, option
 from node.core import interrupts
+from node.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from node.config import NodeConfig
 
 
 @command()
@@ -37,12 +45,14 @@ def stop(now: bool) -> int:
 )
 def restart(background: bool | None) -> int:
     """Stop the daemon, wait until it is gone, and start it with the arguments, the directory and
-    the TUTTI_* settings that it was started with."""
+    the TUTTI_* settings that it was started with. A service is restarted by systemd."""
     from node.app.launch import PROGRAM, Started, become
     from node.control import commands
 
     ours = shared.config({})
     with shared.client(ours) as client:
+        if background is None and _by_systemd(ours, client.pid):
+            return ExitCode.OK
         before = Started.of(client.pid)
         commands.stop(client, now=False)
     with interrupts.telling("the daemon has ended and is not started again"):
@@ -52,3 +62,15 @@ def restart(background: bool | None) -> int:
         if background:
             return launching.launched(ours, before.arguments)
         become([PROGRAM, *before.arguments])
+
+
+def _by_systemd(ours: NodeConfig, pid: int) -> bool:
+    """Have systemd restart the daemon if it is a service. Return False if it is none."""
+    from node.app.owner import service
+
+    if not service.runs_as(ours, pid):
+        return False
+    shared.say("this daemon is a service: systemd stops and starts it")
+    with interrupts.telling("systemd goes on restarting the daemon"):
+        service.restart(ours)
+    return True

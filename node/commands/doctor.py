@@ -6,10 +6,13 @@ from typing import Any
 
 from node.commands.line import options, shared
 from node.commands.line.usage import OneOf, argument, command, flag
+from node.core.errors import UsageFault
 
-CHECKS = ("versions", "device", "disk", "data", "clock", "net")
+CHECKS = ("versions", "device", "disk", "data", "service", "clock", "net")
 """Checks of ``tutti doctor``, in the order in which they run; the first fault gives the exit
 code."""
+ASKING = ("clock", "net")
+"""Checks that ask other peers."""
 
 
 @command()
@@ -18,7 +21,7 @@ code."""
     metavar="[CHECK]",
     default=None,
     type=OneOf(CHECKS),
-    help="versions, device, disk, data, clock or net. Default: all of them.",
+    help="versions, device, disk, data, service, clock or net. Default: all of them.",
 )
 @argument(
     "places",
@@ -27,6 +30,7 @@ code."""
     help="Default: the invite of the swarm used last.",
 )
 @flag("--fix", help="Mend what can be mended without a loss, and look again.")
+@flag("--offline", help="Ask no other peer: all checks but clock and net.")
 @options.verbose
 @options.config
 @options.settings
@@ -36,6 +40,7 @@ def doctor(
     what: str | None,
     places: Sequence[str],
     fix: bool,
+    offline: bool,
     verbose: bool,
     config: Path | None,
     settings: dict[str, Any],
@@ -50,7 +55,11 @@ def doctor(
     from node.app import doctoring
 
     ours = shared.config({"config": config} | settings)
+    if offline and what in ASKING:
+        raise UsageFault(f"{what} and --offline", f"{what} asks other peers: give one of the two")
     wanted = CHECKS
+    if offline:
+        wanted = tuple(name for name in CHECKS if name not in ASKING)
     if what is not None:
         wanted = (what,)
     return doctoring.run(ours, wanted, places, fix=fix, verbose=verbose, as_json=as_json)

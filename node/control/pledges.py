@@ -35,7 +35,7 @@ class Pledges:
     directory."""
 
     def __init__(self, home: Path, folder: Path | None = None) -> None:
-        self._folder = folder or Path(f"/tmp/tutti-{os.getuid()}-memory")
+        self.folder = folder or Path(f"/tmp/tutti-{os.getuid()}-memory")
         self._name = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
         self._own: IO[bytes] | None = None
         self._alone = False
@@ -50,7 +50,7 @@ class Pledges:
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):
                 self._prepare()
-                lock = held.enter_context(open(self._folder / LOCK, "ab"))
+                lock = held.enter_context(open(self.folder / LOCK, "ab"))
                 deadline = time.monotonic() + WAIT_S
                 while not _locked(lock) and time.monotonic() < deadline:
                     time.sleep(LOOK_S)
@@ -67,7 +67,7 @@ class Pledges:
         # An unfinished pledge looks like the pledge of a daemon that has ended.
         with self.alone(), contextlib.suppress(OSError):
             self._prepare()
-            for path in self._folder.iterdir():
+            for path in self.folder.iterdir():
                 if path.name not in (LOCK, self._name) and (pledge := _pledged(path)):
                     pid, nbytes = pledge
                     found[pid] = found.get(pid, 0) + nbytes
@@ -90,7 +90,7 @@ class Pledges:
         """The file of the own pledge, locked; None where another process of this home has it.
         Raises OSError."""
         self._prepare()
-        own = open(os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+        own = open(os.open(self.folder / self._name, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
         if _locked(own):
             return own
         own.close()
@@ -107,17 +107,17 @@ class Pledges:
         """End the pledge. Safe to call twice."""
         if self._own is not None:
             with contextlib.suppress(OSError):
-                os.unlink(self._folder / self._name)
+                os.unlink(self.folder / self._name)
             self._own.close()
             self._own = None
 
     def _prepare(self) -> None:
         """Make the directory. Raises OSError if it is not a private one of this user."""
         with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)
-        seen = self._folder.lstat()
+            self.folder.mkdir(mode=0o700)
+        seen = self.folder.lstat()
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o077:
-            raise OSError(f"{self._folder} is not a private directory")
+            raise OSError(f"{self.folder} is not a private directory")
 
 
 def _pledged(path: Path) -> tuple[int, int] | None:

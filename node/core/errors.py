@@ -42,6 +42,7 @@ class ExitCode(IntEnum):
     DEVICE_UNFIT = 31
     DISK_UNFIT = 32
     DATA_UNFIT = 33
+    SERVICE_UNFIT = 34
     INTERRUPTED = 130
     READER_GONE = 141
 

@@ -159,6 +159,21 @@ class Identity:
         full.
         """
         made = cls(Ed25519PrivateKey.generate(), path)
+        made.write_new(path)
+        return made
+
+    @classmethod
+    def of_seed(cls, seed: bytes) -> "Identity":
+        """The identity whose key is made of these 32 bytes; it has no file yet. Raises ValueError
+        for another number of bytes."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed), None)
+
+    def write_new(self, path: Path) -> None:
+        """Write the key to ``path``: mode 0600, flushed to disk, there whole or not at all.
+
+        Raises Refused when the file exists or may not be written, OutOfResources when the disk is
+        full.
+        """
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         cannot = writing(path, f"make {path.parent} writable, or choose another home", Refused)
         with cannot, held():
@@ -167,7 +182,7 @@ class Identity:
             try:
                 with os.fdopen(fd, "wb") as file:
                     os.fchmod(fd, 0o600)  # a strange umask must not lock us out
-                    file.write(made.key_file_bytes())
+                    file.write(self.key_file_bytes())
                     file.flush()
                     os.fsync(fd)
                 os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
@@ -179,7 +194,6 @@ class Identity:
             finally:
                 with contextlib.suppress(OSError):
                     draft.unlink()
-        return made
 
     @classmethod
     def load(cls, path: Path) -> "Identity":

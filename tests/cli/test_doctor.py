@@ -70,7 +70,7 @@ def faults(found):
     return [one["check"] for one in found if not one["ok"]]
 
 
-@pytest.mark.parametrize("name", ["versions", "device", "disk", "data", "clock"])
+@pytest.mark.parametrize("name", ["versions", "device", "disk", "data", "service", "clock"])
 @pytest.mark.usefixtures("manifest")
 def test_a_sound_home_passes_every_check(found, name):
     for one in found(0, name):
@@ -98,6 +98,7 @@ def test_checks_run_in_order_and_the_first_fault_sets_the_code(tutti, found, hom
         "device",
         "disk",
         "data",
+        "service",
         "clock",
     ]
     shown = tutti("doctor")

@@ -1,0 +1,245 @@
+"""``tutti config get|set|unset|explain``: one setting of a peer, and the file in which its user
+keeps it. Enters: a name, a value as text. Leaves: lines, or the file, whole or not at all. Never: a
+file that could not be read back."""
+
+import dataclasses
+import difflib
+import fcntl
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from node.config import (
+    ENVIRONMENT,
+    KNOWN,
+    NODE_RULES,
+    SECTIONS,
+    SHORT_NAMES,
+    NodeConfig,
+    NodeSettings,
+    checked_setting,
+    config_document,
+    write_atomically,
+)
+from node.core.errors import UsageFault, writing
+from node.core.tables import from_text, meanings, type_sentence, unknown
+
+BUILT_IN = "built in"
+"""Source of a value that nobody has set."""
+_CAN_WRITE = "make that file writable, or name another with --config"
+
+
+@dataclass(frozen=True)
+class SettingValue:
+    """The value of a setting here. ``source``: a file, a variable of the environment, an option, or
+    :data:`BUILT_IN`."""
+
+    name: str
+    value: Any
+    source: str
+
+    def document(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return dataclasses.asdict(self)
+
+    def shown(self) -> str:
+        """The value as a line: lists with commas, true and false as in TOML."""
+        return text_of(self.value)
+
+
+def text_of(value: Any) -> str:
+    """A value as it is typed behind ``tutti config set NAME``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def named(name: str) -> str:
+    """The setting that a user means: its dotted name, or its short one. Raises UsageFault with the
+    nearest name."""
+    found = SHORT_NAMES.get(name, name)
+    found = ENVIRONMENT.get(found, found)
+    if found in KNOWN:
+        return found
+    near = difflib.get_close_matches(name, SHORT_NAMES, n=1, cutoff=0.8)
+    if near:
+        raise UsageFault(f"{name} is not a setting", f"did you mean  {near[0]}  ?")
+    raise unknown(name, [*KNOWN])
+
+
+def value_of(ours: NodeConfig, name: str) -> SettingValue:
+    """The value of a setting, and where it comes from. Raises UsageFault for an unknown name."""
+    name = named(name)
+    said = config_document(ours)[name]
+    return SettingValue(name, said["value"], said["source"] or BUILT_IN)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Everything about a setting. ``kind``: its type in words; ``allowed``: the range in words, ""
+    for any; ``short``: its short name, "" for none; ``variables``: of the environment."""
+
+    here: SettingValue
+    default: Any
+    kind: str
+    allowed: str
+    meaning: str
+    short: str
+    variables: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        found = dataclasses.asdict(self)
+        return found.pop("here") | found
+
+    def lines(self) -> list[str]:
+        """Lines for people."""
+        name = self.here.name
+        if self.short:
+            name += f"   (also {self.short})"
+        lines = [name, f"  {self.meaning}", ""]
+        kind = self.kind
+        if self.allowed:
+            kind += f", {self.allowed}"
+        lines += [
+            f"  type         {kind}",
+            f"  default      {text_of(self.default) or '(empty)'}",
+            f"  value        {self.here.shown() or '(empty)'}   ({self.here.source})",
+            f"  environment  {', '.join(self.variables)}",
+            f"  set it       tutti config set {self.here.name} VALUE",
+            f"  once         tutti start --set {self.here.name}=VALUE",
+        ]
+        return lines
+
+
+def explained(ours: NodeConfig, name: str) -> Explained:
+    """Explain a setting. Raises UsageFault for an unknown name."""
+    here = value_of(ours, name)
+    section, _, key = here.name.rpartition(".")
+    kind = SECTIONS[section] if section else NodeSettings
+    rule = NODE_RULES.get(here.name)
+    return Explained(
+        here=here,
+        default=getattr(kind(), key),
+        kind=type_sentence(KNOWN[here.name]),
+        allowed=rule.sentence if rule else "",
+        meaning=meanings(kind).get(key, ""),
+        short=next((s for s, name in SHORT_NAMES.items() if name == here.name), ""),
+        variables=tuple(v for v, name in ENVIRONMENT.items() if name == here.name),
+    )
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A change of the settings file. ``value``: the new one, None for none; ``before``: the value
+    that the file had, None for none."""
+
+    name: str
+    value: Any
+    before: Any
+    file: Path
+
+    def document(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return dataclasses.asdict(self) | {"file": str(self.file)}
+
+    def lines(self) -> list[str]:
+        """Lines for people."""
+        before = "was not set"
+        if self.before is not None:
+            before = f"was {text_of(self.before)}"
+        if self.value is None:
+            return [f"{self.name} is no longer set in {self.file}   ({before})"]
+        return [f"{self.name} = {text_of(self.value)} in {self.file}   ({before})"]
+
+    def overruled(self, ours: NodeConfig) -> str:
+        """A sentence on the source that comes before the file, "" for none. ``ours``: settings that
+        were read after the change."""
+        source = ours.sources.get(self.name, "")
+        if source in ("", str(self.file)):
+            return ""
+        return f"not in force: {source} comes before {self.file}"
+
+
+def set_value(file: Path, name: str, text: str) -> Changed:
+    """Keep a value in the user's file; comments and other settings in it stay. Raises UsageFault
+    for a name or a value that is none, and for a file that is no TOML; LocalFault if it cannot be
+    written."""
+    name = named(name)
+    raw = from_text(text, KNOWN[name])
+    checked_setting(name, raw)
+    value = raw  # not what it means in bytes a second, but what the user wrote
+    section, _, key = name.rpartition(".")
+    with _edited(file) as document:
+        table = document
+        if section:
+            table = document.setdefault(section, tomlkit.table())
+        before = table.get(key)
+        table[key] = value
+    return Changed(name, value, _plain(before), file)
+
+
+def unset(file: Path, name: str) -> Changed:
+    """Take a value out of the user's file. Raises as :func:`set_value`, and UsageFault if the file
+    does not have it."""
+    name = named(name)
+    section, _, key = name.rpartition(".")
+    with _edited(file) as document:
+        table = document
+        if section:
+            table = document.get(section, {})
+        if key not in table:
+            raise UsageFault(
+                f"{name} is not set in {file}", f"tutti config get {name}  says where it comes from"
+            )
+        before = table[key]
+        del table[key]
+    return Changed(name, None, _plain(before), file)
+
+
+def _plain(item: Any) -> Any:
+    if item is None:
+        return None
+    return getattr(item, "unwrap", lambda: item)()
+
+
+@contextmanager
+def _edited(file: Path) -> Iterator[tomlkit.TOMLDocument]:
+    """The document of a file, which is written after the block if it ends well and reads back.
+    Two commands at once do one after the other."""
+    target = Path(os.path.realpath(file))  # a link to a file kept elsewhere stays a link
+    with writing(file, _CAN_WRITE):
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(target.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        document = _read(target)
+        yield document
+        text = tomlkit.dumps(document)
+        tomllib.loads(text)
+        with writing(file, _CAN_WRITE):
+            write_atomically(target, text.encode())
+    finally:
+        os.close(lock)
+
+
+def _read(file: Path) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return tomlkit.document()
+    except OSError as e:
+        raise UsageFault(f"cannot read {file}: {e.strerror}", _CAN_WRITE) from e
+    except (ValueError, TOMLKitError, RecursionError) as e:
+        raise UsageFault(
+            f"{file} is not TOML: {e}", "mend it, or move it away; nothing was changed"
+        ) from e
